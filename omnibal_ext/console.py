@@ -1,0 +1,37 @@
+"""What our programs print: tables for people, one JSON object for scripts, progress on a terminal."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+Item = TypeVar("Item")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table to stdout; numbers are right-aligned, the first column is left-aligned."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print exactly one JSON object on stdout (what every tool does under `--json`)."""
+    json.dump(value, sys.stdout)
+    sys.stdout.write("\n")
+
+
+def track(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
+    """Yield `items`, with a progress bar and the time left on stderr when that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield from progress.track(items, total=total, description=description)

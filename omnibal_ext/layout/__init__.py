@@ -1,0 +1,1 @@
+"""Where the layer chain is cut and which layers are recomputed."""

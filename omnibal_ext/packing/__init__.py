@@ -1,0 +1,1 @@
+"""Samples to packs, packs to iterations."""
