@@ -1,0 +1,8 @@
+"""Balanced training of vision-language models on Megatron Core.
+
+Importing this package readies the machine (see `platform`) before anything of `megatron.core` is imported.
+"""
+
+from megatron.vlm import platform
+
+platform.prepare()

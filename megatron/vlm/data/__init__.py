@@ -1,0 +1,1 @@
+"""From conversations and images to the microbatches that a stage needs."""

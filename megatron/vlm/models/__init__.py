@@ -1,0 +1,1 @@
+"""The parts of the model, each a link of the layer chain."""

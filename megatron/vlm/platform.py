@@ -1,0 +1,159 @@
+"""What machine is this: CUDA or CPU, and which optional accelerators are there. No other file asks.
+
+Megatron assumes CUDA in many places. Where there is none, `prepare` puts stand-ins in front of the few `torch.cuda`
+functions that Megatron calls, and a function mode that turns "cuda" devices into CPU. With CUDA it changes nothing.
+"""
+
+import contextlib
+import importlib.util
+import os
+import types
+import typing
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import typing_extensions
+
+# Read by torch when it is imported: Megatron compiles small functions, and compilers are not at hand on every CPU.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+HAS_CUDA: bool = torch.cuda.is_available()
+HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and importlib.util.find_spec("transformer_engine") is not None
+HAS_APEX: bool = HAS_CUDA and importlib.util.find_spec("apex") is not None
+CPU = torch.device("cpu")
+
+
+def device() -> torch.device:
+    """The device this rank computes on."""
+    return torch.device("cuda", torch.cuda.current_device()) if HAS_CUDA else CPU
+
+
+def device_name() -> str:
+    """The hardware's name, for profiles and logs."""
+    if HAS_CUDA:
+        return torch.cuda.get_device_name()
+    import platform as machine
+
+    return machine.processor() or machine.machine()
+
+
+def synchronize() -> None:
+    """Wait for the device, so that a clock read on the host means something."""
+    if HAS_CUDA:
+        torch.cuda.synchronize()
+
+
+def megatron_defaults() -> dict[str, Any]:
+    """Defaults of Megatron's own flags (by attribute name) that this machine needs."""
+    defaults: dict[str, Any] = {}
+    if not HAS_TRANSFORMER_ENGINE:
+        defaults |= {"transformer_impl": "local", "persist_layer_norm": False, "no_persist_layer_norm": True}
+    if not HAS_APEX:
+        defaults |= {"gradient_accumulation_fusion": False, "masked_softmax_fusion": False}
+    if not HAS_CUDA:
+        defaults |= {
+            "distributed_backend": "gloo",
+            "use_cpu_initialization": True,
+            "bias_swiglu_fusion": False,
+            "bias_gelu_fusion": False,
+            "bias_dropout_fusion": False,
+            "apply_rope_fusion": False,
+            "num_workers": 0,
+        }
+    return defaults
+
+
+@cache
+def prepare() -> None:
+    """Make `megatron.core` importable here; once a process, before its first import."""
+    if not hasattr(typing, "override"):  # Python 3.11
+        typing.override = typing_extensions.override
+    if not HAS_CUDA:
+        _stand_in_for_cuda()
+
+
+class _CudaIsCpu(TorchFunctionMode):
+    """Sends tensors that ask for CUDA to the CPU."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = CPU
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.to and len(args) > 1 and _names_cuda(args[1]):
+            args = (args[0], CPU, *args[2:])
+        if func is torch.Tensor.type and len(args) == 1:
+            return func(*args).replace("torch.", "torch.cuda.")
+        return func(*args, **kwargs)
+
+
+def _names_cuda(value: object) -> bool:
+    return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
+
+
+class _Stream:
+    """A CUDA stream or event on a machine where everything happens in order."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
+
+    wait_stream = wait_event = synchronize = record = wait = _nothing
+
+    def record_event(self, *_: Any) -> "_Stream":
+        return _Stream()
+
+    def elapsed_time(self, _: "_Stream") -> float:
+        return 0.0
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def _stand_in_for_cuda() -> None:
+    """Replace what Megatron calls of `torch.cuda`; the functions are named after theirs."""
+    properties = types.SimpleNamespace(major=8, minor=0, name="cpu", total_memory=2**34, multi_processor_count=1)
+    stand_ins: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: True,
+        "current_device": lambda: CPU,
+        "device_count": lambda: max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+        "manual_seed": torch.manual_seed,
+        "is_current_stream_capturing": lambda: False,
+        "Stream": _Stream,
+        "Event": _Stream,
+        "current_stream": _Stream,
+        "default_stream": _Stream,
+        "stream": lambda _: contextlib.nullcontext(),
+        "memory_stats": lambda *_: {},
+        "get_device_capability": lambda *_: (8, 0),
+        "get_device_properties": lambda *_: properties,
+        "get_device_name": lambda *_: "cpu",
+    }
+    stand_ins |= dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), _nothing)
+    measures = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    stand_ins |= dict.fromkeys(measures, _zero)
+    for name, stand_in in stand_ins.items():
+        setattr(torch.cuda, name, stand_in)
+    setattr(torch.nn.Module, "cuda", lambda self, *_, **__: self)  # noqa: B010 (mypy refuses a plain assignment)
+    _CudaIsCpu().__enter__()
+
+    from megatron.core.datasets import utils as dataset_utils
+    from megatron.core.tensor_parallel import random
+
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    dataset_utils.compile_helpers = _nothing  # it wants make; the wheel carries the compiled helpers
