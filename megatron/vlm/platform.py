@@ -115,37 +115,36 @@ class _Stream:
         return 0.0
 
 
-def _nothing(*_: Any, **__: Any) -> None: ...
-
-
-def _zero(*_: Any, **__: Any) -> int:
-    return 0
+def _returns(value: object) -> Callable[..., Any]:
+    """A new function that takes anything and returns `value` (torch wants one function a name, not one for several)."""
+    return lambda *_, **__: value
 
 
 def _stand_in_for_cuda() -> None:
     """Replace what Megatron calls of `torch.cuda`; the functions are named after theirs."""
     properties = types.SimpleNamespace(major=8, minor=0, name="cpu", total_memory=2**34, multi_processor_count=1)
     stand_ins: dict[str, Callable[..., Any]] = {
-        "is_available": lambda: True,
-        "current_device": lambda: CPU,
-        "device_count": lambda: max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        "is_available": _returns(True),
+        "current_device": _returns(CPU),
+        "device_count": _returns(max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))),
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
-        "manual_seed": torch.manual_seed,
-        "is_current_stream_capturing": lambda: False,
+        "manual_seed": lambda seed: torch.manual_seed(seed),
+        "is_current_stream_capturing": _returns(False),
         "Stream": _Stream,
         "Event": _Stream,
-        "current_stream": _Stream,
-        "default_stream": _Stream,
+        "current_stream": lambda *_: _Stream(),
+        "default_stream": lambda *_: _Stream(),
         "stream": lambda _: contextlib.nullcontext(),
         "memory_stats": lambda *_: {},
-        "get_device_capability": lambda *_: (8, 0),
-        "get_device_properties": lambda *_: properties,
-        "get_device_name": lambda *_: "cpu",
+        "get_device_capability": _returns((8, 0)),
+        "get_device_properties": _returns(properties),
+        "get_device_name": _returns("cpu"),
     }
-    stand_ins |= dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), _nothing)
-    measures = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    stand_ins |= dict.fromkeys(measures, _zero)
+    for name in ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"):
+        stand_ins[name] = _returns(None)
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        stand_ins[name] = _returns(0)
     for name, stand_in in stand_ins.items():
         setattr(torch.cuda, name, stand_in)
     setattr(torch.nn.Module, "cuda", lambda self, *_, **__: self)  # noqa: B010 (mypy refuses a plain assignment)
@@ -156,4 +155,4 @@ def _stand_in_for_cuda() -> None:
 
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
-    dataset_utils.compile_helpers = _nothing  # it wants make; the wheel carries the compiled helpers
+    dataset_utils.compile_helpers = _returns(None)  # it wants make; the wheel carries the compiled helpers
