@@ -129,7 +129,7 @@ def _stand_in_for_cuda() -> None:
         "device_count": _returns(max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))),
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
-        "manual_seed": lambda seed: torch.manual_seed(seed),
+        "manual_seed": torch.manual_seed,
         "is_current_stream_capturing": _returns(False),
         "Stream": _Stream,
         "Event": _Stream,
