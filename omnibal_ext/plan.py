@@ -1,0 +1,224 @@
+"""Plan: budgets, layout, schedule and predictions in one JSON file; the planner writes it, the trainer obeys it.
+
+    chain   patch_embed vit.0 vit.1 | projector word_embed llm.0 | llm.1 head      two ranks, two chunks: four stages
+    stage   0                  rank 0 | 1                  rank 1 | 2      rank 0 ...
+
+The file may be edited by hand: loading checks it and names the layer at fault.
+"""
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, layer_names
+from omnibal_ext.errors import UserError
+from omnibal_ext.schedule import SCHEDULE_NAMES, Schedule, build_schedule
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A contiguous slice of the chain: layer ids first .. end - 1, and those among them to be recomputed."""
+
+    layers: tuple[int, int]
+    recompute: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the trainer obeys. Stages are in the order the data flows; see `rank_and_chunk`."""
+
+    chain: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    num_microbatches: int
+    pipeline_model_parallel_size: int
+    virtual_pipeline_model_parallel_size: int = 1
+    tensor_model_parallel_size: int = 1
+    schedule: str = "1f1b"
+    model: str = ""
+    model_hash: str = ""
+    profile_hash: str = ""
+    vit_budget: int = 0
+    llm_budget: int = 0
+    method: str = ""
+    memory_gib: float | None = None
+    predicted: dict[str, Any] = field(default_factory=dict)
+    """step_seconds, bubble_fraction, stage_seconds (per stage), stage_peak_bytes (per pipeline rank) and more."""
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def from_cuts(
+        cls,
+        chain: Sequence[str],
+        cuts: Sequence[int],
+        recompute: Sequence[Sequence[int]] | None = None,
+        *,
+        num_microbatches: int = 1,
+        virtual_pipeline_model_parallel_size: int = 1,
+        **fields: Any,
+    ) -> "Plan":
+        """A validated plan that starts a new stage at every layer id in `cuts` (ascending, 0 and the end left out).
+
+        `recompute` lists, per stage, the layer ids to recompute.
+        """
+        edges = (0, *cuts, len(chain))
+        ids = recompute if recompute is not None else [()] * (len(edges) - 1)
+        stages = tuple(
+            Stage((first, end), tuple(chosen)) for first, end, chosen in zip(edges[:-1], edges[1:], ids, strict=True)
+        )
+        plan = cls(
+            chain=tuple(chain),
+            stages=stages,
+            num_microbatches=num_microbatches,
+            pipeline_model_parallel_size=len(stages) // virtual_pipeline_model_parallel_size,
+            virtual_pipeline_model_parallel_size=virtual_pipeline_model_parallel_size,
+            **fields,
+        )
+        plan.validate()
+        return plan
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Plan":
+        """Read and validate plan.json. Raises UserError naming the file and what is wrong in it."""
+        try:
+            record = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise UserError(
+                f"plan {path}: cannot be read ({error.strerror}); make one with tools/plan_layout.py"
+            ) from None
+        except ValueError as error:
+            raise UserError(f"plan {path}: not JSON ({error})") from None
+        try:
+            plan = cls.from_record(record)
+            plan.validate()
+        except UserError as error:
+            raise UserError(f"plan {path}: {error}") from None
+        return plan
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Plan":
+        """The plan in a decoded plan.json. Raises UserError for a missing field or another schema version."""
+        if not isinstance(record, Mapping):
+            raise UserError("must be one JSON object")
+        if record.get("schema_version") != SCHEMA_VERSION:
+            raise UserError(
+                f"schema_version is {record.get('schema_version')!r}, this program reads {SCHEMA_VERSION}; plan again"
+            )
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in ("chain", "stages", "num_microbatches", "pipeline_model_parallel_size"):
+            if name not in record:
+                raise UserError(f"field {name!r} is missing")
+        try:
+            stages = tuple(
+                Stage((int(entry["layers"][0]), int(entry["layers"][1])), tuple(map(int, entry.get("recompute", ()))))
+                for entry in record["stages"]
+            )
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            raise UserError(
+                'stages must be a list of {"layers": [first, last + 1], "recompute": [layer ids]}'
+            ) from None
+        values = {name: value for name, value in record.items() if name in known}
+        return cls(**{**values, "chain": tuple(record["chain"]), "stages": stages})
+
+    def to_record(self) -> dict[str, Any]:
+        """What plan.json holds."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {
+            "chain": list(self.chain),
+            "stages": [{"layers": list(s.layers), "recompute": list(s.recompute)} for s in self.stages],
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Validate and write plan.json, all or nothing."""
+        self.validate()
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(json.dumps(self.to_record(), indent=1) + "\n")
+        partial.replace(target)
+
+    def validate(self) -> None:
+        """Raise UserError, naming the layer, if the stages are not the chain, once and in order."""
+        self._validate_counts()
+        names = layer_names(self.chain)
+        holders: Counter[int] = Counter()
+        for number, stage in enumerate(self.stages):
+            first, end = stage.layers
+            if not 0 <= first < end <= len(self.chain):
+                raise UserError(
+                    f"stage {number}: layers [{first}, {end}] is not a slice of the {len(self.chain)} layers "
+                    "(at least one layer a stage, end is one past the last)"
+                )
+            holders.update(range(first, end))
+        for layer, name in enumerate(names):
+            if holders[layer] == 0:
+                raise UserError(f"layer {name} (id {layer}) is lost: no stage holds it")
+            if holders[layer] > 1:
+                raise UserError(f"layer {name} (id {layer}) is doubled: {holders[layer]} stages hold it")
+        for number, (stage, following) in enumerate(pairwise(self.stages)):
+            if stage.layers[1] != following.layers[0]:
+                raise UserError(
+                    f"stage {number + 1} starts at {names[following.layers[0]]}, not where stage {number} ends: "
+                    "stages go in the order the data flows"
+                )
+        self._validate_recompute(names)
+
+    def _validate_counts(self) -> None:
+        for name in ("num_microbatches", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
+        unknown = [kind for kind in self.chain if kind not in KINDS]
+        if unknown:
+            raise UserError(f"chain has a layer of unknown kind {unknown[0]!r}; kinds are {', '.join(KINDS)}")
+        if self.schedule not in SCHEDULE_NAMES:
+            raise UserError(f"schedule {self.schedule!r} is not known; choose one of {', '.join(SCHEDULE_NAMES)}")
+        wanted = self.pipeline_model_parallel_size * self.virtual_pipeline_model_parallel_size
+        if len(self.stages) != wanted:
+            raise UserError(
+                f"{len(self.stages)} stages, but {self.pipeline_model_parallel_size} pipeline ranks x "
+                f"{self.virtual_pipeline_model_parallel_size} chunks need {wanted}"
+            )
+
+    def _validate_recompute(self, names: Sequence[str]) -> None:
+        for number, stage in enumerate(self.stages):
+            for layer in stage.recompute:
+                if not stage.layers[0] <= layer < stage.layers[1]:
+                    name = names[layer] if 0 <= layer < len(names) else "no layer"
+                    raise UserError(f"stage {number} recomputes {name} (id {layer}), which it does not hold")
+                if self.chain[layer] not in RECOMPUTABLE_KINDS:
+                    raise UserError(f"stage {number} recomputes {names[layer]}: only ViT and LLM layers can be")
+            if len(set(stage.recompute)) < len(stage.recompute):
+                raise UserError(f"stage {number} names a recomputed layer twice: {list(stage.recompute)}")
+
+    def check_model(self, model: str, model_hash: str) -> None:
+        """Raise UserError if the plan was made for another model."""
+        if self.model_hash != model_hash:
+            raise UserError(
+                f"the plan was made for model {self.model!r} (hash {self.model_hash}), not for {model!r} "
+                f"(hash {model_hash}); plan again with tools/plan_layout.py"
+            )
+
+    def rank_and_chunk(self, stage: int) -> tuple[int, int]:
+        """Where a stage sits: pipeline rank, and chunk on that rank."""
+        return stage % self.pipeline_model_parallel_size, stage // self.pipeline_model_parallel_size
+
+    def build_schedule(self) -> Schedule:
+        """The plan's schedule as lists of actions, one a pipeline rank."""
+        return build_schedule(
+            self.schedule,
+            self.pipeline_model_parallel_size,
+            self.num_microbatches,
+            self.virtual_pipeline_model_parallel_size,
+        )
+
+
+def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:
+    """A plan that holds the whole chain on one rank."""
+    return Plan.from_cuts(chain, (), **fields)

@@ -1,0 +1,256 @@
+"""Pipeline schedules as plain data: for every rank, the list of what it does, in order.
+
+A global stage is one contiguous slice of the layer chain. With P ranks, the stage of (rank, chunk) is chunk * P + rank:
+
+    chain:  stage 0 -> stage 1 -> ... -> stage P-1 -> stage P -> ...
+    rank:      0          1                 P-1          0
+
+An action waits for: F, the forward of its microbatch one stage earlier; B, that forward here and the backward one stage
+later; W, the backward here. In lists without W, B computes the gradients of inputs and of weights together.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from omnibal_ext.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of one rank: `kind` is "F" forward, "B" backward, "W" gradient of the weights where B leaves it out."""
+
+    kind: str
+    microbatch: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}(microbatch {self.microbatch}, chunk {self.chunk})"
+
+
+Schedule = list[list[Action]]
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
+    """1F1B (PipeDream-Flush): rank s holds at most min(ranks - s, microbatches) microbatches.
+
+    1. Warm up with ranks - s - 1 forwards.
+    2. Alternate one forward, one backward.
+    3. Drain the backwards that are left.
+    """
+    return [_alternate(_in_order("F", microbatches), _in_order("B", microbatches), ranks - s - 1) for s in range(ranks)]
+
+
+def gpipe(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """GPipe: all forwards, then all backwards, the last microbatch first."""
+    forwards = [Action("F", m, c) for c in range(chunks) for m in range(microbatches)]
+    backwards = [Action("B", a.microbatch, a.chunk) for a in reversed(forwards)]
+    return [forwards + backwards for _ in range(ranks)]
+
+
+def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Interleaved 1F1B (Narayanan et al. 2021), for any number of microbatches.
+
+    1. Round the microbatches up to a multiple of the ranks.
+    2. Forwards go group by group of `ranks` microbatches, each group through all chunks; backwards likewise,
+       last chunk first.
+    3. Rank s warms up with 2 (ranks - s - 1) + (chunks - 1) ranks forwards, alternates, drains.
+    4. Leave out the microbatches that do not exist. (Leaving a microbatch out cannot add a wait for another one.)
+    """
+    rounded = -(-microbatches // ranks) * ranks
+    forwards, backwards = _grouped("F", ranks, rounded, chunks), _grouped("B", ranks, rounded, chunks)
+    full = [_alternate(forwards, backwards, 2 * (ranks - s - 1) + (chunks - 1) * ranks) for s in range(ranks)]
+    return [[action for action in actions if action.microbatch < microbatches] for actions in full]
+
+
+def zero_bubble(ranks: int, microbatches: int, chunks: int = 1, extra_in_flight: bool = False) -> Schedule:
+    """Zero-bubble schedule (Qi et al. 2023): weight gradients fill the waits.
+
+    Without `extra_in_flight` it holds what 1F1B holds (their H1), with it about twice that (H2). Made by playing the
+    pipeline with F, B and W of one second each:
+
+    1. Of all ranks take the one that can act earliest (ties: the lowest rank); on it
+    2. the next backward if its gradient has arrived, else
+    3. the next forward if its input has arrived and the microbatches held are under the limit, else
+    4. the oldest weight gradient waiting. A microbatch is held until its weight gradient is done.
+    """
+    rounded = microbatches if chunks == 1 else -(-microbatches // ranks) * ranks
+    limits = []
+    for s in range(ranks):
+        warm_up = ranks - s - 1 if chunks == 1 else 2 * (ranks - s - 1) + (chunks - 1) * ranks
+        limits.append(1 + warm_up + (ranks - s - 1 if extra_in_flight else 0))
+    full = _play_greedily(ranks, rounded, chunks, limits)
+    return [[action for action in actions if action.microbatch < microbatches] for actions in full]
+
+
+def _build_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    if chunks > 1:
+        return interleaved_one_f_one_b(ranks, microbatches, chunks)
+    return one_f_one_b(ranks, microbatches)
+
+
+_BUILDERS: dict[str, Callable[[int, int, int], Schedule]] = {
+    "1f1b": _build_1f1b,
+    "interleaved": _build_1f1b,
+    "gpipe": gpipe,
+    "zb_h1": zero_bubble,
+    "zb_h2": lambda ranks, microbatches, chunks: zero_bubble(ranks, microbatches, chunks, extra_in_flight=True),
+}
+SCHEDULE_NAMES = tuple(_BUILDERS)
+
+
+def build_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """The schedule of that name; "1f1b" with several chunks is interleaved 1F1B.
+
+    Raises UserError for an unknown name and for counts under one.
+    """
+    if name not in _BUILDERS:
+        raise UserError(f"schedule {name!r} is not known; choose one of {', '.join(SCHEDULE_NAMES)}")
+    for what, value in (("pipeline ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
+        if value < 1:
+            raise UserError(f"schedule {name}: {what} must be at least 1, got {value}")
+    return [list(actions) for actions in _build_cached(name, ranks, microbatches, chunks)]
+
+
+def has_weight_gradients(schedule: Schedule) -> bool:
+    """True where the backward is split into B (inputs) and W (weights)."""
+    return any(action.kind == "W" for action in schedule[0])
+
+
+def in_flight_limits(schedule: Schedule) -> list[list[int]]:
+    """Per rank and chunk: the most microbatches whose activations are held at once (at the rank's own peak)."""
+    release = "W" if has_weight_gradients(schedule) else "B"
+    limits = []
+    for actions in schedule:
+        held: dict[int, int] = defaultdict(int)
+        most: dict[int, int] = defaultdict(int)
+        for action in actions:
+            held[action.chunk] += (action.kind == "F") - (action.kind == release)
+            most[action.chunk] = max(most[action.chunk], held[action.chunk])
+        limits.append([most[chunk] for chunk in range(max(most, default=0) + 1)])
+    return limits
+
+
+def check_schedule(schedule: Schedule, microbatches: int, chunks: int = 1) -> list[tuple[int, int]]:
+    """Refuse a schedule that loses or doubles work or would deadlock; return a valid order as (rank, position) pairs.
+
+    Raises UserError naming the rank and the action.
+    """
+    kinds = ("F", "B", "W") if any(a.kind == "W" for actions in schedule for a in actions) else ("F", "B")
+    wanted = {Action(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks)}
+    for rank, actions in enumerate(schedule):
+        seen: set[Action] = set()
+        for action in actions:
+            if action not in wanted or action in seen:
+                raise UserError(
+                    f"schedule: rank {rank} has {action} {'twice' if action in seen else 'but no such work'}"
+                )
+            seen.add(action)
+        if seen != wanted:
+            missing = min(wanted - seen, key=lambda a: (a.microbatch, a.chunk, kinds.index(a.kind)))
+            raise UserError(f"schedule: rank {rank} never does {missing}")
+    return _dependency_order(schedule, chunks)
+
+
+def dependencies(action: Action, rank: int, ranks: int, chunks: int) -> list[tuple[int, Action]]:
+    """What an action waits for besides the rank's own list order: (rank, action) pairs."""
+    stage = action.chunk * ranks + rank
+    if action.kind == "F":
+        return [] if stage == 0 else [_at_stage("F", action.microbatch, stage - 1, ranks)]
+    if action.kind == "W":
+        return [(rank, Action("B", action.microbatch, action.chunk))]
+    own = (rank, Action("F", action.microbatch, action.chunk))
+    return [own] if stage == ranks * chunks - 1 else [own, _at_stage("B", action.microbatch, stage + 1, ranks)]
+
+
+def _at_stage(kind: str, microbatch: int, stage: int, ranks: int) -> tuple[int, Action]:
+    return stage % ranks, Action(kind, microbatch, stage // ranks)
+
+
+def _dependency_order(schedule: Schedule, chunks: int) -> list[tuple[int, int]]:
+    """Let every rank run as far as it can until all are done; a rank resumes when what it waited for is done."""
+    ranks = len(schedule)
+    position = [0] * ranks
+    done: set[tuple[int, Action]] = set()
+    waiting: dict[tuple[int, Action], list[int]] = defaultdict(list)
+    order: list[tuple[int, int]] = []
+    ready = deque(range(ranks))
+    while ready:
+        rank = ready.popleft()
+        while position[rank] < len(schedule[rank]):
+            action = schedule[rank][position[rank]]
+            missing = next((d for d in dependencies(action, rank, ranks, chunks) if d not in done), None)
+            if missing is not None:
+                waiting[missing].append(rank)
+                break
+            done.add((rank, action))
+            order.append((rank, position[rank]))
+            position[rank] += 1
+            ready.extend(waiting.pop((rank, action), ()))
+    for rank, actions in enumerate(schedule):
+        if position[rank] < len(actions):
+            action = actions[position[rank]]
+            other, needed = next(d for d in dependencies(action, rank, ranks, chunks) if d not in done)
+            raise UserError(
+                f"schedule deadlocks: rank {rank} waits for ever at {action} for {needed} of rank {other}; "
+                "put that earlier in its list"
+            )
+    return order
+
+
+def _in_order(kind: str, microbatches: int) -> list[Action]:
+    return [Action(kind, m) for m in range(microbatches)]
+
+
+def _grouped(kind: str, ranks: int, microbatches: int, chunks: int) -> list[Action]:
+    order = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
+    groups = range(0, microbatches, ranks)
+    return [Action(kind, m, c) for g in groups for c in order for m in range(g, min(g + ranks, microbatches))]
+
+
+def _alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
+    warm_up = min(warm_up, len(forwards))
+    steady = [a for pair in zip(forwards[warm_up:], backwards, strict=False) for a in pair]
+    return forwards[:warm_up] + steady + backwards[len(forwards) - warm_up :]
+
+
+@cache
+def _build_cached(name: str, ranks: int, microbatches: int, chunks: int) -> tuple[tuple[Action, ...], ...]:
+    return tuple(tuple(actions) for actions in _BUILDERS[name](ranks, microbatches, chunks))
+
+
+def _play_greedily(ranks: int, microbatches: int, chunks: int, limits: list[int]) -> Schedule:
+    """The play of `zero_bubble`; `limits[rank]` is the most chunk-microbatches held there."""
+    forwards, backwards = _grouped("F", ranks, microbatches, chunks), _grouped("B", ranks, microbatches, chunks)
+    finish: dict[tuple[int, Action], int] = {}
+    lists: Schedule = [[] for _ in range(ranks)]
+    next_f, next_b, next_w, clock = [0] * ranks, [0] * ranks, [0] * ranks, [0] * ranks
+
+    def arrival(rank: int, action: Action) -> int | None:
+        times = [finish.get(needed) for needed in dependencies(action, rank, ranks, chunks)]
+        return None if None in times else max((t for t in times if t is not None), default=0)
+
+    def choices(rank: int) -> list[tuple[int, int, int, Action]]:
+        """(start, priority, rank, action) of what the rank could do next."""
+        found = []
+        if next_b[rank] < len(backwards) and (at := arrival(rank, backwards[next_b[rank]])) is not None:
+            found.append((max(at, clock[rank]), 0, rank, backwards[next_b[rank]]))
+        if next_f[rank] < len(forwards) and next_f[rank] - next_w[rank] < limits[rank]:
+            action = forwards[next_f[rank]]
+            if (at := arrival(rank, action)) is not None:
+                found.append((max(at, clock[rank]), 1, rank, action))
+        if next_w[rank] < next_b[rank]:
+            oldest = backwards[next_w[rank]]
+            found.append((clock[rank], 2, rank, Action("W", oldest.microbatch, oldest.chunk)))
+        return found
+
+    counters = {"F": next_f, "B": next_b, "W": next_w}
+    for _ in range(3 * ranks * len(forwards)):
+        start, _, rank, action = min(
+            (c for r in range(ranks) for c in choices(r)), key=lambda choice: (choice[0], choice[2], choice[1])
+        )
+        clock[rank] = finish[rank, action] = start + 1
+        counters[action.kind][rank] += 1
+        lists[rank].append(action)
+    return lists

@@ -1,0 +1,89 @@
+"""Plans: what is written is read back; a chain not held exactly once is refused by the layer's name."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnibal_ext.chain import layer_chain, layer_names
+from omnibal_ext.errors import UserError
+from omnibal_ext.plan import Plan, Stage, single_stage_plan
+
+CHAIN = layer_chain(3, 2)
+
+
+def test_layer_names() -> None:
+    assert layer_names(CHAIN) == (
+        "patch_embed", "vit.0", "vit.1", "vit.2", "projector", "word_embed", "llm.0", "llm.1", "head",
+    )  # fmt: skip
+
+
+@given(st.sets(st.integers(1, len(CHAIN) - 1)))
+def test_any_cut_holds_every_layer_once_and_survives_the_file(
+    tmp_path_factory: pytest.TempPathFactory, cuts: set[int]
+) -> None:
+    plan = Plan.from_cuts(CHAIN, sorted(cuts), num_microbatches=4)
+    assert [layer for s in plan.stages for layer in range(*s.layers)] == list(range(len(CHAIN)))
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    plan.save(path)
+    assert Plan.load(path) == plan
+
+
+def test_virtual_stages_go_round_the_ranks() -> None:
+    plan = Plan.from_cuts(CHAIN, (2, 4, 6), virtual_pipeline_model_parallel_size=2)
+    assert plan.pipeline_model_parallel_size == 2
+    assert [plan.rank_and_chunk(s) for s in range(4)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert len(plan.build_schedule()) == 2
+
+
+def _with_stages(*stages: Stage) -> Plan:
+    return Plan(chain=CHAIN, stages=stages, num_microbatches=1, pipeline_model_parallel_size=len(stages))
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([Stage((0, 2)), Stage((3, 9))], r"layer vit.1 \(id 2\) is lost"),
+        ([Stage((0, 7)), Stage((6, 9))], r"layer llm.0 \(id 6\) is doubled: 2 stages"),
+        ([Stage((0, 8))], "layer head .* is lost"),
+        ([Stage((4, 9)), Stage((0, 4))], "order the data flows"),
+        ([Stage((0, 9)), Stage((9, 9))], "stage 1: layers .*at least one layer"),
+        ([Stage((0, 9), (4,))], "recomputes projector: only ViT and LLM"),
+        ([Stage((0, 5), (6,)), Stage((5, 9))], "stage 0 recomputes llm.0 .* does not hold"),
+        ([Stage((0, 9), (1, 1))], "twice"),
+    ],
+)
+def test_bad_stages_are_refused_by_layer_name(stages: list[Stage], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _with_stages(*stages).validate()
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    plan = single_stage_plan(CHAIN, model="tiny", model_hash="aa")
+    plan.check_model("tiny", "aa")
+    with pytest.raises(UserError, match="made for model 'tiny'"):
+        plan.check_model("large", "bb")
+
+
+def test_bad_files_name_file_and_reason(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    with pytest.raises(UserError, match="cannot be read"):
+        Plan.load(path)
+    path.write_text("{")
+    with pytest.raises(UserError, match="not JSON"):
+        Plan.load(path)
+    record = single_stage_plan(CHAIN).to_record()
+    for change, message in (
+        ({"schema_version": 99}, "schema_version is 99"),
+        ({"stages": [3]}, "stages must be a list"),
+        ({"num_microbatches": 0}, "num_microbatches must be"),
+        ({"schedule": "x"}, "schedule 'x' is not known"),
+        ({"pipeline_model_parallel_size": 2}, "1 stages, but 2 pipeline ranks"),
+        ({"chain": ["mamba"]}, "unknown kind 'mamba'"),
+    ):
+        path.write_text(json.dumps(record | change))
+        with pytest.raises(UserError, match=message) as caught:
+            Plan.load(path)
+        assert str(path) in str(caught.value)
