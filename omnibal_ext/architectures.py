@@ -8,9 +8,8 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from omnibal_ext.chain import layer_chain
 from omnibal_ext.errors import UserError
-
-RECOMPUTABLE = ("vit", "llm")  # kinds of layer that a plan may recompute
 
 
 @dataclass(frozen=True)
@@ -71,26 +70,13 @@ class Architecture:
     @property
     def chain(self) -> tuple[str, ...]:
         """The model as one flat list of layer kinds."""
-        vision = ("patch_embed", *("vit",) * self.vision.layers, "projector")
-        return (*vision, "word_embed", *("llm",) * self.language.layers, "head")
+        return layer_chain(self.vision.layers, self.language.layers)
 
     @property
     def hash(self) -> str:
         """Names the sizes: two models with the same hash can share a profile and a plan."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def layer_names(chain: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the links of a chain: "patch_embed", "vit.0", "vit.1", ..., "llm.0", ..., "head"."""
-    names, counts = [], dict.fromkeys(RECOMPUTABLE, 0)
-    for kind in chain:
-        if kind in counts:
-            names.append(f"{kind}.{counts[kind]}")
-            counts[kind] += 1
-        else:
-            names.append(kind)
-    return tuple(names)
 
 
 INTERNVIT_6B = VisionArchitecture(

@@ -1,0 +1,88 @@
+"""The layer chain: builds any link of it, and knows the shape of what travels between two links."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.transformer.spec_utils import build_module
+from megatron.core.transformer.transformer_config import TransformerConfig
+from omnibal_ext.architectures import Architecture
+from omnibal_ext.chain import layer_names
+
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.language import Head, WordEmbedding, language_layer_spec
+from megatron.vlm.models.projector import Projector
+from megatron.vlm.models.vision import PatchEmbed, vision_layer_spec
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The model as one flat list of links, [patch_embed, vit..., projector, word_embed, llm..., head]."""
+
+    architecture: Architecture
+    language: TransformerConfig
+    vision: TransformerConfig
+    vocab_size: int  # padded, so that every tensor-parallel rank gets the same share
+    seed: int
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kind of every link."""
+        return self.architecture.chain
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name of every link; the same in every layout, so checkpoints know no layout."""
+        return layer_names(self.kinds)
+
+    def build(self, link: int) -> torch.nn.Module:
+        """Build one link, with the weights that this link has in every layout: its seed depends on `link` alone."""
+        with _seeded(self.seed + link):
+            match self.kinds[link]:
+                case "patch_embed":
+                    return PatchEmbed(self.vision, self.architecture.vision)
+                case "vit":
+                    return self._layer(self.vision, link)
+                case "projector":
+                    return Projector(self.vision, self.language, self.architecture)
+                case "word_embed":
+                    return WordEmbedding(self.language, self.vocab_size)
+                case "llm":
+                    return self._layer(self.language, link)
+                case _:
+                    return Head(self.language, self.vocab_size)
+
+    def _layer(self, config: TransformerConfig, link: int) -> torch.nn.Module:
+        vision = config is self.vision
+        spec = vision_layer_spec(config, self.architecture.vision) if vision else language_layer_spec(config)
+        number = self.kinds[:link].count(self.kinds[link]) + 1
+        return build_module(spec, config=config, layer_number=number, add_layer_offset=False)
+
+    def shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
+        """Shape of the tensor that enters `link` (not the first one), core's order (sequence, batch, width)."""
+        match self.kinds[link - 1]:
+            case "patch_embed" | "vit":
+                vision = self.architecture.vision
+                return (vision.tokens_per_tile, batch.tiles, vision.hidden_size)
+            case "projector":
+                return (self.architecture.image_tokens_per_tile * batch.tiles, 1, self.language.hidden_size)
+            case _:
+                share = self.language.tensor_model_parallel_size if self.language.sequence_parallel else 1
+                return (batch.tokens // share, 1, self.language.hidden_size)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw from generators seeded by `seed`; afterwards all generators are as they were."""
+    tracker = tensor_parallel.get_cuda_rng_tracker()
+    states, host, device = tracker.get_states(), torch.get_rng_state(), torch.cuda.get_rng_state()
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        tracker.set_states(states)
+        torch.cuda.set_rng_state(device)
+        torch.set_rng_state(host)

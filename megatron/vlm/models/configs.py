@@ -1,0 +1,48 @@
+"""Core's configurations of the two towers, from Megatron's arguments and an architecture."""
+
+import copy
+from argparse import Namespace
+
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import init_method_normal, scaled_init_method_normal
+from megatron.training.arguments import core_transformer_config_from_args
+from omnibal_ext.architectures import Architecture
+from torch.nn.functional import gelu
+
+
+def language_config(args: Namespace, architecture: Architecture) -> TransformerConfig:
+    """The language model's configuration: Megatron's, with the true number of layers."""
+    config = core_transformer_config_from_args(args)
+    config.num_layers = architecture.language.layers
+    _set_initialization(config)
+    return config
+
+
+def vision_config(language: TransformerConfig, architecture: Architecture) -> TransformerConfig:
+    """The ViT's configuration: the same parallelism, precision and dropout, its own sizes.
+
+    Without sequence parallelism: 1025 tokens a tile divide by no group size.
+    """
+    vision = architecture.vision
+    config = copy.deepcopy(language)
+    config.num_layers = vision.layers
+    config.hidden_size = vision.hidden_size
+    config.num_attention_heads = config.num_query_groups = vision.heads
+    config.kv_channels = vision.hidden_size // vision.heads
+    config.ffn_hidden_size = vision.ffn_hidden_size
+    config.normalization = vision.normalization
+    config.layernorm_epsilon = vision.norm_epsilon
+    config.gated_linear_unit = False
+    config.activation_func = gelu
+    config.add_bias_linear = True
+    config.add_qkv_bias = vision.qkv_bias
+    config.bias_activation_fusion = False
+    config.bias_dropout_fusion = False
+    config.sequence_parallel = False
+    _set_initialization(config)
+    return config
+
+
+def _set_initialization(config: TransformerConfig) -> None:
+    config.init_method = config.embedding_init_method = init_method_normal(config.init_method_std)
+    config.output_layer_init_method = scaled_init_method_normal(config.init_method_std, config.num_layers)

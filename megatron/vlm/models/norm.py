@@ -1,0 +1,51 @@
+"""Normalisation layers, with what tensor and sequence parallelism ask of them."""
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor
+
+
+def build_norm(config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> torch.nn.Module:
+    """RMSNorm or LayerNorm, as `config.normalization` says; its gradients are summed over TP under sequence parallelism."""
+    kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
+    norm = kind(hidden_size, eps=eps, dtype=config.params_dtype)
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = config.sequence_parallel
+    return norm
+
+
+class FullWidthRMSNorm(torch.nn.Module):
+    """RMSNorm of a query or key over all heads together (InternViT-6B), not head by head.
+
+    Under tensor parallelism a rank holds some heads: the sum of squares is reduced over the group, in both directions.
+    Input and output [s, b, local heads, d].
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.group = parallel_state.get_tensor_model_parallel_group()
+        self.width = config.num_attention_heads * hidden_size
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.ones(self.width // self.group.size(), dtype=config.params_dtype))
+        self.weight.tensor_model_parallel = True
+        self.weight.partition_dim = 0
+        self.weight.partition_stride = 1
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        wide = hidden.float()
+        squares = wide.square().sum(dim=(-2, -1), keepdim=True)
+        if self.group.size() > 1:
+            squares = torch.distributed.nn.functional.all_reduce(squares, group=self.group)
+        normalised = (wide * torch.rsqrt(squares / self.width + self.eps)).type_as(hidden)
+        return normalised * self.weight.view(hidden.shape[-2:])
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
+    ) -> ShardedStateDict:
+        """The weight is cut along its only axis, like the heads it belongs to."""
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True), prefix, {"weight": 0}, sharded_offsets
+        )

@@ -1,0 +1,88 @@
+"""How tensors travel between stages: shapes are known on both sides, nothing is exchanged beforehand.
+
+Every pair of neighbours on the ring of pipeline ranks has two channels, activations one way and gradients the other. Each
+channel is a process group of its own, so a message waits only for those before it on its own channel and the two
+directions can never block each other.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass
+class Receive:
+    """A tensor on its way here."""
+
+    tensor: Tensor | None
+    work: dist.Work | None
+
+    def wait(self) -> Tensor | None:
+        """The tensor, arrived; None where nothing comes."""
+        if self.work is not None:
+            self.work.wait()
+        return self.tensor
+
+
+class Communicator:
+    """Sends and receives of one pipeline rank. Empty tensors (a pack without tiles) are not sent: both sides know."""
+
+    def __init__(self, pipeline_group: dist.ProcessGroup) -> None:
+        ranks = dist.get_process_group_ranks(pipeline_group)
+        here = dist.get_rank(pipeline_group)
+        self.previous, self.next = ranks[here - 1], ranks[(here + 1) % len(ranks)]
+        self.pending: list[tuple[dist.Work, Tensor]] = []
+        self.channels: dict[tuple[int, str], dist.ProcessGroup] = {}
+        for source, target, position in _ring(ranks):
+            if here in (position, (position + 1) % len(ranks)):
+                for kind in ("activation", "gradient"):
+                    # Only the two neighbours take part, in the order of the ring: nobody else waits.
+                    self.channels[source, kind] = dist.new_group(
+                        sorted({source, target}), use_local_synchronization=True, group_desc=f"pipeline_{kind}"
+                    )
+        self.rank = ranks[here]
+
+    def send_activation(self, tensor: Tensor) -> None:
+        """Start sending a stage's output to the next pipeline rank."""
+        self._send(tensor, self.next, self.channels.get((self.rank, "activation")))
+
+    def send_gradient(self, tensor: Tensor) -> None:
+        """Start sending the gradient of a stage's input to the previous pipeline rank."""
+        self._send(tensor, self.previous, self.channels.get((self.previous, "gradient")))
+
+    def receive_activation(self, shape: tuple[int, ...], dtype: torch.dtype) -> Receive:
+        """Start receiving a stage's input from the previous pipeline rank."""
+        return self._receive(shape, dtype, self.previous, self.channels.get((self.previous, "activation")))
+
+    def receive_gradient(self, shape: tuple[int, ...], dtype: torch.dtype) -> Receive:
+        """Start receiving the gradient of a stage's output from the next pipeline rank."""
+        return self._receive(shape, dtype, self.next, self.channels.get((self.rank, "gradient")))
+
+    def finish(self) -> None:
+        """Wait until everything sent has left."""
+        for work, _ in self.pending:
+            work.wait()
+        self.pending.clear()
+
+    def _send(self, tensor: Tensor, target: int, channel: dist.ProcessGroup | None) -> None:
+        if tensor.numel():
+            # A detached alias keeps the memory alive while it travels, even when the output is released.
+            tensor = tensor.detach().contiguous()
+            self.pending = [(work, kept) for work, kept in self.pending if not work.is_completed()]
+            self.pending.append((dist.isend(tensor, target, group=channel), tensor))
+
+    def _receive(
+        self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup | None
+    ) -> Receive:
+        tensor = torch.empty(shape, dtype=dtype, device="cuda")
+        return Receive(tensor, dist.irecv(tensor, source, group=channel) if tensor.numel() else None)
+
+
+def _ring(ranks: list[int]) -> Iterator[tuple[int, int, int]]:
+    """The ring's edges (source, target, position of the source); none for a single rank."""
+    if len(ranks) > 1:
+        for position, source in enumerate(ranks):
+            yield source, ranks[(position + 1) % len(ranks)], position

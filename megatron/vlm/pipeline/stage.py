@@ -1,0 +1,87 @@
+"""A stage: a contiguous slice of the layer chain, as the module that Megatron wraps, trains and checkpoints."""
+
+from functools import partial
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from torch import Tensor
+
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.chain import Chain
+
+
+class Stage(MegatronModule):
+    """Links [first, end) of the chain; those in `recompute` keep only their input for the backward pass.
+
+    The links sit under their chain names, which are the same in every layout: a checkpoint written by one layout is read
+    by any other.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        first: int,
+        end: int,
+        recompute: tuple[int, ...] = (),
+        vp_stage: int | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        super().__init__(chain.language)
+        self.chain, self.first, self.end = chain, first, end
+        self.recompute = frozenset(recompute)
+        self.kinds = chain.kinds[first:end]
+        # What Megatron asks of the modules it trains.
+        self.vp_stage = vp_stage
+        self.pg_collection = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
+        self.pre_process, self.post_process = first == 0, end == len(chain.kinds)
+        self.share_embeddings_and_output_weights = False
+        self.input_tensor: Tensor | None = None
+        names = (name.replace(".", "_") for name in chain.names[first:end])
+        self.links = torch.nn.ModuleDict({name: chain.build(link) for link, name in enumerate(names, start=first)})
+        if "llm" in self.kinds:
+            self.rotary = RotaryEmbedding(
+                chain.language.kv_channels,
+                rotary_percent=1.0,
+                rotary_base=chain.architecture.language.rope_theta,
+                use_cpu_initialization=chain.language.use_cpu_initialization,
+            )
+
+    def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
+        """Megatron's way of handing a stage what arrived from the one before."""
+        self.input_tensor = input_tensor[0] if isinstance(input_tensor, list) else input_tensor
+
+    def input_shape(self, batch: Microbatch) -> tuple[int, int, int] | None:
+        """Shape of the tensor this stage receives for `batch`; None for the first stage."""
+        return None if self.pre_process else self.chain.shape_before(self.first, batch)
+
+    def forward(self, batch: Microbatch) -> Tensor:
+        """Hidden states [s, b, h] after the last link; of the last stage, what `Head` gives."""
+        hidden = self.input_tensor
+        rotary = self._rotary(batch) if "llm" in self.kinds else None
+        for link, module in enumerate(self.links.values(), start=self.first):
+            extra = (rotary,) if self.chain.kinds[link] == "llm" else ()
+            step = partial(_run, module, batch, *extra)
+            if link in self.recompute and self.training and torch.is_grad_enabled():
+                hidden = tensor_parallel.checkpoint(step, False, hidden)
+            else:
+                hidden = step(hidden)
+        # A view would keep a larger tensor alive and cannot be released after sending.
+        return hidden.clone() if hidden._base is not None else hidden
+
+    def _rotary(self, batch: Microbatch) -> Tensor:
+        """Rotary angles [T, 1, 1, d] of every token's position inside its sample."""
+        return self.rotary(max(batch.lengths), packed_seq=True)[batch.positions]
+
+
+def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Tensor) -> Tensor:
+    *extra, hidden = arguments
+    return module(hidden, batch, *extra)
+
+
+def stage_number(vp_stage: int | None) -> int:
+    """Place of this rank's chunk in the order the data flows: stage s sits on rank s % P."""
+    ranks = parallel_state.get_pipeline_model_parallel_world_size()
+    return (vp_stage or 0) * ranks + parallel_state.get_pipeline_model_parallel_rank()
