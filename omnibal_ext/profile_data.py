@@ -1,0 +1,239 @@
+"""Profile: what one layer of every kind costs at the packed shape, measured or analytic, and what a given pack costs.
+
+Seconds of a layer on a pack with `units` (tiles for the vision kinds, tokens for the others) and `squares` (sum of the
+squared sample lengths, in tokens squared; 0 for the vision kinds, whose attention stays inside a tile):
+
+    seconds = constant + per_unit * units + per_square * squares         where the profile has a fit
+    seconds = seconds at the budget * units / budget                     where it has none
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, VISION_KINDS
+from omnibal_ext.errors import UserError
+
+SCHEMA_VERSION = 1
+Fit = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Cost of one layer of one kind on one rank, for a pack at both budgets."""
+
+    forward_seconds: float
+    backward_seconds: float
+    """Without the second forward of a recomputed layer."""
+    kept_bytes: float
+    """Saved for the backward of one microbatch when the layer is not recomputed, its input included."""
+    recompute_kept_bytes: float
+    """Saved when it is recomputed: its input."""
+    weight_bytes: float
+    """Weights, gradients and optimizer state."""
+    output_bytes: float
+    """What a cut right after this layer carries, one way."""
+    recompute_seconds: float | None = None
+    """What recomputing adds to the backward; None: `forward_seconds`."""
+    weight_gradient_seconds: float | None = None
+    """The part of `backward_seconds` that W does in zero-bubble schedules; None: half."""
+    step_seconds: float = 0.0
+    """Once an iteration: data-parallel reduction and optimizer step."""
+    frozen: bool = False
+    """No weights are trained here (and `backward_seconds` may be 0)."""
+    forward_fit: Fit | None = None
+    """(constant, per unit, per square), seconds."""
+    backward_fit: Fit | None = None
+
+    @property
+    def extra_seconds(self) -> float:
+        """What recomputing the layer adds to its backward."""
+        return self.forward_seconds if self.recompute_seconds is None else self.recompute_seconds
+
+    @property
+    def saved_bytes(self) -> float:
+        """What recomputing the layer saves for each microbatch in flight."""
+        return max(0.0, self.kept_bytes - self.recompute_kept_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PackSizes:
+    """Sizes of packs, int64 arrays of one shape. `squares`: the sum of the squared sample lengths of a pack."""
+
+    tiles: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    squares: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Costs of every kind of layer of one model, on one device, at one budget and tensor-parallel size."""
+
+    model: str
+    model_hash: str
+    chain: tuple[str, ...]
+    layers: dict[str, LayerCost]
+    vit_budget: int
+    llm_budget: int
+    parameters: dict[str, int] = field(default_factory=dict)
+    """Parameters of one layer of each kind, of all tensor-parallel ranks; only the parameter-based cut needs them."""
+    tensor_model_parallel_size: int = 1
+    device: str = ""
+    dtype: str = ""
+    transfer_seconds_per_byte: float = 0.0
+    """Time between neighbouring pipeline ranks."""
+    transfer_latency_seconds: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)
+    """How it was made: software, efficiencies, outliers; for people, read by no program."""
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Profile":
+        """Read and validate profile.json. Raises UserError naming the file and the layer at fault."""
+        try:
+            record = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise UserError(
+                f"profile {path}: cannot be read ({error.strerror}); make one with tools/profile_layers.py"
+            ) from None
+        except ValueError as error:
+            raise UserError(f"profile {path}: not JSON ({error})") from None
+        try:
+            profile = cls.from_record(record)
+            profile.validate()
+        except UserError as error:
+            raise UserError(f"profile {path}: {error}") from None
+        return profile
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Profile":
+        """The profile in a decoded profile.json. Raises UserError for missing fields or another schema version."""
+        if not isinstance(record, Mapping):
+            raise UserError("must be one JSON object")
+        if record.get("schema_version") != SCHEMA_VERSION:
+            raise UserError(f"schema_version is {record.get('schema_version')!r}, not {SCHEMA_VERSION}; profile again")
+        for name in ("model", "model_hash", "chain", "layers", "vit_budget", "llm_budget"):
+            if name not in record:
+                raise UserError(f"field {name!r} is missing; profile again with tools/profile_layers.py")
+        if not isinstance(record["layers"], Mapping):
+            raise UserError("layers must map each kind of layer to its costs")
+        known = {f.name for f in dataclasses.fields(cls)}
+        values = {name: value for name, value in record.items() if name in known}
+        layers = {kind: _layer_cost(kind, cost) for kind, cost in record["layers"].items()}
+        return cls(**{**values, "chain": tuple(record["chain"]), "layers": layers})
+
+    def to_record(self) -> dict[str, Any]:
+        """What profile.json holds."""
+        return dataclasses.asdict(self) | {"chain": list(self.chain)}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Validate and write profile.json, all or nothing."""
+        self.validate()
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(json.dumps(self.to_record(), indent=1) + "\n")
+        partial.replace(target)
+
+    @property
+    def hash(self) -> str:
+        """Sixteen hexadecimal digits that change when any figure does."""
+        record = {name: value for name, value in self.to_record().items() if name != "notes"}
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
+
+    def validate(self) -> None:
+        """Raise UserError for missing layers, and for times and bytes that cannot be, naming the layer."""
+        if not self.chain:
+            raise UserError("the layer chain is empty")
+        for kind in self.chain:
+            if kind not in KINDS:
+                raise UserError(f"chain has a layer of unknown kind {kind!r}; kinds are {', '.join(KINDS)}")
+            if kind not in self.layers:
+                raise UserError(f"layer {kind}: no costs, but the chain has one; profile again")
+        for kind, cost in self.layers.items():
+            _validate_cost(kind, cost)
+        for name in ("vit_budget", "llm_budget", "tensor_model_parallel_size"):
+            if not getattr(self, name) >= 1:
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("transfer_seconds_per_byte", "transfer_latency_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} must be finite and not negative, got {getattr(self, name)}")
+
+    def check_model(self, model: str, model_hash: str) -> None:
+        """Raise UserError if the profile is of another model."""
+        if self.model_hash != model_hash:
+            raise UserError(
+                f"the profile is of model {self.model!r} (hash {self.model_hash}), not of {model!r} "
+                f"(hash {model_hash}); profile again with tools/profile_layers.py"
+            )
+
+    def transfer_seconds(self, kind: str) -> float:
+        """Time to carry a full pack's output of such a layer to the next rank."""
+        return self.transfer_latency_seconds + self.transfer_seconds_per_byte * self.layers[kind].output_bytes
+
+    def load_factor(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
+        """Units of each pack over the budget: what bytes scale with."""
+        if kind in VISION_KINDS:
+            return packs.tiles / self.vit_budget
+        return packs.tokens / self.llm_budget
+
+    def forward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
+        """Forward seconds of one layer of that kind on each pack."""
+        cost = self.layers[kind]
+        return self._seconds(kind, cost.forward_seconds, cost.forward_fit, packs)
+
+    def backward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
+        """Backward seconds of one layer of that kind on each pack, recomputation left out."""
+        cost = self.layers[kind]
+        return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs)
+
+    def _seconds(self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes) -> NDArray[np.float64]:
+        if fit is None:
+            return at_budget * self.load_factor(kind, packs)
+        vision = kind in VISION_KINDS
+        units = packs.tiles if vision else packs.tokens
+        squares = np.zeros_like(packs.squares) if vision else packs.squares
+        return np.asarray(np.maximum(0.0, fit[0] + fit[1] * units + fit[2] * squares), dtype=np.float64)
+
+
+def _layer_cost(kind: str, record: Any) -> LayerCost:
+    fields = {f.name: f for f in dataclasses.fields(LayerCost)}
+    if not isinstance(record, Mapping):
+        raise UserError(f"layer {kind}: must map names of costs to numbers")
+    for name, entry in fields.items():
+        if entry.default is dataclasses.MISSING and name not in record:
+            raise UserError(f"layer {kind}: {name} is missing; profile again")
+    unknown = sorted(set(record) - set(fields))
+    if unknown:
+        raise UserError(f"layer {kind}: {unknown[0]} is not a known cost; known are {', '.join(fields)}")
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in record.items()}
+    return LayerCost(**values)
+
+
+def _validate_cost(kind: str, cost: LayerCost) -> None:
+    trained = not cost.frozen
+    positive = {"forward_seconds": True, "backward_seconds": trained, "kept_bytes": kind in RECOMPUTABLE_KINDS}
+    for entry in dataclasses.fields(cost):
+        value = getattr(cost, entry.name)
+        if entry.name == "frozen" or value is None:
+            continue
+        if entry.name.endswith("_fit"):
+            if not (isinstance(value, tuple) and len(value) == 3 and all(map(_is_finite, value))):
+                raise UserError(f"layer {kind}: {entry.name} must be three finite numbers, got {value!r}")
+            continue
+        least = "above 0" if positive.get(entry.name, False) else "0 or more"
+        if not _is_finite(value) or value < 0 or (value == 0 and least == "above 0"):
+            raise UserError(f"layer {kind}: {entry.name} is {value!r}, must be finite and {least}; profile again")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

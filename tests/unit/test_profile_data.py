@@ -1,0 +1,88 @@
+"""Profiles: bad figures are refused by layer; costs of packs follow the fit."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibal_ext.chain import layer_chain
+from omnibal_ext.errors import UserError
+from omnibal_ext.profile_data import LayerCost, PackSizes, Profile
+
+COST = LayerCost(1.0, 2.0, 100.0, 10.0, 1000.0, 5.0)
+
+
+def _profile(**changes: Any) -> Profile:
+    chain = layer_chain(2, 2)
+    return replace(Profile("tiny", "aa", chain, dict.fromkeys(chain, COST), 4, 100), **changes)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    fitted = {**_profile().layers, "llm": replace(COST, forward_fit=(0.1, 0.2, 0.3))}
+    profile = _profile(layers=fitted, notes={"by": "hand"})
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+    assert Profile.load(tmp_path / "profile.json").hash == profile.hash
+    assert profile.hash != _profile().hash
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", ["forward_seconds", "backward_seconds", "kept_bytes"])
+def test_impossible_figures_are_refused_by_layer(name: str, value: float) -> None:
+    layers = {**_profile().layers, "vit": replace(COST, **{name: value})}
+    with pytest.raises(UserError, match=rf"layer vit: {name} is .*, must be finite and above 0"):
+        _profile(layers=layers).validate()
+
+
+def test_a_frozen_layer_may_have_no_backward() -> None:
+    _profile(layers={**_profile().layers, "vit": replace(COST, backward_seconds=0.0, frozen=True)}).validate()
+
+
+def test_missing_layers_are_named() -> None:
+    layers = _profile().layers
+    del layers["projector"]
+    with pytest.raises(UserError, match="layer projector: no costs"):
+        _profile(layers=layers).validate()
+
+
+def test_bad_files_name_file_and_reason(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    with pytest.raises(UserError, match="cannot be read"):
+        Profile.load(path)
+    record = _profile().to_record()
+    vit = record["layers"]["vit"]
+    for change, message in (
+        ({"schema_version": 7}, "schema_version is 7"),
+        ({"layers": record["layers"] | {"vit": {"forward_seconds": 1.0}}}, "layer vit: backward_seconds is missing"),
+        ({"layers": record["layers"] | {"vit": vit | {"speed": 1}}}, "layer vit: speed is not a known cost"),
+        ({"layers": record["layers"] | {"vit": vit | {"forward_seconds": "x"}}}, "layer vit: forward_seconds is 'x'"),
+        ({"layers": record["layers"] | {"vit": vit | {"forward_fit": [1]}}}, "layer vit: forward_fit must be three"),
+        ({"vit_budget": 0}, "vit_budget must be at least 1"),
+    ):
+        path.write_text(json.dumps(record | change))
+        with pytest.raises(UserError, match=message) as caught:
+            Profile.load(path)
+        assert str(path) in str(caught.value)
+
+
+def test_a_profile_of_another_model_is_refused() -> None:
+    with pytest.raises(UserError, match="profile is of model 'tiny'"):
+        _profile().check_model("large", "bb")
+
+
+def test_costs_of_packs_without_fit_scale_with_their_units() -> None:
+    packs = PackSizes(np.array([4, 2, 0]), np.array([100, 50, 10]), np.array([0, 0, 0]))
+    assert _profile().forward_seconds("vit", packs).tolist() == [1.0, 0.5, 0.0]
+    assert _profile().backward_seconds("llm", packs).tolist() == [2.0, 1.0, 0.2]
+
+
+def test_costs_of_packs_with_fit_follow_it_and_vision_has_no_squares() -> None:
+    fitted = replace(COST, forward_fit=(0.5, 2.0, 0.25))
+    profile = _profile(layers={**_profile().layers, "vit": fitted, "llm": fitted})
+    packs = PackSizes(np.array([3]), np.array([10]), np.array([40]))
+    assert profile.forward_seconds("vit", packs).tolist() == [0.5 + 2.0 * 3]
+    assert profile.forward_seconds("llm", packs).tolist() == [0.5 + 2.0 * 10 + 0.25 * 40]
