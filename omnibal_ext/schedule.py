@@ -52,36 +52,34 @@ def gpipe(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
 def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Interleaved 1F1B (Narayanan et al. 2021), for any number of microbatches.
 
-    1. Round the microbatches up to a multiple of the ranks.
-    2. Forwards go group by group of `ranks` microbatches, each group through all chunks; backwards likewise,
-       last chunk first.
-    3. Rank s warms up with 2 (ranks - s - 1) + (chunks - 1) ranks forwards, alternates, drains.
-    4. Leave out the microbatches that do not exist. (Leaving a microbatch out cannot add a wait for another one.)
+    1. Cut the microbatches into groups as even as can be, each of at least `ranks`; fewer than `ranks` are one group.
+    2. Forwards go group by group, each group through all chunks; backwards likewise, last chunk first.
+    3. Rank s warms up with 2 (ranks - s - 1) + (chunks - 1) (first group's size) forwards, alternates, drains.
+
+    With equal stages and at least `ranks` microbatches the bubble is (ranks - 1) / chunks rounds, divisible or not.
     """
-    rounded = -(-microbatches // ranks) * ranks
-    forwards, backwards = _grouped("F", ranks, rounded, chunks), _grouped("B", ranks, rounded, chunks)
-    full = [_alternate(forwards, backwards, 2 * (ranks - s - 1) + (chunks - 1) * ranks) for s in range(ranks)]
-    return [[action for action in actions if action.microbatch < microbatches] for actions in full]
+    forwards, backwards = _grouped("F", ranks, microbatches, chunks), _grouped("B", ranks, microbatches, chunks)
+    warm_ups = _interleaved_warm_ups(ranks, microbatches, chunks)
+    return [_alternate(forwards, backwards, warm_up) for warm_up in warm_ups]
 
 
 def zero_bubble(ranks: int, microbatches: int, chunks: int = 1, extra_in_flight: bool = False) -> Schedule:
     """Zero-bubble schedule (Qi et al. 2023): weight gradients fill the waits.
 
-    Without `extra_in_flight` it holds what 1F1B holds (their H1), with it about twice that (H2). Made by playing the
-    pipeline with F, B and W of one second each:
+    Without `extra_in_flight` no rank holds more than 1F1B's first rank (their H1), with it about twice that (H2). Made
+    by playing the pipeline with F, B and W of one second each:
 
-    1. Of all ranks take the one that can act earliest (ties: the lowest rank); on it
-    2. the next backward if its gradient has arrived, else
-    3. the next forward if its input has arrived and the microbatches held are under the limit, else
-    4. the oldest weight gradient waiting. A microbatch is held until its weight gradient is done.
+    1. Of all ranks take the one that can act earliest (ties: the lowest rank); on it, of what can start earliest,
+    2. a forward if the last action but W was a backward, else a backward, else the other of the two; a forward needs
+       room: between F and B fewer microbatches than the rank's limit, between F and W fewer than the first rank's;
+    3. the oldest weight gradient if it can start earlier than both.
     """
-    rounded = microbatches if chunks == 1 else -(-microbatches // ranks) * ranks
-    limits = []
-    for s in range(ranks):
-        warm_up = ranks - s - 1 if chunks == 1 else 2 * (ranks - s - 1) + (chunks - 1) * ranks
-        limits.append(1 + warm_up + (ranks - s - 1 if extra_in_flight else 0))
-    full = _play_greedily(ranks, rounded, chunks, limits)
-    return [[action for action in actions if action.microbatch < microbatches] for actions in full]
+    if chunks == 1:
+        warm_ups = [ranks - s - 1 for s in range(ranks)]
+    else:
+        warm_ups = _interleaved_warm_ups(ranks, microbatches, chunks)
+    limits = [1 + w + (ranks - s - 1 if extra_in_flight else 0) for s, w in enumerate(warm_ups)]
+    return _play_greedily(ranks, microbatches, chunks, limits)
 
 
 def _build_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -203,10 +201,23 @@ def _in_order(kind: str, microbatches: int) -> list[Action]:
     return [Action(kind, m) for m in range(microbatches)]
 
 
+def _group_sizes(ranks: int, microbatches: int) -> list[int]:
+    groups = max(1, microbatches // ranks)
+    return [microbatches // groups + (g < microbatches % groups) for g in range(groups)]
+
+
+def _interleaved_warm_ups(ranks: int, microbatches: int, chunks: int) -> list[int]:
+    first_group = _group_sizes(ranks, microbatches)[0]
+    return [2 * (ranks - s - 1) + (chunks - 1) * first_group for s in range(ranks)]
+
+
 def _grouped(kind: str, ranks: int, microbatches: int, chunks: int) -> list[Action]:
     order = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
-    groups = range(0, microbatches, ranks)
-    return [Action(kind, m, c) for g in groups for c in order for m in range(g, min(g + ranks, microbatches))]
+    actions, start = [], 0
+    for size in _group_sizes(ranks, microbatches):
+        actions += [Action(kind, m, c) for c in order for m in range(start, start + size)]
+        start += size
+    return actions
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
@@ -221,36 +232,42 @@ def _build_cached(name: str, ranks: int, microbatches: int, chunks: int) -> tupl
 
 
 def _play_greedily(ranks: int, microbatches: int, chunks: int, limits: list[int]) -> Schedule:
-    """The play of `zero_bubble`; `limits[rank]` is the most chunk-microbatches held there."""
+    """The play of `zero_bubble`; `limits[rank]` is the most chunk-microbatches between F and B."""
     forwards, backwards = _grouped("F", ranks, microbatches, chunks), _grouped("B", ranks, microbatches, chunks)
     finish: dict[tuple[int, Action], int] = {}
     lists: Schedule = [[] for _ in range(ranks)]
+    last = [""] * ranks
     next_f, next_b, next_w, clock = [0] * ranks, [0] * ranks, [0] * ranks, [0] * ranks
 
     def arrival(rank: int, action: Action) -> int | None:
         times = [finish.get(needed) for needed in dependencies(action, rank, ranks, chunks)]
         return None if None in times else max((t for t in times if t is not None), default=0)
 
+    def has_room(rank: int) -> bool:
+        return next_f[rank] - next_b[rank] < limits[rank] and next_f[rank] - next_w[rank] < limits[0]
+
     def choices(rank: int) -> list[tuple[int, int, int, Action]]:
-        """(start, priority, rank, action) of what the rank could do next."""
+        """(start, rank, priority, action) of what the rank could do next."""
         found = []
         if next_b[rank] < len(backwards) and (at := arrival(rank, backwards[next_b[rank]])) is not None:
-            found.append((max(at, clock[rank]), 0, rank, backwards[next_b[rank]]))
-        if next_f[rank] < len(forwards) and next_f[rank] - next_w[rank] < limits[rank]:
+            found.append((max(at, clock[rank]), rank, 1, backwards[next_b[rank]]))
+        if next_f[rank] < len(forwards) and has_room(rank):
             action = forwards[next_f[rank]]
             if (at := arrival(rank, action)) is not None:
-                found.append((max(at, clock[rank]), 1, rank, action))
+                found.append((max(at, clock[rank]), rank, 0 if last[rank] == "B" else 2, action))
         if next_w[rank] < next_b[rank]:
             oldest = backwards[next_w[rank]]
-            found.append((clock[rank], 2, rank, Action("W", oldest.microbatch, oldest.chunk)))
+            found.append((clock[rank], rank, 3, Action("W", oldest.microbatch, oldest.chunk)))
         return found
 
     counters = {"F": next_f, "B": next_b, "W": next_w}
-    for _ in range(3 * ranks * len(forwards)):
-        start, _, rank, action = min(
-            (c for r in range(ranks) for c in choices(r)), key=lambda choice: (choice[0], choice[2], choice[1])
-        )
+    best = [min(choices(rank), key=lambda choice: choice[:3], default=None) for rank in range(ranks)]
+    while any(best):
+        start, rank, _, action = min((choice for choice in best if choice), key=lambda choice: choice[:3])
         clock[rank] = finish[rank, action] = start + 1
         counters[action.kind][rank] += 1
+        last[rank] = last[rank] if action.kind == "W" else action.kind
         lists[rank].append(action)
+        for near in {rank, (rank - 1) % ranks, (rank + 1) % ranks}:
+            best[near] = min(choices(near), key=lambda choice: choice[:3], default=None)
     return lists

@@ -16,6 +16,10 @@ from omnibal_ext.profile_data import LayerCost, PackSizes, Profile
 COST = LayerCost(1.0, 2.0, 100.0, 10.0, 1000.0, 5.0)
 
 
+def _cost(**changes: Any) -> LayerCost:
+    return replace(COST, **changes)
+
+
 def _profile(**changes: Any) -> Profile:
     chain = layer_chain(2, 2)
     return replace(Profile("tiny", "aa", chain, dict.fromkeys(chain, COST), 4, 100), **changes)
@@ -33,7 +37,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["forward_seconds", "backward_seconds", "kept_bytes"])
 def test_impossible_figures_are_refused_by_layer(name: str, value: float) -> None:
-    layers = {**_profile().layers, "vit": replace(COST, **{name: value})}
+    layers = {**_profile().layers, "vit": _cost(**{name: value})}
     with pytest.raises(UserError, match=rf"layer vit: {name} is .*, must be finite and above 0"):
         _profile(layers=layers).validate()
 
