@@ -1,0 +1,129 @@
+"""The dataset folder: what preprocessing writes and training reads. Images stay where they are.
+
+tokens.bin/.idx     int32   the LLM's sequence of every sample, image tokens in place   (core's IndexedDataset)
+loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
+images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}
+sizes.npz                   tiles and tokens of every sample
+manifest.json               tokenizer, template, tiling, counts and hashes
+rejected.jsonl              {"file", "line", "reason", "detail"} of every line that was left out
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+from numpy.typing import NDArray
+
+from megatron.vlm.data.images import load_rgb
+from megatron.vlm.data.tiles import TiledImage, cut_tiles
+from omnibal_ext.errors import UserError
+from omnibal_ext.sizes import Sizes
+
+SCHEMA_VERSION = 1
+COLUMNS = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
+
+# The statistics of ImageNet, with which InternViT was trained.
+PIXEL_MEAN = (0.485, 0.456, 0.406)
+PIXEL_STD = (0.229, 0.224, 0.225)
+
+
+class ChatDataset:
+    """A dataset folder, memory-mapped. Sample i is row i of everything.
+
+    Raises `UserError` if the folder is incomplete or of another version.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest = _read_manifest(self.folder)
+        self._columns = {name: IndexedDataset(str(self.folder / name)) for name in COLUMNS}
+        self.sizes = Sizes.load(self.folder / "sizes.npz")
+        for name, column in self._columns.items():
+            if len(column) != self.manifest["samples"]:
+                raise UserError(
+                    f"{self.folder}: {name} holds {len(column)} samples, the manifest says {self.manifest['samples']}; "
+                    "preprocess again"
+                )
+
+    def __len__(self) -> int:
+        return int(self.manifest["samples"])
+
+    def tokens(self, sample: int) -> NDArray[np.int32]:
+        """What the LLM reads: int32 [T], image-context ids where image features go."""
+        return self._columns["tokens"][sample]
+
+    def loss_mask(self, sample: int) -> NDArray[np.uint8]:
+        """uint8 [T]: 1 where the token itself is to be predicted."""
+        return self._columns["loss_mask"][sample]
+
+    def images(self, sample: int) -> list[TiledImage]:
+        """The images of a sample and how each is cut, in the order of their marks."""
+        return [TiledImage(**image) for image in json.loads(self._columns["images"][sample].tobytes())]
+
+    def pixels(self, sample: int) -> torch.Tensor:
+        """The tiles of a sample, normalised: float32 [tiles, 3, tile_size, tile_size].
+
+        Raises `UserError` naming file and sample if an image cannot be read.
+        """
+        size = self.manifest["tile_size"]
+        tiles = [np.zeros((0, size, size, 3), dtype=np.uint8)]
+        for image in self.images(sample):
+            path = Path(self.manifest["image_root"]) / image.path
+            try:
+                rgb = load_rgb(path)
+            except Exception as error:  # Pillow's readers raise nearly anything on a damaged file
+                raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
+            tiles.append(cut_tiles(rgb, image.columns, image.rows, image.thumbnail, size))
+        return normalise(np.concatenate(tiles))
+
+
+def normalise(tiles: NDArray[np.uint8]) -> torch.Tensor:
+    """uint8 [tiles, size, size, 3] to float32 [tiles, 3, size, size] of mean 0 and deviation 1 over ImageNet."""
+    pixels = torch.from_numpy(tiles).permute(0, 3, 1, 2).to(torch.float32) / 255
+    mean, std = torch.tensor(PIXEL_MEAN).view(3, 1, 1), torch.tensor(PIXEL_STD).view(3, 1, 1)
+    return ((pixels - mean) / std).contiguous()
+
+
+class ColumnWriter:
+    """Appends samples to one column of a dataset folder; each sample is a document of its own."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._index = folder / f"{name}.idx"
+        self._builder = IndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=COLUMNS[name])
+
+    def append(self, values: NDArray[Any], lengths: Sequence[int] | NDArray[np.int64]) -> None:
+        """Add samples that lie end to end in `values`."""
+        for sample in split_by_length(values, lengths):
+            self._builder.add_document(sample, [len(sample)])
+
+    def close(self) -> None:
+        """Write the index."""
+        self._builder.finalize(str(self._index))
+
+
+def split_by_length(values: NDArray[Any], lengths: Sequence[int] | NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+    """Cut `values` into consecutive pieces of `lengths`."""
+    start = 0
+    for length in lengths:
+        yield values[start : start + length]
+        start += length
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: no dataset here; make one with tools/preprocess_data.py") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not JSON ({error}); preprocess again") from error
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        raise UserError(
+            f"{path}: schema version {manifest.get('schema_version')}, this program reads {SCHEMA_VERSION}; "
+            "preprocess again"
+        )
+    return manifest

@@ -1,0 +1,122 @@
+"""Image files: is this one whole, how large is it, and its pixels as eight-bit RGB.
+
+Checking reads headers only. Pillow's lazy `open` gives format and size; whether the file was cut off shows in its
+structure: a PNG is walked chunk by chunk (eight bytes a chunk are read, the rest is skipped) up to its IEND, a JPEG
+must end with its end-of-image marker, a WebP must be as long as it says. A file that fails this, or is of another
+format, is decoded in full and Pillow decides.
+"""
+
+import os
+import struct
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import Image
+
+from megatron.vlm.data.chat import Rejected
+
+MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 2**26  # Pillow's own guard against decompression bombs: 89 megapixels
+_JPEG_END = b"\xff\xd9"
+_JPEG_TAIL = 64  # some writers pad the file after the end marker
+
+
+def image_path(root: Path, reference: str) -> Path:
+    """Where an image of the data is. The reference must not lead out of `root`; links inside it are the user's own.
+
+    Raises `Rejected` (path_outside_root).
+    """
+    if "\0" in reference or os.path.isabs(reference) or os.path.normpath(reference).startswith(".."):  # noqa: PTH117
+        raise Rejected("path_outside_root", f"{reference[:200]!r} leads out of the image root")
+    return root / reference
+
+
+def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False) -> tuple[int, int]:
+    """Width and height in pixels of a usable image. `decode` reads every pixel, which finds flipped bits too.
+
+    Raises `Rejected`: missing_image, unreadable_image, empty_image, not_an_image, truncated_image, too_many_pixels,
+    animated_image.
+    """
+    try:
+        file = path.open("rb")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Rejected("missing_image", f"{path}: no such file") from error
+    except OSError as error:
+        raise Rejected("unreadable_image", f"{path}: {error.strerror}") from error
+    with file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise Rejected("empty_image", f"{path}: zero bytes")
+        return _checked_size(path, file, max_pixels, decode)
+
+
+def _checked_size(path: Path, file: BinaryIO, max_pixels: int, decode: bool) -> tuple[int, int]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit speaks below
+            image = Image.open(file)
+    except Image.DecompressionBombError as error:
+        raise Rejected("too_many_pixels", f"{path}: {error}") from error
+    except Exception as error:  # a broken header makes Pillow's readers raise nearly anything
+        raise Rejected("not_an_image", f"{path}: {error}") from error
+    width, height = image.size
+    if width == 0 or height == 0:
+        raise Rejected("empty_image", f"{path}: {width} x {height} pixels")
+    if width * height > max_pixels:
+        raise Rejected("too_many_pixels", f"{path}: {width} x {height} pixels, limit {max_pixels}; scale it down")
+    if getattr(image, "is_animated", False):
+        raise Rejected("animated_image", f"{path}: {getattr(image, 'n_frames', 'several')} frames; save the one meant")
+    is_whole = _WHOLE.get(image.format or "")
+    if decode or is_whole is None or not is_whole(file):
+        _decode(path, file)
+    return width, height
+
+
+def _decode(path: Path, file: BinaryIO) -> None:
+    try:
+        file.seek(0)
+        Image.open(file).load()
+    except Exception as error:  # as above
+        raise Rejected("truncated_image", f"{path}: {error}") from error
+
+
+def _png_is_whole(file: BinaryIO) -> bool:
+    end = file.seek(0, os.SEEK_END)
+    position = 8  # behind the signature
+    while position + 12 <= end:
+        file.seek(position)
+        length, kind = struct.unpack(">I4s", file.read(8))
+        position += 12 + length
+        if kind == b"IEND":
+            return position <= end
+    return False
+
+
+def _jpeg_is_whole(file: BinaryIO) -> bool:
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - _JPEG_TAIL))
+    return _JPEG_END in file.read()
+
+
+def _webp_is_whole(file: BinaryIO) -> bool:
+    end = file.seek(0, os.SEEK_END)
+    file.seek(4)
+    return bool(end >= 8 + struct.unpack("<I", file.read(4))[0])
+
+
+_WHOLE: dict[str, Callable[[BinaryIO], bool]] = {
+    "PNG": _png_is_whole,
+    "JPEG": _jpeg_is_whole,
+    "WEBP": _webp_is_whole,
+}
+
+
+def load_rgb(path: Path) -> Image.Image:
+    """Decode an image as eight-bit RGB; 16-bit grey is scaled, since Pillow's own conversion would clip it to white.
+
+    Raises what Pillow raises.
+    """
+    with Image.open(path) as image:
+        if image.mode.startswith("I;16"):
+            return image.convert("I").point(lambda value: value / 257).convert("L").convert("RGB")
+        return image.convert("RGB")

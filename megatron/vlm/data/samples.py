@@ -1,0 +1,105 @@
+"""A line of chat JSONL and its images become a sample: token ids, loss mask, and how each image is cut."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.vlm.data.chat import Rejected, parse_conversation
+from megatron.vlm.data.images import MAX_PIXELS, image_path, image_size
+from megatron.vlm.data.templates import IMAGE_CONTEXT, SYSTEM, Message, RenderedChat, chat_template, render_chat
+from megatron.vlm.data.tiles import TiledImage, Tiling, tile_image
+from megatron.vlm.data.tokenizer import ChatTokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that decides what a line becomes. Two runs with one recipe and one input write the same bytes."""
+
+    image_root: Path
+    tokenizer: Path
+    template: str
+    tiling: Tiling
+    tokens_per_tile: int = 256  # LLM tokens of one ViT tile
+    max_tokens: int | None = None  # longer samples are rejected, never cut
+    max_pixels: int = MAX_PIXELS
+    decode_images: bool = False  # read every pixel of every image, not headers only
+    system_message: str | None = None  # for conversations that bring none
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the model reads: tokens int32 [T], loss_mask uint8 [T] (1 = this token is to be predicted), images."""
+
+    tokens: NDArray[np.int32]
+    loss_mask: NDArray[np.uint8]
+    images: tuple[TiledImage, ...]
+
+    @property
+    def tiles(self) -> int:
+        """ViT tiles of all images together."""
+        return sum(image.tiles for image in self.images)
+
+
+class SampleMaker:
+    """A recipe with its tokenizer open."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.template = chat_template(recipe.template)
+        self.tokenizer = load_tokenizer(recipe.tokenizer, self.template.special_tokens)
+
+    def make(self, line: bytes) -> Sample:
+        """Check and prepare one line of chat JSONL.
+
+        Raises `Rejected`: the reasons of `parse_conversation` and `image_size`, path_outside_root, too_many_images,
+        too_many_tokens.
+        """
+        conversation = parse_conversation(line, self.template.reserved)
+        messages = conversation.messages
+        if self.recipe.system_message is not None and messages[0].role != SYSTEM:
+            messages = (Message(SYSTEM, self.recipe.system_message), *messages)
+        images = self._tile_images(conversation.images)
+        tokens, loss_mask = tokenize(render_chat(messages, self.template), self.tokenizer)
+        repeats = [image.tiles * self.recipe.tokens_per_tile for image in images]
+        length, limit = len(tokens) + sum(repeats) - len(repeats), self.recipe.max_tokens
+        if limit is not None and length > limit:
+            raise Rejected("too_many_tokens", f"{length} tokens, limit {limit} (--max-tokens)")
+        return Sample(*expand_images(tokens, loss_mask, self.tokenizer.token_id(IMAGE_CONTEXT), repeats), images)
+
+    def _tile_images(self, references: tuple[str, ...]) -> tuple[TiledImage, ...]:
+        recipe, count = self.recipe, len(references)
+        if count > recipe.tiling.max_tiles:
+            raise Rejected("too_many_images", f"{count} images, limit {recipe.tiling.max_tiles} (--max-tiles)")
+        images = []
+        for reference in references:
+            path = image_path(recipe.image_root, reference)
+            size = image_size(path, recipe.max_pixels, recipe.decode_images)
+            images.append(tile_image(reference, size, count, recipe.tiling))
+        return tuple(images)
+
+
+open_recipe = cache(SampleMaker)  # one tokenizer a process, however many parts it prepares
+
+
+def tokenize(chat: RenderedChat, tokenizer: ChatTokenizer) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """Token ids int32 [T] of a rendered chat, and its loss mask uint8 [T]: tokens that hold a trained character."""
+    encoding = tokenizer.encode(chat.text)
+    loss_mask = np.zeros(len(encoding.ids), dtype=np.uint8)
+    for start, end in chat.trained:
+        loss_mask[encoding.covers(start, end)] = 1
+    return encoding.ids, loss_mask
+
+
+def expand_images(
+    tokens: NDArray[np.int32], loss_mask: NDArray[np.uint8], image_token: int, repeats: list[int]
+) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """Repeat the k-th image token `repeats[k]` times: the places that the projector's outputs will take.
+
+    <img> CONTEXT </img> What is it?  ->  <img> CONTEXT CONTEXT ... CONTEXT </img> What is it?
+    """
+    counts = np.ones(len(tokens), dtype=np.int64)
+    counts[tokens == image_token] = repeats
+    return np.repeat(tokens, counts), np.repeat(loss_mask, counts)
