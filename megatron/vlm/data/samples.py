@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.vlm.data.chat import Rejected, parse_conversation
-from megatron.vlm.data.images import MAX_PIXELS, image_path, image_size
+from megatron.vlm.data.images import MAX_PIXELS, image_size, path_below_root
 from megatron.vlm.data.templates import IMAGE_CONTEXT, SYSTEM, Message, RenderedChat, chat_template, render_chat
 from megatron.vlm.data.tiles import TiledImage, Tiling, tile_image
 from megatron.vlm.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -75,9 +75,9 @@ class SampleMaker:
             raise Rejected("too_many_images", f"{count} images, limit {recipe.tiling.max_tiles} (--max-tiles)")
         images = []
         for reference in references:
-            path = image_path(recipe.image_root, reference)
-            size = image_size(path, recipe.max_pixels, recipe.decode_images)
-            images.append(tile_image(reference, size, count, recipe.tiling))
+            path = path_below_root(reference)
+            size = image_size(recipe.image_root / path, recipe.max_pixels, recipe.decode_images)
+            images.append(tile_image(path, size, count, recipe.tiling))
         return tuple(images)
 
 

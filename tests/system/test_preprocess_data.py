@@ -1,0 +1,119 @@
+"""The preprocessing tool as users run it: counts add up, bad lines are named, results do not depend on the workers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = 40
+
+
+def run(tool: str, *flags: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / tool), *map(str, flags)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("raw")
+    result = run("make_demo_data.py", "--output-dir", folder, "--samples", SAMPLES, "--heldout-samples", 5, "--json")
+    assert json.loads(result.stdout)["samples"] == SAMPLES, result.stderr
+    return folder
+
+
+def preprocess_flags(raw: Path, output: Path, **changed: object) -> list[object]:
+    flags: dict[str, object] = {
+        "input": raw / "train.jsonl",
+        "image_root": raw,
+        "tokenizer_model": raw / "tokenizer.model",
+        "chat_template": "internlm2-chat",
+        "output_dir": output,
+        "tile_size": 32,
+        "tokens_per_tile": 4,
+        "max_tiles": 32,
+        **changed,
+    }
+    return [item for name, value in flags.items() for item in ("--" + name.replace("_", "-"), value)]
+
+
+def preprocess(raw: Path, output: Path, **changed: object) -> dict[str, Any]:
+    result = run("preprocess_data.py", *preprocess_flags(raw, output, **changed), "--json")
+    assert result.returncode == 0, result.stderr
+    summary: dict[str, Any] = json.loads(result.stdout)
+    return summary
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def bad_lines(raw: Path) -> dict[str, str]:
+    """Reason -> a line that deserves it."""
+    (raw / "images" / "cut.png").write_bytes((raw / "images" / "train-00001-0.png").read_bytes()[:150])
+
+    def about(image: object, question: str = "<image>\nRead the digits.", answer: str = "a5") -> str:
+        turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+        return json.dumps({"image": image, "conversations": turns})
+
+    return {
+        "missing_image": about("images/nowhere.png"),
+        "truncated_image": about("images/cut.png"),
+        "malformed_line": '{"conversations": [',
+        "image_mark_mismatch": about("images/train-00001-0.png", question="Read the digits."),
+        "empty_conversation": json.dumps({"conversations": []}),
+        "path_outside_root": about("../secret.png"),
+        "too_many_tokens": about(None, question="Repeat", answer="a5" * 300),
+    }
+
+
+def test_every_line_is_either_a_sample_or_a_named_reject(raw: Path, tmp_path: Path) -> None:
+    bad = bad_lines(raw)
+    good = (raw / "train.jsonl").read_text().splitlines()
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text("\n".join([*good[:20], *bad.values(), *good[20:]]) + "\n\n")
+    summary = preprocess(raw, tmp_path / "dataset", input=mixed, max_tokens=300)
+    assert (summary["samples"], summary["rejected"]) == (SAMPLES, len(bad))
+    rejected = [json.loads(line) for line in (tmp_path / "dataset" / "rejected.jsonl").read_text().splitlines()]
+    assert [(row["line"], row["reason"]) for row in rejected] == list(enumerate(bad, start=21))
+    assert {row["file"] for row in rejected} == {str(mixed)}
+    assert summary["rejected_by_reason"] == dict.fromkeys(sorted(bad), 1)
+
+
+def test_several_workers_write_the_same_bytes_as_one(raw: Path, tmp_path: Path) -> None:
+    preprocess(raw, tmp_path / "one")
+    preprocess(raw, tmp_path / "two", workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert not (tmp_path / "two.work").exists()
+
+
+def test_a_second_run_finds_the_work_done_and_another_recipe_is_refused(raw: Path, tmp_path: Path) -> None:
+    first = preprocess(raw, tmp_path / "dataset")
+    stamp = (tmp_path / "dataset" / "tokens.bin").stat().st_mtime_ns
+    second = preprocess(raw, tmp_path / "dataset")
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    assert (tmp_path / "dataset" / "tokens.bin").stat().st_mtime_ns == stamp
+    refused = run("preprocess_data.py", *preprocess_flags(raw, tmp_path / "dataset", max_tiles=8))
+    assert refused.returncode == 2
+    assert "output-dir" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("input", "nowhere.jsonl"),
+        ("image_root", "nowhere"),
+        ("tokenizer_model", "nowhere.model"),
+        ("tokenizer_model", "setup.py"),
+        ("chat_template", "alpaca"),
+    ],
+)
+def test_wrong_input_ends_with_one_line_and_exit_code_2(raw: Path, tmp_path: Path, flag: str, value: str) -> None:
+    result = run("preprocess_data.py", *preprocess_flags(raw, tmp_path / "dataset", **{flag: value}))
+    assert result.returncode == 2
+    assert value in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "dataset").exists()

@@ -1,0 +1,102 @@
+"""The dataset folder gives back what the conversations and pictures were, sample by sample."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from megatron.vlm.data.dataset import PIXEL_MEAN, PIXEL_STD, ChatDataset, normalise
+from megatron.vlm.data.demo import make_demo_data
+from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import Tiling
+from omnibal_ext.errors import UserError
+
+SAMPLES = 60
+
+
+def demo_recipe(raw: Path) -> Recipe:
+    return Recipe(raw, raw / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), tokens_per_tile=4)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("raw")
+    make_demo_data(folder, samples=SAMPLES, heldout_samples=1, seed=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> ChatDataset:
+    output = tmp_path_factory.mktemp("out") / "dataset"
+    preprocess([raw / "train.jsonl"], demo_recipe(raw), output)
+    return ChatDataset(output)
+
+
+def conversations(raw: Path) -> list[dict]:
+    return [json.loads(line) for line in (raw / "train.jsonl").read_text().splitlines()]
+
+
+def test_trained_tokens_spell_the_assistants_words(raw: Path, dataset: ChatDataset) -> None:
+    model = json.loads((dataset.folder / "manifest.json").read_text())["tokenizer"]["path"]
+    from sentencepiece import SentencePieceProcessor
+
+    spell = SentencePieceProcessor(model_file=model).id_to_piece
+    for sample, row in enumerate(conversations(raw)):
+        trained = dataset.tokens(sample)[dataset.loss_mask(sample) == 1]
+        answers = [turn["value"] for turn in row["conversations"][1::2]]
+        assert "".join(spell(int(token)) for token in trained) == "".join(words + "<|im_end|>" for words in answers)
+
+
+def test_sizes_tokens_and_images_agree(dataset: ChatDataset) -> None:
+    manifest = dataset.manifest
+    assert len(dataset) == len(dataset.sizes) == SAMPLES
+    for sample in range(SAMPLES):
+        tokens, tiles = dataset.tokens(sample), int(dataset.sizes.tiles[sample])
+        assert tokens.dtype == np.int32
+        assert len(tokens) == dataset.sizes.tokens[sample] == len(dataset.loss_mask(sample))
+        assert tokens.max() < manifest["vocab_size"]
+        assert (tokens == manifest["image_token_id"]).sum() == tiles * manifest["tokens_per_tile"]
+        assert tiles == sum(image.tiles for image in dataset.images(sample))
+        assert dataset.pixels(sample).shape == (tiles, 3, 32, 32)
+
+
+def test_pixels_are_the_pictures_cells_in_reading_order(raw: Path, dataset: ChatDataset) -> None:
+    sample = int(np.argmax(dataset.sizes.tiles))
+    image = dataset.images(sample)[0]
+    picture = np.asarray(Image.open(raw / image.path).convert("RGB"))
+    row, column = image.rows - 1, 0
+    cell = torch.tensor(picture[row * 32 : row * 32 + 32, column * 32 : column * 32 + 32]).permute(2, 0, 1) / 255
+    expected = (cell - torch.tensor(PIXEL_MEAN).view(3, 1, 1)) / torch.tensor(PIXEL_STD).view(3, 1, 1)
+    torch.testing.assert_close(dataset.pixels(sample)[row * image.columns + column], expected)
+
+
+def test_normalising_takes_out_mean_and_deviation() -> None:
+    mean_colour = (np.array(PIXEL_MEAN) * 255).round().astype(np.uint8)
+    tiles = np.broadcast_to(mean_colour, (2, 4, 4, 3)).copy()
+    assert normalise(tiles).abs().max() < 0.01
+    assert normalise(tiles).is_contiguous()
+
+
+def test_an_image_that_broke_after_preprocessing_is_named_with_its_sample(raw: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "raw"
+    shutil.copytree(raw, mine)
+    preprocess([mine / "train.jsonl"], demo_recipe(mine), tmp_path / "dataset")
+    dataset = ChatDataset(tmp_path / "dataset")
+    sample = int(np.flatnonzero(dataset.sizes.tiles)[0])
+    path = mine / dataset.images(sample)[0].path
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match=rf"{path}.*sample {sample} "):
+        dataset.pixels(sample)
+
+
+def test_a_folder_without_dataset_or_of_another_version_is_refused(dataset: ChatDataset, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="preprocess_data"):
+        ChatDataset(tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps({**dataset.manifest, "schema_version": 99}))
+    with pytest.raises(UserError, match="99"):
+        ChatDataset(tmp_path)

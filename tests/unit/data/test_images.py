@@ -1,0 +1,159 @@
+"""Image files: every damaged kind has its reason, every unusual but whole kind comes out as the right RGB."""
+
+import io
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from megatron.vlm.data.chat import Rejected
+from megatron.vlm.data.images import image_size, load_rgb, path_below_root
+
+
+def noise(width: int = 40, height: int = 30) -> Image.Image:
+    generator = np.random.default_rng(0)
+    return Image.fromarray(generator.integers(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that promises `width` x `height` pixels."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", b""), (b"IEND", b"")]
+    body = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def verdict_on(path: Path, decode: bool = False) -> str:
+    with pytest.raises(Rejected) as verdict:
+        image_size(path, decode=decode)
+    assert str(path) in verdict.value.detail
+    return verdict.value.reason
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_a_whole_image_has_its_size(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(encoded(noise(), kind))
+    assert image_size(path) == (40, 30)
+    assert image_size(path, decode=True) == (40, 30)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_a_cut_off_image_is_rejected_unless_all_its_pixels_are_there(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "image"
+    whole = encoded(noise(), kind)
+    path.write_bytes(whole)
+    pixels = load_rgb(path).tobytes()
+    rejected = 0
+    for size in [*range(1, len(whole) - 40, max(1, len(whole) // 50)), *range(len(whole) - 40, len(whole))]:
+        path.write_bytes(whole[:size])
+        try:
+            image_size(path)
+        except Rejected as verdict:
+            assert verdict.reason in ("truncated_image", "not_an_image")  # noqa: PT017 - other sizes pass
+            rejected += 1
+        else:
+            assert load_rgb(path).tobytes() == pixels, size
+    assert rejected > 50
+
+
+def test_whole_images_are_judged_without_reading_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("pixels were read")
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", fail)
+    for kind in ("PNG", "JPEG", "WEBP"):
+        (tmp_path / kind).write_bytes(encoded(noise(), kind))
+        assert image_size(tmp_path / kind) == (40, 30)
+
+
+def test_decoding_finds_what_the_structure_hides(tmp_path: Path) -> None:
+    damaged = bytearray(encoded(noise(), "PNG"))
+    damaged[len(damaged) // 2] ^= 0xFF
+    path = tmp_path / "flipped.png"
+    path.write_bytes(damaged)
+    assert image_size(path) == (40, 30)
+    assert verdict_on(path, decode=True) == "truncated_image"
+
+
+@pytest.mark.parametrize(
+    ("reason", "content"),
+    [
+        ("empty_image", b""),
+        ("not_an_image", b"<html>404</html>"),
+        ("not_an_image", png_header(0, 8)),
+        ("too_many_pixels", png_header(10_000, 10_000)),
+        ("too_many_pixels", png_header(60_000, 60_000)),
+        ("animated_image", encoded(noise(), "GIF", save_all=True, append_images=[noise(40, 30).rotate(90)])),
+        ("animated_image", encoded(noise(), "PNG", save_all=True, append_images=[noise(40, 30).rotate(90)])),
+        ("animated_image", encoded(noise(), "WEBP", save_all=True, append_images=[noise(40, 30).rotate(90)])),
+    ],
+)
+def test_what_cannot_be_used_has_its_reason(tmp_path: Path, reason: str, content: bytes) -> None:
+    path = tmp_path / "image.png"
+    path.write_bytes(content)
+    assert verdict_on(path) == reason
+
+
+def test_files_that_cannot_be_opened_have_their_reason(tmp_path: Path) -> None:
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").touch()
+    assert verdict_on(tmp_path / "nowhere.png") == "missing_image"
+    assert verdict_on(tmp_path / "file" / "below.png") == "missing_image"
+    assert verdict_on(tmp_path / "loop.png") == "unreadable_image"
+    assert verdict_on(tmp_path / "folder.png") == "unreadable_image"
+    assert verdict_on(tmp_path / ("x" * 300)) == "unreadable_image"
+
+
+@pytest.mark.parametrize("reference", ["/etc/passwd", "../a.png", "a/../../b.png", "a\0.png", ".."])
+def test_a_reference_must_stay_below_the_root(reference: str) -> None:
+    with pytest.raises(Rejected, match="path_outside_root"):
+        path_below_root(reference)
+
+
+@pytest.mark.parametrize(("reference", "path"), [("a.png", "a.png"), ("./a//b/../c.png", "a/c.png"), ("..a", "..a")])
+def test_detours_below_the_root_are_straightened(reference: str, path: str) -> None:
+    assert path_below_root(reference) == path
+
+
+def test_a_wrong_extension_does_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "really_a_jpeg.png"
+    path.write_bytes(encoded(noise(), "JPEG"))
+    assert image_size(path) == (40, 30)
+    assert load_rgb(path).mode == "RGB"
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "P", "L", "LA", "RGBA", "1", "YCbCr"])
+def test_other_colour_modes_come_out_as_rgb(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "image"
+    grey = Image.new("L", (8, 8), 255)
+    grey.convert("RGB").convert(mode).save(path, "TIFF" if mode in ("CMYK", "YCbCr") else "PNG")
+    image_size(path)
+    assert np.asarray(load_rgb(path)).tolist() == np.full((8, 8, 3), 255).tolist()
+
+
+def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.array([[0, 257, 32_896, 65_535]], dtype=np.uint16)).save(path)
+    image_size(path)
+    assert np.asarray(load_rgb(path))[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "secret.png"
+    path.write_bytes(encoded(noise(), "PNG"))
+    path.chmod(0)
+    assert verdict_on(path) == "unreadable_image"
