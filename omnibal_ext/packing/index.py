@@ -1,0 +1,162 @@
+"""The packed index on disk: written once, memory-mapped, checked by hash.
+
+manifest.json       version, counts, budgets, seed, hashes of what it was built from, checksums of the arrays
+pack_offsets.npy    int64 [P + 1]
+sample_ids.npy      int64 [N]
+pack_loads.npy      int64 [P, 3]: tiles, tokens, sum(length^2) that the device runs for each pack
+rejected.jsonl      one line a sample left out, with the reason
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.packs import Packs
+
+VERSION = 1
+ARRAYS = ("pack_offsets", "sample_ids", "pack_loads")
+
+
+class PackedIndex:
+    """An open index. Opening reads the manifest only; arrays are memory-mapped."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.pack_offsets = _map(folder, "pack_offsets", (manifest["packs"] + 1,))
+        self.sample_ids = _map(folder, "sample_ids", (manifest["samples"],))
+        self.loads = _map(folder, "pack_loads", (manifest["packs"], 3))
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "PackedIndex":
+        """Open a folder that `write_index` made.
+
+        Raises:
+            UserError: the folder holds no index, one of another version, or arrays of other shapes than it says.
+        """
+        folder = Path(folder)
+        path = folder / "manifest.json"
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"{path}: no packed index here ({error.strerror}): run tools/pack_data.py") from error
+        except ValueError as error:
+            raise UserError(f"{path}: damaged: {error}: pack again") from error
+        if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
+            raise UserError(f"{path}: is no packed index of version {VERSION}: pack again")
+        return cls(folder, manifest)
+
+    @property
+    def num_packs(self) -> int:
+        """Packs in the index (of all its epochs, when epochs were packed apart)."""
+        return int(self.manifest["packs"])
+
+    @property
+    def global_batch(self) -> int:
+        """Packs of one iteration: data-parallel ranks x micro-batches."""
+        return int(self.manifest["global_batch"])
+
+    @property
+    def pad(self) -> bool:
+        """Whether the samples of a pack are padded to the longest one (the baselines) or follow each other (THD)."""
+        return bool(self.manifest["pad"])
+
+    @property
+    def vit_budget(self) -> int:
+        """Most tiles of a pack."""
+        return int(self.manifest["vit_budget"])
+
+    @property
+    def llm_budget(self) -> int:
+        """Most tokens of a pack, padding included."""
+        return int(self.manifest["llm_budget"])
+
+    def samples(self, pack: int) -> NDArray[np.int64]:
+        """Return the sample numbers of one pack."""
+        if not 0 <= pack < self.num_packs:
+            raise IndexError(f"pack {pack} of {self.num_packs}")
+        return np.asarray(self.sample_ids[self.pack_offsets[pack] : self.pack_offsets[pack + 1]])
+
+    def verify(self) -> None:
+        """Read every byte and compare with the checksums of the manifest. Raises UserError naming the file."""
+        for name, expected in self.manifest["checksums"].items():
+            if sha256_of(self.folder / name) != expected:
+                raise UserError(f"{self.folder / name}: damaged: its checksum is not the manifest's: pack again")
+
+    def check(self, expected: Mapping[str, Any]) -> None:
+        """Compare fields of the manifest with what the caller has; nested fields are written `built_from.seed`.
+
+        Raises:
+            UserError: naming the first field that differs, and both values.
+        """
+        for field, wanted in expected.items():
+            found: Any = self.manifest
+            for key in field.split("."):
+                found = found.get(key) if isinstance(found, dict) else None
+            if found != wanted:
+                raise UserError(f"{self.folder}: {field} is {found!r}, expected {wanted!r}: pack again")
+
+
+def write_index(
+    folder: str | Path,
+    packs: Packs,
+    loads: NDArray[np.int64],
+    manifest: Mapping[str, Any],
+    rejected: Iterable[Mapping[str, Any]],
+) -> PackedIndex:
+    """Write an index beside `folder`, then put it in place in one step; return it open.
+
+    `packs` are in dispatch order, `manifest` has what cannot be read off them (seed, budgets, hashes...).
+
+    Raises:
+        UserError: `folder` exists and is neither empty nor an older index.
+    """
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()) and not (folder / "pack_offsets.npy").exists():
+        raise UserError(f"{folder}: exists and is no packed index: choose another --output-dir")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        arrays = {"pack_offsets": packs.pack_offsets, "sample_ids": packs.sample_ids, "pack_loads": loads}
+        for name, array in arrays.items():
+            np.save(building / f"{name}.npy", array.astype(np.int64, copy=False), allow_pickle=False)
+        with (building / "rejected.jsonl").open("w", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(line) + "\n" for line in rejected)
+        checksums = {path.name: sha256_of(path) for path in sorted(building.iterdir())}
+        written = {"version": VERSION, "packs": len(packs), "samples": len(packs.sample_ids), **manifest}
+        written["checksums"] = checksums
+        (building / "manifest.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        building.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        building.rename(folder)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return PackedIndex.open(folder)
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal text."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    path = folder / f"{name}.npy"
+    try:
+        # An empty file part cannot be mapped.
+        array = np.load(path, mmap_mode="r" if np.prod(shape) else None, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}): pack again") from error
+    if array.shape != shape or array.dtype != np.int64:
+        raise UserError(f"{path}: has shape {array.shape}, the manifest says {shape}: pack again")
+    return array

@@ -1,0 +1,42 @@
+"""How good a packing is: padding, levelness across ranks, packs above the lower bound (OmniBal, section 3.1)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.packs import Packs
+from omnibal_ext.sizes import Sizes
+
+
+def lower_bound_packs(sizes: Sizes, vit_budget: int, llm_budget: int) -> int:
+    """Return ceil(max(all tiles / vit_budget, all tokens / llm_budget)): no packing has fewer packs."""
+    tiles, tokens = int(sizes.tiles.sum(dtype=np.int64)), int(sizes.tokens.sum())
+    by_tiles = -(-tiles // vit_budget) if vit_budget else 0
+    return max(by_tiles, -(-tokens // llm_budget))
+
+
+def pad_ratio(packs: Packs, sizes: Sizes, pad: bool) -> float:
+    """Return the mean over packs of sum_i (t_max - t_i) / (t_max * B), in tokens; 0 where packs are not padded."""
+    if not pad or len(packs) == 0:
+        return 0.0
+    starts, tokens = packs.pack_offsets[:-1], sizes.tokens[packs.sample_ids]
+    filled = np.add.reduceat(tokens, starts) / (np.maximum.reduceat(tokens, starts) * packs.counts)
+    return float(np.mean(1.0 - filled))
+
+
+def rank_loads(iterations: NDArray[np.int64], loads: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Add up the microbatches of each data-parallel rank: pack numbers [I, D, M] and loads [P] to [I, D].
+
+    Pack -1 is an empty pack and costs nothing.
+    """
+    return np.where(iterations >= 0, loads[iterations], 0).sum(axis=-1)
+
+
+def dist_ratio(loads: NDArray[np.int64]) -> float:
+    """Return the mean over iterations of sum_i (T_max - T_i) / (T_max * N) for loads [I, N] of N ranks.
+
+    An iteration in which nobody has work is level: 0. (The paper's Figure 2 forgets the N; its script has it.)
+    """
+    if loads.size == 0:
+        return 0.0
+    most = loads.max(axis=1)
+    return float(np.where(most > 0, 1.0 - loads.mean(axis=1) / np.maximum(most, 1), 0.0).mean())

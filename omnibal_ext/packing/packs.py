@@ -1,0 +1,77 @@
+"""Packs as a value: which samples share a microbatch, and what each pack costs.
+
+sample_ids  3 0 5 | 1 4 | 2          pack_offsets  0 3 5 6
+            pack 0  pack 1  pack 2
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.sizes import Sizes
+
+TILES, TOKENS, ATTENTION = 0, 1, 2  # columns of pack loads
+
+
+@dataclass(frozen=True, slots=True)
+class Packs:
+    """Samples of pack p are `sample_ids[pack_offsets[p]:pack_offsets[p + 1]]`; no pack is empty."""
+
+    pack_offsets: NDArray[np.int64]  # [P + 1]
+    sample_ids: NDArray[np.int64]  # [N]
+
+    def __len__(self) -> int:
+        return len(self.pack_offsets) - 1
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Samples of each pack, [P]."""
+        return np.diff(self.pack_offsets)
+
+    def reordered(self, order: NDArray[np.int64]) -> "Packs":
+        """Return the packs in another order: new pack i is old pack `order[i]`."""
+        counts = self.counts[order]
+        offsets = offsets_of(counts)
+        # Position j of new pack i reads old position start(order[i]) + j.
+        shift = np.repeat(self.pack_offsets[order] - offsets[:-1], counts)
+        shift += np.arange(len(shift))
+        return Packs(offsets, self.sample_ids[shift])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Packs"]) -> "Packs":
+        """Put the packs of several packings one after the other."""
+        if not parts:
+            return cls(np.zeros(1, np.int64), np.zeros(0, np.int64))
+        return cls(
+            offsets_of(np.concatenate([part.counts for part in parts])),
+            np.concatenate([part.sample_ids for part in parts]),
+        )
+
+
+def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return [0, c0, c0+c1, ...]."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def pack_loads(packs: Packs, sizes: Sizes, pad: bool = False) -> NDArray[np.int64]:
+    """Return what the device runs for each pack: tiles, tokens and attention cost sum(length^2), int64 [P, 3].
+
+    With `pad` every sample is as long as the longest one of its pack, and is paid for at that length.
+    """
+    loads = np.zeros((len(packs), 3), np.int64)
+    if len(packs) == 0:
+        return loads
+    starts, tokens = packs.pack_offsets[:-1], sizes.tokens[packs.sample_ids]
+    np.add.reduceat(sizes.tiles[packs.sample_ids], starts, dtype=np.int64, out=loads[:, TILES])
+    if pad:
+        longest = np.maximum.reduceat(tokens, starts)
+        loads[:, TOKENS] = longest * packs.counts
+        loads[:, ATTENTION] = longest**2 * packs.counts
+    else:
+        np.add.reduceat(tokens, starts, out=loads[:, TOKENS])
+        np.add.reduceat(tokens * tokens, starts, out=loads[:, ATTENTION])
+    return loads

@@ -1,0 +1,87 @@
+"""tools/pack_data.py as its users run it: sizes in, index and measures out, faults in one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnibal_ext.packing import PackedIndex
+from omnibal_ext.sizes import Sizes
+
+REPOSITORY = Path(__file__).parents[2]
+CONTRACT = {
+    "packs", "samples", "rejected", "lower_bound_packs", "vit_budget", "llm_budget", "pad_ratio", "dist_ratio_vit",
+    "dist_ratio_llm", "dist_ratio_attention", "seconds", "samples_per_second",
+}  # fmt: skip
+
+
+def pack_data(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(REPOSITORY / "tools" / "pack_data.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A dataset folder of 500 samples, of which one has too many tiles and one too many tokens."""
+    generator = np.random.default_rng(0)
+    tiles, tokens = generator.integers(0, 6, 500), generator.integers(20, 300, 500)
+    tiles[7], tokens[9] = 40, 5000
+    folder = tmp_path / "data"
+    folder.mkdir()
+    Sizes.from_arrays(tiles, tokens).save(folder / "sizes.npz")
+    (folder / "manifest.json").write_text('{"tile_size": 448, "tokenizer": {"sha256": "abc"}}')
+    return folder
+
+
+@pytest.mark.parametrize("method", ["isf", "random"])
+def test_a_dataset_becomes_an_index_whose_dump_gives_the_printed_ratios(dataset: Path, method: str) -> None:
+    out, dump = dataset.parent / "packs", dataset.parent / "iterations.npy"
+    done = pack_data(
+        "--data", dataset, "--method", method, "--vit-budget", 8, "--llm-budget", 1000, "--micro-batches", 2,
+        "--data-parallel-size", 3, "--seed", 5, "--output-dir", out, "--dump-iterations", dump, "--json",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert set(report) >= CONTRACT
+    assert (report["samples"], report["rejected"]) == (498, 2)
+
+    index, sizes = PackedIndex.open(out), Sizes.load(dataset / "sizes.npz")
+    index.verify()
+    assert index.num_packs == report["packs"]
+    assert index.manifest["built_from"]["data"]["manifest"]["tile_size"] == 448
+    assert len((out / "rejected.jsonl").read_text().splitlines()) == 2
+    iterations = np.load(dump)
+    assert iterations.shape[1:] == (3, 2)
+    tiles = np.vectorize(lambda pack: sizes.tiles[index.samples(pack)].sum())(iterations).sum(axis=2)
+    expected = np.mean([sum(ranks.max() - ranks) / (ranks.max() * 3) for ranks in tiles])
+    assert report["dist_ratio_vit"] == pytest.approx(expected)
+
+
+def test_a_person_gets_a_table(dataset: Path) -> None:
+    out = dataset.parent / "packs"
+    done = pack_data("--data", dataset, "--vit-budget", 8, "--llm-budget", 1000, "--output-dir", out)
+    assert done.returncode == 0
+    assert "dist ratio llm" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "absent.json", "--vit-budget", "8", "--llm-budget", "1000"], "absent.json"),
+        (["--data", "absent", "--vit-budget", "8", "--llm-budget", "1000"], "absent"),
+        (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "10"], "none of 500 samples fits"),
+        (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "0"], "--llm-budget 0"),
+        (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--micro-batches", "0"], "--micro-batches 0"),
+    ],
+)
+def test_a_users_fault_is_one_line_and_code_2(dataset: Path, arguments: list[str], message: str) -> None:
+    arguments = [str(dataset) if word == "DATA" else word for word in arguments]
+    done = pack_data(*arguments, "--output-dir", dataset.parent / "packs")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (dataset.parent / "packs").exists()

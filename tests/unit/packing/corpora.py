@@ -1,0 +1,38 @@
+"""Corpora that packers are tested on."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from omnibal_ext.packing import Packs
+from omnibal_ext.sizes import Sizes
+
+REPOSITORY = Path(__file__).parents[3]
+LENGTHS = Path(os.environ.get("OMNIBAL_LENGTHS", REPOSITORY.parent / "shared" / "data" / "lengths"))
+
+
+def published_files() -> list[str]:
+    """The three files of lengths that OmniBal's authors published; skips the test where they are absent."""
+    files = sorted(str(path) for path in LENGTHS.glob("*_token_lengths.json"))
+    if len(files) != 3:
+        pytest.skip(f"the published lengths are not in {LENGTHS} (set OMNIBAL_LENGTHS)")
+    return files
+
+
+def corpora(max_tiles: int = 12, max_tokens: int = 400, max_samples: int = 80) -> st.SearchStrategy[Sizes]:
+    """Small corpora of any shape: text-only samples, duplicates, samples as large as a budget."""
+    sample = st.tuples(st.integers(0, max_tiles), st.integers(1, max_tokens))
+    return st.lists(sample, min_size=1, max_size=max_samples).map(
+        lambda rows: Sizes.from_arrays([tiles for tiles, _ in rows], [tokens for _, tokens in rows])
+    )
+
+
+def assert_partition(packs: Packs, samples: int) -> None:
+    """Every sample is in exactly one pack, and no pack is empty."""
+    assert np.array_equal(np.sort(packs.sample_ids), np.arange(samples))
+    assert packs.pack_offsets[0] == 0
+    assert packs.pack_offsets[-1] == samples
+    assert (packs.counts > 0).all()

@@ -1,0 +1,93 @@
+"""The stream of packs: every pack once an epoch, a position is all it takes to resume, the same at any DP size."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing import PackedIndex, Packs, PackStream, epoch_iterations, write_index
+from omnibal_ext.packing.dispatch import EMPTY_PACK, deal
+from omnibal_ext.packing.packs import offsets_of
+
+
+def index_of(
+    folder: Path, epoch_packs: list[int], global_batch: int, last_iteration: str = "next_epoch"
+) -> PackedIndex:
+    """An index of packs of one sample each."""
+    count = sum(epoch_packs)
+    packs = Packs(offsets_of(np.ones(count, np.int64)), np.arange(count))
+    manifest = {"seed": 3, "global_batch": global_batch, "last_iteration": last_iteration, "epoch_packs": epoch_packs}
+    return write_index(folder, packs, np.ones((count, 3), np.int64), manifest, [])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("index")
+
+
+@settings(deadline=None, max_examples=30)  # writes files
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(1, 8))
+def test_epochs_without_a_gap_run_every_pack_once_each(folder: Path, epoch_packs: list[int], batch: int) -> None:
+    stream = PackStream(index_of(folder / "gapless", epoch_packs, batch), 1, batch)
+    ends = np.cumsum(epoch_packs * 3)
+    order = np.concatenate([stream.iteration(i).ravel() for i in range(-(-ends[-1] // batch))])
+    first = 0
+    for epoch, end in enumerate(ends):
+        section = epoch % len(epoch_packs)
+        start = sum(epoch_packs[:section])
+        assert np.array_equal(np.sort(order[first:end]), np.arange(start, start + epoch_packs[section]))
+        first = end
+
+
+@settings(deadline=None, max_examples=30)  # writes files
+@given(st.integers(1, 40), st.integers(1, 8))
+def test_empty_packs_fill_the_last_iteration_and_nothing_else(folder: Path, packs: int, batch: int) -> None:
+    stream = PackStream(index_of(folder / "empty", [packs], batch, "empty"), 1, batch)
+    for epoch in range(3):
+        first = epoch * stream.iterations_per_epoch
+        ran = np.concatenate([stream.iteration(first + i).ravel() for i in range(stream.iterations_per_epoch)])
+        assert np.array_equal(np.sort(ran[ran != EMPTY_PACK]), np.arange(packs))
+        assert np.count_nonzero(ran == EMPTY_PACK) == -packs % batch
+
+
+def test_epochs_are_shuffled_and_keep_groups_together(folder: Path) -> None:
+    stream = PackStream(index_of(folder / "groups", [80], 8), 2, 4)
+    epochs = [[sorted(stream.iteration(e * 10 + i).ravel().tolist()) for i in range(10)] for e in range(3)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_resume_is_a_position(folder: Path) -> None:
+    index = index_of(folder / "resume", [37], 8)
+    ran = [PackStream(index, 2, 4).iteration(i) for i in range(40)]
+    resumed = PackStream(index, 2, 4)
+    for i in (39, 0, 17, 5):
+        assert np.array_equal(resumed.iteration(i), ran[i])
+
+
+def test_another_data_parallel_size_runs_the_same_packs(folder: Path) -> None:
+    index = index_of(folder / "ranks", [50], 8)
+    for i in range(20):
+        packs = {(d, m): set(PackStream(index, d, m).iteration(i).ravel()) for d, m in ((1, 8), (2, 4), (8, 1))}
+        assert packs[1, 8] == packs[2, 4] == packs[8, 1]
+
+
+def test_another_global_batch_is_refused_with_the_reason(folder: Path) -> None:
+    index = index_of(folder / "batch", [50], 8)
+    with pytest.raises(UserError, match=r"global batch of 8 packs.*are 6"):
+        PackStream(index, 3, 2)
+
+
+def test_epoch_iterations_count_the_incomplete_one(folder: Path) -> None:
+    stream = PackStream(index_of(folder / "dump", [21], 8), 2, 4)
+    iterations = epoch_iterations(stream)
+    assert iterations.shape == (3, 2, 4)
+    assert set(iterations.ravel()) == set(range(21))
+
+
+def test_dealing_to_and_fro_keeps_sums_level() -> None:
+    assert deal(np.arange(6), 2).tolist() == [[0, 3, 4], [1, 2, 5]]
+    assert deal(np.arange(16), 4).sum(axis=1).tolist() == [30, 30, 30, 30]

@@ -1,0 +1,77 @@
+"""The index on disk: what is written is read, damage and mismatch are named."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing import PackedIndex, PackOptions, build_index
+from omnibal_ext.sizes import Sizes
+
+SIZES = Sizes.from_arrays([1, 2, 3, 4, 9, 1, 0, 2], [10, 20, 30, 40, 20, 70, 5, 101])
+OPTIONS = PackOptions(method="isf", vit_budget=5, llm_budget=100, data_parallel_size=2)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> PackedIndex:
+    return build_index(SIZES, tmp_path / "packs", OPTIONS, {"corpus": "eight"}, [("a.json", 4), ("b.json", 4)])[0]
+
+
+def test_packs_come_back_as_written(index: PackedIndex) -> None:
+    packs = [index.samples(pack) for pack in range(index.num_packs)]
+    assert sorted(np.concatenate(packs).tolist()) == [0, 1, 2, 3, 5, 6]
+    for pack, samples in enumerate(packs):
+        assert samples.dtype == np.int64
+        assert index.loads[pack].tolist() == [
+            SIZES.tiles[samples].sum(), SIZES.tokens[samples].sum(), (SIZES.tokens[samples] ** 2).sum()
+        ]  # fmt: skip
+    assert (index.vit_budget, index.llm_budget, index.pad, index.global_batch) == (5, 100, False, 2)
+
+
+def test_what_is_left_out_is_written_down_with_place_and_reason(index: PackedIndex) -> None:
+    lines = [json.loads(line) for line in (index.folder / "rejected.jsonl").read_text().splitlines()]
+    assert [(line["sample"], line["file"], line["row"], line["reason"]) for line in lines] == [
+        (4, "b.json", 0, "too many tiles"),
+        (7, "b.json", 3, "too many tokens"),
+    ]
+    assert index.manifest["samples"] + index.manifest["rejected"] == len(SIZES)
+
+
+def test_the_same_seed_gives_the_same_bytes(index: PackedIndex, tmp_path: Path) -> None:
+    again = build_index(SIZES, tmp_path / "again", OPTIONS, {"corpus": "eight"}, [("a.json", 4), ("b.json", 4)])[0]
+    assert again.manifest == index.manifest
+    for name in index.manifest["checksums"]:
+        assert (index.folder / name).read_bytes() == (again.folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["sample_ids.npy", "pack_offsets.npy", "pack_loads.npy", "rejected.jsonl"])
+def test_a_flipped_byte_is_found(index: PackedIndex, name: str) -> None:
+    index.verify()
+    damaged = bytearray((index.folder / name).read_bytes())
+    damaged[-1] ^= 1
+    (index.folder / name).write_bytes(damaged)
+    with pytest.raises(UserError, match=name):
+        PackedIndex.open(index.folder).verify()
+
+
+def test_a_mismatch_names_the_field(index: PackedIndex) -> None:
+    index.check({"vit_budget": 5, "built_from.corpus": "eight"})
+    with pytest.raises(UserError, match=r"built_from.corpus is 'eight', expected 'nine'"):
+        index.check({"vit_budget": 5, "built_from.corpus": "nine"})
+
+
+def test_a_truncated_array_is_refused_when_opened(index: PackedIndex) -> None:
+    path = index.folder / "sample_ids.npy"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(UserError, match="sample_ids"):
+        PackedIndex.open(index.folder)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="no packed index"):
+        build_index(SIZES, tmp_path, OPTIONS)
+    assert (tmp_path / "thesis.tex").exists()
+    assert [path.name for path in tmp_path.parent.iterdir() if path.name.startswith(f".{tmp_path.name}")] == []

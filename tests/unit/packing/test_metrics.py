@@ -1,0 +1,44 @@
+"""The measures against their formulas, by hand."""
+
+import numpy as np
+import pytest
+
+from omnibal_ext.packing import Packs, pack_loads
+from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, pad_ratio, rank_loads
+from omnibal_ext.sizes import Sizes
+
+SIZES = Sizes.from_arrays([1, 2, 3, 0], [10, 20, 40, 40])
+PACKS = Packs(np.array([0, 3, 4]), np.array([2, 0, 1, 3]))
+
+
+def test_level_ranks_have_ratio_zero_and_one_idle_rank_of_two_has_a_half() -> None:
+    assert dist_ratio(np.array([[7, 7], [3, 3]])) == 0.0
+    assert dist_ratio(np.array([[8, 0]])) == 0.5
+    assert dist_ratio(np.array([[8, 4], [5, 5], [0, 0]])) == pytest.approx(0.25 / 3)
+
+
+def test_pad_ratio_is_the_share_of_padding_in_a_pack() -> None:
+    assert pad_ratio(PACKS, SIZES, pad=True) == pytest.approx(((30 + 20) / (40 * 3) + 0) / 2)
+    assert pad_ratio(PACKS, SIZES, pad=False) == 0.0
+
+
+def test_loads_are_what_runs() -> None:
+    assert pack_loads(PACKS, SIZES).tolist() == [[6, 70, 1600 + 100 + 400], [0, 40, 1600]]
+    assert pack_loads(PACKS, SIZES, pad=True).tolist() == [[6, 120, 4800], [0, 40, 1600]]
+
+
+def test_ranks_add_their_micro_batches_and_empty_packs_are_free() -> None:
+    iterations = np.array([[[0, 1], [1, -1]]])
+    assert rank_loads(iterations, np.array([5, 7])).tolist() == [[12, 7]]
+
+
+def test_lower_bound_is_the_scarcer_of_tiles_and_tokens() -> None:
+    assert lower_bound_packs(SIZES, 2, 1000) == 3
+    assert lower_bound_packs(SIZES, 100, 50) == 3
+    assert lower_bound_packs(SIZES, 0, 110) == 1
+
+
+def test_reordering_moves_whole_packs() -> None:
+    swapped = PACKS.reordered(np.array([1, 0]))
+    assert swapped.sample_ids.tolist() == [3, 2, 0, 1]
+    assert swapped.pack_offsets.tolist() == [0, 1, 4]
