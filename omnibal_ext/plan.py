@@ -51,6 +51,8 @@ class Plan:
     memory_gib: float | None = None
     predicted: dict[str, Any] = field(default_factory=dict)
     """step_seconds, bubble_fraction, stage_seconds (per stage), stage_peak_bytes (per pipeline rank) and more."""
+    alternatives: tuple[dict[str, Any], ...] = ()
+    """The next-best layouts: stages, step_seconds and why each lost; see `alternative`."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -115,22 +117,17 @@ class Plan:
         for name in ("chain", "stages", "num_microbatches", "pipeline_model_parallel_size"):
             if name not in record:
                 raise UserError(f"field {name!r} is missing")
-        try:
-            stages = tuple(
-                Stage((int(entry["layers"][0]), int(entry["layers"][1])), tuple(map(int, entry.get("recompute", ()))))
-                for entry in record["stages"]
-            )
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            raise UserError(
-                'stages must be a list of {"layers": [first, last + 1], "recompute": [layer ids]}'
-            ) from None
+        stages = _stages(record["stages"])
         values = {name: value for name, value in record.items() if name in known}
-        return cls(**{**values, "chain": tuple(record["chain"]), "stages": stages})
+        values |= {"chain": tuple(record["chain"]), "stages": stages}
+        values["alternatives"] = tuple(record.get("alternatives", ()))
+        return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         """What plan.json holds."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {
             "chain": list(self.chain),
+            "alternatives": list(self.alternatives),
             "stages": [{"layers": list(s.layers), "recompute": list(s.recompute)} for s in self.stages],
         }
 
@@ -205,6 +202,14 @@ class Plan:
                 f"(hash {model_hash}); plan again with tools/plan_layout.py"
             )
 
+    def alternative(self, number: int) -> "Plan":
+        """The plan of the next-best layout of that number, from 0, validated."""
+        entry = self.alternatives[number]
+        predicted = {"step_seconds": entry["step_seconds"]}
+        plan = dataclasses.replace(self, stages=_stages(entry["stages"]), predicted=predicted, alternatives=())
+        plan.validate()
+        return plan
+
     def rank_and_chunk(self, stage: int) -> tuple[int, int]:
         """Where a stage sits: pipeline rank, and chunk on that rank."""
         return stage % self.pipeline_model_parallel_size, stage // self.pipeline_model_parallel_size
@@ -222,3 +227,13 @@ class Plan:
 def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:
     """A plan that holds the whole chain on one rank."""
     return Plan.from_cuts(chain, (), **fields)
+
+
+def _stages(record: Any) -> tuple[Stage, ...]:
+    try:
+        return tuple(
+            Stage((int(entry["layers"][0]), int(entry["layers"][1])), tuple(map(int, entry.get("recompute", ()))))
+            for entry in record
+        )
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        raise UserError('stages must be a list of {"layers": [first, last + 1], "recompute": [layer ids]}') from None

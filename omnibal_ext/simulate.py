@@ -31,8 +31,7 @@ class Program:
     microbatches: int
     split_backward: bool
     steps: Ints
-    """int64 [5, actions]: rank, stage, kind (0 F, 1 B, 2 W), microbatch, and the index of the neighbouring stage's action
-    that it waits for (-1: none)."""
+    """int64 [5, actions]: rank, stage, kind (0 F, 1 B, 2 W), microbatch, the neighbour's action waited for or -1."""
 
     def action(self, index: int) -> Action:
         """The schedule's action at an index of this program."""

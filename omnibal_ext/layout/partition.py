@@ -1,0 +1,111 @@
+"""Where to cut the chain: the paper's three baselines, and its candidates around the profile-based anchor (BMP).
+
+All work on one number a layer and return edges (0, ..., layers): stage s holds layers edges[s] .. edges[s + 1] - 1.
+"""
+
+import heapq
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from omnibal_ext.chain import RECOMPUTABLE_KINDS
+from omnibal_ext.errors import UserError
+from omnibal_ext.profile_data import Profile
+
+Edges = tuple[int, ...]
+NEGLIGIBLE_SPREAD = 1e-4
+"""Where the anchor is level or carries nothing, scores are normalised by this share of the mean instead."""
+
+
+def even_edges(weights: ArrayLike, stages: int) -> Edges:
+    """The paper's greedy cut: by prefix sums, as even as one pass makes it.
+
+    1. Cut s of N belongs where the sum of the layers before it is s / N of the total.
+    2. From the first cut to the last, take the boundary nearest to that (ties: the earlier) among those that leave
+       every stage, before and after, at least one layer.
+
+    Raises UserError where there are more stages than layers.
+    """
+    w = np.asarray(weights, dtype=np.float64)
+    if stages > w.size:
+        raise UserError(f"{stages} stages asked of a chain of {w.size} layers; use fewer pipeline ranks")
+    prefix = np.concatenate([[0.0], np.cumsum(w)])
+    edges = [0]
+    for s in range(1, stages):
+        first, last = edges[-1] + 1, w.size - (stages - s)
+        distance = np.abs(prefix[first : last + 1] - prefix[-1] * s / stages)
+        edges.append(first + int(np.argmin(distance)))
+    return (*edges, w.size)
+
+
+def layer_weights(profile: Profile, method: str) -> NDArray[np.float64]:
+    """One number a layer: its parameters, 1 for a ViT or LLM layer (0 for others), or its forward seconds.
+
+    Raises UserError for "parameters" where the profile lacks them.
+    """
+    if method == "parameters":
+        missing = [kind for kind in profile.chain if kind not in profile.parameters]
+        if missing:
+            raise UserError(
+                f"layer {missing[0]}: the profile has no parameters; profile again, or use another --method"
+            )
+        return np.array([profile.parameters[kind] for kind in profile.chain], dtype=np.float64)
+    if method == "layers":
+        return np.array([kind in RECOMPUTABLE_KINDS for kind in profile.chain], dtype=np.float64)
+    return np.array([profile.layers[kind].forward_seconds for kind in profile.chain])
+
+
+def cut_bytes(profile: Profile) -> NDArray[np.float64]:
+    """float64 [layers]: what a cut right after each layer carries."""
+    return np.array([profile.layers[kind].output_bytes for kind in profile.chain])
+
+
+def bmp_candidates(profile: Profile, stages: int, radius: int, top_k: int) -> list[Edges]:
+    """The `top_k` best cuts within `radius` layers of the profile-based anchor, best first (OmniBal, section 4.2).
+
+    score = VAR(forward time of the stages) / anchor's VAR + SUM(bytes at the cuts) / anchor's SUM. The paper ranks by
+    VAR and SUM without saying how they are weighed; dividing by the anchor's makes both one at the anchor.
+
+    1. Anchor: the even cut by forward time.
+    2. Each cut may move up to `radius` layers either way, stages stay non-empty.
+    3. Both terms are sums over stages, so a dynamic program that keeps the K best at each position of each cut is
+       exact, also where (2 radius + 1)^(stages - 1) candidates could not be listed.
+    """
+    forward = layer_weights(profile, "profile")
+    anchor = even_edges(forward, stages)
+    prefix = np.concatenate([[0.0], np.cumsum(forward)])
+    mean = prefix[-1] / stages
+    carried = cut_bytes(profile)
+    spread = max(spread_of(forward, anchor), NEGLIGIBLE_SPREAD * mean**2)
+    volume = max(
+        float(carried[np.array(anchor[1:-1], dtype=int) - 1].sum()), NEGLIGIBLE_SPREAD * carried.mean(), 1e-300
+    )
+
+    def stage_score(first: int, end: int) -> float:
+        carried_out = carried[end - 1] / volume if end < forward.size else 0.0
+        return float((prefix[end] - prefix[first] - mean) ** 2 / spread + carried_out)
+
+    lists: dict[int, list[tuple[float, Edges]]] = {0: [(0.0, (0,))]}
+    for s in range(1, stages + 1):
+        reach = radius if s < stages else 0
+        following: dict[int, list[tuple[float, Edges]]] = {}
+        for end in range(max(1, anchor[s] - reach), min(forward.size, anchor[s] + reach) + 1):
+            longer = [
+                (score + stage_score(edges[-1], end), (*edges, end))
+                for first, kept in lists.items()
+                if first < end
+                for score, edges in kept
+            ]
+            if longer:
+                following[end] = heapq.nsmallest(top_k, longer)
+        lists = following
+    return [edges for _, edges in lists[forward.size]]
+
+
+def spread_of(weights: ArrayLike, edges: Sequence[int]) -> float:
+    """VAR of the paper: sum over stages of (stage's sum - mean)^2."""
+    w = np.asarray(weights, dtype=np.float64)
+    sums = np.array([w[first:end].sum() for first, end in pairwise(edges)])
+    return float(((sums - sums.mean()) ** 2).sum())

@@ -1,0 +1,106 @@
+"""Which layers to recompute: the paper's rule, the fewest that fit (OmniBal, section 4.3), with the true bytes.
+
+On 1F1B's stage s a kept layer costs its bytes min(P - s, M) times, once for each microbatch in flight; other schedules
+and chunks have other counts, which `LayoutProblem.rank_bytes` knows.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
+from omnibal_ext.errors import UserError
+from omnibal_ext.layout.partition import Edges
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+
+Ints = NDArray[np.int64]
+_VIT, _LLM = KINDS.index("vit"), KINDS.index("llm")
+GIB = 2**30
+
+
+def recompute_all(problem: LayoutProblem, edges: Edges) -> Layout:
+    """Every ViT and LLM layer recomputed. Raises UserError where even that does not fit."""
+    layout = _everything(problem, edges)
+    _refuse_misfits(problem, layout)
+    return layout
+
+
+def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
+    """The fewest recomputed layers with which every rank fits. Raises UserError where none do.
+
+    On each rank, one number of ViT and one of LLM layers for each of its stages:
+    1. Try nothing recomputed, then one layer, then two, ...; of equal totals first what saves most bytes. (With several
+       chunks there are too many ways: there each further layer is the one that saves most bytes in flight.)
+    2. Take the first that fits.
+    """
+    held, everything = problem.counts(_everything(problem, edges))
+    again = np.zeros_like(held)
+    for rank in range(problem.ranks):
+        mine = slice(rank, None, problem.ranks)
+        ways = _ways_of_one_stage if problem.chunks == 1 else _ways_of_many_stages
+        for way in ways(problem, rank, everything[mine]):
+            if problem.rank_bytes(rank, held[mine], way) <= problem.memory_bytes:
+                again[mine] = way
+                break
+        else:
+            _refuse_misfits(problem, _everything(problem, edges))
+    return Layout(edges, problem.recompute_ids(edges, again))
+
+
+def _ways_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
+    """All recompute counts int64 [1, kinds], fewest layers first."""
+    saved = {kind: _saved(problem, kind) for kind in (_VIT, _LLM)}
+    pairs = [(vit, llm) for vit in range(most[0, _VIT] + 1) for llm in range(most[0, _LLM] + 1)]
+    for vit, llm in sorted(pairs, key=lambda pair: (sum(pair), -pair[0] * saved[_VIT] - pair[1] * saved[_LLM])):
+        way = np.zeros_like(most)
+        way[0, _VIT], way[0, _LLM] = vit, llm
+        yield way
+
+
+def _ways_of_many_stages(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
+    """Recompute counts int64 [chunks, kinds], one more layer each time, the one that saves most bytes in flight."""
+    way = np.zeros_like(most)
+    in_flight = problem.held[rank].max(axis=0)
+    order = sorted(
+        ((chunk, kind) for chunk in range(problem.chunks) for kind in (_VIT, _LLM)),
+        key=lambda place: -in_flight[place[0]] * _saved(problem, place[1]),
+    )
+    yield way.copy()
+    for chunk, kind in order:
+        for _ in range(most[chunk, kind]):
+            way[chunk, kind] += 1
+            yield way.copy()
+
+
+def _saved(problem: LayoutProblem, kind: int) -> float:
+    return float(problem.tables.kept[kind] - problem.tables.recompute_kept[kind])
+
+
+def shortfalls(problem: LayoutProblem, layout: Layout) -> list[float]:
+    """Bytes every pipeline rank is short of; 0 or less where it fits."""
+    return [peak - problem.memory_bytes for peak in problem.stage_peak_bytes(layout)]
+
+
+def _everything(problem: LayoutProblem, edges: Edges) -> Layout:
+    chain = problem.profile.chain
+    ids = [tuple(i for i in range(first, end) if chain[i] in RECOMPUTABLE_KINDS) for first, end in pairwise(edges)]
+    return Layout(edges, tuple(ids))
+
+
+def _refuse_misfits(problem: LayoutProblem, layout: Layout) -> None:
+    short = shortfalls(problem, layout)
+    rank = int(np.argmax(short))
+    if short[rank] <= 0:
+        return
+    held, _ = problem.counts(layout)
+    weights = float((held[rank :: problem.ranks] @ problem.tables.fixed).sum())
+    remedy = "more tensor or pipeline ranks, smaller budgets, or fewer microbatches in flight would help"
+    if weights > problem.memory_bytes:
+        remedy = "weights alone are over it: more tensor or pipeline ranks, or --use-distributed-optimizer would help"
+    needed, limit = short[rank] + problem.memory_bytes, problem.memory_bytes
+    raise UserError(
+        f"stage {rank} needs {needed / GIB:.2f} GiB with all layers recomputed ({weights / GIB:.2f} GiB for weights), "
+        f"{short[rank]:.0f} bytes ({short[rank] / GIB:.2f} GiB) over the limit of {limit / GIB:.2f} GiB; {remedy}"
+    )

@@ -1,0 +1,135 @@
+"""From a method's name to ranked layouts, and from the best of them to a plan that says what was predicted and why."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.layout.partition import Edges, bmp_candidates, even_edges, layer_weights
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.recompute import GIB, fewest_that_fit, recompute_all
+from omnibal_ext.plan import Plan
+
+METHODS = ("parameters", "layers", "profile", "bmp")
+RECOMPUTE_RULES: dict[str, Callable[[LayoutProblem, Edges], Layout]] = {
+    "fewest": fewest_that_fit,
+    "full": recompute_all,
+}
+NEAR_LIMIT = 0.97
+"""A stage within this share of the slowest one's seconds, or of the memory, counts as limited by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A layout that fits, and its simulated step time."""
+
+    layout: Layout
+    step_seconds: float
+
+
+def find_layouts(
+    problem: LayoutProblem, method: str, *, recompute: str = "fewest", radius: int = 1, top_k: int = 10
+) -> list[Candidate]:
+    """Layouts of a method that fit the memory, fastest first by simulation.
+
+    `recompute` is "fewest" (the paper's rule) or "full" (everything, what unbalanced training does).
+    Raises UserError for an unknown method, and where no candidate fits.
+    """
+    if method not in METHODS:
+        raise UserError(f"layout method {method!r} is not known; choose one of {', '.join(METHODS)}")
+    if method == "bmp":
+        cuts = bmp_candidates(problem.profile, problem.stages, radius, top_k)
+    else:
+        cuts = [even_edges(layer_weights(problem.profile, method), problem.stages)]
+    return judge(problem, cuts, recompute)
+
+
+def judge(problem: LayoutProblem, cuts: list[Edges], recompute: str = "fewest") -> list[Candidate]:
+    """Give each cut its recomputed layers, leave out what does not fit, and sort by simulated step time."""
+    found, refusal = [], None
+    for edges in cuts:
+        try:
+            layout = RECOMPUTE_RULES[recompute](problem, edges)
+        except UserError as error:
+            refusal = refusal or error
+        else:
+            found.append(Candidate(layout, problem.step_seconds(layout)))
+    if not found and refusal:
+        raise refusal
+    return sorted(found, key=lambda candidate: candidate.step_seconds)
+
+
+def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) -> Plan:
+    """The plan of the first candidate; the others become its alternatives."""
+    profile, best = problem.profile, candidates[0]
+    return Plan.from_cuts(
+        profile.chain,
+        best.layout.edges[1:-1],
+        best.layout.recompute,
+        num_microbatches=problem.microbatches,
+        virtual_pipeline_model_parallel_size=problem.chunks,
+        tensor_model_parallel_size=profile.tensor_model_parallel_size,
+        schedule=problem.schedule_name,
+        model=profile.model,
+        model_hash=profile.model_hash,
+        profile_hash=profile.hash,
+        vit_budget=profile.vit_budget,
+        llm_budget=profile.llm_budget,
+        method=method,
+        memory_gib=problem.memory_bytes / GIB if np.isfinite(problem.memory_bytes) else None,
+        predicted=predictions(problem, best.layout),
+        alternatives=tuple(_alternative(problem, best, other) for other in candidates[1:]),
+    )
+
+
+def predictions(problem: LayoutProblem, layout: Layout) -> dict[str, Any]:
+    """What plan.json says of a layout: seconds, bytes, bubble, and what limits each stage."""
+    plays = [problem.simulate(layout, case) for case in range(problem.cases[0] * problem.cases[1])]
+    costs = [problem.stage_costs(layout, case) for case in range(len(plays))]
+    forward = np.mean([c.forward.mean(axis=1) for c in costs], axis=0)
+    backward = np.mean([c.backward.mean(axis=1) for c in costs], axis=0)
+    step, ideal = problem.step_seconds(layout), problem.ideal_seconds()
+    peaks = problem.stage_peak_bytes(layout)
+    return {
+        "step_seconds": step,
+        "bubble_fraction": float(np.mean([play.bubble_fraction for play in plays])),
+        "ideal_seconds": ideal,
+        "fraction_of_ideal": ideal / step,
+        "stage_seconds": (forward + backward).tolist(),
+        "stage_forward_seconds": forward.tolist(),
+        "stage_backward_seconds": backward.tolist(),
+        "stage_peak_bytes": peaks,
+        "stage_limit": _limits(problem, layout, forward + backward, peaks),
+    }
+
+
+def _limits(problem: LayoutProblem, layout: Layout, seconds: Any, peaks: list[float]) -> list[str]:
+    """Per stage: "time" if its rank paces the pipeline, "memory" if it recomputes to fit, both, or "none"."""
+    by_rank = np.asarray(seconds).reshape(-1, problem.ranks).sum(axis=0)
+    limits = []
+    for stage, ids in enumerate(layout.recompute):
+        rank = stage % problem.ranks
+        slow = by_rank[rank] >= NEAR_LIMIT * by_rank.max()
+        full = bool(ids) or peaks[rank] >= NEAR_LIMIT * problem.memory_bytes
+        limits.append(" and ".join(["time"] * bool(slow) + ["memory"] * full) or "none")
+    return limits
+
+
+def _alternative(problem: LayoutProblem, best: Candidate, other: Candidate) -> dict[str, Any]:
+    slower = other.step_seconds / best.step_seconds - 1
+    again = sum(map(len, other.layout.recompute)) - sum(map(len, best.layout.recompute))
+    slowest, reference = (float(_rank_seconds(problem, c.layout).max()) for c in (other, best))
+    why = f"{slower:.2%} slower; its slowest rank works {slowest / reference - 1:+.2%}, {again:+d} recomputed layers"
+    stages = [
+        {"layers": list(layers), "recompute": list(ids)}
+        for layers, ids in zip(pairwise(other.layout.edges), other.layout.recompute, strict=True)
+    ]
+    return {"stages": stages, "step_seconds": other.step_seconds, "why": why}
+
+
+def _rank_seconds(problem: LayoutProblem, layout: Layout) -> Any:
+    costs = problem.stage_costs(layout)
+    return (costs.forward + costs.backward).sum(axis=1).reshape(-1, problem.ranks).sum(axis=0)

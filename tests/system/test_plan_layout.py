@@ -1,0 +1,70 @@
+"""tools/plan_layout.py as a command: its table, its one JSON object, its file, its refusals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnibal_ext.chain import KINDS, layer_chain
+from omnibal_ext.plan import Plan
+from omnibal_ext.profile_data import LayerCost, Profile
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    costs = {kind: LayerCost(0.01, 0.02, 2e8, 1e7, 1e8, 1e6) for kind in KINDS}
+    path = tmp_path / "profile.json"
+    Profile("tiny", "aa", layer_chain(4, 4), costs, 4, 128, dict.fromkeys(KINDS, 7)).save(path)
+    return path
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "tools/plan_layout.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_writes_the_plan_it_prints(profile: Path, tmp_path: Path) -> None:
+    common = ("--profile", profile, "--pipeline-model-parallel-size", 2, "--num-microbatches", 4, "--memory-gib", 3)
+    ran = _run(*common, "--method", "bmp", "--output", tmp_path / "plan.json", "--json")
+    assert ran.returncode == 0, ran.stderr
+    printed = json.loads(ran.stdout)
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan == Plan.from_record(printed)
+    assert set(printed["predicted"]) >= {"step_seconds", "bubble_fraction", "stage_seconds", "stage_peak_bytes"}
+    table = _run(*common, "--method", "profile", "--output", tmp_path / "plan.json")
+    assert "vit.0" in table.stdout
+    assert "of the ideal" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--memory-gib", 0.5), "over the limit of 0.50 GiB"),
+        (("--pipeline-model-parallel-size", 40), "only 12 layers"),
+        (("--num-microbatches", 0), "--num-microbatches must be at least 1"),
+    ],
+)
+def test_what_cannot_be_planned_ends_with_one_line_and_code_2(
+    profile: Path, tmp_path: Path, flags: tuple[object, ...], message: str
+) -> None:
+    usual = ("--profile", profile, "--pipeline-model-parallel-size", 2, "--num-microbatches", 4)
+    ran = _run(*usual, "--output", tmp_path / "plan.json", *flags)
+    assert ran.returncode == 2
+    assert message in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_bad_profile_is_refused_by_layer(profile: Path, tmp_path: Path) -> None:
+    record = json.loads(profile.read_text())
+    record["layers"]["vit"]["forward_seconds"] = float("nan")
+    profile.write_text(json.dumps(record))
+    ran = _run(
+        "--profile", profile, "--pipeline-model-parallel-size", 1, "--num-microbatches", 1, "--output", tmp_path / "p"
+    )
+    assert ran.returncode == 2
+    assert "layer vit: forward_seconds is nan" in ran.stderr

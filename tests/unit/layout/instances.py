@@ -1,0 +1,49 @@
+"""Small layout problems for tests."""
+
+from typing import Any
+
+import numpy as np
+
+from omnibal_ext.chain import KINDS, layer_chain
+from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.profile_data import LayerCost, PackSizes, Profile
+
+
+def make_profile(
+    vit: int = 3, llm: int = 3, costs: dict[str, LayerCost] | None = None, parameters: dict[str, int] | None = None
+) -> Profile:
+    """ViT layers of 1 s and LLM layers of 2 s forward (backward twice that) unless told; the rest is light."""
+    usual = {kind: LayerCost(0.1, 0.2, 1.0, 1.0, 10.0, 1.0) for kind in KINDS}
+    usual["vit"] = LayerCost(1.0, 2.0, 8.0, 1.0, 10.0, 4.0)
+    usual["llm"] = LayerCost(2.0, 4.0, 6.0, 2.0, 20.0, 2.0)
+    return Profile(
+        "tiny", "aa", layer_chain(vit, llm), usual | (costs or {}), 4, 128, parameters or dict.fromkeys(KINDS, 1)
+    )
+
+
+def random_problem(seed: int, **changes: Any) -> LayoutProblem:
+    """A random chain, pipeline, memory and packs, small enough for brute force; memory often binds."""
+    random = np.random.default_rng(seed)
+    costs = {}
+    for kind in KINDS:
+        forward, backward, kept, weight, output = random.uniform(0.05, 1.0, 5)
+        heavy = 3.0 if kind in ("vit", "llm") else 0.5
+        costs[kind] = LayerCost(
+            heavy * forward, heavy * (forward + backward), heavy * kept, 0.2 * kept, weight, output,
+            weight_gradient_seconds=heavy * backward / 2,
+        )  # fmt: skip
+    profile = make_profile(int(random.integers(1, 4)), int(random.integers(1, 4)), costs)
+    ranks = int(random.integers(1, 4))
+    layers = len(profile.chain)
+    settings: dict[str, Any] = {
+        "ranks": ranks,
+        "microbatches": int(random.integers(1, 6)),
+        "chunks": int(random.integers(1, 3)) if 2 * ranks <= min(layers, 4) else 1,
+        "memory_bytes": float(layers / ranks * random.uniform(1.0, 8.0)),
+    } | changes
+    profile = Profile(**{**profile.__dict__, "transfer_seconds_per_byte": float(random.choice([0.0, 0.3]))})
+    if random.random() < 0.5:
+        shape = (int(random.integers(1, 3)), int(random.integers(1, 3)), settings["microbatches"])
+        tokens = random.integers(1, 129, shape)
+        settings["packs"] = PackSizes(random.integers(0, 5, shape), tokens, tokens**2)
+    return LayoutProblem(profile, **settings)

@@ -1,0 +1,75 @@
+"""Recomputation: the fewest layers that fit, with the microbatches truly in flight; shortfalls told in bytes."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.layout.partition import even_edges, layer_weights
+from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.recompute import fewest_that_fit, recompute_all
+
+from .instances import make_profile, random_problem
+
+
+def test_with_room_nothing_is_recomputed_and_kept_bytes_count_once_a_microbatch_in_flight() -> None:
+    """ViT layers keep 8, LLM layers 6, others 1; weights 10 (LLM 20)."""
+    problem = LayoutProblem(make_profile(2, 2), ranks=2, microbatches=4)
+    layout = fewest_that_fit(problem, (0, 4, 8))
+    assert layout.recompute == ((), ())
+    assert problem.stage_peak_bytes(layout) == [40 + 2 * (1 + 8 + 8 + 1), 60 + 1 * (1 + 6 + 6 + 1)]
+    one = replace(problem, microbatches=1)
+    assert one.stage_peak_bytes(layout)[0] == 40 + 1 * 18
+
+
+def test_tight_memory_recomputes_the_first_layers_of_the_stage_that_needs_it() -> None:
+    problem = LayoutProblem(make_profile(2, 2), ranks=2, microbatches=4, memory_bytes=75.0)
+    layout = fewest_that_fit(problem, (0, 4, 8))
+    assert layout.recompute == ((1,), ())
+    assert problem.stage_peak_bytes(layout)[0] == 40 + 2 * (1 + 1 + 8 + 1)
+
+
+@given(st.integers(0, 10**6))
+def test_fewest_that_fit_is_the_fewest_of_all_for_one_stage_a_rank(seed: int) -> None:
+    problem = random_problem(seed, chunks=1)
+    edges = even_edges(layer_weights(problem.profile, "profile"), problem.stages)
+    try:
+        layout = fewest_that_fit(problem, edges)
+    except UserError:
+        assert max(problem.stage_peak_bytes(recompute_all(replace(problem, memory_bytes=np.inf), edges))) > (
+            problem.memory_bytes
+        )
+        return
+    assert max(problem.stage_peak_bytes(layout)) <= problem.memory_bytes
+    held, again = problem.counts(layout)
+    for rank in range(problem.ranks):
+        fewer = (
+            counts
+            for counts in product(*(range(n + 1) for n in held[rank]))
+            if sum(counts) < again[rank].sum() and not any(counts[k] for k in (0, 2, 3, 5))
+        )
+        assert all(
+            problem.rank_bytes(rank, held[[rank]], np.array([counts])) > problem.memory_bytes for counts in fewer
+        )
+
+
+@given(st.integers(0, 10**6))
+def test_promised_bytes_are_those_of_the_simulator_at_full_packs(seed: int) -> None:
+    problem = random_problem(seed, chunks=1, packs=None)
+    problem = replace(problem, packs=None)
+    edges = even_edges(layer_weights(problem.profile, "layers"), problem.stages)
+    try:
+        layout = fewest_that_fit(problem, edges)
+    except UserError:
+        return
+    assert problem.simulate(layout).peak_bytes.tolist() == pytest.approx(problem.stage_peak_bytes(layout))
+
+
+def test_a_shortfall_names_stage_bytes_and_remedy() -> None:
+    problem = LayoutProblem(make_profile(2, 2), ranks=2, microbatches=4, memory_bytes=50.0)
+    with pytest.raises(UserError, match=r"stage 1 needs .*, 19 bytes .* over the limit .*weights alone"):
+        fewest_that_fit(problem, (0, 4, 8))
