@@ -92,6 +92,8 @@ class Profile:
     transfer_seconds_per_byte: float = 0.0
     """Time between neighbouring pipeline ranks."""
     transfer_latency_seconds: float = 0.0
+    overhead_bytes: float = 0.0
+    """Taken on every rank whatever it holds: driver context, communication buffers."""
     notes: dict[str, Any] = field(default_factory=dict)
     """How it was made: software, efficiencies, outliers; for people, read by no program."""
     schema_version: int = SCHEMA_VERSION
@@ -164,7 +166,7 @@ class Profile:
         for name in ("vit_budget", "llm_budget", "tensor_model_parallel_size"):
             if not getattr(self, name) >= 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("transfer_seconds_per_byte", "transfer_latency_seconds"):
+        for name in ("transfer_seconds_per_byte", "transfer_latency_seconds", "overhead_bytes"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} must be finite and not negative, got {getattr(self, name)}")
 

@@ -165,7 +165,9 @@ class LayoutProblem:
         extra = 0.0
         for chunk in range(held.shape[0]):
             extra = max(extra, self._transient(held[chunk], again[chunk], saved))
-        return float(held.sum(axis=0) @ tables.fixed + (self.held[rank] @ kept).max() + extra)
+        return float(
+            self.profile.overhead_bytes + held.sum(axis=0) @ tables.fixed + (self.held[rank] @ kept).max() + extra
+        )
 
     def _transient(self, held: Ints, again: Ints, saved: Floats) -> float:
         """Bytes above the held ones when the stage's last recomputed layer of either kind is run again."""
@@ -225,7 +227,7 @@ class LayoutProblem:
             transfer=transfer[last_kind] * (self.ranks > 1),
             kept=kept,
             transient=np.broadcast_to(transient[:, None], kept.shape).copy(),
-            fixed_bytes=held @ t.fixed,
+            fixed_bytes=held @ t.fixed + self.profile.overhead_bytes * (np.arange(self.stages) < self.ranks),
             step=held @ t.step,
         )
 

@@ -1,0 +1,200 @@
+"""Profiles without a device: operation counts over published peaks, with the efficiencies stated here.
+
+A measured profile replaces an analytic one line by line; the two have the same fields. Counts, for n tokens of width h
+on one of t tensor-parallel ranks with sequence parallelism:
+
+    matrices    2 n (weights of the layer) / t operations forward, the same for each of the two gradients (Megatron-LM,
+                arXiv 2104.04473, appendix)
+    attention   4 h sum(len^2) / t operations forward, half of it under a causal mask; 2.5 times that backward
+                (FlashAttention-2, arXiv 2307.08691)
+    links       two all-reduces of n h 2 bytes forward, two backward, each 2 (t - 1) / t times its bytes (2104.04473)
+    memory      elementwise operations read and write the stream of n h 2 / t bytes ELEMENTWISE_PASSES times forward
+    kept        the tensors listed in `_kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores
+    weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks where the
+                optimizer is distributed
+"""
+
+from dataclasses import dataclass
+
+from omnibal_ext.architectures import Architecture
+from omnibal_ext.chain import VISION_KINDS
+from omnibal_ext.errors import UserError
+from omnibal_ext.profile_data import LayerCost, Profile
+
+BYTES = 2  # of a bf16 number
+ELEMENTWISE_PASSES = 16
+"""Reads and writes of the layer's stream in norms, residuals, activation and rotary positions, forward."""
+GPUS_A_NODE = 8
+BACKWARD_ATTENTION = 2.5
+"""Operations of attention backward over forward (FlashAttention-2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Published peaks of one GPU, and the share of each that large bf16 layers reach."""
+
+    name: str
+    flops: float
+    """Dense bf16 operations a second (vendor's data sheet)."""
+    memory_bytes: float
+    memory_bandwidth: float
+    """Bytes a second (data sheet)."""
+    node_bandwidth: float
+    """Bytes a second and direction to the GPUs of the node (data sheet: half of the two-way figure)."""
+    network_bandwidth: float
+    """Bytes a second and GPU between nodes: one 200 or 400 Gb/s adapter a GPU, as in the vendor's reference systems."""
+    matrix_efficiency: float
+    attention_efficiency: float
+    bandwidth_efficiency: float = 0.8
+    overhead_bytes: float = 4 * 2**30
+    """Driver context, communication buffers, fragmentation: what an empty job already takes."""
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("a100", 312e12, 80e9, 2.039e12, 300e9, 25e9, 0.70, 0.50),
+        Device("h100", 989e12, 80e9, 3.35e12, 450e9, 50e9, 0.60, 0.45),
+        Device("h200", 989e12, 141e9, 4.8e12, 450e9, 50e9, 0.60, 0.45),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One layer of a kind at the budget, of all tensor-parallel ranks together."""
+
+    parameters: int
+    matrix_weights: int
+    """Parameters that every token is multiplied with."""
+    tokens: int
+    width: int
+    kept: float
+    """Bytes saved for the backward."""
+    attention: float = 0.0
+    """Operations forward."""
+    per_square: float = 0.0
+    """Attention operations for each token squared, where samples share a pack; 0 where attention grows with tiles."""
+    blocks: int = 0
+    """Tensor-parallel blocks (attention, MLP) that end in an all-reduce."""
+
+
+def analytic_profile(
+    architecture: Architecture,
+    device: str,
+    vit_budget: int,
+    llm_budget: int,
+    tensor_model_parallel_size: int = 1,
+    data_parallel_size: int = 1,
+    distributed_optimizer: bool = True,
+) -> Profile:
+    """The profile of a model on a100, h100 or h200 at packed shapes (`vit_budget` tiles, `llm_budget` tokens).
+
+    Seconds at the budget are those of a pack that is one sample; the fits price others. Raises UserError for unknown
+    devices and sizes under one.
+    """
+    if device not in DEVICES:
+        raise UserError(f"device {device!r} is not known; choose one of {', '.join(DEVICES)}, or measure a profile")
+    sizes = (vit_budget, llm_budget, tensor_model_parallel_size, data_parallel_size)
+    if min(sizes) < 1:
+        raise UserError(f"budgets and parallel sizes must be at least 1, got {', '.join(map(str, sizes))}")
+    gpu, t, d = DEVICES[device], tensor_model_parallel_size, data_parallel_size
+    works = _works(architecture, vit_budget, llm_budget)
+    units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
+    layers = {kind: _cost(work, units[kind], gpu, t, d, distributed_optimizer) for kind, work in works.items()}
+    return Profile(
+        model=architecture.name,
+        model_hash=architecture.hash,
+        chain=architecture.chain,
+        layers=layers,
+        vit_budget=vit_budget,
+        llm_budget=llm_budget,
+        parameters={kind: work.parameters for kind, work in works.items()},
+        tensor_model_parallel_size=t,
+        device=device,
+        dtype="bf16",
+        transfer_seconds_per_byte=1 / (gpu.network_bandwidth * gpu.bandwidth_efficiency),
+        transfer_latency_seconds=2e-5,
+        overhead_bytes=gpu.overhead_bytes,
+        notes={
+            "analytic": True,
+            "matrix_efficiency": gpu.matrix_efficiency,
+            "attention_efficiency": gpu.attention_efficiency,
+            "bandwidth_efficiency": gpu.bandwidth_efficiency,
+            "data_parallel_size": d,
+            "distributed_optimizer": distributed_optimizer,
+        },
+    )
+
+
+def _cost(work: _Work, units: int, gpu: Device, t: int, d: int, distributed: bool) -> LayerCost:
+    stream = work.tokens * work.width * BYTES
+    matrices = 2 * work.tokens * work.matrix_weights / t / (gpu.flops * gpu.matrix_efficiency)
+    attention_rate = gpu.flops * gpu.attention_efficiency * t
+    elementwise = ELEMENTWISE_PASSES * stream / t / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
+    bandwidth = (gpu.node_bandwidth if t <= GPUS_A_NODE else gpu.network_bandwidth) * gpu.bandwidth_efficiency
+    links = work.blocks * stream * 2 * (t - 1) / t / bandwidth
+    forward, backward = matrices + elementwise + links, 2 * matrices + 2 * elementwise + links
+    attention, per_square = work.attention / attention_rate, work.per_square / attention_rate
+    weights = work.parameters / t
+    return LayerCost(
+        forward_seconds=forward + attention,
+        backward_seconds=backward + BACKWARD_ATTENTION * attention,
+        kept_bytes=work.kept / t,
+        recompute_kept_bytes=stream / t,
+        weight_bytes=weights * (6 + 12 / (d if distributed else 1)),
+        output_bytes=stream / t,
+        weight_gradient_seconds=matrices,
+        step_seconds=_step_seconds(weights, gpu, t, d, distributed),
+        forward_fit=(0.0, forward / units, per_square) if per_square else None,
+        backward_fit=(0.0, backward / units, BACKWARD_ATTENTION * per_square) if per_square else None,
+    )
+
+
+def _step_seconds(weights: float, gpu: Device, t: int, d: int, distributed: bool) -> float:
+    """Gradients reduced (4 bytes) and weights gathered (2), nothing hidden; the optimizer reads and writes 40 bytes."""
+    bandwidth = (gpu.node_bandwidth if t * d <= GPUS_A_NODE else gpu.network_bandwidth) * gpu.bandwidth_efficiency
+    carried = (6 if distributed else 8) * weights * (d - 1) / d / bandwidth
+    return carried + 40 * weights / (d if distributed else 1) / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
+
+
+def _works(architecture: Architecture, tiles: int, tokens: int) -> dict[str, _Work]:
+    vision, language = architecture.vision, architecture.language
+    h, g, tile = vision.hidden_size, language.hidden_size, vision.tokens_per_tile
+    key_value = 2 * g * language.kv_heads // language.heads
+    vit = 4 * h * h + 2 * h * vision.ffn_hidden_size
+    llm = g * (2 * g + key_value) + 3 * g * language.ffn_hidden_size
+    shuffled, pixels, words = h * architecture.shuffle**2, 3 * vision.patch_size**2, language.vocab_size * g
+    projector = shuffled * g + g * g
+    vit_kept = _kept(h, 2 * h, 2 * vision.ffn_hidden_size, vision.qk_norm, layer_scale=True)
+    llm_kept = _kept(g, key_value, 3 * language.ffn_hidden_size)
+    vit_tokens, image_tokens = tiles * tile, tiles * architecture.image_tokens_per_tile
+    return {
+        "patch_embed": _Work(pixels * h + tile * h, pixels * h, vit_tokens, h, vit_tokens * (pixels + h) * BYTES),
+        "vit": _Work(
+            vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES, attention=4 * h * tiles * tile**2, blocks=2
+        ),
+        "projector": _Work(projector, projector, image_tokens, g, image_tokens * 2 * (shuffled + g) * BYTES),
+        "word_embed": _Work(words, 0, tokens, g, tokens * 8),
+        "llm": _Work(
+            llm + 2 * g,
+            llm,
+            tokens,
+            g,
+            tokens * llm_kept * BYTES,
+            attention=2 * g * tokens**2,
+            per_square=2 * g,
+            blocks=2,
+        ),
+        # Logits are kept in bf16 and their softmax in fp32.
+        "head": _Work(words + g, words, tokens, g, tokens * (2 * g * BYTES + 6 * language.vocab_size)),
+    }
+
+
+def _kept(h: int, key_value: int, activations: int, qk_norm: bool = False, layer_scale: bool = False) -> int:
+    """Numbers a token that a layer's backward needs.
+
+    The inputs of both norms, of QKV and of the MLP (4 h); query and attention output (2 h); key and value; what goes in
+    and out of the activation function; query and key before their norm (2 h); each branch before its LayerScale (2 h).
+    """
+    return 6 * h + key_value + activations + 2 * h * qk_norm + 2 * h * layer_scale

@@ -1,0 +1,66 @@
+"""Analytic profiles against counts done by hand, and against what was published."""
+
+import pytest
+
+from omnibal_ext.analytic import DEVICES, analytic_profile
+from omnibal_ext.architectures import PRESETS, preset
+from omnibal_ext.errors import UserError
+
+INTERNVL = preset("internvl-chat-1.5")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_a_sound_profile_on_every_device(device: str, name: str) -> None:
+    profile = analytic_profile(preset(name), device, 4, 4096)
+    profile.validate()
+    assert profile.chain == preset(name).chain
+
+
+def test_parameters_are_those_of_the_published_models() -> None:
+    """InternViT-6B without its last layers: 5.5e9; InternLM2-20B: 19.9e9."""
+    count = analytic_profile(INTERNVL, "a100", 9, 4096).parameters
+    assert 45 * count["vit"] + count["patch_embed"] == pytest.approx(5.54e9, rel=0.01)
+    assert 48 * count["llm"] + count["word_embed"] + count["head"] == pytest.approx(19.86e9, rel=0.01)
+
+
+def test_a_vit_layer_keeps_what_was_published() -> None:
+    """REFERENCE section 1: 0.52 and 0.50 GB a layer at nine tiles and two tensor-parallel ranks."""
+    cost = analytic_profile(INTERNVL, "a100", 9, 4096, 2).layers["vit"]
+    assert cost.saved_bytes == pytest.approx(0.51e9, rel=0.1)
+
+
+def test_cuts_carry_what_was_published() -> None:
+    """REFERENCE section 1: bf16 at 9 x 1025 x 3200 in the ViT, 9 x 256 x 6144 after the projector, 4096 x 6144 later."""
+    layers = analytic_profile(INTERNVL, "a100", 9, 4096).layers
+    assert layers["vit"].output_bytes == 2 * 9 * 1025 * 3200
+    assert layers["projector"].output_bytes == 2 * 9 * 256 * 6144
+    assert layers["llm"].output_bytes == 2 * 4096 * 6144
+
+
+def test_tensor_parallel_ranks_share_work_and_pay_links() -> None:
+    one, two = (analytic_profile(INTERNVL, "a100", 9, 4096, t).layers["llm"] for t in (1, 2))
+    assert one.forward_seconds / 2 < two.forward_seconds < one.forward_seconds
+    assert two.kept_bytes == one.kept_bytes / 2
+
+
+def test_the_distributed_optimizer_spreads_twelve_of_eighteen_bytes() -> None:
+    whole = analytic_profile(INTERNVL, "a100", 9, 4096, 1, 4, distributed_optimizer=False)
+    shared = analytic_profile(INTERNVL, "a100", 9, 4096, 1, 4)
+    assert whole.layers["llm"].weight_bytes == whole.parameters["llm"] * 18
+    assert shared.layers["llm"].weight_bytes == shared.parameters["llm"] * (6 + 12 / 4)
+
+
+def test_large_layers_run_at_the_stated_share_of_the_peak() -> None:
+    """24 * tokens * h^2 operations and attention, within what elementwise work may add."""
+    profile = analytic_profile(INTERNVL, "h100", 9, 4096)
+    operations = 2 * 4096 * profile.parameters["llm"]
+    share = operations / profile.layers["llm"].forward_seconds / DEVICES["h100"].flops
+    assert 0.5 < share < DEVICES["h100"].matrix_efficiency
+
+
+def test_unknown_devices_and_sizes_are_refused() -> None:
+    with pytest.raises(UserError, match="'tpu' is not known"):
+        analytic_profile(INTERNVL, "tpu", 9, 4096)
+    with pytest.raises(UserError, match="at least 1, got 0"):
+        analytic_profile(INTERNVL, "a100", 0, 4096)
