@@ -10,8 +10,8 @@ on one of t tensor-parallel ranks with sequence parallelism:
     links       two all-reduces of n h 2 bytes forward, two backward, each 2 (t - 1) / t times its bytes (2104.04473)
     memory      elementwise operations read and write the stream of n h 2 / t bytes ELEMENTWISE_PASSES times forward
     kept        the tensors listed in `_kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores
-    weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks where the
-                optimizer is distributed
+    weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks by the
+                distributed optimizer
 """
 
 from dataclasses import dataclass

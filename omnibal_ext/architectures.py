@@ -85,6 +85,22 @@ INTERNVIT_6B = VisionArchitecture(
 INTERNLM2_20B = LanguageArchitecture(
     layers=48, hidden_size=6144, heads=48, kv_heads=8, ffn_hidden_size=16384, vocab_size=92553
 )
+VISION_TOWERS = {
+    "internvit-6b": INTERNVIT_6B,
+    "internvit-300m": VisionArchitecture(layers=24, hidden_size=1024, heads=16, ffn_hidden_size=4096),
+    # EVA-CLIP (arXiv 2303.15389, 2402.04252), sizes only: what the planner needs.
+    "eva-clip-1b": VisionArchitecture(layers=40, hidden_size=1408, heads=16, ffn_hidden_size=6144),
+    "eva-clip-8b": VisionArchitecture(layers=32, hidden_size=4096, heads=32, ffn_hidden_size=20480),
+    "eva-clip-18b": VisionArchitecture(layers=48, hidden_size=5120, heads=40, ffn_hidden_size=25600),
+}
+LANGUAGE_MODELS = {
+    "internlm2-20b": INTERNLM2_20B,
+    "yi-34b": LanguageArchitecture(60, 7168, 56, 8, 20480, vocab_size=64000, rope_theta=5e6),
+    "llama3-8b": LanguageArchitecture(32, 4096, 32, 8, 14336, vocab_size=128256, rope_theta=5e5),
+    "llama3-70b": LanguageArchitecture(80, 8192, 64, 8, 28672, vocab_size=128256, rope_theta=5e5),
+    "qwen1.5-110b": LanguageArchitecture(80, 8192, 64, 8, 49152, vocab_size=152064, qkv_bias=True),
+    "vicuna-7b": LanguageArchitecture(32, 4096, 32, 32, 11008, vocab_size=32000, rope_theta=1e4),
+}
 
 PRESETS: dict[str, Architecture] = {
     preset.name: preset
@@ -102,7 +118,16 @@ PRESETS: dict[str, Architecture] = {
 
 
 def preset(name: str) -> Architecture:
-    """The preset of that name; `UserError` naming the known ones if there is none."""
-    if name not in PRESETS:
-        raise UserError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}")
-    return PRESETS[name]
+    """The preset of that name, or VISION+LANGUAGE put together ("internvit-6b+yi-34b").
+
+    Raises UserError naming the known ones.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    vision, _, language = name.partition("+")
+    if vision in VISION_TOWERS and language in LANGUAGE_MODELS:
+        return Architecture(name, VISION_TOWERS[vision], LANGUAGE_MODELS[language])
+    raise UserError(
+        f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}, or one of {', '.join(VISION_TOWERS)}, then +, "
+        f"then one of {', '.join(LANGUAGE_MODELS)}"
+    )

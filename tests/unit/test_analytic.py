@@ -31,7 +31,7 @@ def test_a_vit_layer_keeps_what_was_published() -> None:
 
 
 def test_cuts_carry_what_was_published() -> None:
-    """REFERENCE section 1: bf16 at 9 x 1025 x 3200 in the ViT, 9 x 256 x 6144 after the projector, 4096 x 6144 later."""
+    """REFERENCE section 1, bf16: 9 x 1025 x 3200 in the ViT, 9 x 256 x 6144 after the projector, 4096 x 6144 later."""
     layers = analytic_profile(INTERNVL, "a100", 9, 4096).layers
     assert layers["vit"].output_bytes == 2 * 9 * 1025 * 3200
     assert layers["projector"].output_bytes == 2 * 9 * 256 * 6144
