@@ -20,9 +20,7 @@ class IsolatedAttention(MegatronModule):
     b = 1 and brings its `Segments`; tiles have none, each column of the batch is one tile. Cost: sum of len^2.
     """
 
-    def __init__(
-        self, config: TransformerConfig, layer_number: int, attn_mask_type: AttnMaskType, **_: Any
-    ) -> None:
+    def __init__(self, config: TransformerConfig, layer_number: int, attn_mask_type: AttnMaskType, **_: Any) -> None:
         super().__init__(config)
         self.layer_number = layer_number
         self.causal = attn_mask_type == AttnMaskType.causal

@@ -8,13 +8,13 @@ import torch
 from megatron.core import tensor_parallel
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
-from omnibal_ext.architectures import Architecture
-from omnibal_ext.chain import layer_names
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.language import Head, WordEmbedding, language_layer_spec
 from megatron.vlm.models.projector import Projector
 from megatron.vlm.models.vision import PatchEmbed, vision_layer_spec
+from omnibal_ext.architectures import Architecture
+from omnibal_ext.chain import layer_names
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from argparse import Namespace
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import init_method_normal, scaled_init_method_normal
 from megatron.training.arguments import core_transformer_config_from_args
-from omnibal_ext.architectures import Architecture
 from torch.nn.functional import gelu
+
+from omnibal_ext.architectures import Architecture
 
 
 def language_config(args: Namespace, architecture: Architecture) -> TransformerConfig:
@@ -36,6 +37,7 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.activation_func = gelu
     config.add_bias_linear = True
     config.add_qkv_bias = vision.qkv_bias
+    config.qk_layernorm = vision.qk_norm
     config.bias_activation_fusion = False
     config.bias_dropout_fusion = False
     config.sequence_parallel = False

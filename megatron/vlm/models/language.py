@@ -37,9 +37,7 @@ class LanguageLayer(TransformerLayer):
     """Core's transformer layer over a pack: [T, 1, width] -> the same."""
 
     def forward(self, hidden: Tensor, batch: Microbatch, rotary: Tensor) -> Tensor:
-        return super().forward(
-            hidden, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=batch.segments
-        )[0]
+        return super().forward(hidden, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=batch.segments)[0]
 
 
 def language_layer_spec(config: TransformerConfig) -> ModuleSpec:

@@ -3,12 +3,12 @@
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
-from omnibal_ext.architectures import Architecture
 from torch import Tensor
 from torch.nn.functional import gelu
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.norm import build_norm
+from omnibal_ext.architectures import Architecture
 
 
 class Projector(torch.nn.Module):

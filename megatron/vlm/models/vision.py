@@ -11,13 +11,13 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
-from omnibal_ext.architectures import VisionArchitecture
 from torch import Tensor
 from torch.nn.functional import dropout
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention import IsolatedAttention
 from megatron.vlm.models.norm import FullWidthRMSNorm, build_norm
+from omnibal_ext.architectures import VisionArchitecture
 
 
 class PatchEmbed(torch.nn.Module):

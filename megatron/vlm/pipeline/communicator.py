@@ -5,7 +5,6 @@ channel is a process group of its own, so a message waits only for those before 
 directions can never block each other.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +35,11 @@ class Communicator:
         self.previous, self.next = ranks[here - 1], ranks[(here + 1) % len(ranks)]
         self.pending: list[tuple[dist.Work, Tensor]] = []
         self.channels: dict[tuple[int, str], dist.ProcessGroup] = {}
-        for source, target, position in _ring(ranks):
-            if here in (position, (position + 1) % len(ranks)):
-                for kind in ("activation", "gradient"):
-                    # Only the two neighbours take part, in the order of the ring: nobody else waits.
-                    self.channels[source, kind] = dist.new_group(
-                        sorted({source, target}), use_local_synchronization=True, group_desc=f"pipeline_{kind}"
-                    )
+        for source, target in _all_edges(ranks):
+            for kind in ("activation", "gradient"):
+                group = dist.new_group(sorted({source, target}), group_desc=f"pipeline_{kind}")
+                if ranks[here] in (source, target):
+                    self.channels[source, kind] = group
         self.rank = ranks[here]
 
     def send_activation(self, tensor: Tensor) -> None:
@@ -81,8 +78,9 @@ class Communicator:
         return Receive(tensor, dist.irecv(tensor, source, group=channel) if tensor.numel() else None)
 
 
-def _ring(ranks: list[int]) -> Iterator[tuple[int, int, int]]:
-    """The ring's edges (source, target, position of the source); none for a single rank."""
-    if len(ranks) > 1:
-        for position, source in enumerate(ranks):
-            yield source, ranks[(position + 1) % len(ranks)], position
+def _all_edges(ranks: list[int]) -> list[tuple[int, int]]:
+    """(source, target) of the rings of all pipelines, in one order on all ranks: everyone takes part in making groups."""
+    everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, ranks)
+    pipelines = sorted({tuple(pipeline) for pipeline in everyone if len(pipeline) > 1})
+    return [edge for pipeline in pipelines for edge in zip(pipeline, (*pipeline[1:], pipeline[0]), strict=True)]

@@ -13,14 +13,14 @@ from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_attr_wrapped_model, get_model_config
 from megatron.training import training
-from omnibal_ext.schedule import Action, build_schedule
 from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator, Receive
+from omnibal_ext.schedule import Action, build_schedule
 
 
-def install(executor: "Executor") -> None:
+def install(executor: Callable[..., Any]) -> None:
     """Make Megatron's training and evaluation loops run `executor`."""
     training.get_forward_backward_func = lambda *_, **__: executor
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
+from omnibal_ext.chain import VISION_KINDS
 
 
 class Stage(MegatronModule):
@@ -64,7 +65,9 @@ class Stage(MegatronModule):
         for link, module in enumerate(self.links.values(), start=self.first):
             extra = (rotary,) if self.chain.kinds[link] == "llm" else ()
             step = partial(_run, module, batch, *extra)
-            if link in self.recompute and self.training and torch.is_grad_enabled():
+            if batch.tiles == 0 and self.chain.kinds[link] in VISION_KINDS:
+                hidden = _pass_by(module, hidden, self.chain.shape_before(link + 1, batch))
+            elif link in self.recompute and self.training and torch.is_grad_enabled():
                 hidden = tensor_parallel.checkpoint(step, False, hidden)
             else:
                 hidden = step(hidden)
@@ -79,6 +82,18 @@ class Stage(MegatronModule):
 def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Tensor) -> Tensor:
     *extra, hidden = arguments
     return module(hidden, batch, *extra)
+
+
+def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """What a vision link makes of a pack without tiles: an empty tensor that still depends on its input and weights.
+
+    The weights get gradients of zero, so that a data-parallel reduction that waits for every weight is not left waiting.
+    """
+    weights = list(module.parameters())
+    touched = sum((weight.sum() for weight in weights), torch.zeros_like(weights[0][..., :0]).sum())
+    if hidden is not None:
+        touched = touched + hidden.sum()
+    return weights[0].new_empty(shape) + touched * 0
 
 
 def stage_number(vp_stage: int | None) -> int:

@@ -1,0 +1,138 @@
+"""From a packed index to the microbatches of one stage: what to read, how to lay it out, where to resume."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.microbatch import Microbatch
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.dispatch import PackStream
+from omnibal_ext.packing.index import PackedIndex
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the layers of a stage read of a microbatch. Every stage gets the sizes."""
+
+    pixels: bool
+    tokens: bool
+    labels: bool
+
+    @classmethod
+    def of(cls, kinds: tuple[str, ...]) -> "Needs":
+        """The needs of a slice of the chain."""
+        return cls(pixels="patch_embed" in kinds, tokens="word_embed" in kinds, labels="head" in kinds)
+
+
+class PackDataset(Dataset):
+    """Pack number -> Microbatch, on the host."""
+
+    def __init__(self, data: ChatDataset, index: PackedIndex, needs: Needs, sequence_multiple: int = 1) -> None:
+        """`sequence_multiple`: T is padded up to a multiple of it (the tensor-parallel size under sequence parallelism)."""
+        if len(data) != index.manifest["counts"]["input"]:
+            raise UserError(
+                f"packed index {index.folder} was made from {index.manifest['counts']['input']} samples, "
+                f"the dataset {data.folder} has {len(data)}; pack it again"
+            )
+        self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
+
+    def __getitem__(self, pack: int) -> Microbatch:
+        samples = self.index.samples(pack) if pack >= 0 else np.empty(0, dtype=np.int64)
+        real = [int(self.data.sizes.tokens[sample]) for sample in samples]
+        longest = max(real, default=0)
+        lengths = [longest] * len(real) if self.index.pad else list(real)
+        if filler := -sum(lengths) % self.sequence_multiple if lengths else self.sequence_multiple:
+            lengths.append(filler)
+        ids = self._ids(samples, lengths) if self.needs.tokens or self.needs.labels else None
+        labels, mask = self._labels(samples, lengths, ids) if self.needs.labels and ids is not None else (None, None)
+        return Microbatch(
+            tiles=int(self.data.sizes.tiles[samples].sum()),
+            lengths=tuple(lengths),
+            samples=len(samples),
+            useful_tokens=sum(real),
+            pixels=self._pixels(samples) if self.needs.pixels else None,
+            input_ids=ids if self.needs.tokens else None,
+            image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
+            labels=labels,
+            loss_mask=mask,
+        )
+
+    def _ids(self, samples: np.ndarray, lengths: list[int]) -> Tensor:
+        ids = torch.full((sum(lengths),), self.data.manifest["pad_token_id"], dtype=torch.long)
+        for start, sample in zip(np.cumsum([0, *lengths]), samples, strict=False):
+            tokens = self.data.tokens(int(sample))
+            ids[start : start + len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
+        return ids
+
+    def _labels(self, samples: np.ndarray, lengths: list[int], ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The next token of the same sample, and whether it counts."""
+        labels = torch.roll(ids, -1)
+        mask = torch.zeros(len(ids), dtype=torch.float32)
+        for start, sample in zip(np.cumsum([0, *lengths]), samples, strict=False):
+            counts = self.data.loss_mask(int(sample))[1:]
+            mask[start : start + len(counts)] = torch.from_numpy(counts.astype(np.float32))
+        return labels, mask
+
+    def _image_positions(self, ids: Tensor) -> Tensor:
+        return (ids == self.data.manifest["image_token_id"]).nonzero().squeeze(1)
+
+    def _pixels(self, samples: np.ndarray) -> Tensor:
+        with_images = [int(sample) for sample in samples if self.data.sizes.tiles[sample]]
+        if not with_images:
+            size = self.data.manifest["tile_size"]
+            return torch.empty(0, 3, size, size)
+        return torch.cat([self.data.pixels(sample) for sample in with_images])
+
+
+class PackOrder:
+    """The pack numbers of one data-parallel rank, from an iteration on, for ever."""
+
+    def __init__(self, stream: PackStream, rank: int, first_iteration: int) -> None:
+        self.stream, self.rank, self.first_iteration = stream, rank, first_iteration
+
+    def __iter__(self) -> Iterator[int]:
+        iteration = self.first_iteration
+        while True:
+            yield from self.stream.iteration(iteration)[self.rank].tolist()
+            iteration += 1
+
+
+def microbatches(dataset: PackDataset, order: PackOrder, num_workers: int = 0) -> Iterator[Microbatch]:
+    """The microbatches of a rank's packs, on its device, read ahead by `num_workers` processes."""
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=order,
+        num_workers=num_workers,
+        multiprocessing_context="spawn" if num_workers else None,
+        persistent_workers=num_workers > 0,
+    )
+    for batch in loader:
+        yield to_device(batch)
+
+
+def to_device(batch: Microbatch) -> Microbatch:
+    """The same microbatch with its tensors on this rank's device."""
+    fields = {
+        name: value.to("cuda", non_blocking=True) if isinstance(value, Tensor) else value
+        for name, value in vars(batch).items()
+    }
+    return Microbatch(**fields)
+
+
+def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:
+    """Where a resumed run goes on: the packs consumed say it, at any data-parallel size.
+
+    Raises UserError if the global batch changed, so that the position falls inside an iteration.
+    """
+    if consumed_packs % packs_an_iteration:
+        raise UserError(
+            f"resuming after {consumed_packs} packs, which is no whole number of iterations of {packs_an_iteration} "
+            "packs; resume with the --global-batch-size the run was started with"
+        )
+    return consumed_packs // packs_an_iteration

@@ -1,0 +1,158 @@
+"""The trainer: our model, data and schedule, handed to Megatron-LM's own `pretrain`.
+
+torchrun --nproc-per-node 2 -m megatron.vlm.pretrain --preset tiny --plan plan.json --data D --packs P ...
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.enums import ModelType
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.utils import get_attr_wrapped_model
+from megatron.training import get_args, pretrain
+from megatron.training.argument_utils import pretrain_cfg_container_from_args
+from torch import Tensor
+
+from megatron.vlm.arguments import TrainingInputs, parse_arguments
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches
+from megatron.vlm.meters import BalanceMeter
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.pipeline.executor import Executor, install
+from megatron.vlm.pipeline.stage import Stage, stage_number
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.dispatch import PackStream
+from omnibal_ext.packing.index import PackedIndex
+
+
+class Trainer:
+    """The providers that Megatron's `pretrain` asks for, over one set of inputs."""
+
+    def __init__(self, inputs: TrainingInputs) -> None:
+        self.args, self.architecture, self.plan = inputs.args, inputs.architecture, inputs.plan
+        self.meter = BalanceMeter(self.args.log_interval, self.args.metrics_file)
+        self.executor = Executor(self.plan.schedule)
+
+    def model(
+        self,
+        pre_process: bool = True,
+        post_process: bool = True,
+        vp_stage: int | None = None,
+        config: TransformerConfig | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> Stage:
+        """The stage of the plan that this rank (and chunk) runs."""
+        language = config or language_config(self.args, self.architecture)
+        vision = vision_config(language, self.architecture)
+        chain = Chain(self.architecture, language, vision, self.args.padded_vocab_size, self.args.seed)
+        stage = self.plan.stages[stage_number(vp_stage)]
+        return Stage(chain, *stage.layers, stage.recompute, vp_stage, pg_collection)
+
+    def datasets(
+        self, _: Any, vp_stage: int | None = None
+    ) -> tuple[Iterator[Microbatch] | None, Iterator[Microbatch] | None, None]:
+        """Training and validation microbatches of this rank, from where the checkpoint left off."""
+        args = self.args
+        train = self._microbatches(args.data, args.packs, vp_stage, args.global_batch_size, args.consumed_train_samples)
+        valid = None
+        if args.eval_packs:
+            valid = self._microbatches(args.eval_data, args.eval_packs, vp_stage, args.eval_global_batch_size, 0)
+        return train, valid, None
+
+    def _microbatches(
+        self, data: str, packs: str, vp_stage: int | None, packs_an_iteration: int, consumed: int
+    ) -> Iterator[Microbatch]:
+        args = self.args
+        first, end = self.plan.stages[stage_number(vp_stage)].layers
+        dataset = PackDataset(
+            _checked(ChatDataset(data), self),
+            PackedIndex.open(packs),
+            Needs.of(self.plan.chain[first:end]),
+            args.tensor_model_parallel_size if args.sequence_parallel else 1,
+        )
+        stream = PackStream(dataset.index, args.data_parallel_size, packs_an_iteration // args.data_parallel_size)
+        order = PackOrder(
+            stream, parallel_state.get_data_parallel_rank(), first_iteration(consumed, packs_an_iteration)
+        )
+        return microbatches(dataset, order, args.num_workers)
+
+    def forward_step(self, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+        """Run one microbatch through a stage."""
+        batch = next(data)
+        if model.training and get_attr_wrapped_model(model, "post_process"):
+            self.meter.count(batch)
+        return model(batch), partial(token_loss, batch)
+
+    def forward_backward(self, **arguments: Any) -> list[Any]:
+        """One iteration by the plan's schedule; a training iteration is metered."""
+        records = self.executor(forward_step_func=self.forward_step, **_without(arguments, "forward_step_func"))
+        if not arguments.get("forward_only") and parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+            self.meter.end_iteration(get_args().curr_iteration + 1)
+        return records
+
+
+def token_loss(batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Sum of the losses that count and their number: Megatron divides by the global batch's number of tokens.
+
+    losses [T] fp32, from the last stage.
+    """
+    assert batch.loss_mask is not None
+    total = (losses * batch.loss_mask).sum()
+    tokens = batch.loss_mask.sum()
+    return total, tokens.int(), {"lm loss": torch.stack([total.detach(), tokens])}
+
+
+def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if key != name}
+
+
+def _checked(data: ChatDataset, trainer: Trainer) -> ChatDataset:
+    """Refuse a dataset whose tiles or vocabulary do not fit the model."""
+    architecture, manifest = trainer.architecture, data.manifest
+    for what, made, wanted in (
+        ("tile_size", manifest["tile_size"], architecture.vision.image_size),
+        ("tokens_per_tile", manifest["tokens_per_tile"], architecture.image_tokens_per_tile),
+    ):
+        if made != wanted:
+            raise UserError(
+                f"dataset {data.folder}: {what} is {made}, preset {architecture.name!r} needs {wanted}; "
+                f"preprocess with --{what.replace('_', '-')} {wanted}"
+            )
+    if manifest["vocab_size"] > trainer.args.padded_vocab_size:
+        raise UserError(
+            f"dataset {data.folder}: vocabulary of {manifest['vocab_size']} tokens, preset {architecture.name!r} "
+            f"has {trainer.args.padded_vocab_size}; use the model's own tokenizer"
+        )
+    return data
+
+
+def main() -> None:
+    """Train as the command line says."""
+    trainer = Trainer(parse_arguments())
+    install(trainer.forward_backward)
+    provider = trainer.datasets
+    provider.__func__.is_distributed = True  # every rank builds its own iterators
+    pretrain(
+        pretrain_cfg_container_from_args(trainer.args),
+        provider,
+        ModelType.encoder_or_decoder,
+        trainer.forward_step,
+        model_provider=trainer.model,
+    )
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)

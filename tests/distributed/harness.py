@@ -1,0 +1,213 @@
+"""What the programs under torchrun share: a small model, packs of every kind, and one iteration of any plan."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.enums import ModelType
+from megatron.core.utils import get_model_config
+from megatron.training.initialize import initialize_megatron
+from megatron.training.training import get_model
+from torch import Tensor
+
+from megatron.vlm.arguments import parse_arguments
+from megatron.vlm.data.loader import Needs
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.pipeline.executor import Executor
+from megatron.vlm.pipeline.stage import Stage, stage_number
+from megatron.vlm.pretrain import token_loss
+from omnibal_ext import architectures
+from omnibal_ext.architectures import Architecture, LanguageArchitecture, VisionArchitecture
+from omnibal_ext.plan import Plan
+
+SMALL = Architecture(
+    "small",
+    VisionArchitecture(layers=2, hidden_size=32, heads=4, ffn_hidden_size=64, patch_size=4, image_size=16),
+    LanguageArchitecture(
+        layers=2, hidden_size=48, heads=4, kv_heads=2, ffn_hidden_size=96, vocab_size=128, rope_theta=1e4
+    ),
+)
+WIDE_NORM = replace(
+    SMALL, name="wide_norm", vision=replace(SMALL.vision, normalization="RMSNorm", qkv_bias=False, qk_norm=True)
+)
+IMAGE_TOKEN = 127
+
+
+@dataclass(frozen=True)
+class Result:
+    """Mean loss of the global batch, and gradients by the names of the chain's links."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+
+
+def start(architecture: Architecture, tensor: int, pipeline: int, flags: Sequence[str] = ()) -> Namespace:
+    """Initialise Megatron on these ranks and return its arguments."""
+    architectures.PRESETS[architecture.name] = architecture
+    sys.argv = ["test", "--preset", architecture.name, "--tensor-model-parallel-size", str(tensor)]
+    sys.argv += [
+        "--pipeline-model-parallel-size",
+        "1",
+        "--lr",
+        "1e-3",
+        "--train-iters",
+        "1",
+        "--global-batch-size",
+        "8",
+    ]
+    sys.argv += ["--seed", "7", "--make-vocab-size-divisible-by", "16", "--no-check-for-nan-in-loss-and-grad", *flags]
+    args = parse_arguments().args
+    args.pipeline_model_parallel_size = pipeline
+    args.data_parallel_size = args.world_size // (tensor * pipeline)
+    initialize_megatron()
+    return args
+
+
+def sample_packs(architecture: Architecture, multiple: int = 1) -> list[Microbatch]:
+    """Eight packs: several images, one image, text only, a one-token sample, image tokens only; all ranks draw the same."""
+    generator = torch.Generator().manual_seed(3)
+    sizes = [
+        ([2], [9]),
+        ([1, 1], [6, 7]),
+        ([3, 0], [14, 5]),
+        ([0, 0], [5, 4]),
+        ([0], [7]),
+        ([1, 0], [4, 1]),
+        ([4], [20]),
+    ]
+    sizes.append(([1, 2, 0], [8, 12, 3]))
+    return [_pack(architecture, tiles, lengths, multiple, generator) for tiles, lengths in sizes]
+
+
+def _pack(
+    architecture: Architecture, tiles: list[int], lengths: list[int], multiple: int, generator: torch.Generator
+) -> Microbatch:
+    size, image_tokens = architecture.vision.image_size, architecture.image_tokens_per_tile
+    ids, mask = [], []
+    for count, length in zip(tiles, lengths, strict=True):
+        text = length - count * image_tokens
+        ids.append(torch.full((count * image_tokens,), IMAGE_TOKEN))
+        ids.append(torch.randint(0, IMAGE_TOKEN, (text,), generator=generator))
+        mask += [0.0] * (count * image_tokens) + [1.0] * max(0, text - 1) + [0.0] * min(1, text)
+    if filler := -sum(lengths) % multiple:
+        ids.append(torch.zeros(filler, dtype=torch.long))
+        mask += [0.0] * filler
+        lengths = [*lengths, filler]
+    tokens = torch.cat(ids).long()
+    return Microbatch(
+        tiles=sum(tiles),
+        lengths=tuple(lengths),
+        samples=len(tiles),
+        useful_tokens=sum(lengths),
+        pixels=torch.randn(sum(tiles), 3, size, size, generator=generator),
+        input_ids=tokens,
+        image_positions=(tokens == IMAGE_TOKEN).nonzero().squeeze(1),
+        labels=torch.roll(tokens, -1),
+        loss_mask=torch.tensor(mask),
+    )
+
+
+def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
+    """The microbatch a stage would be handed by the loader."""
+    return replace(
+        batch,
+        pixels=batch.pixels if needs.pixels else None,
+        input_ids=batch.input_ids if needs.tokens else None,
+        image_positions=batch.image_positions if needs.tokens else None,
+        labels=batch.labels if needs.labels else None,
+        loss_mask=batch.loss_mask if needs.labels else None,
+    )
+
+
+def build_chain(args: Namespace, architecture: Architecture) -> Chain:
+    """The chain that all plans of this process cut."""
+    language = language_config(args, architecture)
+    return Chain(architecture, language, vision_config(language, architecture), args.padded_vocab_size, args.seed)
+
+
+def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
+    """This rank's stages of the plan, wrapped in Megatron's DDP."""
+
+    def provide(vp_stage: int | None = None, **_: object) -> Stage:
+        stage = plan.stages[stage_number(vp_stage)]
+        return Stage(chain, *stage.layers, stage.recompute, vp_stage)
+
+    model = get_model(provide, ModelType.encoder_or_decoder)
+    config = get_model_config(model[0])
+    config.finalize_model_grads_func = finalize_model_grads
+    return model
+
+
+def run_iteration(
+    model: list[torch.nn.Module], chain: Chain, plan: Plan, packs: Sequence[Microbatch], executor: Executor
+) -> float:
+    """Forward and backward of the packs, dealt over the data-parallel ranks; the global batch's mean loss."""
+    rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    mine = packs[rank::ranks]
+    iterators: list[Iterator[Microbatch]] = []
+    for chunk in range(len(model)):
+        first, end = plan.stages[stage_number(chunk)].layers
+        iterators.append(iter([only_needed(pack, Needs.of(plan.chain[first:end])) for pack in mine]))
+    for module in model:
+        module.zero_grad_buffer()
+    records = executor(
+        forward_step_func=_forward_step, data_iterator=iterators, model=model, num_microbatches=len(mine)
+    )
+    total = sum((record["lm loss"] for record in records), torch.zeros(2))
+    torch.distributed.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+def _forward_step(data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, partial]:
+    batch = next(data)
+    return model(batch), partial(token_loss, batch)
+
+
+def gradients(model: list[torch.nn.Module]) -> dict[str, Tensor]:
+    """Gradients on this rank, by the parameter's name in the chain."""
+    return {
+        name.partition("links.")[2]: parameter.main_grad.clone()
+        for module in model
+        for name, parameter in module.named_parameters()
+    }
+
+
+def reference(chain: Chain, packs: Sequence[Microbatch]) -> Result:
+    """One process, no schedule, no wrapper: the sum of all losses, backward, divided by the tokens that count."""
+    stage = Stage(chain, 0, len(chain.kinds))
+    total, tokens = torch.zeros(()), 0.0
+    for pack in packs:
+        loss, _, _ = token_loss(pack, stage(pack))
+        loss.backward()
+        total, tokens = total + loss.detach(), tokens + pack.loss_mask.sum().item()
+    gradients = {name.partition("links.")[2]: parameter.grad / tokens for name, parameter in stage.named_parameters()}
+    return Result((total / tokens).item(), gradients)
+
+
+def shard(whole: Tensor, parameter: Tensor) -> Tensor:
+    """This tensor-parallel rank's part of a whole tensor, cut as the parameter is."""
+    ranks = parallel_state.get_tensor_model_parallel_world_size()
+    if ranks == 1 or not getattr(parameter, "tensor_model_parallel", False):
+        return whole
+    stride, dim = parameter.partition_stride, parameter.partition_dim
+    pieces = whole.chunk(ranks * stride, dim)
+    return torch.cat(pieces[parallel_state.get_tensor_model_parallel_rank() :: ranks], dim)
+
+
+def compare(model: list[torch.nn.Module], expected: Result, loss: float) -> float:
+    """Largest relative difference of the loss and of any gradient (against the tensor's largest entry)."""
+    worst = abs(loss - expected.loss) / abs(expected.loss)
+    parameters = {
+        name.partition("links.")[2]: parameter for module in model for name, parameter in module.named_parameters()
+    }
+    for name, mine in gradients(model).items():
+        wanted = shard(expected.gradients[name], parameters[name])
+        worst = max(worst, ((mine - wanted).abs().max() / expected.gradients[name].abs().max()).item())
+    return worst
