@@ -18,17 +18,13 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from numpy.typing import NDArray
 
-from megatron.vlm.data.images import load_rgb
+from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
 from megatron.vlm.data.tiles import TiledImage, cut_tiles
 from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
 
 SCHEMA_VERSION = 1
 COLUMNS = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
-
-# The statistics of ImageNet, with which InternViT was trained.
-PIXEL_MEAN = (0.485, 0.456, 0.406)
-PIXEL_STD = (0.229, 0.224, 0.225)
 
 
 class ChatDataset:
@@ -69,7 +65,7 @@ class ChatDataset:
 
         Raises `UserError` naming file and sample if an image cannot be read.
         """
-        size = self.manifest["tile_size"]
+        size, rule = self.manifest["tile_size"], self.manifest["tiling"]["rule"]
         tiles = [np.zeros((0, size, size, 3), dtype=np.uint8)]
         for image in self.images(sample):
             path = Path(self.manifest["image_root"]) / image.path
@@ -77,15 +73,15 @@ class ChatDataset:
                 rgb = load_rgb(path)
             except Exception as error:  # Pillow's readers raise nearly anything on a damaged file
                 raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
-            tiles.append(cut_tiles(rgb, image.columns, image.rows, image.thumbnail, size))
-        return normalise(np.concatenate(tiles))
+            tiles.append(cut_tiles(rgb, image, size, rule))
+        return normalise(np.concatenate(tiles), NORMALIZATIONS[self.manifest["normalization"]])
 
 
-def normalise(tiles: NDArray[np.uint8]) -> torch.Tensor:
-    """uint8 [tiles, size, size, 3] to float32 [tiles, 3, size, size] of mean 0 and deviation 1 over ImageNet."""
+def normalise(tiles: NDArray[np.uint8], statistics: Normalization) -> torch.Tensor:
+    """uint8 [tiles, size, size, 3] to float32 [tiles, 3, size, size] of mean 0 and deviation 1 over a data set."""
     pixels = torch.from_numpy(tiles).permute(0, 3, 1, 2).to(torch.float32) / 255
-    mean, std = torch.tensor(PIXEL_MEAN).view(3, 1, 1), torch.tensor(PIXEL_STD).view(3, 1, 1)
-    return ((pixels - mean) / std).contiguous()
+    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in statistics)
+    return ((pixels - mean) / deviation).contiguous()
 
 
 class ColumnWriter:

@@ -11,11 +11,24 @@ import struct
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from PIL import Image
 
 from megatron.vlm.data.chat import Rejected
+
+
+class Normalization(NamedTuple):
+    """Mean and deviation of the pixels (red, green, blue, from 0 to 1) that a ViT was trained with."""
+
+    mean: tuple[float, float, float]
+    deviation: tuple[float, float, float]
+
+
+NORMALIZATIONS = {
+    "imagenet": Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # InternViT
+    "clip": Normalization((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),  # LLaVA's ViT
+}
 
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 2**26  # Pillow's own guard against decompression bombs: 89 megapixels
 _JPEG_END = b"\xff\xd9"

@@ -201,6 +201,7 @@ def _manifest(job: Job, sizes: Sizes, reasons: Counter[str]) -> dict[str, Any]:
         "chat_template": recipe.template,
         "tile_size": recipe.tiling.tile_size,
         "tokens_per_tile": recipe.tokens_per_tile,
-        "tiling": recipe.tiling.to_json(),
+        "tiling": asdict(recipe.tiling),
+        "normalization": recipe.normalization,
         "made_from": identity,
     }

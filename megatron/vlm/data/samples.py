@@ -26,7 +26,8 @@ class Recipe:
     max_tokens: int | None = None  # longer samples are rejected, never cut
     max_pixels: int = MAX_PIXELS
     decode_images: bool = False  # read every pixel of every image, not headers only
-    system_message: str | None = None  # for conversations that bring none
+    system_message: str | None = None  # for conversations that bring none; None is the template's, "" is none
+    normalization: str = "imagenet"  # of pixels, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class SampleMaker:
         self.recipe = recipe
         self.template = chat_template(recipe.template)
         self.tokenizer = load_tokenizer(recipe.tokenizer, self.template.special_tokens)
+        self.system = self.template.system if recipe.system_message is None else recipe.system_message
 
     def make(self, line: bytes) -> Sample:
         """Check and prepare one line of chat JSONL.
@@ -59,8 +61,8 @@ class SampleMaker:
         """
         conversation = parse_conversation(line, self.template.reserved)
         messages = conversation.messages
-        if self.recipe.system_message is not None and messages[0].role != SYSTEM:
-            messages = (Message(SYSTEM, self.recipe.system_message), *messages)
+        if self.system and messages[0].role != SYSTEM:
+            messages = (Message(SYSTEM, self.system), *messages)
         images = self._tile_images(conversation.images)
         tokens, loss_mask = tokenize(render_chat(messages, self.template), self.tokenizer)
         repeats = [image.tiles * self.recipe.tokens_per_tile for image in images]

@@ -51,6 +51,7 @@ class ChatTemplate:
     turns: dict[str, Turn]
     tokens: tuple[str, ...]
     strips_words: bool = False
+    system: str | None = None  # what the model was trained with, for conversations that bring no system turn
 
     @property
     def end_of_turn(self) -> str:
@@ -82,12 +83,36 @@ def _chatml(name: str, beginning: str = "") -> ChatTemplate:
     return ChatTemplate(name, beginning, turns, (beginning, *tokens) if beginning else tokens)
 
 
+def _llama3() -> ChatTemplate:
+    turns = {
+        role: Turn(f"<|start_header_id|>{role}<|end_header_id|>\n\n", end="<|eot_id|>")
+        for role in (SYSTEM, USER, ASSISTANT)
+    }
+    tokens = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    return ChatTemplate("llama3", tokens[0], turns, tokens, strips_words=True)
+
+
+def _vicuna() -> ChatTemplate:
+    turns = {
+        SYSTEM: Turn("", end="", gap=" "),
+        USER: Turn("USER: ", end="", gap=" "),
+        ASSISTANT: Turn("ASSISTANT: ", end="</s>"),
+    }
+    system = (
+        "A chat between a curious user and an artificial intelligence assistant. "
+        "The assistant gives helpful, detailed, and polite answers to the user's questions."
+    )
+    return ChatTemplate("vicuna", "<s>", turns, ("<s>", "</s>"), system=system)
+
+
 TEMPLATES = {
     template.name: template
     for template in (
         _chatml("internlm2-chat", beginning="<s>"),
         _chatml("hermes-2"),
         _chatml("chatml"),
+        _llama3(),
+        _vicuna(),
     )
 }
 

@@ -1,55 +1,29 @@
 """From an image's size to a grid of tiles, and from the image to its tiles.
 
-    1800 x 900 image, at most 6 tiles: grid 2 x 1            tiles, in the order the model sees them:
+    1800 x 900 image: grid 2 x 1                              tiles, in the order the model sees them:
     +---------+---------+                                    +---+ +---+ +-----------+
     |    0    |    1    |   resized to (2 T) x (1 T) pixels   | 0 | | 1 | | thumbnail |
     +---------+---------+                                    +---+ +---+ +-----------+
 
-The rule is InternVL's dynamic tiling (InternVL 1.5, arXiv 2404.16821, section 3.3, as its released code has it).
+Three rules: `internvl`, the dynamic tiling of InternVL 1.5 (arXiv 2404.16821, section 3.3); `anyres`, the grids of
+LLaVA-1.6, where the image keeps its aspect ratio on a black ground and the thumbnail comes first; `fixed`, one tile.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from omnibal_ext.errors import UserError
+
 Grid = tuple[int, int]  # columns, rows
 
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How images are cut: `tile_size` in pixels, tile counts without the thumbnail.
-
-    `max_tiles` is for one conversation: its images share it equally, as in InternVL's multi-image training.
-    """
-
-    tile_size: int = 448
-    min_tiles: int = 1
-    max_tiles: int = 12
-    thumbnail: bool = True
-    rule: str = "internvl"
-
-    def to_json(self) -> dict[str, Any]:
-        """What the dataset's manifest keeps of it."""
-        return {"rule": self.rule, **{key: value for key, value in asdict(self).items() if key != "rule"}}
-
-
-@dataclass(frozen=True, slots=True)
-class TiledImage:
-    """One image of a sample: its path relative to the image root, its grid, and whether a thumbnail follows."""
-
-    path: str
-    columns: int
-    rows: int
-    thumbnail: bool
-
-    @property
-    def tiles(self) -> int:
-        """ViT tiles that the image becomes."""
-        return self.columns * self.rows + self.thumbnail
+# LLaVA-1.6's resolutions over its tile size, in its order, which settles ties.
+ANYRES_GRIDS: tuple[Grid, ...] = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
 
 
 @cache
@@ -75,19 +49,107 @@ def internvl_grid(width: int, height: int, tile_size: int, min_tiles: int, max_t
     return best
 
 
+def anyres_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
+    """The grid of LLaVA-1.6 that keeps most of the image's pixels, and of those the one with the least padding."""
+
+    def merit(grid: Grid) -> tuple[int, int]:
+        full_width, full_height = grid[0] * tile_size, grid[1] * tile_size
+        scale = min(full_width / width, full_height / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, kept - full_width * full_height
+
+    allowed = [grid for grid in ANYRES_GRIDS if min_tiles <= grid[0] * grid[1] <= max_tiles]
+    return max(allowed, key=merit, default=(1, 1))
+
+
+def _one_tile(*_: int) -> Grid:
+    return (1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a tiling rule chooses a grid, from (width, height, tile_size, min_tiles, max_tiles), and lays it out."""
+
+    choose: Callable[[int, int, int, int, int], Grid]
+    keeps_aspect: bool = False  # scaled to fit, the rest black; otherwise stretched over the grid
+    thumbnail_first: bool = False
+
+
+RULES = {
+    "internvl": Rule(internvl_grid),
+    "anyres": Rule(anyres_grid, keeps_aspect=True, thumbnail_first=True),
+    "fixed": Rule(_one_tile),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How images are cut: `tile_size` in pixels, tile counts without the thumbnail.
+
+    `max_tiles` is for one conversation: its images share it equally, as in InternVL's multi-image training.
+    """
+
+    tile_size: int = 448
+    min_tiles: int = 1
+    max_tiles: int = 12
+    thumbnail: bool = True
+    rule: str = "internvl"
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise UserError(f"unknown tiling rule {self.rule!r}; known: {', '.join(RULES)}")
+        if not 1 <= self.min_tiles <= self.max_tiles or self.tile_size < 1:
+            raise UserError(
+                f"tile size {self.tile_size}, {self.min_tiles} to {self.max_tiles} tiles: all must be 1 or more, "
+                "and the most no fewer than the least"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TiledImage:
+    """One image of a sample: its path relative to the image root, its grid, and whether it has a thumbnail."""
+
+    path: str
+    columns: int
+    rows: int
+    thumbnail: bool
+
+    @property
+    def tiles(self) -> int:
+        """ViT tiles that the image becomes."""
+        return self.columns * self.rows + self.thumbnail
+
+
 def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling) -> TiledImage:
     """Decide the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
     share = max(1, tiling.max_tiles // images)
-    columns, rows = internvl_grid(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
+    columns, rows = RULES[tiling.rule].choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
     return TiledImage(path, columns, rows, tiling.thumbnail and columns * rows > 1)
 
 
-def cut_tiles(image: Image.Image, columns: int, rows: int, thumbnail: bool, tile_size: int) -> NDArray[np.uint8]:
-    """Resize (bicubic) and cut an RGB image by rows: uint8 [columns * rows + thumbnail, tile_size, tile_size, 3]."""
-    resized = np.asarray(image.resize((columns * tile_size, rows * tile_size), Image.Resampling.BICUBIC))
-    cells = resized.reshape(rows, tile_size, columns, tile_size, 3).swapaxes(1, 2)
+def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -> NDArray[np.uint8]:
+    """Resize (bicubic) and cut an RGB image, row by row: uint8 [plan.tiles, tile_size, tile_size, 3]."""
+    size = (plan.columns * tile_size, plan.rows * tile_size)
+    layout = RULES[rule]
+    resized = np.asarray(_letterbox(image, size) if layout.keeps_aspect else _stretch(image, size))
+    cells = resized.reshape(plan.rows, tile_size, plan.columns, tile_size, 3).swapaxes(1, 2)
     tiles = cells.reshape(-1, tile_size, tile_size, 3)
-    if not thumbnail:
+    if not plan.thumbnail:
         return tiles
-    small = np.asarray(image.resize((tile_size, tile_size), Image.Resampling.BICUBIC))
-    return np.concatenate([tiles, small[None]])
+    thumbnail = np.asarray(_stretch(image, (tile_size, tile_size)))[None]
+    return np.concatenate([thumbnail, tiles] if layout.thumbnail_first else [tiles, thumbnail])
+
+
+def _stretch(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    return image.resize(size, Image.Resampling.BICUBIC)
+
+
+def _letterbox(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    (width, height), (full_width, full_height) = image.size, size
+    if full_width / width < full_height / height:
+        inner = (full_width, min(ceil(height * full_width / width), full_height))
+    else:
+        inner = (min(ceil(width * full_height / height), full_width), full_height)
+    ground = Image.new("RGB", size)
+    ground.paste(_stretch(image, inner), ((full_width - inner[0]) // 2, (full_height - inner[1]) // 2))
+    return ground

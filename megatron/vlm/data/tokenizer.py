@@ -1,9 +1,15 @@
-"""Text to token ids, with the character range of every token, whatever file the tokenizer comes from."""
+"""Text to token ids, with the character range of every token, whatever file the tokenizer comes from.
 
+Sentencepiece model files and Hugging Face `tokenizer.json`. Special tokens that a file lacks get ids after its
+vocabulary. What the model's folder declares in `added_tokens.json` or `tokenizer_config.json` counts as known: the
+sentencepiece file of InternLM2, for one, does not know the name of its own `<|im_end|>`.
+"""
+
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import sentencepiece
@@ -19,11 +25,17 @@ class Encoding(NamedTuple):
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, ids: Sequence[int], ranges: Sequence[tuple[int, int]]) -> "Encoding":
+        """From ids and a (start, end) each."""
+        bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        return cls(np.array(ids, dtype=np.int32), bounds[:, 0], bounds[:, 1])
+
     def covers(self, start: int, end: int) -> NDArray[np.bool_]:
         """Which tokens hold a character of [start, end): bool [T].
 
-        A character written as several byte tokens has its range on the last of them; the empty ones before it count
-        where it starts.
+        A character written as several byte tokens may have its range on the last of them alone; the empty ones before
+        it count where it starts.
         """
         return (self.starts < end) & ((self.ends > start) | (self.starts >= start))
 
@@ -32,8 +44,8 @@ class ChatTokenizer(Protocol):
     """What preprocessing needs of a tokenizer. Special tokens in a text are always recognised, as one id each."""
 
     kind: str
-    vocab_size: int  # ids are below it, the appended special tokens included
-    pad_token_id: int
+    vocab_size: int  # all ids are below it, those of appended special tokens included
+    pad_token_id: int  # never trained; any valid id where the tokenizer has none
 
     def encode(self, text: str) -> Encoding:
         """The tokens of `text`, nothing added before or after."""
@@ -43,26 +55,31 @@ class ChatTokenizer(Protocol):
 
 
 class SentencePieceTokenizer:
-    """A sentencepiece model file. Special tokens that it lacks get ids after its vocabulary, in the order given."""
+    """A sentencepiece model file. Its own rules (a dummy prefix or none) hold for every text between special tokens."""
 
     kind = "sentencepiece"
 
-    def __init__(self, path: Path, special_tokens: Sequence[str]) -> None:
+    def __init__(self, path: Path, special_tokens: Iterable[str]) -> None:
         self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        self._special: dict[str, int] = {}
-        self.vocab_size = self._model.vocab_size()
-        for token in dict.fromkeys(special_tokens):
-            known = self._model.piece_to_id(token)
-            if self._model.id_to_piece(known) != token:
-                known, self.vocab_size = self.vocab_size, self.vocab_size + 1
-            self._special[token] = known
+        self._special = declared_tokens(path.parent)
+        self.vocab_size = max([self._model.vocab_size(), *(number + 1 for number in self._special.values())])
+        for token in special_tokens:
+            if token not in self._special:
+                self._special[token] = self._known_or_new(token)
         longest_first = sorted(self._special, key=len, reverse=True)
         self._splitter = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         padding = self._model.pad_id() if self._model.pad_id() >= 0 else self._model.eos_id()
         self.pad_token_id = max(padding, 0)
 
+    def _known_or_new(self, token: str) -> int:
+        known = self._model.piece_to_id(token)
+        if self._model.id_to_piece(known) == token:
+            return int(known)
+        self.vocab_size += 1
+        return self.vocab_size - 1
+
     def encode(self, text: str) -> Encoding:
-        """The tokens of `text`; the model file's own rules (dummy prefix or none) hold between special tokens."""
+        """The tokens of `text`, nothing added before or after."""
         ids: list[int] = []
         ranges: list[tuple[int, int]] = []
         position = 0
@@ -75,12 +92,38 @@ class SentencePieceTokenizer:
                 ids += mapped["ids"]
                 ranges += [(position + start, position + end) for start, end in mapped["offsets"]]
             position += len(piece)
-        bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
-        return Encoding(np.array(ids, dtype=np.int32), bounds[:, 0], bounds[:, 1])
+        return Encoding.of(ids, ranges)
 
     def token_id(self, token: str) -> int:
         """The id of a special token."""
         return self._special[token]
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json` of Hugging Face's `tokenizers` library."""
+
+    kind = "huggingface"
+
+    def __init__(self, path: Path, special_tokens: Sequence[str]) -> None:
+        import tokenizers  # an optional dependency
+
+        self._model = tokenizers.Tokenizer.from_file(str(path))
+        self._model.no_truncation()
+        self._model.no_padding()
+        self._model.add_special_tokens([tokenizers.AddedToken(token, normalized=False) for token in special_tokens])
+        self._ids: dict[str, int] = self._model.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(self._ids.values()) + 1
+        padding = _content(_read_json(path.parent / "tokenizer_config.json").get("pad_token"))
+        self.pad_token_id = self._ids.get(padding, 0)
+
+    def encode(self, text: str) -> Encoding:
+        """The tokens of `text`, nothing added before or after."""
+        encoded = self._model.encode(text, add_special_tokens=False)
+        return Encoding.of(encoded.ids, encoded.offsets)
+
+    def token_id(self, token: str) -> int:
+        """The id of a special token."""
+        return self._ids[token]
 
 
 def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
@@ -89,8 +132,30 @@ def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
     Raises `UserError` if the file is missing or is no tokenizer.
     """
     if not path.is_file():
-        raise UserError(f"{path}: no such tokenizer file; give --tokenizer-model a sentencepiece .model")
+        raise UserError(f"{path}: no such file; --tokenizer-model is a sentencepiece .model or a tokenizer.json")
+    known = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
-        return SentencePieceTokenizer(path, special_tokens)
-    except (RuntimeError, OSError) as error:
-        raise UserError(f"{path}: not a sentencepiece model ({error})") from error
+        return known(path, special_tokens)
+    except ImportError as error:
+        raise UserError(f"{path}: reading it needs a package that is not installed: pip install tokenizers") from error
+    except Exception as error:  # both libraries raise plain Exceptions on a file that is not theirs
+        raise UserError(f"{path}: not a {known.kind} tokenizer ({error})") from error
+
+
+def declared_tokens(folder: Path) -> dict[str, int]:
+    """Token -> id of what Hugging Face's files in `folder` add to a sentencepiece model."""
+    decoder = _read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+    declared = {_content(token): int(number) for number, token in decoder.items()}
+    return declared | _read_json(folder / "added_tokens.json")
+
+
+def _content(token: Any) -> str:
+    """A token is written as text or as an object with its text and flags."""
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}

@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from megatron.vlm.data.dataset import PIXEL_MEAN, PIXEL_STD, ChatDataset, normalise
+from megatron.vlm.data.dataset import ChatDataset, normalise
 from megatron.vlm.data.demo import make_demo_data
+from megatron.vlm.data.images import NORMALIZATIONS
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
@@ -71,15 +72,17 @@ def test_pixels_are_the_pictures_cells_in_reading_order(raw: Path, dataset: Chat
     picture = np.asarray(Image.open(raw / image.path).convert("RGB"))
     row, column = image.rows - 1, 0
     cell = torch.tensor(picture[row * 32 : row * 32 + 32, column * 32 : column * 32 + 32]).permute(2, 0, 1) / 255
-    expected = (cell - torch.tensor(PIXEL_MEAN).view(3, 1, 1)) / torch.tensor(PIXEL_STD).view(3, 1, 1)
+    mean, deviation = NORMALIZATIONS["imagenet"]
+    expected = (cell - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(deviation).view(3, 1, 1)
     torch.testing.assert_close(dataset.pixels(sample)[row * image.columns + column], expected)
 
 
 def test_normalising_takes_out_mean_and_deviation() -> None:
-    mean_colour = (np.array(PIXEL_MEAN) * 255).round().astype(np.uint8)
-    tiles = np.broadcast_to(mean_colour, (2, 4, 4, 3)).copy()
-    assert normalise(tiles).abs().max() < 0.01
-    assert normalise(tiles).is_contiguous()
+    for statistics in NORMALIZATIONS.values():
+        mean_colour = (np.array(statistics.mean) * 255).round().astype(np.uint8)
+        tiles = np.broadcast_to(mean_colour, (2, 4, 4, 3)).copy()
+        assert normalise(tiles, statistics).abs().max() < 0.01
+        assert normalise(tiles, statistics).is_contiguous()
 
 
 def test_an_image_that_broke_after_preprocessing_is_named_with_its_sample(raw: Path, tmp_path: Path) -> None:

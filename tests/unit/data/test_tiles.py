@@ -2,10 +2,22 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from megatron.vlm.data.demo import exact_grids
-from megatron.vlm.data.tiles import Tiling, cut_tiles, internvl_grid, internvl_grids, tile_image
+from megatron.vlm.data.tiles import (
+    ANYRES_GRIDS,
+    TiledImage,
+    Tiling,
+    anyres_grid,
+    cut_tiles,
+    internvl_grid,
+    internvl_grids,
+    tile_image,
+)
+from omnibal_ext.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -47,7 +59,7 @@ def test_a_single_tile_has_no_thumbnail() -> None:
 def test_tiles_are_cut_row_by_row_and_the_thumbnail_comes_last() -> None:
     cells = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
     picture = Image.fromarray(cells.repeat(8, axis=0).repeat(8, axis=1)).convert("RGB")
-    tiles = cut_tiles(picture, columns=3, rows=2, thumbnail=True, tile_size=8)
+    tiles = cut_tiles(picture, TiledImage("", columns=3, rows=2, thumbnail=True), tile_size=8, rule="internvl")
     assert tiles.shape == (7, 8, 8, 3)
     for number, value in enumerate(cells.reshape(-1)):
         assert (tiles[number] == value).all()
@@ -62,3 +74,33 @@ def test_tiling_cuts_a_demo_picture_into_exactly_its_cells(images: int) -> None:
     for columns, rows in grids:
         tiled = tile_image("x.png", (columns * 32, rows * 32), images, tiling)
         assert (tiled.columns, tiled.rows) == (columns, rows)
+
+
+@settings(deadline=None)  # the first call imports transformers
+@given(st.integers(16, 3000), st.integers(16, 3000))
+def test_anyres_grids_are_those_that_hugging_face_chooses(width: int, height: int) -> None:
+    processing = pytest.importorskip("transformers.image_processing_utils")
+    resolutions = [(rows * 336, columns * 336) for columns, rows in ANYRES_GRIDS]
+    rows, columns = processing.select_best_resolution((height, width), resolutions)
+    assert anyres_grid(width, height, 336, min_tiles=1, max_tiles=4) == (columns // 336, rows // 336)
+
+
+def test_anyres_keeps_the_aspect_ratio_and_puts_the_thumbnail_first() -> None:
+    white = Image.new("RGB", (100, 20), (255, 255, 255))
+    tiling = Tiling(tile_size=16, rule="anyres")
+    tiled = tile_image("x.png", white.size, 1, tiling)
+    assert (tiled.columns, tiled.rows, tiled.tiles) == (3, 1, 4)
+    thumbnail, *tiles = cut_tiles(white, tiled, 16, "anyres")
+    assert (thumbnail == 255).all()
+    assert [tile[8].min() for tile in tiles] == [255] * 3  # the middle line is image from end to end
+    assert max(tile[[0, 1, 2, 13, 14, 15]].max() for tile in tiles) == 0  # above and below is black
+
+
+def test_fixed_is_one_tile_whatever_the_size() -> None:
+    assert tile_image("x.png", (4000, 100), 1, Tiling(rule="fixed")).tiles == 1
+
+
+@pytest.mark.parametrize("wrong", [{"rule": "spiral"}, {"min_tiles": 0}, {"min_tiles": 5, "max_tiles": 4}])
+def test_an_impossible_tiling_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        Tiling(**wrong)  # type: ignore[arg-type]

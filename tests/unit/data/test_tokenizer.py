@@ -1,0 +1,66 @@
+"""Tokenizers: special tokens are one id each, wherever that id comes from."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.vlm.data.demo import train_tokenizer
+from megatron.vlm.data.tokenizer import Encoding, load_tokenizer
+from omnibal_ext.errors import UserError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(train_tokenizer())
+    return path
+
+
+def test_tokens_missing_in_the_file_follow_its_vocabulary_in_the_order_given(model: Path) -> None:
+    plain = load_tokenizer(model, ["<img>"])
+    more = load_tokenizer(model, ["<img>", "<first>", "<second>", "<first>"])
+    assert more.token_id("<img>") == plain.token_id("<img>") < plain.vocab_size
+    assert more.token_id("<first>") == plain.vocab_size
+    assert more.token_id("<second>") == plain.vocab_size + 1
+    assert more.vocab_size == plain.vocab_size + 2
+
+
+def test_an_appended_token_is_one_id_in_the_middle_of_text(model: Path) -> None:
+    tokenizer = load_tokenizer(model, ["<first>"])
+    encoding = tokenizer.encode("a5<first>b3")
+    assert encoding.ids.tolist().count(tokenizer.token_id("<first>")) == 1
+    assert encoding.starts.tolist() == [0, 1, 2, 9, 10]
+    assert encoding.ends.tolist() == [1, 2, 9, 10, 11]
+
+
+def test_tokens_that_the_models_folder_declares_keep_their_ids(model: Path) -> None:
+    size = load_tokenizer(model, []).vocab_size
+    (model.parent / "added_tokens.json").write_text(json.dumps({"<other>": size + 4}))
+    decoder = {"5": {"content": "<renamed>", "special": True}}
+    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    tokenizer = load_tokenizer(model, ["<renamed>", "<other>", "<new>"])
+    assert tokenizer.token_id("<renamed>") == 5
+    assert tokenizer.token_id("<other>") == size + 4
+    assert tokenizer.token_id("<new>") == size + 5
+    assert tokenizer.vocab_size == size + 6
+    assert tokenizer.encode("a<renamed>").ids.tolist()[1:] == [5]
+
+
+def test_a_range_covers_the_tokens_that_hold_a_character_of_it() -> None:
+    # "ab" as one token, a character in three bytes (its range on the last of them), "c".
+    encoding = Encoding.of([1, 2, 3, 4, 5], [(0, 2), (2, 2), (2, 2), (2, 3), (3, 4)])
+    assert np.flatnonzero(encoding.covers(0, 1)).tolist() == [0]
+    assert np.flatnonzero(encoding.covers(1, 2)).tolist() == [0]
+    assert np.flatnonzero(encoding.covers(2, 3)).tolist() == [1, 2, 3]
+    assert np.flatnonzero(encoding.covers(1, 4)).tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(encoding.covers(3, 4)).tolist() == [4]
+
+
+@pytest.mark.parametrize(("name", "content"), [("x.model", b"no model"), ("x.json", b"{}"), ("x.json", b"no JSON")])
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path, name: str, content: bytes) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=name):
+        load_tokenizer(tmp_path / name, [])
