@@ -19,11 +19,11 @@ from omnibal_ext.chain import KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.profile_data import PackSizes, Profile
 from omnibal_ext.schedule import Schedule, build_schedule
-from omnibal_ext.simulate import BACKWARD, FORWARD, WEIGHT, Program, Simulation, StageCosts, compile_schedule, simulate
+from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_VIT, _LLM = KINDS.index("vit"), KINDS.index("llm")
+_VIT, _PROJECTOR, _WORDS, _LLM, _HEAD = (KINDS.index(k) for k in ("vit", "projector", "word_embed", "llm", "head"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,33 +154,34 @@ class LayoutProblem:
         return held, again
 
     def rank_bytes(self, rank: int, held: Ints, again: Ints) -> float:
-        """Peak bytes of a rank; counts are int64 [chunks, kinds] of its stages.
+        """Peak bytes of a rank; counts are int64 [chunks, kinds] of its stages. See `bytes_of_counts`."""
+        return float(self.bytes_of_counts(rank, held, again[None])[0])
 
-        Weights + the worst moment's microbatches x kept bytes + the layer being recomputed (its layers first in the
-        stage, so that those after it are done with by then; zero-bubble lists keep them for W).
+    def bytes_of_counts(self, rank: int, held: Ints, again: Ints) -> Floats:
+        """Peak bytes of a rank for many recompute counts int64 [ways, chunks, kinds] of its stages: float64 [ways].
+
+        Overhead + weights + the worst moment's microbatches x kept bytes + the layer being run again.
         """
         tables = self.tables
         kept = (held - again) @ tables.kept + again @ tables.recompute_kept
-        saved = np.maximum(tables.kept - tables.recompute_kept, 0.0)
-        extra = 0.0
-        for chunk in range(held.shape[0]):
-            extra = max(extra, self._transient(held[chunk], again[chunk], saved))
-        return float(
-            self.profile.overhead_bytes + held.sum(axis=0) @ tables.fixed + (self.held[rank] @ kept).max() + extra
-        )
+        fixed = self.profile.overhead_bytes + held.sum(axis=0) @ tables.fixed
+        return np.asarray(fixed + (kept @ self.held[rank].T).max(axis=1) + self.transient(held, again).max(axis=1))
 
-    def _transient(self, held: Ints, again: Ints, saved: Floats) -> float:
-        """Bytes above the held ones when the stage's last recomputed layer of either kind is run again."""
+    def transient(self, held: Ints, again: Ints) -> Floats:
+        """Bytes above the held ones while a stage's backward recomputes; counts [..., kinds] -> float64 [...].
+
+        The recomputed layers come first in the stage, and those after a layer are done with when it is run again
+        (zero-bubble lists keep them for W).
+        """
+        kept, saved = self.tables.kept, np.maximum(self.tables.kept - self.tables.recompute_kept, 0.0)
+        vit, llm = again[..., _VIT] > 0, again[..., _LLM] > 0
         if self.program.split_backward:
-            return float(max(saved[_VIT] * (again[_VIT] > 0), saved[_LLM] * (again[_LLM] > 0)))
-        kept = self.tables.kept
-        after_llm = (held[_LLM] - again[_LLM]) * kept[_LLM] + held[KINDS.index("head")] * kept[KINDS.index("head")]
-        between = sum(held[k] * kept[k] for k in (KINDS.index("projector"), KINDS.index("word_embed")))
-        llm_all = after_llm + again[_LLM] * self.tables.recompute_kept[_LLM]
-        after_vit = (held[_VIT] - again[_VIT]) * kept[_VIT] + between + llm_all
-        vit = saved[_VIT] - after_vit if again[_VIT] else 0.0
-        llm = saved[_LLM] - after_llm if again[_LLM] else 0.0
-        return float(max(0.0, vit, llm))
+            return np.maximum(saved[_VIT] * vit, saved[_LLM] * llm)
+        after_llm = (held - again)[..., _LLM] * kept[_LLM] + held[..., _HEAD] * kept[_HEAD]
+        between = held[..., _PROJECTOR] * kept[_PROJECTOR] + held[..., _WORDS] * kept[_WORDS]
+        after_vit = (held - again)[..., _VIT] * kept[_VIT] + between + after_llm
+        after_vit = after_vit + again[..., _LLM] * self.tables.recompute_kept[_LLM]
+        return np.maximum(0.0, np.maximum((saved[_VIT] - after_vit) * vit, (saved[_LLM] - after_llm) * llm))
 
     def stage_peak_bytes(self, layout: Layout) -> list[float]:
         """Peak bytes of every pipeline rank, at the budgets."""
@@ -203,12 +204,18 @@ class LayoutProblem:
     def step_seconds_of_counts(self, held: Ints, again: Ints, last_kind: Ints) -> float:
         """`step_seconds` from int64 [stages, kinds] counts and the kind of each stage's last layer."""
         t, program = self.tables, self.program
-        ends = _case_ends(
-            program.steps, program.ranks, program.split_backward, (held, again, last_kind),
-            (t.forward, t.backward, t.recompute, t.weight, t.transfer),
-        )  # fmt: skip
+        backward = np.tensordot(held, t.backward, 1) + np.tensordot(again, t.recompute, 1)
+        weight = np.tensordot(held, t.weight, 1)
+        if program.split_backward:
+            backward -= weight
+        seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight])
+        ends = _case_ends(program.steps, program.ranks, seconds, t.transfer[last_kind] * (self.ranks > 1))
         step = (held @ t.step).reshape(-1, self.ranks).sum(axis=0)
-        return float((ends + step).max(axis=1).reshape(self.cases).max(axis=1).mean())
+        return self.over_cases((ends + step).max(axis=1))
+
+    def over_cases(self, seconds: Floats) -> float:
+        """Mean over iterations of the slowest data-parallel rank, from float64 [cases]."""
+        return float(seconds.reshape(self.cases).max(axis=1).mean())
 
     def stage_costs(self, layout: Layout, case: int = 0) -> StageCosts:
         """What the simulator needs, for one case (iteration x data-parallel rank)."""
@@ -218,8 +225,7 @@ class LayoutProblem:
         forward, backward, recompute, weight, transfer, load = at
         last_kind = self.kind_ids[np.array(layout.edges[1:]) - 1]
         kept = ((held - again) * t.kept + again * t.recompute_kept) @ load
-        saved = np.maximum(t.kept - t.recompute_kept, 0.0)
-        transient = np.array([self._transient(h, a, saved) for h, a in zip(held, again, strict=True)])
+        transient = self.transient(held, again)
         return StageCosts(
             forward=held @ forward,
             backward=held @ backward + again @ recompute,
@@ -249,36 +255,18 @@ def _maximal(vectors: Ints) -> Ints:
 
 
 @njit(cache=True)
-def _case_ends(  # pragma: no cover - compiled
-    steps: Ints, ranks: int, split: bool, layout: tuple[Ints, Ints, Ints], tables: tuple[Floats, ...]
-) -> Floats:
-    """float64 [cases, ranks]: last end of every rank, with stage costs summed up from the tables on the way."""
-    held, again, last_kind = layout
-    forward, backward, recompute, weight, transfer = tables
-    kinds, cases, microbatches = forward.shape
-    stages = held.shape[0]
+def _case_ends(steps: Ints, ranks: int, seconds: Floats, links: Floats) -> Floats:  # pragma: no cover - compiled
+    """Last end float64 [cases, ranks] from seconds [3, stages, cases, microbatches] and links [stages, ...]."""
+    cases = seconds.shape[2]
     clock = np.zeros((cases, ranks))
-    seconds = np.empty((3, stages, microbatches))
     end = np.empty(steps.shape[1])
     for case in range(cases):
-        seconds[:] = 0.0
-        for s in range(stages):
-            for k in range(kinds):
-                if held[s, k] == 0:
-                    continue
-                for m in range(microbatches):
-                    seconds[FORWARD, s, m] += held[s, k] * forward[k, case, m]
-                    seconds[BACKWARD, s, m] += held[s, k] * backward[k, case, m] + again[s, k] * recompute[k, case, m]
-                    seconds[WEIGHT, s, m] += held[s, k] * weight[k, case, m]
-        if split:
-            seconds[BACKWARD] -= seconds[WEIGHT]
         for i in range(steps.shape[1]):
             rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
             begin = clock[case, rank]
             if steps[4, i] >= 0:
                 link = stage - 1 if kind == FORWARD else stage
-                carry = transfer[last_kind[link], case, microbatch] if ranks > 1 else 0.0
-                begin = max(begin, end[steps[4, i]] + carry)
-            end[i] = begin + seconds[kind, stage, microbatch]
+                begin = max(begin, end[steps[4, i]] + links[link, case, microbatch])
+            end[i] = begin + seconds[kind, stage, case, microbatch]
             clock[case, rank] = end[i]
     return clock

@@ -1,6 +1,7 @@
 """From a method's name to ranked layouts, and from the best of them to a plan that says what was predicted and why."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.layout.adapipe import adapipe_layout
+from omnibal_ext.layout.joint import joint_search
 from omnibal_ext.layout.partition import Edges, bmp_candidates, even_edges, layer_weights
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.recompute import GIB, fewest_that_fit, recompute_all
 from omnibal_ext.plan import Plan
 
-METHODS = ("parameters", "layers", "profile", "bmp")
+METHODS = ("parameters", "layers", "profile", "bmp", "adapipe", "joint")
 RECOMPUTE_RULES: dict[str, Callable[[LayoutProblem, Edges], Layout]] = {
     "fewest": fewest_that_fit,
     "full": recompute_all,
@@ -28,23 +31,52 @@ class Candidate:
 
     layout: Layout
     step_seconds: float
+    proven: bool = False
+    """No layout of this problem is faster."""
 
 
 def find_layouts(
-    problem: LayoutProblem, method: str, *, recompute: str = "fewest", radius: int = 1, top_k: int = 10
+    problem: LayoutProblem,
+    method: str,
+    *,
+    recompute: str = "fewest",
+    radius: int = 1,
+    top_k: int = 10,
+    seconds: float = 4.0,
 ) -> list[Candidate]:
     """Layouts of a method that fit the memory, fastest first by simulation.
 
-    `recompute` is "fewest" (the paper's rule) or "full" (everything, what unbalanced training does).
+    `recompute` is "fewest" (the paper's rule) or "full" (everything, what unbalanced training does); adapipe and joint
+    choose what to recompute themselves. `seconds` limits the joint search.
     Raises UserError for an unknown method, and where no candidate fits.
     """
     if method not in METHODS:
         raise UserError(f"layout method {method!r} is not known; choose one of {', '.join(METHODS)}")
+    if method == "joint":
+        return _joint(problem, radius, top_k, seconds)
+    if method == "adapipe":
+        layout = adapipe_layout(problem)
+        return [Candidate(layout, problem.step_seconds(layout))]
     if method == "bmp":
         cuts = bmp_candidates(problem.profile, problem.stages, radius, top_k)
     else:
         cuts = [even_edges(layer_weights(problem.profile, method), problem.stages)]
     return judge(problem, cuts, recompute)
+
+
+def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:
+    """The joint search from where all other methods end, and from cuts that are even in whole time and in bytes."""
+    layouts = []
+    for method in METHODS[:-1]:
+        with suppress(UserError):  # a method that finds nothing that fits, or lacks figures, gives no start
+            layouts += [c.layout for c in find_layouts(problem, method, radius=radius, top_k=top_k)]
+    tables, kinds = problem.tables, problem.kind_ids
+    whole = (tables.forward + tables.backward).sum(axis=(1, 2))
+    bytes_ = tables.fixed + tables.recompute_kept * (problem.ranks + 1) / 2
+    weights = (whole, whole + tables.recompute.sum(axis=(1, 2)), bytes_)
+    starts = [even_edges(weight[kinds], problem.stages) for weight in weights]
+    found = joint_search(problem, starts, layouts, seconds)
+    return [Candidate(f.layout, f.step_seconds, f.proven) for f in found[:top_k]]
 
 
 def judge(problem: LayoutProblem, cuts: list[Edges], recompute: str = "fewest") -> list[Candidate]:
@@ -80,7 +112,7 @@ def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) 
         llm_budget=profile.llm_budget,
         method=method,
         memory_gib=problem.memory_bytes / GIB if np.isfinite(problem.memory_bytes) else None,
-        predicted=predictions(problem, best.layout),
+        predicted=predictions(problem, best.layout) | {"proven_best": best.proven},
         alternatives=tuple(_alternative(problem, best, other) for other in candidates[1:]),
     )
 

@@ -17,7 +17,8 @@ def test_every_plan_fits_and_predicts_what_is_simulated(seed: int, method: str, 
     try:
         candidates = find_layouts(problem, method, recompute=recompute)
     except UserError as error:
-        assert "over the limit" in str(error)  # noqa: PT017 - either outcome is right, the message is what is checked
+        if "over the limit" not in str(error) and "no virtual chunks" not in str(error):
+            raise
         return
     assert [c.step_seconds for c in candidates] == sorted(c.step_seconds for c in candidates)
     plan = make_plan(problem, candidates, method)

@@ -1,0 +1,151 @@
+"""Lower bounds on the step time of every layout that shares a part: what the exact search prunes with.
+
+Both leave waits out and nothing else, so they hold for any schedule list and any packs:
+
+* `slice_bounds`: one stage alone, without virtual chunks. Its rank waits for the first microbatch to come through the
+  layers before it, then does all its work, and the last gradient goes back through the layers before it; and it can
+  start its first backward only after that microbatch has been through the whole chain.
+* `prefix_bound`: the first stages played, the layers after them a delay of each microbatch, without any queue.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from omnibal_ext.chain import KINDS
+from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.schedule import Action
+from omnibal_ext.simulate import BACKWARD, FORWARD
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_VIT, _LLM = KINDS.index("vit"), KINDS.index("llm")
+
+
+class Bounds:
+    """Prefix sums over the chain, [cases, layers + 1] unless said, and the bounds made of them."""
+
+    def __init__(self, problem: LayoutProblem) -> None:
+        self.problem = problem
+        kinds, t = problem.kind_ids, problem.tables
+        self.forward = _prefix(t.forward[kinds])
+        """[layers + 1, cases, microbatches]"""
+        self.backward = _prefix(t.backward[kinds])
+        self.weight = _prefix(t.weight[kinds] if problem.program.split_backward else 0.0 * t.weight[kinds])
+        self.step = np.concatenate([[0.0], np.cumsum(t.step[kinds])])
+        self.kind_counts = _prefix((kinds[:, None] == np.arange(len(KINDS))).astype(np.int64))
+        """[layers + 1, kinds]"""
+        self.least_transfer = t.transfer[np.unique(kinds)].min(axis=0) * (problem.ranks > 1)
+
+    def slice_bounds(self) -> Floats:
+        """float64 [stages, layers + 1, layers + 1]: bound with layers i .. j - 1 on stage s; inf: no fit."""
+        return np.stack([self._of_stage(s) for s in range(self.problem.stages)])
+
+    def _of_stage(self, s: int) -> Floats:
+        actions = self.problem.schedule[s]
+        first_b = next(i for i, a in enumerate(actions) if a.kind == "B")
+        last_b = max(i for i, a in enumerate(actions) if a.kind == "B")
+        m_in, m_turn, m_out = actions[0].microbatch, actions[first_b].microbatch, actions[last_b].microbatch
+        input_gradient = self.backward - self.weight
+        hops = s * self.least_transfer
+        come = self.forward[..., m_in] + hops[:, m_in]
+        go = input_gradient[..., m_out] + hops[:, m_out]
+        hops_turn = (self.problem.stages - 1) * self.least_transfer[:, m_turn]
+        whole_way = (
+            self.forward[-1, :, m_turn] + hops_turn + (self.problem.stages - 1 - s) * self.least_transfer[:, m_turn]
+        )
+        turn = whole_way + input_gradient[-1, :, m_turn] - input_gradient[..., m_turn]
+        all_work, to_last = self._work(actions), self._work(actions[: last_b + 1])
+        from_turn, own = self._work(actions[first_b : last_b + 1]), self.step
+        again = self._least_again(s)
+
+        def between(prefix: Floats) -> Floats:
+            return np.asarray(prefix[None] - prefix[:, None])
+
+        bound = np.maximum(
+            come[:, None] + between(all_work) + between(own)[..., None],
+            come[:, None] + between(to_last) + go[:, None],
+        )
+        bound = np.maximum(bound, turn[None, :] + between(from_turn) + go[:, None]) + again
+        shape = (*bound.shape[:2], *self.problem.cases)
+        out = bound.reshape(shape).max(axis=-1).mean(axis=-1)
+        out[np.tril_indices(out.shape[0])] = np.inf
+        return out
+
+    def _work(self, actions: list[Action]) -> Floats:
+        """[layers + 1, cases]: prefix sums of what these actions of one rank take, layer by layer."""
+        microbatches = self.problem.microbatches
+        chosen = {kind: np.zeros(microbatches) for kind in "FBW"}
+        for action in actions:
+            chosen[action.kind][action.microbatch] = 1.0
+        return np.asarray(
+            self.forward @ chosen["F"] + (self.backward - self.weight) @ chosen["B"] + self.weight @ chosen["W"]
+        )
+
+    def _least_again(self, s: int) -> Floats:
+        """[layers + 1, layers + 1, cases]: least seconds of recomputing that free the bytes missing, as if layers could
+        be split (the best bytes a second first); inf where even everything is too little."""
+        problem, t = self.problem, self.problem.tables
+        in_flight = int(problem.held[s].max())
+        counts = self.kind_counts[None] - self.kind_counts[:, None]
+        missing = problem.profile.overhead_bytes + counts @ (t.fixed + in_flight * t.kept) - problem.memory_bytes
+        saved = in_flight * np.maximum(t.kept - t.recompute_kept, 0.0)
+        seconds = t.recompute.sum(axis=2)
+        out = np.zeros((*missing.shape, seconds.shape[1]))
+        if not np.isfinite(problem.memory_bytes):
+            return out
+        for case in range(seconds.shape[1]):
+            left = np.maximum(missing, 0.0)
+            for kind in sorted((_VIT, _LLM), key=lambda k: seconds[k, case] / max(saved[k], 1e-300)):
+                take = np.minimum(left, counts[..., kind] * saved[kind])
+                out[..., case] += take / max(saved[kind], 1e-300) * seconds[kind, case]
+                left = left - take
+            out[left > 1e-9 * problem.memory_bytes, case] = np.inf
+        return out
+
+    def prefix_bound(self, edges: list[int], held: Ints, again: Ints) -> float:
+        """Bound of all layouts that begin with the stages of `edges` (0, ..., e), counts int64 [stages, kinds]."""
+        problem, t, e = self.problem, self.problem.tables, edges[-1]
+        last_kind = problem.kind_ids[np.array(edges[1:]) - 1]
+        weight = np.tensordot(held, t.weight, 1) * problem.program.split_backward
+        backward = np.tensordot(held, t.backward, 1) + np.tensordot(again, t.recompute, 1) - weight
+        seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight])
+        hops = 2 * (problem.stages - len(edges) + 1) * self.least_transfer
+        there_and_back = (self.forward[-1] - self.forward[e]) + (self.backward - self.weight)[-1]
+        there_and_back = there_and_back - (self.backward - self.weight)[e] + hops
+        links = t.transfer[last_kind] * (problem.ranks > 1)
+        ends = _prefix_ends(problem.program.steps, problem.ranks, seconds, links, there_and_back)
+        step = np.zeros(problem.ranks)
+        np.add.at(step, np.arange(held.shape[0]) % problem.ranks, held @ t.step)
+        return problem.over_cases((ends + step).max(axis=1))
+
+
+@njit(cache=True)
+def _prefix_ends(
+    steps: Ints, ranks: int, seconds: Floats, links: Floats, there_and_back: Floats
+) -> Floats:  # pragma: no cover - compiled
+    """float64 [cases, ranks]: last ends when only the first stages work; seconds [3, stages, cases, microbatches]."""
+    stages, cases = seconds.shape[1], seconds.shape[2]
+    clock = np.zeros((cases, ranks))
+    end = np.empty(steps.shape[1])
+    turned = np.empty(seconds.shape[3])
+    for case in range(cases):
+        for i in range(steps.shape[1]):
+            rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
+            if stage >= stages:
+                continue
+            begin = clock[case, rank]
+            if kind == BACKWARD and stage == stages - 1:
+                begin = max(begin, turned[microbatch] + there_and_back[case, microbatch])
+            elif steps[4, i] >= 0:
+                link = stage - 1 if kind == FORWARD else stage
+                begin = max(begin, end[steps[4, i]] + links[link, case, microbatch])
+            end[i] = begin + seconds[kind, stage, case, microbatch]
+            clock[case, rank] = end[i]
+            if kind == FORWARD and stage == stages - 1:
+                turned[microbatch] = end[i]
+    return clock
+
+
+def _prefix(per_layer: NDArray) -> NDArray:
+    return np.concatenate([np.zeros_like(per_layer[:1]), np.cumsum(per_layer, axis=0)])

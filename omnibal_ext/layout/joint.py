@@ -1,0 +1,226 @@
+"""The joint search: cuts and recomputed layers together, for the least simulated step time that fits the memory.
+
+1. Start from the best layouts the other methods found (so it is never worse than any of them).
+2. Walk: move a cut, or neighbouring cuts together, by a few layers, as long as that helps. A layout that does not fit
+   is ranked by the bytes it is short of, so the walk also leads into the memory.
+3. Prove: depth-first over the cuts from the first stage on, with every minimal recompute choice (`options`). A branch
+   is left when a lower bound (`bounds`) reaches the best step time so far. What remains at the end is the best of all
+   layouts; if the time is up before, the layout is the best found and `proven` is False.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.chain import KINDS
+from omnibal_ext.layout.bounds import Bounds
+from omnibal_ext.layout.options import RankOptions
+from omnibal_ext.layout.partition import Edges
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.recompute import recompute_all
+
+Ints = NDArray[np.int64]
+LEAST_GAIN = 1e-9
+"""Relative; smaller differences are rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A layout of the search. `proven`: no layout is faster, by more than rounding."""
+
+    layout: Layout
+    step_seconds: float
+    proven: bool
+
+
+@dataclass(slots=True)
+class _Best:
+    """What is ranked: first bytes short of (0 where it fits), then seconds."""
+
+    short_bytes: float
+    seconds: float
+    edges: Edges
+    again: Ints
+
+    @property
+    def score(self) -> tuple[float, float]:
+        return self.short_bytes, self.seconds
+
+
+def joint_search(
+    problem: LayoutProblem, starts: Sequence[Edges], layouts: Sequence[Layout] = (), seconds: float = 4.0
+) -> list[Found]:
+    """Layouts by step time, the best first; stops after about `seconds` of wall clock (half of it for the walk).
+
+    `starts` are cuts to begin with, `layouts` layouts that fit and that the result may not be slower than.
+
+    Raises UserError, naming the stage and the bytes it is short of, if no layout was found that fits.
+    """
+    search = _Search(problem, time.monotonic() + seconds)
+    for edges in dict.fromkeys(starts):
+        search.try_cuts(edges)
+    for layout in layouts:
+        search.take(layout)
+    search.walk(time.monotonic() + seconds / 2)
+    proven = search.prove() and search.options.exact
+    if search.best.short_bytes > 0:
+        recompute_all(problem, search.best.edges)
+    ranked = sorted(search.seen.values(), key=lambda candidate: candidate.score)
+    fitting = [c for c in ranked if c.short_bytes <= 0]
+    return [
+        Found(Layout(c.edges, problem.recompute_ids(c.edges, c.again)), c.seconds, proven and i == 0)
+        for i, c in enumerate(fitting)
+    ]
+
+
+class _Search:
+    def __init__(self, problem: LayoutProblem, deadline: float) -> None:
+        self.problem, self.deadline = problem, deadline
+        self.options, self.bounds = RankOptions(problem), Bounds(problem)
+        self.layers, self.stages = len(problem.profile.chain), problem.stages
+        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(KINDS)), dtype=np.int64))
+        self.seen: dict[Edges, _Best] = {}
+
+    def try_cuts(self, edges: Edges) -> bool:
+        """Judge cuts with their best recompute choice; True if they are the best so far."""
+        if edges in self.seen:
+            return False
+        found = self._judge(edges)
+        self.seen[edges] = found
+        better = found.short_bytes < self.best.short_bytes or (
+            found.short_bytes == self.best.short_bytes and found.seconds < self.best.seconds * (1 - LEAST_GAIN)
+        )
+        if better:
+            self.best = found
+        return better
+
+    def take(self, layout: Layout) -> None:
+        """Compare with a layout that fits."""
+        took = self.problem.step_seconds(layout)
+        if self.best.short_bytes > 0 or took < self.best.seconds:
+            self.best = _Best(0.0, took, layout.edges, self.problem.counts(layout)[1])
+            self.seen[layout.edges] = self.best
+
+    def _judge(self, edges: Edges) -> _Best:
+        problem, ranks = self.problem, self.problem.ranks
+        held = np.diff(self.bounds.kind_counts[list(edges)], axis=0)
+        last_kind = problem.kind_ids[np.array(edges[1:]) - 1]
+        choices = [self.options.of(rank, held[rank::ranks]) for rank in range(ranks)]
+        short = sum(self._short_bytes(rank, held[rank::ranks]) for rank in range(ranks) if not choices[rank])
+        again = np.zeros_like(held)
+        if short > 0:
+            return _Best(short, np.inf, edges, again)
+        for rank in range(ranks):
+            again[rank::ranks] = choices[rank][0]
+        seconds = problem.step_seconds_of_counts(held, again, last_kind)
+        for rank in range(ranks):
+            for other in choices[rank][1:]:
+                changed = again.copy()
+                changed[rank::ranks] = other
+                if (took := problem.step_seconds_of_counts(held, changed, last_kind)) < seconds:
+                    seconds, again = took, changed
+        return _Best(0.0, seconds, edges, again)
+
+    def _short_bytes(self, rank: int, held: Ints) -> float:
+        everything = np.zeros_like(held)
+        for kind in ("vit", "llm"):
+            everything[:, KINDS.index(kind)] = held[:, KINDS.index(kind)]
+        return max(1.0, self.problem.rank_bytes(rank, held, everything) - self.problem.memory_bytes)
+
+    def walk(self, until: float) -> None:
+        """From the best, take any move that improves it, and go on from there; stop where none does."""
+        improved = True
+        while improved:
+            improved = False
+            for edges in self._moves(self.best.edges):
+                if time.monotonic() > until:
+                    return
+                if self.try_cuts(edges):
+                    improved = True
+                    break
+
+    def _moves(self, edges: Edges) -> Iterator[Edges]:
+        """Runs of neighbouring cuts, shifted together: single cuts first, then longer runs."""
+        for length, shift in product(range(1, self.stages), (1, -1, 2, -2)):
+            for first in range(1, self.stages - length + 1):
+                end = first + length
+                moved = tuple(e + shift for e in edges[first:end])
+                if edges[first - 1] < moved[0] and moved[-1] < edges[end]:
+                    yield (*edges[:first], *moved, *edges[end:])
+
+    def prove(self) -> bool:
+        """Search everything that the bounds leave; False if the time was up first."""
+        if self.problem.chunks > 1:
+            least = np.zeros((self.stages + 1, self.layers + 1))
+            allowed = None
+        else:
+            allowed = self.bounds.slice_bounds()
+            least = _least_of_the_rest(allowed)
+        return self._descend([0], [], allowed, least)
+
+    def _descend(self, edges: list[int], again: list[Ints], allowed: NDArray | None, least: NDArray) -> bool:
+        stage, first = len(edges) - 1, edges[-1]
+        if stage == self.stages:
+            return self._finish(tuple(edges), again)
+        last = self.layers - (self.stages - stage - 1)
+        ends = range(first + 1, last + 1) if stage < self.stages - 1 else (self.layers,)
+        for end in sorted(ends, key=lambda e: 0.0 if allowed is None else allowed[stage, first, e]):
+            if time.monotonic() > self.deadline:
+                return False
+            if self._too_slow(least[stage + 1, end]) or (
+                allowed is not None and self._too_slow(allowed[stage, first, end])
+            ):
+                continue
+            path = [*edges, end]
+            held = np.diff(self.bounds.kind_counts[path], axis=0)
+            for choice in self._choices(stage, held):
+                counts = [*again, choice]
+                if self._too_slow(self.bounds.prefix_bound(path, held, np.stack(counts))):
+                    continue
+                if not self._descend(path, counts, allowed, least):
+                    return False
+        return True
+
+    def _choices(self, stage: int, held: Ints) -> list[Ints]:
+        """Recompute counts [kinds] for the newest stage; with chunks they are chosen in `_finish`."""
+        if self.problem.chunks > 1:
+            return [np.zeros(len(KINDS), dtype=np.int64)]
+        return [choice[0] for choice in self.options.of(stage, held[-1:])]
+
+    def _finish(self, edges: Edges, again: list[Ints]) -> bool:
+        """All stages are cut: play what is left to choose."""
+        problem, ranks = self.problem, self.problem.ranks
+        held = np.diff(self.bounds.kind_counts[list(edges)], axis=0)
+        last_kind = problem.kind_ids[np.array(edges[1:]) - 1]
+        per_rank = [[np.stack(again)[rank::ranks]] for rank in range(ranks)]
+        if problem.chunks > 1:
+            per_rank = [self.options.of(rank, held[rank::ranks]) for rank in range(ranks)]
+        for way in product(*per_rank):
+            if time.monotonic() > self.deadline:
+                return False
+            counts = np.empty_like(held)
+            for rank, chosen in enumerate(way):
+                counts[rank::ranks] = chosen
+            took = problem.step_seconds_of_counts(held, counts, last_kind)
+            if self.best.short_bytes > 0 or took < self.best.seconds * (1 - LEAST_GAIN):
+                self.best = _Best(0.0, took, edges, counts)
+                self.seen[edges] = self.best
+        return True
+
+    def _too_slow(self, bound: float) -> bool:
+        limit = np.inf if self.best.short_bytes > 0 else self.best.seconds * (1 - LEAST_GAIN)
+        return bool(bound >= limit)
+
+
+def _least_of_the_rest(allowed: NDArray) -> NDArray:
+    """float64 [stages + 1, layers + 1]: the least worst bound of stages s .. end holding the layers from i on."""
+    stages, size = allowed.shape[0], allowed.shape[1]
+    least = np.full((stages + 1, size), np.inf)
+    least[stages, size - 1] = 0.0
+    for s in range(stages - 1, -1, -1):
+        least[s] = np.maximum(allowed[s], least[s + 1][None, :]).min(axis=1)
+    return least

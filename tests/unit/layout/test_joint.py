@@ -1,0 +1,81 @@
+"""The joint search against brute force: all cuts x all recompute counts; and the bounds it prunes with."""
+
+from collections.abc import Iterator
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnibal_ext.chain import KINDS
+from omnibal_ext.errors import UserError
+from omnibal_ext.layout.bounds import Bounds
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.search import METHODS, find_layouts
+
+from .instances import random_problem
+
+VIT, LLM = KINDS.index("vit"), KINDS.index("llm")
+schedules = st.sampled_from(["1f1b", "gpipe", "zb_h1"])
+
+
+def _all_layouts(problem: LayoutProblem) -> Iterator[Layout]:
+    """Every cut with every number of recomputed ViT and LLM layers in every stage."""
+    layers = len(problem.profile.chain)
+    for inner in combinations(range(1, layers), problem.stages - 1):
+        edges = (0, *inner, layers)
+        held, _ = problem.counts(Layout(edges, ((),) * problem.stages))
+        for counts in product(*(product(range(row[VIT] + 1), range(row[LLM] + 1)) for row in held)):
+            again = np.zeros_like(held)
+            again[:, [VIT, LLM]] = counts
+            yield Layout(edges, problem.recompute_ids(edges, again))
+
+
+def _brute_force(problem: LayoutProblem) -> float:
+    fitting = (a for a in _all_layouts(problem) if max(problem.stage_peak_bytes(a)) <= problem.memory_bytes)
+    return min((problem.step_seconds(layout) for layout in fitting), default=np.inf)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), schedules)
+def test_joint_equals_brute_force(seed: int, schedule: str) -> None:
+    problem = random_problem(seed, schedule_name=schedule)
+    least = _brute_force(problem)
+    if not np.isfinite(least):
+        with pytest.raises(UserError, match="over the limit"):
+            find_layouts(problem, "joint", seconds=60)
+        return
+    best = find_layouts(problem, "joint", seconds=60)[0]
+    assert best.proven
+    assert max(problem.stage_peak_bytes(best.layout)) <= problem.memory_bytes
+    assert best.step_seconds == pytest.approx(least, rel=1e-8)
+    assert problem.step_seconds(best.layout) == pytest.approx(best.step_seconds)
+
+
+@given(st.integers(0, 10**6), schedules, st.sampled_from(METHODS[:-1]))
+def test_joint_is_never_worse_than_any_other_method_even_without_time(seed: int, schedule: str, method: str) -> None:
+    problem = random_problem(seed, schedule_name=schedule)
+    try:
+        other = find_layouts(problem, method)[0]
+    except UserError:
+        return
+    assert find_layouts(problem, "joint", seconds=0.0)[0].step_seconds <= other.step_seconds * (1 + 1e-9)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), schedules, st.integers(0, 10**6))
+def test_bounds_are_below_every_layout_they_speak_of(seed: int, schedule: str, pick: int) -> None:
+    problem = random_problem(seed, schedule_name=schedule)
+    bounds = Bounds(problem)
+    layouts = list(_all_layouts(problem))
+    layout = layouts[pick % len(layouts)]
+    seconds = problem.step_seconds(layout) * (1 + 1e-9)
+    held, again = problem.counts(layout)
+    for done in range(1, problem.stages + 1):
+        assert bounds.prefix_bound(list(layout.edges[: done + 1]), held[:done], again[:done]) <= seconds
+    assert bounds.prefix_bound(list(layout.edges), held, again) == pytest.approx(seconds)
+    if problem.chunks == 1 and max(problem.stage_peak_bytes(layout)) <= problem.memory_bytes:
+        allowed = bounds.slice_bounds()
+        for s in range(problem.stages):
+            assert allowed[s, layout.edges[s], layout.edges[s + 1]] <= seconds
