@@ -12,7 +12,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.microbatch import Microbatch
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index import PackedIndex, sha256_of
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,11 @@ class PackDataset(Dataset):
     """Pack number -> Microbatch, on the host."""
 
     def __init__(self, data: ChatDataset, index: PackedIndex, needs: Needs, sequence_multiple: int = 1) -> None:
-        """`sequence_multiple`: T is padded up to a multiple of it (the tensor-parallel size under sequence parallelism)."""
-        if len(data) != index.manifest["counts"]["input"]:
-            raise UserError(
-                f"packed index {index.folder} was made from {index.manifest['counts']['input']} samples, "
-                f"the dataset {data.folder} has {len(data)}; pack it again"
-            )
+        """T is padded up to a multiple of `sequence_multiple` (the tensor-parallel size under sequence parallelism).
+
+        Raises UserError if the index was made from another dataset.
+        """
+        index.check({"built_from.data.manifest_sha256": sha256_of(data.folder / "manifest.json")})
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
 
     def __getitem__(self, pack: int) -> Microbatch:

@@ -16,8 +16,8 @@ from megatron.vlm.microbatch import Segments
 class IsolatedAttention(MegatronModule):
     """Softmax attention inside each sample of a pack (causal), or inside each tile of a batch (bidirectional).
 
-    Shapes in and out are core's: query [s, b, heads, d], key and value [s, b, groups, d] -> [s, b, heads * d]. A pack has
-    b = 1 and brings its `Segments`; tiles have none, each column of the batch is one tile. Cost: sum of len^2.
+    Shapes in and out are core's: query [s, b, heads, d], key and value [s, b, groups, d] -> [s, b, heads * d]. A pack
+    has b = 1 and brings its `Segments`; tiles have none, each column of the batch is one tile. Cost: sum of len^2.
     """
 
     def __init__(self, config: TransformerConfig, layer_number: int, attn_mask_type: AttnMaskType, **_: Any) -> None:

@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 def build_norm(config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> torch.nn.Module:
-    """RMSNorm or LayerNorm, as `config.normalization` says; its gradients are summed over TP under sequence parallelism."""
+    """RMSNorm or LayerNorm, as `config.normalization` says.
+
+    Under sequence parallelism a rank sees a share of the tokens: the mark makes Megatron sum the gradients over ranks.
+    """
     kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
     norm = kind(hidden_size, eps=eps, dtype=config.params_dtype)
     for parameter in norm.parameters():

@@ -1,7 +1,7 @@
 """How tensors travel between stages: shapes are known on both sides, nothing is exchanged beforehand.
 
-Every pair of neighbours on the ring of pipeline ranks has two channels, activations one way and gradients the other. Each
-channel is a process group of its own, so a message waits only for those before it on its own channel and the two
+Every pair of neighbours on the ring of pipeline ranks has two channels, activations one way and gradients the other.
+Each channel is a process group of its own, so a message waits only for those before it on its own channel and the two
 directions can never block each other.
 """
 
@@ -79,7 +79,7 @@ class Communicator:
 
 
 def _all_edges(ranks: list[int]) -> list[tuple[int, int]]:
-    """(source, target) of the rings of all pipelines, in one order on all ranks: everyone takes part in making groups."""
+    """(source, target) of the rings of all pipelines, in one order on all ranks: making a group takes everyone."""
     everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, ranks)
     pipelines = sorted({tuple(pipeline) for pipeline in everyone if len(pipeline) > 1})

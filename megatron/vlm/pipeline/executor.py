@@ -1,7 +1,7 @@
 """Runs a schedule: the patched `forward_backward_func` of Megatron.
 
-Schedules are data (`omnibal_ext.schedule`). The executor walks its rank's list and obeys; the computing itself, the loss
-and its scaling stay with core's `forward_step` and `backward_step`.
+Schedules are data (`omnibal_ext.schedule`). The executor walks its rank's list and obeys; the computing itself, the
+loss and its scaling stay with core's `forward_step` and `backward_step`.
 """
 
 import contextlib

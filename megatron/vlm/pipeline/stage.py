@@ -17,8 +17,8 @@ from omnibal_ext.chain import VISION_KINDS
 class Stage(MegatronModule):
     """Links [first, end) of the chain; those in `recompute` keep only their input for the backward pass.
 
-    The links sit under their chain names, which are the same in every layout: a checkpoint written by one layout is read
-    by any other.
+    The links sit under their chain names, which are the same in every layout: a checkpoint written by one layout is
+    read by any other.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Tensor) -> Tens
 def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     """What a vision link makes of a pack without tiles: an empty tensor that still depends on its input and weights.
 
-    The weights get gradients of zero, so that a data-parallel reduction that waits for every weight is not left waiting.
+    The weights get gradients of zero: a data-parallel reduction that waits for every weight is not left waiting.
     """
     weights = list(module.parameters())
     touched = sum((weight.sum() for weight in weights), torch.zeros_like(weights[0][..., :0]).sum())
