@@ -13,6 +13,8 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import GIB
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_layouts, make_plan
+from omnibal_ext.layout.workload import packs_of_index
+from omnibal_ext.packing import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.profile_data import Profile
 from omnibal_ext.schedule import SCHEDULE_NAMES
@@ -21,20 +23,37 @@ from omnibal_ext.schedule import SCHEDULE_NAMES
 def main() -> None:
     """Parse, plan, print, write."""
     arguments = _parser().parse_args()
-    for name in ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "num_microbatches", "top_k"):
+    for name in (
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "num_microbatches",
+        "top_k",
+        "pack_iterations",
+    ):
         if getattr(arguments, name) < 1:
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} must be at least 1, got {getattr(arguments, name)}")
+    profile = Profile.load(arguments.profile)
+    packs = None
+    if arguments.packs:
+        index = PackedIndex.open(arguments.packs)
+        packs = packs_of_index(index, profile, arguments.num_microbatches, arguments.pack_iterations)
     problem = LayoutProblem(
-        Profile.load(arguments.profile),
+        profile,
         arguments.pipeline_model_parallel_size,
         arguments.num_microbatches,
         arguments.virtual_pipeline_model_parallel_size,
         arguments.schedule,
         arguments.memory_gib * GIB,
+        packs,
     )
     candidates = find_layouts(
-        problem, arguments.method, recompute=arguments.recompute, radius=arguments.radius, top_k=arguments.top_k
+        problem,
+        arguments.method,
+        recompute=arguments.recompute,
+        radius=arguments.radius,
+        top_k=arguments.top_k,
+        seconds=arguments.seconds,
     )
     plan = make_plan(problem, candidates, arguments.method)
     plan.save(arguments.output)
@@ -80,6 +99,7 @@ def print_plan(plan: Plan) -> None:
     print(
         f"step {predicted['step_seconds'] * 1e3:.2f} ms, bubble {predicted['bubble_fraction']:.1%}, "
         f"{predicted['fraction_of_ideal']:.1%} of the ideal {predicted['ideal_seconds'] * 1e3:.2f} ms"
+        + (", proven the fastest layout" if predicted["proven_best"] else "")
     )
 
 
@@ -108,6 +128,9 @@ def _parser() -> argparse.ArgumentParser:
         "--recompute", choices=tuple(RECOMPUTE_RULES), default="fewest", help="the fewest layers that fit, or every one"
     )
     parser.add_argument("--schedule", choices=SCHEDULE_NAMES, default="1f1b", help="order of forwards and backwards")
+    parser.add_argument("--packs", help="packed index: judge layouts on the packs that training will run")
+    parser.add_argument("--pack-iterations", type=int, default=4, help="how many iterations of them")
+    parser.add_argument("--seconds", type=float, default=4.0, help="joint: longest time to search")
     parser.add_argument("--radius", type=int, default=1, help="bmp: how many layers each cut may move from the anchor")
     parser.add_argument("--top-k", type=int, default=10, help="how many layouts are kept")
     parser.add_argument("--output", required=True, help="plan.json to write")

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from omnibal_ext.chain import KINDS, layer_chain
+from omnibal_ext.packing import PackOptions, build_index
 from omnibal_ext.plan import Plan
 from omnibal_ext.profile_data import LayerCost, Profile
+from omnibal_ext.sizes import Sizes
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +41,17 @@ def test_writes_the_plan_it_prints(profile: Path, tmp_path: Path) -> None:
     table = _run(*common, "--method", "profile", "--output", tmp_path / "plan.json")
     assert "vit.0" in table.stdout
     assert "of the ideal" in table.stdout
+
+
+def test_judges_on_the_packs_of_an_index(profile: Path, tmp_path: Path) -> None:
+    sizes = Sizes.from_arrays(np.arange(100) % 5, np.arange(100) % 90 + 1)
+    build_index(sizes, tmp_path / "packs", PackOptions("isf", 4, 128, micro_batches=2, data_parallel_size=2))
+    common = ("--profile", profile, "--pipeline-model-parallel-size", 2, "--num-microbatches", 2, "--json")
+    usual, real = tmp_path / "usual.json", tmp_path / "real.json"
+    assert _run(*common, "--output", usual).returncode == 0
+    assert _run(*common, "--packs", tmp_path / "packs", "--output", real).returncode == 0
+    assert Plan.load(real).predicted["step_seconds"] < Plan.load(usual).predicted["step_seconds"]
+    assert Plan.load(real).predicted["proven_best"]
 
 
 @pytest.mark.parametrize(

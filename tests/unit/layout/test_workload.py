@@ -1,0 +1,57 @@
+"""Packs of an index reach the planner in the order training runs them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.search import find_layouts
+from omnibal_ext.layout.workload import packs_of_index, packs_of_loads
+from omnibal_ext.packing import PackedIndex, PackOptions, PackStream, build_index
+from omnibal_ext.sizes import Sizes
+
+from .instances import make_profile
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> PackedIndex:
+    random = np.random.default_rng(0)
+    sizes = Sizes.from_arrays(random.integers(0, 4, 200), random.integers(1, 60, 200))
+    options = PackOptions("isf", 4, 128, micro_batches=3, data_parallel_size=2)
+    return build_index(sizes, tmp_path / "index", options)[0]
+
+
+def test_packs_are_those_the_stream_runs(index: PackedIndex) -> None:
+    packs = packs_of_index(index, make_profile(), 3, iterations=2)
+    stream = PackStream(index, 2, 3)
+    last = stream.iteration(stream.iterations_per_epoch - 1)
+    assert packs.tiles.shape == (2, 2, 3)
+    assert packs.tokens[0].tolist() == index.loads[stream.iteration(0), 1].tolist()
+    assert packs.squares[1].tolist() == index.loads[last, 2].tolist()
+
+
+def test_empty_packs_cost_nothing() -> None:
+    packs = packs_of_loads(np.array([[1, 2, 4], [3, 5, 25]]), np.array([[[1, -1]]]))
+    assert (packs.tiles.tolist(), packs.tokens.tolist(), packs.squares.tolist()) == (
+        [[[3, 0]]],
+        [[[5, 0]]],
+        [[[25, 0]]],
+    )
+
+
+def test_other_microbatches_and_larger_budgets_are_refused(index: PackedIndex) -> None:
+    with pytest.raises(UserError, match="--num-microbatches 4 does not divide"):
+        packs_of_index(index, make_profile(), 4)
+    with pytest.raises(UserError, match="packed for vit_budget 4, but profiled at 2"):
+        packs_of_index(index, replace(make_profile(), vit_budget=2), 3)
+
+
+def test_step_time_is_the_mean_over_iterations_of_the_slowest_rank(index: PackedIndex) -> None:
+    packs = packs_of_index(index, make_profile(), 3, iterations=3)
+    problem = LayoutProblem(make_profile(), 2, 3, packs=packs)
+    layout = find_layouts(problem, "profile")[0].layout
+    cases = np.array([problem.simulate(layout, case).step_seconds for case in range(6)]).reshape(3, 2)
+    assert problem.step_seconds(layout) == pytest.approx(cases.max(axis=1).mean())
