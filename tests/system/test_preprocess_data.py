@@ -1,6 +1,7 @@
 """The preprocessing tool as users run it: counts add up, bad lines are named, results do not depend on the workers."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_a_second_run_finds_the_work_done_and_another_recipe_is_refused(raw: Pat
     assert "output-dir" in refused.stderr
 
 
+def test_the_slurm_script_prepares_shards_and_then_joins_them(raw: Path, tmp_path: Path) -> None:
+    script, output = ROOT / "scripts" / "slurm" / "preprocess.sbatch", tmp_path / "dataset"
+
+    def sbatch(*extra: object, **task: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(ROOT), **task}
+        command = ["bash", str(script), *map(str, [*extra, *preprocess_flags(raw, output), "--json"])]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+
+    shard = sbatch(SLURM_ARRAY_TASK_ID="0", SLURM_ARRAY_TASK_COUNT="1")
+    assert json.loads(shard.stdout)["shard"] == "0/1", shard.stderr
+    assert not output.exists()
+    merged = sbatch("--merge")
+    assert json.loads(merged.stdout)["samples"] == SAMPLES, merged.stderr
+    assert (output / "manifest.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -109,6 +126,7 @@ def test_a_second_run_finds_the_work_done_and_another_recipe_is_refused(raw: Pat
         ("tokenizer_model", "nowhere.model"),
         ("tokenizer_model", "setup.py"),
         ("chat_template", "alpaca"),
+        ("shard", "4/4"),
     ],
 )
 def test_wrong_input_ends_with_one_line_and_exit_code_2(raw: Path, tmp_path: Path, flag: str, value: str) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class PartSource:
     offset: int
     size: int
     first_line: int
+    lines: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +78,18 @@ class Part:
 def read_input(path: Path, lines_per_part: int = LINES_PER_PART) -> InputFile:
     """Cut a file into parts and hash it, in one pass. Raises `UserError` if it cannot be read."""
     digest, parts = hashlib.sha256(), []
-    start = position = line = first_line = 0
+    offset = lines = 0
     try:
         with path.open("rb") as file:
-            for line, content in enumerate(file, start=1):
-                digest.update(content)
-                position += len(content)
-                if line % lines_per_part == 0:
-                    parts.append(PartSource(path, start, position - start, first_line + 1))
-                    start, first_line = position, line
+            while block := list(islice(file, lines_per_part)):
+                size = sum(map(len, block))
+                parts.append(PartSource(path, offset, size, first_line=lines + 1, lines=len(block)))
+                offset, lines = offset + size, lines + len(block)
+                for line in block:
+                    digest.update(line)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    if position > start:
-        parts.append(PartSource(path, start, position - start, first_line + 1))
-    return InputFile(path, digest.hexdigest(), line, tuple(parts))
+    return InputFile(path, digest.hexdigest(), lines, tuple(parts))
 
 
 def prepare_part(recipe: Recipe, source: PartSource) -> Part:

@@ -12,6 +12,7 @@ from PIL import Image
 from megatron.vlm.data.dataset import ChatDataset, normalise
 from megatron.vlm.data.demo import make_demo_data
 from megatron.vlm.data.images import NORMALIZATIONS
+from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
@@ -34,7 +35,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dataset(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> ChatDataset:
     output = tmp_path_factory.mktemp("out") / "dataset"
-    preprocess([raw / "train.jsonl"], demo_recipe(raw), output)
+    preprocess(open_job([raw / "train.jsonl"], demo_recipe(raw), output))
     return ChatDataset(output)
 
 
@@ -88,7 +89,7 @@ def test_normalising_takes_out_mean_and_deviation() -> None:
 def test_an_image_that_broke_after_preprocessing_is_named_with_its_sample(raw: Path, tmp_path: Path) -> None:
     mine = tmp_path / "raw"
     shutil.copytree(raw, mine)
-    preprocess([mine / "train.jsonl"], demo_recipe(mine), tmp_path / "dataset")
+    preprocess(open_job([mine / "train.jsonl"], demo_recipe(mine), tmp_path / "dataset"))
     dataset = ChatDataset(tmp_path / "dataset")
     sample = int(np.flatnonzero(dataset.sizes.tiles)[0])
     path = mine / dataset.images(sample)[0].path

@@ -1,0 +1,98 @@
+"""A preprocessing run as a value: what is read, how, where it goes, and which of its parts are ready.
+
+Parts wait in `OUTPUT.work/HASH/`, where the hash is of everything that decides their bytes: runs with other inputs or
+flags never meet each other's parts.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.vlm.data.dataset import SCHEMA_VERSION
+from megatron.vlm.data.parts import LINES_PER_PART, InputFile, PartSource, read_input
+from megatron.vlm.data.samples import Recipe, open_recipe
+from omnibal_ext.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Every `count`-th part from `index` on: what one task of a Slurm array prepares."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """From `i/n`, i from 0 to n-1. Raises `UserError` otherwise."""
+        numbers = text.split("/")
+        if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
+            index, count = map(int, numbers)
+            if index < count:
+                return cls(index, count)
+        raise UserError(f"--shard {text}: must be i/n with i from 0 to n-1, such as 0/16")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run. `identity` is what decides the bytes of the result, as JSON; `work` is where its parts wait."""
+
+    sources: tuple[PartSource, ...]
+    recipe: Recipe
+    output: Path
+    identity: dict[str, Any]
+    work: Path
+
+    def part_path(self, number: int) -> Path:
+        """The file of a part."""
+        return self.work / f"{number:07d}.npz"
+
+    def missing(self, shard: Shard | None = None) -> list[int]:
+        """Numbers of the parts (of one shard) that are not ready."""
+        shard = shard or Shard()
+        numbers = range(shard.index, len(self.sources), shard.count)
+        return [number for number in numbers if not self.part_path(number).exists()]
+
+    def finished(self) -> dict[str, Any] | None:
+        """The manifest in the output folder if it is this job's, None if there is nothing yet.
+
+        Raises `UserError` if the folder holds something else.
+        """
+        path = self.output / "manifest.json"
+        if path.is_file():
+            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if manifest.get("made_from") == self.identity:
+                return manifest
+            raise UserError(f"{self.output}: holds a dataset made otherwise; remove it or choose another --output-dir")
+        if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
+            raise UserError(f"{self.output}: exists and is no dataset; choose another --output-dir")
+        return None
+
+
+def open_job(inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_part: int = LINES_PER_PART) -> Job:
+    """Read and hash the inputs and open the tokenizer; `UserError` if one of them, or the image root, is missing."""
+    if not recipe.image_root.is_dir():
+        raise UserError(f"{recipe.image_root}: no such folder; --image-root is where image paths start from")
+    open_recipe(recipe)  # a bad tokenizer or template must fail here, not in every worker
+    files = [read_input(path, lines_per_part) for path in inputs]
+    identity = _identity(files, recipe)
+    digest = hashlib.sha256(json.dumps([identity, lines_per_part]).encode()).hexdigest()
+    sources = tuple(part for file in files for part in file.parts)
+    return Job(sources, recipe, output, identity, output.with_name(output.name + ".work") / digest[:16])
+
+
+def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
+    maker = open_recipe(recipe)
+    special = {token: maker.tokenizer.token_id(token) for token in maker.template.special_tokens}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "inputs": [{"path": str(file.path), "sha256": file.sha256, "lines": file.lines} for file in files],
+        "recipe": {
+            **asdict(recipe),
+            "image_root": str(recipe.image_root.resolve()),
+            "tokenizer": hashlib.sha256(recipe.tokenizer.read_bytes()).hexdigest(),
+            "special_tokens": special,
+        },
+    }

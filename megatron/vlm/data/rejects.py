@@ -1,0 +1,46 @@
+"""Counting what was rejected, and failing when it is too much."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omnibal_ext.errors import UserError
+
+
+class RejectCount:
+    """Rejected lines by reason, and the first of them."""
+
+    def __init__(self) -> None:
+        self.by_reason: Counter[str] = Counter()
+        self._first: dict[str, Any] | None = None
+
+    @classmethod
+    def of_file(cls, path: Path) -> "RejectCount":
+        """Count a whole `rejected.jsonl`."""
+        count = cls()
+        with path.open(encoding="utf-8") as lines:
+            count.add([json.loads(line) for line in lines])
+        return count
+
+    def add(self, rejections: Sequence[dict[str, Any]]) -> None:
+        """Count lines of `rejected.jsonl`."""
+        self.by_reason.update(row["reason"] for row in rejections)
+        if rejections and self._first is None:
+            self._first = rejections[0]
+
+    def check(self, limit: int | None) -> None:
+        """Raise `UserError` if more than `limit` lines were rejected."""
+        if limit is not None and self.by_reason.total() > limit:
+            raise UserError(
+                f"{self.by_reason.total()} lines rejected, limit {limit} (--max-rejects): {self.describe()}"
+            )
+
+    def describe(self) -> str:
+        """The reasons, most frequent first, and one rejected line."""
+        if self._first is None:
+            return "none rejected"
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())
+        first = self._first
+        return f"{reasons}; {first['file']} line {first['line']}: {first['reason']}, {first['detail']}"

@@ -1,0 +1,233 @@
+"""Preprocessing as a whole: nothing is lost, nothing is doubled, and no interruption shows in the result."""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.demo import make_demo_data
+from megatron.vlm.data.job import Shard, open_job
+from megatron.vlm.data.preprocess import merge_shards, preprocess, preprocess_shard
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import Tiling
+from omnibal_ext.errors import UserError
+
+SAMPLES = 240
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("raw")
+    make_demo_data(folder, samples=SAMPLES, heldout_samples=1, seed=7)
+    lines = (folder / "train.jsonl").read_text().splitlines()
+    (folder / "mixed.jsonl").write_text("\n".join([*lines[:100], "nonsense", "", *lines[100:], '{"image": 3}']))
+    return folder
+
+
+def recipe(raw: Path, **changed: Any) -> Recipe:
+    flags: dict[str, Any] = {"tiling": Tiling(32, max_tiles=32), "tokens_per_tile": 4, **changed}
+    return Recipe(raw, raw / "tokenizer.model", "internlm2-chat", **flags)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def reference(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    output = tmp_path_factory.mktemp("reference") / "dataset"
+    preprocess(open_job([raw / "mixed.jsonl"], recipe(raw), output))
+    return contents(output)
+
+
+@pytest.mark.parametrize(("workers", "lines_per_part"), [(1, 1), (1, 7), (2, 7), (2, 1000), (4, 50)])
+def test_workers_and_part_size_change_nothing(
+    raw: Path, tmp_path: Path, reference: dict[str, bytes], workers: int, lines_per_part: int
+) -> None:
+    preprocess(open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path / "dataset", lines_per_part), workers)
+    assert contents(tmp_path / "dataset") == reference
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
+
+
+def test_several_inputs_are_one_corpus_in_the_order_given(raw: Path, tmp_path: Path) -> None:
+    lines = (raw / "train.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines[:90]))
+    (tmp_path / "b.jsonl").write_bytes(b"".join(lines[90:]))
+    preprocess(open_job([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], recipe(raw), tmp_path / "two"))
+    preprocess(open_job([raw / "train.jsonl"], recipe(raw), tmp_path / "one"))
+    two, one = contents(tmp_path / "two"), contents(tmp_path / "one")
+    assert two.pop("manifest.json") != one.pop("manifest.json")  # it names the inputs
+    assert two == one
+
+
+def test_killed_twenty_times_at_random_moments_the_result_is_the_same(
+    raw: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    output = tmp_path / "dataset"
+    job = open_job([raw / "mixed.jsonl"], recipe(raw), output, lines_per_part=4)
+    fork = multiprocessing.get_context("fork")
+
+    def start() -> Any:
+        process = fork.Process(target=preprocess, args=(job, 2))
+        process.start()
+        return process
+
+    def check_and_remove_if_finished() -> bool:
+        if not output.exists():
+            return False
+        assert contents(output) == reference
+        shutil.rmtree(output)
+        return True
+
+    started = time.perf_counter()
+    start().join()
+    whole_run = time.perf_counter() - started
+    assert check_and_remove_if_finished()
+
+    moments, kills, interrupted = random.Random(0), 0, 0
+    while kills < 20:
+        process = start()
+        process.join(moments.uniform(0.02, 0.8) * whole_run)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.join()
+        interrupted += not check_and_remove_if_finished()
+    assert interrupted >= 10
+    process = start()
+    process.join()
+    assert process.exitcode == 0
+    assert check_and_remove_if_finished()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_end_when_their_parent_is_killed(raw: Path, tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    job = open_job([raw / "mixed.jsonl"], recipe(raw, decode_images=True), tmp_path / "dataset", lines_per_part=1)
+    process = fork.Process(target=preprocess, args=(job, 2))
+    process.start()
+    deadline = time.monotonic() + 20
+    while not (workers := _children(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert workers
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    while any(_is_running(worker) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(_is_running(worker) for worker in workers)
+
+
+def _children(parent: int | None) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_shards_and_a_merge_write_what_one_run_writes(raw: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    job = open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path / "dataset", lines_per_part=30)
+    assert preprocess_shard(job, Shard.parse("2/3"))["parts"] == 3
+    with pytest.raises(UserError, match="6 of 9 parts are missing, the first is 0"):
+        merge_shards(job)
+    preprocess_shard(job, Shard.parse("0/3"))
+    preprocess_shard(job, Shard.parse("1/3"), workers=2)
+    merge_shards(job)
+    assert contents(tmp_path / "dataset") == reference
+
+
+@pytest.mark.parametrize("text", ["", "1", "3/3", "-1/3", "a/b", "1/2/3", "0/0"])
+def test_a_shard_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--shard"):
+        Shard.parse(text)
+
+
+def test_too_many_rejects_fail_the_run_before_and_after(raw: Path, tmp_path: Path) -> None:
+    job = open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path / "dataset")
+    with pytest.raises(UserError, match=r"limit 1 .*2 malformed_line.*mixed.jsonl line 101"):
+        preprocess(job, max_rejects=1)
+    assert not (tmp_path / "dataset").exists()
+    assert preprocess(job, max_rejects=2)["rejected"] == 2
+    with pytest.raises(UserError, match="limit 1 "):
+        preprocess(job, max_rejects=1)
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(UserError, match="output-dir"):
+        preprocess(open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path))
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_anyres_reaches_the_dataset(raw: Path, tmp_path: Path) -> None:
+    preprocess(open_job([raw / "train.jsonl"], recipe(raw, tiling=Tiling(32, rule="anyres")), tmp_path / "dataset"))
+    dataset = ChatDataset(tmp_path / "dataset")
+    for sample in range(40):
+        assert dataset.pixels(sample).shape[0] == dataset.sizes.tiles[sample]
+    assert dataset.sizes.tiles.max() >= 5
+
+
+# Lines of all kinds, good ones among them, for the property below.
+_TEXT = st.text(alphabet="ab5 \n<image>é", max_size=12)
+_TURN = st.fixed_dictionaries({"from": st.sampled_from(["human", "gpt", "system", "tool"]), "value": _TEXT})
+_GOOD = st.fixed_dictionaries(
+    {
+        "conversations": st.tuples(
+            st.fixed_dictionaries(
+                {"from": st.just("human"), "value": st.sampled_from(["Read", "<image>", "a<image>b"])}
+            ),
+            st.fixed_dictionaries({"from": st.just("gpt"), "value": st.text(alphabet="ab5", max_size=5)}),
+        )
+    },
+    optional={"image": st.sampled_from(["good.png", "cut.png", "nowhere.png", "../good.png", ["good.png"], []])},
+)
+_RECORD = st.fixed_dictionaries({"conversations": st.lists(_TURN, max_size=4)}, optional={"image": _TEXT})
+_LINE = st.one_of(
+    (_GOOD | _RECORD | st.none() | st.integers()).map(lambda record: json.dumps(record).encode()),
+    st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"")),
+)
+
+
+@given(st.lists(_LINE, max_size=12), st.booleans())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_samples_and_rejects_are_the_input(raw: Path, tmp_path: Path, lines: list[bytes], ends: bool) -> None:
+    Image.fromarray(np.zeros((32, 64, 3), np.uint8)).save(raw / "good.png")
+    (raw / "cut.png").write_bytes((raw / "good.png").read_bytes()[:-20])
+    source, output = tmp_path / "lines.jsonl", tmp_path / "dataset"
+    source.write_bytes(b"\n".join(lines) + b"\n" * ends)
+    for left in tmp_path.glob("dataset*"):
+        shutil.rmtree(left)
+    try:
+        preprocess(open_job([source], recipe(raw), output, lines_per_part=5))
+        samples = len(ChatDataset(output))
+    except UserError as error:
+        assert "no line of the input can be used" in str(error)  # noqa: PT017 - other inputs have usable lines
+        samples, output = 0, next(tmp_path.glob("dataset.work/*/dataset"))
+    rejected = [json.loads(line) for line in (output / "rejected.jsonl").read_text().splitlines()]
+    numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
+    assert samples + len(rejected) == len(numbers)
+    assert {row["line"] for row in rejected} <= set(numbers)
+    assert len({row["line"] for row in rejected}) == len(rejected)
+    assert all(row["reason"] and row["detail"] and row["file"] == str(source) for row in rejected)
+    if samples:
+        manifest = json.loads((output / "manifest.json").read_text())
+        assert manifest["samples"] == samples
+        assert sum(manifest["rejected_by_reason"].values()) == manifest["rejected"] == len(rejected)
