@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing import metrics
+from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.baselines import pack_random
 from omnibal_ext.packing.dispatch import LAST_ITERATION, PackStream, epoch_iterations
 from omnibal_ext.packing.index import PackedIndex, write_index
 from omnibal_ext.packing.isf import pack_isf
+from omnibal_ext.packing.level import level_groups
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 
-METHODS = ("isf", "random")
+METHODS = ("balanced", "isf", "random")
 PADDED_METHODS = ("random",)
 
 
@@ -26,7 +28,7 @@ PADDED_METHODS = ("random",)
 class PackOptions:
     """How to pack."""
 
-    method: str = "isf"
+    method: str = "balanced"
     vit_budget: int = 0
     """Most tiles of a pack, and of a sample."""
     llm_budget: int = 0
@@ -108,8 +110,9 @@ def build_index(
         raise UserError(f"none of {len(sizes)} samples fits {options.vit_budget} tiles and {options.llm_budget} tokens")
     kept = sizes if len(samples) == len(sizes) else sizes.take(samples)
     packs = pack(kept, options)
-    packs = packs.reordered(np.random.default_rng(options.seed).permutation(len(packs)))
     loads = pack_loads(packs, kept, options.pad)
+    order = arrange(loads, options)
+    packs, loads = packs.reordered(order), loads[order]
     padding = metrics.pad_ratio(packs, kept, options.pad)
     if kept is not sizes:
         packs = Packs(packs.pack_offsets, samples[packs.sample_ids])
@@ -154,9 +157,18 @@ def build_index(
 
 def pack(sizes: Sizes, options: PackOptions) -> Packs:
     """Pack samples that all fit the budgets, by the method of `options`."""
+    if options.method == "balanced":
+        return pack_balanced(sizes, options.vit_budget, options.llm_budget, seed=options.seed)
     if options.method == "random":
         return pack_random(sizes, options.samples_per_pack, options.seed)
     return pack_isf(sizes, options.vit_budget, options.llm_budget, seed=options.seed)
+
+
+def arrange(loads: NDArray[np.int64], options: PackOptions) -> NDArray[np.int64]:
+    """Return packs in the order in which they run: level groups for balanced packs, at random for the others."""
+    if options.method == "balanced":
+        return level_groups(loads, options.global_batch, options.seed)
+    return np.random.default_rng(options.seed).permutation(len(loads))
 
 
 REASONS = {1: "too many tiles", 2: "too many tokens"}

@@ -17,14 +17,14 @@ EMPTY_PACK = -1  # stands for a pack of zero weight: no samples, no loss
 LAST_ITERATION = ("next_epoch", "empty")
 
 
-def deal(group: NDArray[np.int64], data_parallel_size: int) -> NDArray[np.int64]:
-    """Deal one global batch of packs [D * M] over D ranks to and fro, so that sums stay level; return [D, M].
+def deal(groups: NDArray[np.int64], data_parallel_size: int) -> NDArray[np.int64]:
+    """Deal each global batch of packs over D ranks to and fro, so that sums stay level: [I, D * M] to [I, D, M].
 
     0 1 2 3 4 5 over 2 ranks: rank 0 runs 0 3 4, rank 1 runs 1 2 5.
     """
-    rounds = group.reshape(-1, data_parallel_size).copy()
-    rounds[1::2] = rounds[1::2, ::-1]
-    return rounds.T
+    rounds = groups.reshape(len(groups), -1, data_parallel_size).copy()
+    rounds[:, 1::2] = rounds[:, 1::2, ::-1]
+    return np.ascontiguousarray(rounds.transpose(0, 2, 1))
 
 
 class PackStream:
@@ -62,14 +62,17 @@ class PackStream:
 
     def iteration(self, number: int) -> NDArray[np.int64]:
         """Return the pack numbers of iteration `number`, counted from 0 over all epochs: int64 [D, M]."""
-        position, end = number * self._global_batch, (number + 1) * self._global_batch
-        group: list[NDArray[np.int64]] = []
-        while position < end:
+        return self.iterations(number, number + 1)[0]
+
+    def iterations(self, first: int, end: int) -> NDArray[np.int64]:
+        """Return the pack numbers of iterations `first` to `end` - 1: int64 [end - first, D, M]."""
+        position, last = first * self._global_batch, end * self._global_batch
+        packs: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
+        while position < last:
             epoch, start = self._epoch_at(position)
-            taken = self._order(epoch)[position - start : end - start]
-            group.append(taken)
-            position += len(taken)
-        return deal(np.concatenate(group), self._data_parallel_size)
+            packs.append(self._order(epoch)[position - start : last - start])
+            position += len(packs[-1])
+        return deal(np.concatenate(packs).reshape(-1, self._global_batch), self._data_parallel_size)
 
     def epoch_of(self, number: int) -> int:
         """Return the epoch that iteration `number` starts in."""
@@ -119,4 +122,4 @@ class PackStream:
 
 def epoch_iterations(stream: PackStream) -> NDArray[np.int64]:
     """Return the pack numbers of every iteration of epoch 0: int64 [iterations, D, M]."""
-    return np.stack([stream.iteration(number) for number in range(stream.iterations_per_epoch)])
+    return stream.iterations(0, stream.iterations_per_epoch)

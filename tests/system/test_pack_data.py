@@ -18,7 +18,7 @@ CONTRACT = {
 }  # fmt: skip
 
 
-def pack_data(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def pack_data(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(REPOSITORY / "tools" / "pack_data.py"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
 
@@ -36,7 +36,7 @@ def dataset(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("method", ["isf", "random"])
+@pytest.mark.parametrize("method", ["balanced", "isf", "random"])
 def test_a_dataset_becomes_an_index_whose_dump_gives_the_printed_ratios(dataset: Path, method: str) -> None:
     out, dump = dataset.parent / "packs", dataset.parent / "iterations.npy"
     done = pack_data(

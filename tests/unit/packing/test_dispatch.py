@@ -89,5 +89,5 @@ def test_epoch_iterations_count_the_incomplete_one(folder: Path) -> None:
 
 
 def test_dealing_to_and_fro_keeps_sums_level() -> None:
-    assert deal(np.arange(6), 2).tolist() == [[0, 3, 4], [1, 2, 5]]
-    assert deal(np.arange(16), 4).sum(axis=1).tolist() == [30, 30, 30, 30]
+    assert deal(np.arange(6)[None], 2).tolist() == [[[0, 3, 4], [1, 2, 5]]]
+    assert deal(np.arange(16)[None], 4).sum(axis=2).tolist() == [[30, 30, 30, 30]]

@@ -1,0 +1,182 @@
+"""Balanced packing: few packs, both budgets used evenly. Plans mixtures by linear program, places samples by search."""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.fill import Aim, Grid, Plan, Seeds, fill_packs
+from omnibal_ext.packing.packs import Packs, offsets_of
+from omnibal_ext.packing.patterns import Classes, plan_patterns
+from omnibal_ext.sizes import Sizes
+
+Ints = NDArray[np.int64]
+
+PLANS = ((0, 0), (1, 1), (6, 8))  # (classes of a tile count, rounds of planning): the ways to pack that are compared
+MOST_CLASSES = 48
+DRIFT_PRICE = 0.05
+SEARCH_NODES = 64
+SEARCH_NODES_IN_ALL = 2_000_000
+
+
+class _Filled(NamedTuple):
+    """Different packs: types of their slots (row * columns + tokens), where each ends, how often each is made."""
+
+    slots: Ints
+    ends: Ints
+    repeats: Ints
+
+
+def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) -> Packs:
+    """Pack all samples of `sizes`; every sample must fit the budgets alone.
+
+    1. Count the samples of each type: equal tiles and equal tokens.
+    2. Fill packs from the counts in each of the ways of `PLANS`, and keep the way with the fewest packs.
+    3. Hand the samples out to the packs, at random among samples of a type.
+    """
+    if len(sizes) == 0:
+        return Packs.concatenate([])
+    tiles = np.flatnonzero(np.bincount(sizes.tiles))[::-1].copy()
+    columns = int(sizes.tokens.max()) + 2
+    row_of = np.zeros(int(tiles[0]) + 1, np.int64)
+    row_of[tiles] = np.arange(len(tiles))
+    types = row_of[sizes.tiles] * columns + sizes.tokens
+    counts = np.bincount(types, minlength=len(tiles) * columns)
+    grid_counts = counts.reshape(len(tiles), columns).astype(np.int32)
+    ways = [_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, *plan) for plan in PLANS]
+    fewest = min(ways, key=lambda filled: int(filled.repeats.sum()))
+    offsets = offsets_of(np.repeat(np.diff(fewest.ends, prepend=0), fewest.repeats))
+    samples = _shuffled_by_type(types, offsets_of(counts), seed)
+    return Packs(offsets, _hand_out(fewest, offsets_of(counts), samples))
+
+
+def _new_grid(tiles: Ints, counts: NDArray[np.int32]) -> Grid:
+    column = np.arange(counts.shape[1], dtype=np.int32)
+    below = np.where(counts > 0, column, column - 1).astype(np.int32)
+    above = np.where(counts > 0, column, column + 1).astype(np.int32)
+    below[:, 0], above[:, -1] = 0, counts.shape[1] - 1
+    row_counts = counts.sum(axis=1, dtype=np.int64)
+    return Grid(tiles, counts.copy(), below, above, row_counts, counts.astype(np.int64) @ column.astype(np.int64))
+
+
+def _fill(grid: Grid, vit_budget: int, llm_budget: int, classes_of_tiles: int, rounds: int) -> _Filled:
+    """Fill packs from all samples of a grid.
+
+    1. Plan patterns for the samples left and follow them, as far as they go.
+    2. Repeat 1 up to `rounds` times, or until a plan has no whole pack.
+    3. Search freely for the samples that are left.
+    """
+    parts: list[_Filled] = []
+    for parts_of_tiles in [classes_of_tiles] * rounds + [0]:
+        rows, tokens = (places.astype(np.int64) for places in np.nonzero(grid.counts))
+        if len(rows) == 0:
+            break
+        classes = _classes(grid, rows, tokens, parts_of_tiles)
+        plan, packs = _plan(grid, rows, tokens, classes, vit_budget, llm_budget)
+        if parts_of_tiles and not plan.quotas.any():
+            continue
+        size = np.maximum(grid.tiles[rows] / max(vit_budget, 1), tokens / llm_budget)
+        order = np.lexsort((tokens, -size))
+        aim = _aim(grid, vit_budget, llm_budget, packs, len(rows))
+        slot_rows, slot_tokens, ends, repeats = fill_packs(
+            grid, aim, Seeds(rows[order], tokens[order], classes[order]), plan
+        )
+        parts.append(_Filled(slot_rows * grid.counts.shape[1] + slot_tokens, ends, repeats))
+    shifts = np.cumsum([0] + [len(part.slots) for part in parts[:-1]])
+    return _Filled(
+        np.concatenate([part.slots for part in parts]),
+        np.concatenate([part.ends + shift for part, shift in zip(parts, shifts, strict=True)]),
+        np.concatenate([part.repeats for part in parts]),
+    )
+
+
+def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, types: int) -> Aim:
+    """Aim at the mean pack; an unused budget costs the more, the scarcer that budget is."""
+    tiles, tokens = int(grid.row_counts @ grid.tiles), int(grid.row_tokens.sum())
+    by_tiles, by_tokens = tiles / max(vit_budget, 1), tokens / llm_budget
+    packs = max(packs, by_tiles, by_tokens)
+    tile_weight, token_weight = (by_tiles / packs) ** 2, (by_tokens / packs) ** 2
+    tile_weight, token_weight = tile_weight**2 * tile_weight**2, token_weight**2 * token_weight**2
+    tile_price = tile_weight / (tile_weight + token_weight)
+    nodes = max(8, min(SEARCH_NODES, SEARCH_NODES_IN_ALL // types))
+    prices = (tile_price, 1 - tile_price, DRIFT_PRICE)
+    return Aim(vit_budget, llm_budget, tiles / packs, tokens / packs, *prices, nodes)
+
+
+def _classes(grid: Grid, rows: Ints, tokens: Ints, parts_of_tiles: int) -> Ints:
+    """Cut each tile count into parts of equally many samples by their tokens; number them, longest samples first.
+
+    Returns:
+        The class of each type (rows, tokens), sorted as they are; -1 for text-only ones, which fill up what is left.
+    """
+    classes = np.full(len(rows), -1, np.int64)
+    with_tiles = np.unique(rows[grid.tiles[rows] > 0])
+    if parts_of_tiles == 0 or len(with_tiles) == 0:
+        return classes
+    parts = max(1, min(parts_of_tiles, MOST_CLASSES // len(with_tiles)))
+    number = 0
+    for row in with_tiles:
+        first, end = np.searchsorted(rows, (row, row + 1))
+        before = np.cumsum(grid.counts[row, tokens[first:end]], dtype=np.int64) - 1
+        _, rank = np.unique(-(before * parts // (before[-1] + 1)), return_inverse=True)
+        classes[first:end] = number + rank
+        number += int(rank.max()) + 1
+    return classes
+
+
+def _plan(grid: Grid, rows: Ints, tokens: Ints, classes: Ints, vit_budget: int, llm_budget: int) -> tuple[Plan, float]:
+    """Plan patterns for the types (rows, tokens) that have a class; return the plan and the packs it needs."""
+    chosen = classes >= 0
+    if not chosen.any():
+        nothing = np.zeros(0, np.int64)
+        return Plan(np.zeros((0, 1), np.int64), nothing, nothing, np.zeros(0)), 0.0
+    of_type = grid.counts[rows[chosen], tokens[chosen]].astype(np.int64)
+    counts = np.bincount(classes[chosen], of_type).astype(np.int64)
+    means = np.bincount(classes[chosen], of_type * tokens[chosen]) / counts
+    class_rows = np.zeros(len(counts), np.int64)
+    class_rows[classes[chosen]] = rows[chosen]
+    patterns, quotas, packs = plan_patterns(Classes(grid.tiles[class_rows], means, counts), vit_budget, llm_budget)
+    return Plan(patterns, quotas, class_rows, means), packs
+
+
+@numba.njit(cache=True)
+def _shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
+    """Return the samples sorted by type, those of a type in random order (Fisher and Yates, keyed by position)."""
+    place = starts[:-1].copy()
+    samples = np.empty(len(types), np.int64)
+    for sample in range(len(types)):
+        samples[place[types[sample]]] = sample
+        place[types[sample]] += 1
+    for kind in range(len(starts) - 1):
+        first = starts[kind]
+        for i in range(starts[kind + 1] - 1, first, -1):
+            j = first + _hash(seed, i) % np.uint64(i - first + 1)
+            samples[i], samples[j] = samples[j], samples[i]
+    return samples
+
+
+@numba.njit(cache=True)
+def _hash(seed: int, position: int) -> np.uint64:
+    """Return 64 random bits for a position (the finaliser of SplitMix64)."""
+    bits = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(position + 1) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+@numba.njit(cache=True)
+def _hand_out(filled: _Filled, starts: Ints, samples: Ints) -> Ints:
+    """Write down the samples of every pack: each slot takes the next sample of its type."""
+    place = starts[:-1].copy()
+    handed = np.empty(len(samples), np.int64)
+    position, first = 0, 0
+    for pack in range(len(filled.ends)):
+        for _ in range(filled.repeats[pack]):
+            for slot in range(first, filled.ends[pack]):
+                kind = filled.slots[slot]
+                handed[position] = samples[place[kind]]
+                place[kind] += 1
+                position += 1
+        first = filled.ends[pack]
+    return handed

@@ -1,0 +1,293 @@
+"""The compiled half of balanced packing: fill packs one at a time from a grid of sample types.
+
+Samples of equal size are interchangeable, so a pack that is found is made as often as its types last: the work grows
+with the number of different sizes, not with the number of samples.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+PHASES = 3  # wishes tried for each row of the grid, see _wish
+GOOD_ENOUGH = 1e-3  # waste of a pack at which the search for a better one stops
+
+
+class Grid(NamedTuple):
+    """Samples left, by type: row r holds samples of `tiles[r]` tiles (descending), column t those of t tokens.
+
+    A column with no sample left links to a neighbour, `below` and `above`; chains of links end at one that has some,
+    or at the first and last column, which are always empty.
+    """
+
+    tiles: Ints  # [R]
+    counts: NDArray[np.int32]  # [R, most tokens + 2]
+    below: NDArray[np.int32]
+    above: NDArray[np.int32]
+    row_counts: Ints  # [R] samples left
+    row_tokens: Ints  # [R] tokens left
+
+
+class Aim(NamedTuple):
+    """What a pack may hold, what it should hold, and what it costs to leave a budget unused."""
+
+    vit_budget: int
+    llm_budget: int
+    tiles: float
+    tokens: float
+    tile_price: float
+    token_price: float
+    drift_price: float
+    """Of tokens and tiles away from their common share of the aim."""
+    nodes: int
+    """Packs that a search looks at."""
+
+
+class Plan(NamedTuple):
+    """Patterns to follow, and how many packs to make of each; empty: search freely."""
+
+    patterns: Ints  # [K, C] samples of each class
+    quotas: Ints  # [K]
+    class_rows: Ints  # [C] row of the grid
+    class_tokens: Floats  # [C] mean
+
+
+class Seeds(NamedTuple):
+    """The types of the grid in the order in which they are to start packs."""
+
+    rows: Ints
+    tokens: Ints
+    classes: Ints
+
+
+class _Work(NamedTuple):
+    """The pack under construction, and the best one found."""
+
+    rows: Ints
+    tokens: Ints
+    cursor: Ints
+    tried: Ints
+    best_rows: Ints
+    best_tokens: Ints
+
+
+@numba.njit(cache=True)
+def fill_packs(grid: Grid, aim: Aim, seeds: Seeds, plan: Plan) -> tuple[Ints, Ints, Ints, Ints]:
+    """Fill packs until no sample is left, or with a plan until no seed has a pattern left.
+
+    1. Take the next seed that has samples left.
+    2. With a plan: follow the pattern of the largest quota that has the seed's class; drop a pattern that cannot be
+       filled any more. Then search for text-only samples to add.
+    3. Without: search for the samples that complete the pack best.
+    4. Make this pack as often as samples and quota allow. Repeat from 1.
+
+    Returns:
+        Rows and tokens of the slots of all different packs, where each of these packs ends, how often it is made.
+    """
+    empty = np.zeros(aim.llm_budget + 2, np.int64)  # a sample has a token at least
+    work = _Work(empty, empty.copy(), empty.copy(), empty.copy(), empty.copy(), empty.copy())
+    slot_rows, slot_tokens, ends, repeats = [np.int64(0)], [np.int64(0)], [np.int64(0)], [np.int64(0)]
+    planned = len(plan.quotas) > 0
+    text_row = len(grid.tiles) - 1 if grid.tiles[-1] == 0 else len(grid.tiles)
+    for seed in range(len(seeds.rows)):
+        while grid.counts[seeds.rows[seed], seeds.tokens[seed]] > 0:
+            _put(grid, work, 0, seeds.rows[seed], seeds.tokens[seed])
+            depth, pattern = 1, -1
+            if planned:
+                pattern, depth = _follow_plan(grid, aim, work, plan, seeds.classes[seed])
+            if depth > 0:
+                found = _search(grid, aim, work, depth, text_row if planned else 0)
+            _take_back(grid, work, 0, max(depth, 1))
+            if depth == 0:
+                break
+            times = _times(grid, work, found)
+            if planned:
+                times = min(times, plan.quotas[pattern])
+                plan.quotas[pattern] -= times
+            _remove(grid, work, found, times)
+            slot_rows.extend(work.best_rows[:found])
+            slot_tokens.extend(work.best_tokens[:found])
+            ends.append(np.int64(len(slot_rows) - 1))
+            repeats.append(np.int64(times))
+    return np.array(slot_rows)[1:], np.array(slot_tokens)[1:], np.array(ends)[1:], np.array(repeats)[1:]
+
+
+@numba.njit(cache=True)
+def _follow_plan(grid: Grid, aim: Aim, work: _Work, plan: Plan, seed_class: int) -> tuple[int, int]:
+    """Complete the pack that holds a seed by a pattern; return the pattern and the samples, (-1, 0) if none is left."""
+    while seed_class >= 0:
+        pattern = -1
+        for k in range(len(plan.quotas)):
+            if plan.patterns[k, seed_class] > 0 and plan.quotas[k] > max(
+                0, plan.quotas[pattern] if pattern >= 0 else 0
+            ):
+                pattern = k
+        if pattern < 0:
+            break
+        depth = _follow(grid, aim, work, plan, pattern, seed_class)
+        if depth > 0:
+            return pattern, depth
+        plan.quotas[pattern] = 0
+    return -1, 0
+
+
+@numba.njit(cache=True)
+def _follow(grid: Grid, aim: Aim, work: _Work, plan: Plan, pattern: int, seed_class: int) -> int:
+    """Add the samples of a pattern to its seed, tokens near its own; return how many there are, 0 if one is missing."""
+    counts = plan.patterns[pattern]
+    left = -plan.class_tokens[seed_class]
+    for c in range(len(counts)):
+        left += counts[c] * plan.class_tokens[c]
+    goal = min(left + plan.class_tokens[seed_class], float(aim.llm_budget))
+    depth, tokens = 1, work.tokens[0]
+    for c in range(len(counts)):
+        for _ in range(counts[c] - (c == seed_class)):
+            wish = int((goal - tokens) * plan.class_tokens[c] / max(left, 1.0) + 0.5)
+            left -= plan.class_tokens[c]
+            column = _nearest(grid, plan.class_rows[c], wish, aim.llm_budget - tokens)
+            if column == 0:
+                _take_back(grid, work, 1, depth)
+                return 0
+            _put(grid, work, depth, plan.class_rows[c], column)
+            depth += 1
+            tokens += column
+    return depth
+
+
+@numba.njit(cache=True)
+def _search(grid: Grid, aim: Aim, work: _Work, root: int, first_row: int) -> int:
+    """Search depth first for samples to add to a pack of `root` samples; return how many the best pack has.
+
+    Rows are tried in order and never again further up than the row of the last sample added.
+    """
+    depth, tiles, tokens = root, 0, 0
+    for i in range(root):
+        tiles += grid.tiles[work.rows[i]]
+        tokens += work.tokens[i]
+    found, least = root, _waste(aim, tiles, tokens)
+    work.best_rows[:root], work.best_tokens[:root] = work.rows[:root], work.tokens[:root]
+    work.cursor[depth], work.tried[depth] = first_row * PHASES, 0
+    nodes = 0
+    while least > GOOD_ENOUGH and nodes < aim.nodes:
+        row, column = _next_sample(grid, aim, work, depth, tiles, tokens)
+        if column > 0:
+            _put(grid, work, depth, row, column)
+            tiles += grid.tiles[row]
+            tokens += column
+            depth += 1
+            work.cursor[depth], work.tried[depth] = row * PHASES, 0
+            nodes += 1
+            waste = _waste(aim, tiles, tokens)
+            if waste < least - 1e-9:
+                found, least = depth, waste
+                work.best_rows[:depth], work.best_tokens[:depth] = work.rows[:depth], work.tokens[:depth]
+        elif depth > root:
+            depth -= 1
+            _take_back(grid, work, depth, depth + 1)
+            tiles -= grid.tiles[work.rows[depth]]
+            tokens -= work.tokens[depth]
+        else:
+            break
+    _take_back(grid, work, root, depth)
+    return found
+
+
+@numba.njit(cache=True)
+def _next_sample(grid: Grid, aim: Aim, work: _Work, depth: int, tiles: int, tokens: int) -> tuple[int, int]:
+    """Return row and column of the next sample to try at `depth`; column 0 when all are tried."""
+    while work.cursor[depth] < len(grid.tiles) * PHASES:
+        row, phase = work.cursor[depth] // PHASES, work.cursor[depth] % PHASES
+        if grid.tiles[row] > aim.vit_budget - tiles or grid.row_counts[row] == 0:
+            work.cursor[depth] = (row + 1) * PHASES
+            continue
+        work.cursor[depth] += 1
+        column = _nearest(grid, row, _wish(grid, aim, row, phase, tiles, tokens), aim.llm_budget - tokens)
+        if column > 0 and (phase == 0 or column != work.tried[depth]):
+            work.tried[depth] = column
+            return row, column
+        if phase == 0:
+            work.tried[depth] = 0
+    return 0, 0
+
+
+@numba.njit(cache=True)
+def _wish(grid: Grid, aim: Aim, row: int, phase: int, tiles: int, tokens: int) -> int:
+    """Return how many tokens the next sample from a row should have, in a pack of `tiles` and `tokens` so far."""
+    wanted = aim.tokens - tokens
+    if phase == 0:  # its share: tokens spread evenly over the tiles still wanted
+        left = aim.tiles - tiles
+        return int(wanted * grid.tiles[row] / left) if 0 < grid.tiles[row] < left else int(wanted)
+    if phase == 1:  # an equal part, for as many samples of this row as usually fit
+        return int(wanted / max(1, int(wanted * grid.row_counts[row] / max(1, grid.row_tokens[row]) + 0.5)))
+    return aim.llm_budget - tokens  # all that is left
+
+
+@numba.njit(cache=True)
+def _waste(aim: Aim, tiles: int, tokens: int) -> float:
+    unused = aim.tile_price * (aim.vit_budget - tiles) / max(aim.vit_budget, 1)
+    unused += aim.token_price * (aim.llm_budget - tokens) / aim.llm_budget
+    return unused + aim.drift_price * abs(tiles / max(aim.tiles, 1e-9) - tokens / aim.tokens)
+
+
+@numba.njit(cache=True)
+def _nearest(grid: Grid, row: int, wish: int, most: int) -> int:
+    """Return the most tokens <= wish that a sample left in `row` has, else the fewest <= most, else 0."""
+    last = grid.counts.shape[1] - 1
+    wish = max(0, min(wish, most, last - 1))
+    column = _end_of_links(grid.below[row], wish)
+    while column > 0 and grid.counts[row, column] == 0:  # in use by the pack under construction
+        column = _end_of_links(grid.below[row], column - 1)
+    if column > 0:
+        return column
+    column = _end_of_links(grid.above[row], wish + 1)
+    while column < last and grid.counts[row, column] == 0:
+        column = _end_of_links(grid.above[row], column + 1)
+    return column if column < last and column <= most else 0
+
+
+@numba.njit(cache=True)
+def _end_of_links(links: NDArray[np.int32], start: int) -> int:
+    while links[start] != start:
+        links[start] = links[links[start]]  # halve the path for the next one
+        start = links[start]
+    return start
+
+
+@numba.njit(cache=True)
+def _put(grid: Grid, work: _Work, depth: int, row: int, column: int) -> None:
+    grid.counts[row, column] -= 1
+    work.rows[depth], work.tokens[depth] = row, column
+
+
+@numba.njit(cache=True)
+def _take_back(grid: Grid, work: _Work, first: int, end: int) -> None:
+    for i in range(first, end):
+        grid.counts[work.rows[i], work.tokens[i]] += 1
+
+
+@numba.njit(cache=True)
+def _times(grid: Grid, work: _Work, found: int) -> np.int64:
+    """Return how often the best pack can be made from the samples left."""
+    times = np.int64(1 << 62)
+    for i in range(found):
+        needed = 0
+        for j in range(found):
+            needed += work.best_rows[j] == work.best_rows[i] and work.best_tokens[j] == work.best_tokens[i]
+        times = min(times, grid.counts[work.best_rows[i], work.best_tokens[i]] // needed)
+    return times
+
+
+@numba.njit(cache=True)
+def _remove(grid: Grid, work: _Work, found: int, times: int) -> None:
+    """Take the samples of `times` packs out of the grid."""
+    for i in range(found):
+        row, column = work.best_rows[i], work.best_tokens[i]
+        grid.counts[row, column] -= times
+        grid.row_counts[row] -= times
+        grid.row_tokens[row] -= times * column
+        if grid.counts[row, column] == 0:
+            grid.below[row, column], grid.above[row, column] = column - 1, column + 1

@@ -1,0 +1,88 @@
+"""Balanced packing: valid on any corpus, fewer packs than ISF and than best-fit-decreasing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnibal_ext.packing import pack_loads
+from omnibal_ext.packing.balanced import pack_balanced
+from omnibal_ext.packing.isf import pack_isf
+from omnibal_ext.packing.metrics import lower_bound_packs
+from omnibal_ext.packing.patterns import Classes, plan_patterns
+from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import assert_partition, corpora, published_files
+
+# Packs of a best-fit-decreasing packer with both sizes in its score, on the published lengths.
+BEST_FIT = {
+    (9, 4096): 31_424,
+    (10, 4096): 23_381,
+    (14, 4096): 17_468,
+    (15, 4352): 15_752,
+    (18, 5376): 12_946,
+    (20, 5888): 11_749,
+}
+
+
+@settings(deadline=None, max_examples=200)
+@given(corpora(), st.integers(12, 40), st.integers(400, 1500))
+def test_every_sample_is_packed_once_and_no_budget_is_exceeded(sizes: Sizes, vit_budget: int, llm_budget: int) -> None:
+    packs = pack_balanced(sizes, vit_budget, llm_budget, seed=0)
+    assert_partition(packs, len(sizes))
+    assert (pack_loads(packs, sizes)[:, :2] <= (vit_budget, llm_budget)).all()
+    assert len(packs) >= lower_bound_packs(sizes, vit_budget, llm_budget)
+
+
+@settings(deadline=None)
+@given(corpora(max_tiles=0))
+def test_text_alone_needs_no_tile_budget(sizes: Sizes) -> None:
+    assert_partition(pack_balanced(sizes, 0, 400, seed=0), len(sizes))
+
+
+@pytest.mark.parametrize("budgets", BEST_FIT)
+def test_no_more_packs_than_best_fit_decreasing(budgets: tuple[int, int]) -> None:
+    sizes = Sizes.load(published_files())
+    packs = pack_balanced(sizes, *budgets, seed=0)
+    assert_partition(packs, len(sizes))
+    assert (pack_loads(packs, sizes)[:, :2] <= budgets).all()
+    assert len(packs) <= BEST_FIT[budgets]
+    assert len(packs) < len(pack_isf(sizes, *budgets, seed=0))
+
+
+def test_equal_samples_fill_whole_packs() -> None:
+    sizes = Sizes.from_arrays([3] * 1000, [100] * 1000)
+    packs = pack_balanced(sizes, 12, 1000, seed=0)
+    assert (packs.counts == 4).all()
+
+
+def test_scarce_companions_are_kept_for_those_who_need_them() -> None:
+    """10 tiles: 5+5, 4+3+3 and 3+3+3+1 leave nothing over; pairing the 4s and 1s greedily would strand the 3s."""
+    sizes = Sizes.from_arrays([5] * 40 + [4] * 20 + [3] * 100 + [1] * 20, [10] * 180)
+    assert len(pack_balanced(sizes, 10, 1000, seed=0)) == lower_bound_packs(sizes, 10, 1000) == 60
+
+
+def test_long_and_short_samples_of_equal_tiles_are_mixed() -> None:
+    """Two long ones exceed the tokens, two short ones waste them: every pack must take one of each."""
+    sizes = Sizes.from_arrays([1] * 200, [900] * 100 + [100] * 100)
+    packs = pack_balanced(sizes, 2, 1000, seed=0)
+    assert len(packs) == 100
+    assert (pack_loads(packs, sizes)[:, 1] == 1000).all()
+
+
+def test_the_seed_decides_among_equal_samples_and_nothing_else() -> None:
+    sizes = Sizes.from_arrays(np.arange(300) % 5, np.arange(300) % 7 * 10 + 20)
+    one, same, other = (pack_balanced(sizes, 8, 200, seed=seed) for seed in (1, 1, 2))
+    assert np.array_equal(one.sample_ids, same.sample_ids)
+    assert not np.array_equal(one.sample_ids, other.sample_ids)
+    assert np.array_equal(sizes.tokens[one.sample_ids], sizes.tokens[other.sample_ids])
+
+
+def test_a_plan_covers_all_samples_with_the_fewest_packs() -> None:
+    """Capacity 10, widths 5 4 3 1: the cutting-stock optimum is known by hand (15,712 + 617 + 6,949.3 packs)."""
+    classes = Classes(np.array([5, 4, 3, 1]), np.ones(4), np.array([31_424, 617, 22_082, 6_372]))
+    patterns, quotas, packs = plan_patterns(classes, 10, 1000)
+    assert packs == pytest.approx(31_424 / 2 + 617 + (22_082 - 2 * 617) / 3, abs=1e-6)
+    assert (patterns @ classes.tiles <= 10).all()
+    made = quotas @ patterns
+    assert (made >= classes.counts - patterns.sum(axis=0)).all()
+    assert (made[:3] <= classes.counts[:3]).all()
