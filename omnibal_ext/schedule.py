@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 from omnibal_ext.errors import UserError
 
@@ -58,27 +59,28 @@ def interleaved_one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Sched
 
     With equal stages and at least `ranks` microbatches the bubble is (ranks - 1) / chunks rounds, divisible or not.
     """
-    forwards, backwards = _grouped("F", ranks, microbatches, chunks), _grouped("B", ranks, microbatches, chunks)
-    warm_ups = _interleaved_warm_ups(ranks, microbatches, chunks)
-    return [_alternate(forwards, backwards, warm_up) for warm_up in warm_ups]
+    sizes = _even_groups(ranks, microbatches)
+    forwards, backwards = _grouped("F", sizes, chunks), _grouped("B", sizes, chunks)
+    return [_alternate(forwards, backwards, 2 * (ranks - s - 1) + (chunks - 1) * sizes[0]) for s in range(ranks)]
 
 
 def zero_bubble(ranks: int, microbatches: int, chunks: int = 1, extra_in_flight: bool = False) -> Schedule:
-    """Zero-bubble schedule (Qi et al. 2023): weight gradients fill the waits.
+    """Zero-bubble schedule (Qi et al. 2023), also with virtual chunks: weight gradients fill the waits.
 
     Without `extra_in_flight` no rank holds more than 1F1B's first rank (their H1), with it about twice that (H2). Made
-    by playing the pipeline with F, B and W of one second each:
+    by playing the pipeline with F, B and W of one second each; forwards go in groups of `ranks` microbatches, each
+    group through all chunks, backwards likewise, last chunk first:
 
     1. Of all ranks take the one that can act earliest (ties: the lowest rank); on it, of what can start earliest,
     2. a forward if the last action but W was a backward, else a backward, else the other of the two; a forward needs
-       room: between F and B fewer microbatches than the rank's limit, between F and W fewer than the first rank's;
+       room: between F and B, and between F and W, fewer microbatches than the rank's limits;
     3. the oldest weight gradient if it can start earlier than both.
+
+    With chunks every rank may hold ranks x chunks slices, which is what 1F1B's first rank holds: so the bubble shrinks
+    by the chunks without the memory of interleaved 1F1B.
     """
-    if chunks == 1:
-        warm_ups = [ranks - s - 1 for s in range(ranks)]
-    else:
-        warm_ups = _interleaved_warm_ups(ranks, microbatches, chunks)
-    limits = [1 + w + (ranks - s - 1 if extra_in_flight else 0) for s, w in enumerate(warm_ups)]
+    most = ranks * chunks if not extra_in_flight else 2 * ranks * chunks - 1
+    limits = [most if chunks > 1 else max(1, most - s * (2 if extra_in_flight else 1)) for s in range(ranks)]
     return _play_greedily(ranks, microbatches, chunks, limits)
 
 
@@ -201,23 +203,20 @@ def _in_order(kind: str, microbatches: int) -> list[Action]:
     return [Action(kind, m) for m in range(microbatches)]
 
 
-def _group_sizes(ranks: int, microbatches: int) -> list[int]:
+def _even_groups(ranks: int, microbatches: int) -> list[int]:
     groups = max(1, microbatches // ranks)
     return [microbatches // groups + (g < microbatches % groups) for g in range(groups)]
 
 
-def _interleaved_warm_ups(ranks: int, microbatches: int, chunks: int) -> list[int]:
-    first_group = _group_sizes(ranks, microbatches)[0]
-    return [2 * (ranks - s - 1) + (chunks - 1) * first_group for s in range(ranks)]
-
-
-def _grouped(kind: str, ranks: int, microbatches: int, chunks: int) -> list[Action]:
+def _grouped(kind: str, sizes: list[int], chunks: int) -> list[Action]:
     order = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
-    actions, start = [], 0
-    for size in _group_sizes(ranks, microbatches):
-        actions += [Action(kind, m, c) for c in order for m in range(start, start + size)]
-        start += size
-    return actions
+    starts = accumulate(sizes, initial=0)
+    return [
+        Action(kind, m, c)
+        for start, size in zip(starts, sizes, strict=False)
+        for c in order
+        for m in range(start, start + size)
+    ]
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
@@ -232,8 +231,9 @@ def _build_cached(name: str, ranks: int, microbatches: int, chunks: int) -> tupl
 
 
 def _play_greedily(ranks: int, microbatches: int, chunks: int, limits: list[int]) -> Schedule:
-    """The play of `zero_bubble`; `limits[rank]` is the most chunk-microbatches between F and B."""
-    forwards, backwards = _grouped("F", ranks, microbatches, chunks), _grouped("B", ranks, microbatches, chunks)
+    """The play of `zero_bubble`; `limits[rank]`: the most between F and B, the first rank's also between F and W."""
+    sizes = [min(ranks, microbatches - m) for m in range(0, microbatches, ranks)]
+    forwards, backwards = _grouped("F", sizes, chunks), _grouped("B", sizes, chunks)
     finish: dict[tuple[int, Action], int] = {}
     lists: Schedule = [[] for _ in range(ranks)]
     last = [""] * ranks

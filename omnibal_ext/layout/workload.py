@@ -10,7 +10,7 @@ from omnibal_ext.profile_data import PackSizes, Profile
 
 
 def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iterations: int = 4) -> PackSizes:
-    """Iterations spread evenly over epoch 0, as int64 [iterations, data-parallel ranks, microbatches].
+    """Iterations from the middle of equal parts of epoch 0, as int64 [iterations, data-parallel ranks, microbatches].
 
     Raises UserError if the index was packed for another number of microbatches, or larger budgets than the profile's.
     """
@@ -26,7 +26,8 @@ def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iter
                 "profile again at the index's budgets"
             )
     stream = PackStream(index, index.global_batch // microbatches, microbatches)
-    chosen = np.unique(np.linspace(0, stream.iterations_per_epoch - 1, iterations).astype(np.int64))
+    parts = min(iterations, stream.iterations_per_epoch)
+    chosen = (np.arange(parts) + 0.5) * stream.iterations_per_epoch / parts
     return packs_of_loads(np.asarray(index.loads), np.stack([stream.iteration(int(i)) for i in chosen]))
 
 
