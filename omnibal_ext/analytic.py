@@ -26,7 +26,7 @@ ELEMENTWISE_PASSES = 16
 """Reads and writes of the layer's stream in norms, residuals, activation and rotary positions, forward."""
 GPUS_A_NODE = 8
 EXPOSED_REDUCTION = 0.25
-"""Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce and its kin)."""
+"""Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention backward over forward (FlashAttention-2)."""
 
@@ -154,7 +154,7 @@ def _cost(work: _Work, units: int, gpu: Device, t: int, d: int, distributed: boo
 
 
 def _step_seconds(weights: float, gpu: Device, t: int, d: int, distributed: bool) -> float:
-    """Gradients reduced (4 bytes) and weights gathered (2), most of it hidden; the optimizer moves 40 bytes a weight."""
+    """Gradients reduced (4 bytes), weights gathered (2), most of it hidden; the optimizer moves 40 bytes a weight."""
     bandwidth = (gpu.node_bandwidth if t * d <= GPUS_A_NODE else gpu.network_bandwidth) * gpu.bandwidth_efficiency
     carried = EXPOSED_REDUCTION * (6 if distributed else 8) * weights * (d - 1) / d / bandwidth
     return carried + 40 * weights / (d if distributed else 1) / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)

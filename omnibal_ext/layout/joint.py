@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from omnibal_ext.chain import KINDS
 from omnibal_ext.layout.bounds import Bounds
 from omnibal_ext.layout.options import RankOptions
-from omnibal_ext.layout.partition import Edges
-from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import recompute_all
 
 Ints = NDArray[np.int64]

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
+from omnibal_ext.layout.problem import Edges, LayoutProblem
 from omnibal_ext.profile_data import Profile
 
-Edges = tuple[int, ...]
 NEGLIGIBLE_SPREAD = 1e-4
 """Where the anchor is level or carries nothing, scores are normalised by this share of the mean instead."""
 
@@ -40,11 +40,12 @@ def even_edges(weights: ArrayLike, stages: int) -> Edges:
     return (*edges, w.size)
 
 
-def layer_weights(profile: Profile, method: str) -> NDArray[np.float64]:
-    """One number a layer: its parameters, 1 for a ViT or LLM layer (0 for others), or its forward seconds.
+def layer_weights(problem: LayoutProblem, method: str) -> NDArray[np.float64]:
+    """One number a layer: its parameters, 1 for a ViT or LLM layer (0 for others), or its mean forward seconds.
 
     Raises UserError for "parameters" where the profile lacks them.
     """
+    profile = problem.profile
     if method == "parameters":
         missing = [kind for kind in profile.chain if kind not in profile.parameters]
         if missing:
@@ -54,7 +55,7 @@ def layer_weights(profile: Profile, method: str) -> NDArray[np.float64]:
         return np.array([profile.parameters[kind] for kind in profile.chain], dtype=np.float64)
     if method == "layers":
         return np.array([kind in RECOMPUTABLE_KINDS for kind in profile.chain], dtype=np.float64)
-    return np.array([profile.layers[kind].forward_seconds for kind in profile.chain])
+    return np.asarray(problem.tables.forward.mean(axis=(1, 2))[problem.kind_ids])
 
 
 def cut_bytes(profile: Profile) -> NDArray[np.float64]:
@@ -62,7 +63,7 @@ def cut_bytes(profile: Profile) -> NDArray[np.float64]:
     return np.array([profile.layers[kind].output_bytes for kind in profile.chain])
 
 
-def bmp_candidates(profile: Profile, stages: int, radius: int, top_k: int) -> list[Edges]:
+def bmp_candidates(problem: LayoutProblem, radius: int, top_k: int) -> list[Edges]:
     """The `top_k` best cuts within `radius` layers of the profile-based anchor, best first (OmniBal, section 4.2).
 
     score = VAR(forward time of the stages) / anchor's VAR + SUM(bytes at the cuts) / anchor's SUM. The paper ranks by
@@ -73,11 +74,12 @@ def bmp_candidates(profile: Profile, stages: int, radius: int, top_k: int) -> li
     3. Both terms are sums over stages, so a dynamic program that keeps the K best at each position of each cut is
        exact, also where (2 radius + 1)^(stages - 1) candidates could not be listed.
     """
-    forward = layer_weights(profile, "profile")
+    stages = problem.stages
+    forward = layer_weights(problem, "profile")
     anchor = even_edges(forward, stages)
     prefix = np.concatenate([[0.0], np.cumsum(forward)])
     mean = prefix[-1] / stages
-    carried = cut_bytes(profile)
+    carried = cut_bytes(problem.profile)
     spread = max(spread_of(forward, anchor), NEGLIGIBLE_SPREAD * mean**2)
     volume = max(
         float(carried[np.array(anchor[1:-1], dtype=int) - 1].sum()), NEGLIGIBLE_SPREAD * carried.mean(), 1e-300

@@ -23,6 +23,7 @@ from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compi
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Edges = tuple[int, ...]
 _VIT, _PROJECTOR, _WORDS, _LLM, _HEAD = (KINDS.index(k) for k in ("vit", "projector", "word_embed", "llm", "head"))
 
 

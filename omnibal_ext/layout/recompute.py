@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.partition import Edges
-from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 
 Ints = NDArray[np.int64]
 _VIT, _LLM = KINDS.index("vit"), KINDS.index("llm")

@@ -11,8 +11,8 @@ import numpy as np
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.adapipe import adapipe_layout
 from omnibal_ext.layout.joint import joint_search
-from omnibal_ext.layout.partition import Edges, bmp_candidates, even_edges, layer_weights
-from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
+from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import GIB, fewest_that_fit, recompute_all
 from omnibal_ext.plan import Plan
 
@@ -58,9 +58,9 @@ def find_layouts(
         layout = adapipe_layout(problem)
         return [Candidate(layout, problem.step_seconds(layout))]
     if method == "bmp":
-        cuts = bmp_candidates(problem.profile, problem.stages, radius, top_k)
+        cuts = bmp_candidates(problem, radius, top_k)
     else:
-        cuts = [even_edges(layer_weights(problem.profile, method), problem.stages)]
+        cuts = [even_edges(layer_weights(problem, method), problem.stages)]
     return judge(problem, cuts, recompute)
 
 

@@ -11,6 +11,7 @@ from omnibal_ext.architectures import preset
 from omnibal_ext.chain import layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.partition import bmp_candidates, cut_bytes, even_edges, layer_weights, spread_of
+from omnibal_ext.layout.problem import LayoutProblem
 
 from .instances import make_profile
 
@@ -44,14 +45,15 @@ def test_methods_weigh_layers_as_named() -> None:
     profile = make_profile(
         1, 1, parameters={"patch_embed": 1, "vit": 5, "projector": 2, "word_embed": 3, "llm": 9, "head": 3}
     )
-    assert layer_weights(profile, "parameters").tolist() == [1, 5, 2, 3, 9, 3]
-    assert layer_weights(profile, "layers").tolist() == [0, 1, 0, 0, 1, 0]
-    assert layer_weights(profile, "profile").tolist() == [0.1, 1.0, 0.1, 0.1, 2.0, 0.1]
+    problem = LayoutProblem(profile, 1, 1)
+    assert layer_weights(problem, "parameters").tolist() == [1, 5, 2, 3, 9, 3]
+    assert layer_weights(problem, "layers").tolist() == [0, 1, 0, 0, 1, 0]
+    assert layer_weights(problem, "profile").tolist() == [0.1, 1.0, 0.1, 0.1, 2.0, 0.1]
 
 
 def test_parameters_missing_from_a_profile_are_named() -> None:
     with pytest.raises(UserError, match="layer patch_embed: the profile has no parameters"):
-        layer_weights(make_profile(parameters={"vit": 1}), "parameters")
+        layer_weights(LayoutProblem(make_profile(parameters={"vit": 1}), 1, 1), "parameters")
 
 
 def test_the_parameter_cut_of_6b_20b_is_the_published_one() -> None:
@@ -77,7 +79,8 @@ def test_the_parameter_cut_of_6b_20b_is_the_published_one() -> None:
 @given(st.integers(2, 4), st.integers(0, 2), st.integers(1, 40))
 def test_candidates_are_the_best_of_the_neighbourhood_in_order(stages: int, radius: int, top_k: int) -> None:
     profile = make_profile(4, 3)
-    forward, carried = layer_weights(profile, "profile"), cut_bytes(profile)
+    problem = LayoutProblem(profile, stages, 1)
+    forward, carried = layer_weights(problem, "profile"), cut_bytes(profile)
     anchor = even_edges(forward, stages)
 
     def score(edges: tuple[int, ...]) -> float:
@@ -90,7 +93,7 @@ def test_candidates_are_the_best_of_the_neighbourhood_in_order(stages: int, radi
     moves = product(range(-radius, radius + 1), repeat=stages - 1)
     near = [(0, *(a + m for a, m in zip(anchor[1:-1], move, strict=True)), forward.size) for move in moves]
     near = [edges for edges in near if all(first < end for first, end in pairwise(edges))]
-    found = bmp_candidates(profile, stages, radius, top_k)
+    found = bmp_candidates(problem, radius, top_k)
     assert len(found) == len(set(found)) == min(top_k, len(near))
     assert set(found) <= set(near)
     assert [score(e) for e in found] == pytest.approx(sorted(map(score, near))[:top_k])
@@ -98,6 +101,7 @@ def test_candidates_are_the_best_of_the_neighbourhood_in_order(stages: int, radi
 
 def test_a_cut_after_the_projector_is_preferred_for_its_small_volume() -> None:
     profile = make_profile(4, 2)
-    best = bmp_candidates(profile, 2, 2, 1)[0]
+    problem = LayoutProblem(profile, 2, 1)
+    best = bmp_candidates(problem, 2, 1)[0]
     assert profile.chain[best[1] - 1] != "vit"
-    assert np.isfinite(spread_of(layer_weights(profile, "profile"), best))
+    assert np.isfinite(spread_of(layer_weights(problem, "profile"), best))

@@ -36,7 +36,7 @@ def test_tight_memory_recomputes_the_first_layers_of_the_stage_that_needs_it() -
 @given(st.integers(0, 10**6))
 def test_fewest_that_fit_is_the_fewest_of_all_for_one_stage_a_rank(seed: int) -> None:
     problem = random_problem(seed, chunks=1)
-    edges = even_edges(layer_weights(problem.profile, "profile"), problem.stages)
+    edges = even_edges(layer_weights(problem, "profile"), problem.stages)
     try:
         layout = fewest_that_fit(problem, edges)
     except UserError:
@@ -61,7 +61,7 @@ def test_fewest_that_fit_is_the_fewest_of_all_for_one_stage_a_rank(seed: int) ->
 def test_promised_bytes_are_those_of_the_simulator_at_full_packs(seed: int) -> None:
     problem = random_problem(seed, chunks=1, packs=None)
     problem = replace(problem, packs=None)
-    edges = even_edges(layer_weights(problem.profile, "layers"), problem.stages)
+    edges = even_edges(layer_weights(problem, "layers"), problem.stages)
     try:
         layout = fewest_that_fit(problem, edges)
     except UserError:
