@@ -167,7 +167,7 @@ def pack(sizes: Sizes, options: PackOptions) -> Packs:
 def arrange(loads: NDArray[np.int64], options: PackOptions) -> NDArray[np.int64]:
     """Return packs in the order in which they run: level groups for balanced packs, at random for the others."""
     if options.method == "balanced":
-        return level_groups(loads, options.global_batch, options.seed)
+        return level_groups(loads, options.data_parallel_size, options.micro_batches, options.seed)
     return np.random.default_rng(options.seed).permutation(len(loads))
 
 

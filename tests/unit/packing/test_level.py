@@ -20,17 +20,17 @@ def ratios(sizes: Sizes, budgets: tuple[int, int], ranks: int, micro_batches: in
     """DistRatios of tiles, tokens and attention of an epoch of balanced packs."""
     packs = pack_balanced(sizes, *budgets, seed=0)
     loads = pack_loads(packs, sizes)
-    order = level_groups(loads, ranks * micro_batches, seed=0)
+    order = level_groups(loads, ranks, micro_batches, seed=0)
     whole = len(order) // (ranks * micro_batches) * (ranks * micro_batches)
     iterations = deal(order[:whole].reshape(-1, ranks * micro_batches), ranks)
     return [dist_ratio(rank_loads(iterations, loads[:, load])) for load in range(3)]
 
 
 @settings(deadline=None)
-@given(st.integers(0, 300), st.integers(1, 12), st.integers(0, 9))
-def test_every_pack_is_dispatched_once(packs: int, group_size: int, seed: int) -> None:
+@given(st.integers(0, 300), st.integers(1, 6), st.integers(1, 4), st.integers(0, 9))
+def test_every_pack_is_dispatched_once(packs: int, ranks: int, micro: int, seed: int) -> None:
     loads = np.random.default_rng(seed).integers(0, 50, (packs, 3))
-    assert np.array_equal(np.sort(level_groups(loads, group_size, seed)), np.arange(packs))
+    assert np.array_equal(np.sort(level_groups(loads, ranks, micro, seed)), np.arange(packs))
 
 
 @pytest.mark.parametrize("budgets", BUDGETS)
@@ -51,7 +51,7 @@ def test_groups_of_equal_packs_are_found() -> None:
     kinds = np.array([[4, 100, 2000], [9, 40, 500], [1, 90, 8100]])
     loads = kinds[np.random.default_rng(0).integers(0, 3, 3000)]
     loads = np.concatenate([kinds[[0]]] * (-np.sum(loads[:, 0] == 4) % 8) + [loads])
-    order = level_groups(loads, 8, seed=0)
+    order = level_groups(loads, 8, 1, seed=0)
     groups = loads[order[: len(order) // 8 * 8]].reshape(-1, 8, 3)
     mixed = (groups != groups[:, :1]).any(axis=(1, 2)).sum()
     assert mixed <= 2  # at most one border between each two kinds
@@ -60,7 +60,7 @@ def test_groups_of_equal_packs_are_found() -> None:
 def test_the_emptiest_packs_come_last() -> None:
     loads = np.random.default_rng(0).integers(80, 100, (35, 3))
     loads[[4, 20, 31]] = 1
-    assert set(level_groups(loads, 8, seed=0)[-3:]) == {4, 20, 31}
+    assert set(level_groups(loads, 8, 1, seed=0)[-3:]) == {4, 20, 31}
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -74,7 +74,7 @@ def test_position_tells_nothing_of_size_or_source() -> None:
     sizes = Sizes.load(files)
     packs = pack_balanced(sizes, 18, 5376, seed=0)
     loads = pack_loads(packs, sizes)
-    samples = packs.reordered(level_groups(loads, 8, seed=0)).sample_ids
+    samples = packs.reordered(level_groups(loads, 8, 1, seed=0)).sample_ids
     position = np.arange(len(samples))
     generator = np.random.default_rng(0)  # ties in random order
     for values in (sizes.tokens[samples], sizes.tiles[samples], source[samples]):
