@@ -109,7 +109,7 @@ PRESETS: dict[str, Architecture] = {
             "tiny",
             VisionArchitecture(layers=4, hidden_size=64, heads=4, ffn_hidden_size=256, patch_size=8, image_size=32),
             LanguageArchitecture(
-                layers=4, hidden_size=128, heads=4, kv_heads=2, ffn_hidden_size=352, vocab_size=512, rope_theta=1e4
+                layers=3, hidden_size=128, heads=4, kv_heads=2, ffn_hidden_size=352, vocab_size=512, rope_theta=1e4
             ),
         ),
         Architecture("internvl-chat-1.5", INTERNVIT_6B, INTERNLM2_20B),

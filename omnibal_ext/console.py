@@ -2,7 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich import box
@@ -35,3 +37,27 @@ def track(items: Iterable[Item], description: str, total: int) -> Iterator[Item]
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield from progress.track(items, total=total, description=description)
+
+
+def follow_metrics(path: Path, is_running: Callable[[], bool]) -> None:
+    """Show a running job's iterations on stderr, read from the metrics.jsonl it appends to, until it ends.
+
+    On a terminal a bar; elsewhere a line every tenth of the way.
+    """
+    columns = (TextColumn("iteration"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+    console = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        bar, tenths = progress.add_task("starting", total=None), 0
+        running = True
+        while running:
+            running = is_running()
+            time.sleep(0.5)
+            lines = path.read_text().splitlines() if path.exists() else []
+            if not lines:
+                continue
+            last = json.loads(lines[-1])
+            text = f"loss {last['loss']:.3f}, {last['samples_per_second']:.0f} samples/s"
+            progress.update(bar, completed=last["iteration"], total=last["iterations"], description=text)
+            if not console.is_terminal and last["iteration"] * 10 // last["iterations"] > tenths:
+                tenths = last["iteration"] * 10 // last["iterations"]
+                print(f"  iteration {last['iteration']}/{last['iterations']}: {text}", file=sys.stderr, flush=True)

@@ -17,22 +17,26 @@ class BalanceMeter:
     The counting is the last pipeline stage's (it sees every pack); the report is one line in the log and one in a file.
     """
 
-    def __init__(self, log_interval: int, metrics_file: str | None) -> None:
-        self.log_interval = log_interval
+    def __init__(self, log_interval: int, iterations: int, metrics_file: str | None) -> None:
+        self.log_interval, self.total_iterations = log_interval, iterations
         self.metrics_file = Path(metrics_file) if metrics_file else None
-        self.iterations: list[list[float]] = []  # per iteration: tiles, tokens, useful tokens, samples
+        self.iterations: list[
+            list[float]
+        ] = []  # an iteration: the places of `interval_report`
         self.started = time.perf_counter()
-        self.current = [0.0] * 4
+        self.current = [0.0] * 6
 
     def count(self, batch: Microbatch) -> None:
         """Add a microbatch that was trained on."""
         for place, value in enumerate((batch.tiles, batch.tokens, batch.useful_tokens, batch.samples)):
             self.current[place] += value
 
-    def end_iteration(self, iteration: int) -> None:
-        """Close an iteration; `iteration` counts from 1. Reports when it ends an interval."""
+    def end_iteration(self, iteration: int, records: list[dict[str, torch.Tensor]]) -> None:
+        """Close an iteration (counted from 1) with its microbatches' losses; reports when it ends an interval."""
+        total, tokens = torch.stack([record["lm loss"] for record in records]).sum(0).tolist()
+        self.current[4:] = total, tokens
         self.iterations.append(self.current)
-        self.current = [0.0] * 4
+        self.current = [0.0] * 6
         if iteration % self.log_interval == 0:
             self._report(iteration)
             self.iterations, self.started = [], time.perf_counter()
@@ -42,7 +46,7 @@ class BalanceMeter:
         group = parallel_state.get_data_parallel_group()
         ranks = [torch.empty_like(mine) for _ in range(group.size())]
         torch.distributed.all_gather(ranks, mine, group=group)
-        counts = torch.stack(ranks).cpu()  # [ranks, iterations, 4]
+        counts = torch.stack(ranks).cpu()  # [ranks, iterations, 6]
         seconds = time.perf_counter() - self.started
         report = interval_report(counts, seconds)
         print_rank_last(
@@ -53,18 +57,21 @@ class BalanceMeter:
         last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
         if self.metrics_file and last:
             self.metrics_file.parent.mkdir(parents=True, exist_ok=True)
+            line = {"iteration": iteration, "iterations": self.total_iterations, **report}
             with self.metrics_file.open("a") as file:
-                file.write(json.dumps({"iteration": iteration, **report}) + "\n")
+                file.write(json.dumps(line) + "\n")
 
 
 def interval_report(counts: torch.Tensor, seconds: float) -> dict[str, float]:
     """Rates, padding and DistRatios (OmniBal, section 3) of an interval.
 
-    counts [ranks, iterations, 4]: tiles, tokens, useful tokens and samples that each rank ran in each iteration.
+    counts [ranks, iterations, 6]: tiles, tokens, useful tokens and samples that each rank ran in each iteration, the
+    sum of its losses and the tokens they are of.
     """
-    tiles, tokens, useful, samples = counts.unbind(-1)
+    tiles, tokens, useful, samples, loss, supervised = counts.unbind(-1)
     return {
         "seconds": seconds,
+        "loss": loss.sum().item() / max(1.0, supervised.sum().item()),
         "samples": samples.sum().item(),
         "samples_per_second": samples.sum().item() / seconds,
         "useful_tokens_per_second": useful.sum().item() / seconds,

@@ -37,7 +37,7 @@ class Trainer:
 
     def __init__(self, inputs: TrainingInputs) -> None:
         self.args, self.architecture, self.plan = inputs.args, inputs.architecture, inputs.plan
-        self.meter = BalanceMeter(self.args.log_interval, self.args.metrics_file)
+        self.meter = BalanceMeter(self.args.log_interval, self.args.train_iters, self.args.metrics_file)
         self.executor = Executor(self.plan.schedule)
 
     def model(
@@ -94,7 +94,7 @@ class Trainer:
         """One iteration by the plan's schedule; a training iteration is metered."""
         records = self.executor(forward_step_func=self.forward_step, **_without(arguments, "forward_step_func"))
         if not arguments.get("forward_only") and parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-            self.meter.end_iteration(get_args().curr_iteration + 1)
+            self.meter.end_iteration(get_args().curr_iteration + 1, records)
         return records
 
 
@@ -137,8 +137,8 @@ def main() -> None:
     """Train as the command line says."""
     trainer = Trainer(parse_arguments())
     install(trainer.forward_backward)
-    provider = trainer.datasets
-    provider.__func__.is_distributed = True  # every rank builds its own iterators
+    provider = partial(trainer.datasets)
+    setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)
     pretrain(
         pretrain_cfg_container_from_args(trainer.args),
         provider,

@@ -8,12 +8,7 @@ For each kind of layer:
 """
 
 import contextlib
-import io
-import logging
-import os
-import socket
 import statistics
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +18,15 @@ import numpy as np
 import torch
 from megatron.core.enums import ModelType
 from megatron.core.utils import get_attr_wrapped_model
-from megatron.training.initialize import initialize_megatron
 from megatron.training.training import get_model
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.arguments import parse_arguments
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.single import single_process
 from omnibal_ext.architectures import Architecture
 from omnibal_ext.chain import VISION_KINDS
 from omnibal_ext.console import track
@@ -45,26 +39,9 @@ def profile_on_this_machine(
     preset: str, vit_budget: int, llm_budget: int, tensor_parallel: int, flags: Sequence[str], steps: int
 ) -> Profile | None:
     """Start Megatron on this process (or these, under torchrun) and measure; None but on rank 0."""
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("MASTER_PORT", str(_free_port()))
-    sys.argv = [sys.argv[0], "--preset", preset, "--tensor-model-parallel-size", str(tensor_parallel), *flags]
-    sys.argv += ["--lr", "0", "--train-iters", "1", "--global-batch-size", "1", "--no-check-for-nan-in-loss-and-grad"]
-    logging.disable(logging.WARNING)
-    with contextlib.redirect_stdout(io.StringIO()):  # Megatron tells its whole configuration
-        inputs = parse_arguments()
-        initialize_megatron()
+    with single_process(preset, ["--tensor-model-parallel-size", str(tensor_parallel), *flags]) as inputs:
         profile = measure_profile(inputs.args, inputs.architecture, vit_budget, llm_budget, steps)
-        first = torch.distributed.get_rank() == 0
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
-    return profile if first else None
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        return server.getsockname()[1]
+        return profile if torch.distributed.get_rank() == 0 else None
 
 
 def measure_profile(

@@ -4,9 +4,9 @@ A picture is a grid of cells, and a cell is exactly one tile of the tiny preset 
 (scikit-learn's 8 x 8 pixels, three times as large) and, in the border above it, a letter that names the cell.
 
     +----------+----------+
-    | d        | e        |      human:  <image>
+    | a        | b        |      human:  <image>
     |    77    |    00    |              Read the digits.
-    |     7    |    00    |      gpt:    d7e0
+    |     7    |    00    |      gpt:    a7b0
     +----------+----------+
 
 Pictures of 1 to 30 cells with many small and few large ones, several images in some conversations (the letters go on)
@@ -37,6 +37,7 @@ MAX_DIGITS = 30  # in one picture
 MAX_SIDE = 10  # cells in a row or column
 LETTERS = string.ascii_letters
 QUESTION = "Read the digits."
+SPELLING = "Spell"
 TEXT_ONLY_SHARE, SEVERAL_IMAGES_SHARE = 0.2, 0.15
 HELD_OUT_DIGITS = 0.2  # share of the handwritten digits kept for the held-out pictures
 
@@ -109,7 +110,7 @@ class DemoWriter:
     def _conversation(self, name: str) -> dict[str, Any]:
         kind = self._generator.random()
         if kind < TEXT_ONLY_SHARE:
-            return {"id": name, "conversations": self._repeat_text()}
+            return {"id": name, "conversations": self._spelling()}
         images = int(self._generator.integers(2, 5)) if kind < TEXT_ONLY_SHARE + SEVERAL_IMAGES_SHARE else 1
         grids = [self._draw_grid(MAX_TILES // images) for _ in range(images)]
         answers = self._draw_pictures(name, grids)
@@ -123,7 +124,7 @@ class DemoWriter:
     def _draw_pictures(self, name: str, grids: Sequence[Grid]) -> list[str]:
         """Write one picture a grid and return what each says; the letters go on from picture to picture."""
         counts = [columns * rows for columns, rows in grids]
-        letters, answers, first = self._draw_letters(sum(counts)), [], 0
+        letters, answers, first = LETTERS[: sum(counts)], [], 0
         for number, (grid, count) in enumerate(zip(grids, counts, strict=True)):
             shown = self._digits.take(self._generator.integers(len(self._digits.values), size=count))
             named = letters[first : first + count]
@@ -135,22 +136,18 @@ class DemoWriter:
 
     def _draw_grid(self, max_tiles: int) -> Grid:
         grids = exact_grids(max_tiles)
-        candidates = grids[self._heavy_tailed(sorted(grids), power=1.2)]
+        candidates = grids[self._heavy_tailed(sorted(grids), power=2.0)]
         return candidates[self._generator.integers(len(candidates))]
-
-    def _draw_letters(self, count: int) -> str:
-        """Neighbours in the alphabet from a random place on, so that every letter is as frequent as any other."""
-        first = self._generator.integers(len(LETTERS))
-        return "".join(LETTERS[(first + position) % len(LETTERS)] for position in range(count))
 
     def _heavy_tailed(self, values: Sequence[int], power: float) -> int:
         weights = np.array(values, dtype=np.float64) ** -power
         return int(self._generator.choice(values, p=weights / weights.sum()))
 
-    def _repeat_text(self) -> list[dict[str, str]]:
+    def _spelling(self) -> list[dict[str, str]]:
         count = self._heavy_tailed(range(2, len(LETTERS) + 1), power=0.5)
-        text = _pairs(self._draw_letters(count), self._generator.integers(10, size=count))
-        return _turns((f"Repeat: {text}", text))
+        first = self._generator.integers(len(LETTERS) - count + 1)
+        letters = LETTERS[first : first + count]
+        return _turns((f"{SPELLING}: {letters[0]} {letters[-1]}", letters))
 
 
 def _pairs(letters: str, values: NDArray[np.int64]) -> str:
@@ -168,10 +165,10 @@ def _turns(*exchanges: tuple[str, str]) -> list[dict[str, str]]:
 def train_tokenizer() -> bytes:
     """A sentencepiece model in which every letter and digit of an answer is exactly one token, always the same."""
     special = dict.fromkeys(token for template in TEMPLATES.values() for token in template.special_tokens)
-    words = ["\n", "user", "assistant", "system", "Read", "▁the", "▁digits", "Repeat"]
+    words = ["\n", "user", "assistant", "system", "Read", "▁the", "▁digits", SPELLING]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([QUESTION, f"Repeat: {LETTERS}{string.digits}"]),
+        sentence_iterator=iter([QUESTION, f"{SPELLING}: {LETTERS}{string.digits}"]),
         model_writer=model,
         model_type="char",
         vocab_size=256,

@@ -1,7 +1,8 @@
 """From a packed index to the microbatches of one stage: what to read, how to lay it out, where to resume."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -117,11 +118,8 @@ def microbatches(dataset: PackDataset, order: PackOrder, num_workers: int = 0) -
 
 def to_device(batch: Microbatch) -> Microbatch:
     """The same microbatch with its tensors on this rank's device."""
-    fields = {
-        name: value.to("cuda", non_blocking=True) if isinstance(value, Tensor) else value
-        for name, value in vars(batch).items()
-    }
-    return Microbatch(**fields)
+    tensors: dict[str, Any] = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    return replace(batch, **{name: tensor.to("cuda", non_blocking=True) for name, tensor in tensors.items()})
 
 
 def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:

@@ -1,11 +1,12 @@
 """Normalisation layers, with what tensor and sequence parallelism ask of them."""
 
 import torch
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
+from torch.distributed.nn.functional import all_reduce
 
 
 def build_norm(config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> torch.nn.Module:
@@ -16,7 +17,7 @@ def build_norm(config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -
     kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
     norm = kind(hidden_size, eps=eps, dtype=config.params_dtype)
     for parameter in norm.parameters():
-        parameter.sequence_parallel = config.sequence_parallel
+        setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (Megatron marks weights so)
     return norm
 
 
@@ -33,15 +34,13 @@ class FullWidthRMSNorm(torch.nn.Module):
         self.width = config.num_attention_heads * hidden_size
         self.eps = eps
         self.weight = torch.nn.Parameter(torch.ones(self.width // self.group.size(), dtype=config.params_dtype))
-        self.weight.tensor_model_parallel = True
-        self.weight.partition_dim = 0
-        self.weight.partition_stride = 1
+        tensor_parallel.set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
 
     def forward(self, hidden: Tensor) -> Tensor:
         wide = hidden.float()
         squares = wide.square().sum(dim=(-2, -1), keepdim=True)
         if self.group.size() > 1:
-            squares = torch.distributed.nn.functional.all_reduce(squares, group=self.group)
+            squares = all_reduce(squares, group=self.group)
         normalised = (wide * torch.rsqrt(squares / self.width + self.eps)).type_as(hidden)
         return normalised * self.weight.view(hidden.shape[-2:])
 

@@ -36,6 +36,7 @@ class PatchEmbed(torch.nn.Module):
         )
         for weight in (self.projection.weight, self.class_token, self.positions):
             config.init_method(weight.data)
+        assert self.projection.bias is not None
         torch.nn.init.zeros_(self.projection.bias)
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
@@ -86,7 +87,7 @@ def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitectur
     submodules = get_gpt_layer_local_submodules(normalization=config.normalization)
     submodules.input_layernorm = submodules.pre_mlp_layernorm = build_norm
     scale = ModuleSpec(
-        LayerScaleAdd, params={"width": config.hidden_size, "initial": 0.1, "dtype": config.params_dtype}
+        LayerScaleAdd, params={"width": config.hidden_size, "initial": 1.0, "dtype": config.params_dtype}
     )
     submodules.self_attn_bda = submodules.mlp_bda = scale
     attention = submodules.self_attention

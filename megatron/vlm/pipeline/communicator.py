@@ -33,7 +33,7 @@ class Communicator:
         ranks = dist.get_process_group_ranks(pipeline_group)
         here = dist.get_rank(pipeline_group)
         self.previous, self.next = ranks[here - 1], ranks[(here + 1) % len(ranks)]
-        self.pending: list[tuple[dist.Work, Tensor]] = []
+        self.pending: list[tuple[dist.Work | None, Tensor]] = []
         self.channels: dict[tuple[int, str], dist.ProcessGroup] = {}
         for source, target in _all_edges(ranks):
             for kind in ("activation", "gradient"):
@@ -61,14 +61,15 @@ class Communicator:
     def finish(self) -> None:
         """Wait until everything sent has left."""
         for work, _ in self.pending:
-            work.wait()
+            if work is not None:
+                work.wait()
         self.pending.clear()
 
     def _send(self, tensor: Tensor, target: int, channel: dist.ProcessGroup | None) -> None:
         if tensor.numel():
             # A detached alias keeps the memory alive while it travels, even when the output is released.
             tensor = tensor.detach().contiguous()
-            self.pending = [(work, kept) for work, kept in self.pending if not work.is_completed()]
+            self.pending = [(work, kept) for work, kept in self.pending if work is not None and not work.is_completed()]
             self.pending.append((dist.isend(tensor, target, group=channel), tensor))
 
     def _receive(

@@ -71,6 +71,7 @@ class Stage(MegatronModule):
                 hidden = tensor_parallel.checkpoint(step, False, hidden)
             else:
                 hidden = step(hidden)
+        assert hidden is not None
         # A view would keep a larger tensor alive and cannot be released after sending.
         return hidden.clone() if hidden._base is not None else hidden
 
@@ -79,7 +80,7 @@ class Stage(MegatronModule):
         return self.rotary(max(batch.lengths), packed_seq=True)[batch.positions]
 
 
-def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Tensor) -> Tensor:
+def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Tensor | None) -> Tensor:
     *extra, hidden = arguments
     return module(hidden, batch, *extra)
 

@@ -38,13 +38,13 @@ def test_every_letter_digit_and_special_token_is_one_token_everywhere() -> None:
     for symbol in [*LETTERS, *string.digits, "<img>", "</img>", "<IMG_CONTEXT>", "<|im_start|>", "<|im_end|>", "\n"]:
         assert len(model.encode(symbol)) == 1
         assert model.unk_id() not in model.encode(symbol)
-    assert model.encode("Repeat: a5b3\n")[-5:] == [model.encode(symbol)[0] for symbol in "a5b3\n"]
+    assert model.encode("Spell: a5b3\n")[-5:] == [model.encode(symbol)[0] for symbol in "a5b3\n"]
 
 
 def test_held_out_pictures_show_no_digit_of_training(demo: Path) -> None:
     train, heldout = shown_digits(demo, "train"), shown_digits(demo, "heldout")
-    assert len(train) > 500
-    assert len(heldout) > 50
+    assert len(train) > 300
+    assert len(heldout) > 30
     assert not train & heldout
 
 
@@ -63,6 +63,8 @@ def test_a_cell_shows_its_letter_and_digit_in_reading_order() -> None:
 
 def test_letters_are_unique_within_a_conversation(demo: Path) -> None:
     for row in rows(demo / "train.jsonl"):
+        if "image" not in row:
+            continue
         answers = "".join(turn["value"] for turn in row["conversations"][1::2])
         assert len(set(answers[::2])) == len(answers) // 2
         assert set(answers[::2]) <= set(LETTERS)

@@ -1,0 +1,111 @@
+"""Greedy answers of a trained model, for held-out evaluation: the whole chain on one process, prompts in packs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.training.checkpointing import load_checkpoint
+from torch import Tensor
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.single import single_process
+from omnibal_ext.errors import UserError
+
+
+@dataclass
+class Answer:
+    """One answer to be given: what comes before it, what was expected, and what the model says."""
+
+    sample: int
+    prompt: list[int]
+    expected: list[int]
+    generated: list[int] = field(default_factory=list)
+
+
+def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
+    """The answers that a checkpoint (of any layout) gives to the pictures of a dataset folder; one process.
+
+    Raises UserError if the checkpoint or the dataset is not there.
+    """
+    if not (Path(load) / "latest_checkpointed_iteration.txt").exists():
+        raise UserError(f"{load}: no checkpoint here; train with --save {load}")
+    data = ChatDataset(folder)
+    flags = [
+        "--load",
+        load,
+        "--no-load-optim",
+        "--no-load-rng",
+        "--ckpt-format",
+        "torch_dist",
+        "--exit-on-missing-checkpoint",
+    ]
+    with single_process(preset, flags) as inputs:
+        language = language_config(inputs.args, inputs.architecture)
+        vision = vision_config(language, inputs.architecture)
+        chain = Chain(inputs.architecture, language, vision, inputs.args.padded_vocab_size, inputs.args.seed)
+        stages = split_chain(chain)
+        load_checkpoint(stages, None, None)
+        with_images = np.flatnonzero(data.sizes.tiles).tolist()
+        answers = [answer for sample in with_images for answer in answers_of(data, sample)]
+        generate(stages, data, answers)
+    return answers
+
+
+def split_chain(chain: Chain) -> list[Stage]:
+    """The chain as two stages on this process: the ViT up to the projector, and the language model."""
+    middle = chain.kinds.index("word_embed")
+    return [Stage(chain, 0, middle, vp_stage=0), Stage(chain, middle, len(chain.kinds), vp_stage=1)]
+
+
+def answers_of(data: ChatDataset, sample: int) -> list[Answer]:
+    """The answers of one conversation: every run of supervised tokens, after the true words before it."""
+    tokens, mask = data.tokens(sample).tolist(), data.loss_mask(sample)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
+    return [Answer(sample, tokens[:start], tokens[start:end]) for start, end in edges.reshape(-1, 2).tolist()]
+
+
+@torch.no_grad()
+def generate(stages: Sequence[Stage], data: ChatDataset, answers: Sequence[Answer]) -> None:
+    """Let the model give every answer, greedily, as far as the expected one is long; fills `generated`."""
+    vision, language = (stage.eval() for stage in stages)
+    images = [_image_tokens(vision, data, answer) for answer in answers]
+    while open_answers := [n for n, answer in enumerate(answers) if not _finished(answer)]:
+        packed = [answers[number] for number in open_answers]
+        language.set_input_tensor(torch.cat([images[number] for number in open_answers]))
+        logits = language(_pack(data, packed))
+        ends = torch.tensor([len(answer.prompt) + len(answer.generated) for answer in packed]).cumsum(0) - 1
+        for answer, token in zip(packed, logits[ends.to(logits.device)].argmax(dim=-1).tolist(), strict=True):
+            answer.generated.append(token)
+
+
+def _finished(answer: Answer) -> bool:
+    """An answer ends with the token that ends the expected one, or at its length."""
+    last = answer.generated[-1:] == answer.expected[-1:]
+    return last or len(answer.generated) >= len(answer.expected)
+
+
+def _image_tokens(vision: Stage, data: ChatDataset, answer: Answer) -> Tensor:
+    """The projected tokens of the images that the prompt shows: [tiles * image tokens, 1, width]."""
+    tiles = answer.prompt.count(data.manifest["image_token_id"]) // data.manifest["tokens_per_tile"]
+    pixels = data.pixels(answer.sample)[:tiles].to("cuda")
+    return vision(Microbatch(tiles=tiles, lengths=(len(answer.prompt),), samples=1, useful_tokens=0, pixels=pixels))
+
+
+def _pack(data: ChatDataset, answers: Sequence[Answer]) -> Microbatch:
+    texts = [answer.prompt + answer.generated for answer in answers]
+    ids = torch.tensor([token for text in texts for token in text], device="cuda")
+    positions = (ids == data.manifest["image_token_id"]).nonzero().squeeze(1)
+    return Microbatch(
+        tiles=len(positions) // data.manifest["tokens_per_tile"],
+        lengths=tuple(map(len, texts)),
+        samples=len(texts),
+        useful_tokens=len(ids),
+        input_ids=ids,
+        image_positions=positions,
+    )

@@ -1,0 +1,61 @@
+"""Two runs over the same samples side by side; the ratio of their samples a second comes last.
+
+python tools/compare_runs.py --baseline RUN --run RUN
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+from omnibal_ext.console import print_json, print_table
+from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.plan import Plan
+
+
+def main() -> None:
+    """Read both runs' plan, metrics and evaluation; print them side by side."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--baseline", required=True, help="folder of tools/launch.py --run-dir")
+    parser.add_argument("--run", required=True, help="the run to compare with it")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    baseline, run = summary(Path(arguments.baseline)), summary(Path(arguments.run))
+    ratio = run["samples_per_second"] / baseline["samples_per_second"]
+    if arguments.json:
+        print_json({"baseline": baseline, "run": run, "ratio": ratio})
+        return
+    names = {name: name.replace("_", " ") for name in run if name in baseline}
+    rows = [(text, _show(baseline[name]), _show(run[name])) for name, text in names.items()]
+    print_table("Same samples, same machine", ("", "baseline", "balanced"), rows)
+    print(f"balanced / baseline samples per second: {ratio:.2f}x")
+
+
+def summary(folder: Path) -> dict[str, float]:
+    """What a run was: rates are of its whole length, the first interval (start-up) left out."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        raise UserError(f"{path}: no metrics; has this run been started by tools/launch.py and ended an interval?")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    steady = lines[1:] or lines
+    samples, seconds = (sum(line[name] for line in steady) for name in ("samples", "seconds"))
+    result = {
+        "samples": sum(line["samples"] for line in lines),
+        "iterations": lines[-1]["iteration"],
+        "samples_per_second": samples / seconds,
+        "padding": statistics.fmean(line["padding"] for line in lines),
+        "final_loss": lines[-1]["loss"],
+        "recomputed_layers": sum(len(stage.recompute) for stage in Plan.load(folder / "plan.json").stages),
+    }
+    evaluation = folder / "evaluation.json"
+    if evaluation.exists():
+        result["held-out_digits_read_right"] = json.loads(evaluation.read_text())["share_right"]
+    return result
+
+
+def _show(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    run_tool(main)

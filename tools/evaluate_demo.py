@@ -1,0 +1,49 @@
+"""How many digits of the held-out pictures a trained model reads back right.
+
+python tools/evaluate_demo.py --preset tiny --load RUN/checkpoints --data HELDOUT --tokenizer-model T
+"""
+
+import argparse
+import sys
+from itertools import pairwise
+
+import sentencepiece
+
+from omnibal_ext.console import print_json, print_table
+from omnibal_ext.errors import UserError, run_tool
+
+
+def main() -> None:
+    """Load the checkpoint on this process, let the model answer, compare digit by digit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", required=True)
+    parser.add_argument("--load", required=True, help="checkpoint folder, of any layout")
+    parser.add_argument("--data", required=True, help="held-out dataset folder")
+    parser.add_argument("--tokenizer-model", required=True, help="the demo's tokenizer")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+
+    from megatron.vlm.generate import generated_answers
+
+    answers = generated_answers(arguments.preset, arguments.load, arguments.data)
+    decode = sentencepiece.SentencePieceProcessor(model_file=arguments.tokenizer_model).decode
+    pairs = [(_digits(decode(a.expected)), _digits(decode(a.generated))) for a in answers]
+    digits = sum(len(expected) for expected, _ in pairs)
+    if digits == 0:
+        raise UserError(f"{arguments.data}: no answer names a digit; is this the demo's held-out data?")
+    right = sum(read.get(cell) == digit for expected, read in pairs for cell, digit in expected.items())
+    result = {"pictures_asked": len(pairs), "digits": digits, "digits_right": right, "share_right": right / digits}
+    if arguments.json:
+        print_json(result)
+    else:
+        print_table(f"Digits read back from {arguments.data}", ("measure", "value"), list(result.items()))
+
+
+def _digits(answer: str) -> dict[str, str]:
+    """What an answer like "a5b3" says of each cell: {"a": "5", "b": "3"}."""
+    return {cell: digit for cell, digit in pairwise(answer) if cell.isalpha() and digit.isdigit()}
+
+
+if __name__ == "__main__":
+    sys.argv[0] = "evaluate_demo"
+    run_tool(main)
