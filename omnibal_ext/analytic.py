@@ -8,7 +8,7 @@ on one of t tensor-parallel ranks with sequence parallelism:
     attention   4 h sum(len^2) / t operations forward, half of it under a causal mask; 2.5 times that backward
                 (FlashAttention-2, arXiv 2307.08691)
     links       two all-reduces of n h 2 bytes forward, two backward, each 2 (t - 1) / t times its bytes (2104.04473)
-    memory      elementwise operations read and write the stream of n h 2 / t bytes ELEMENTWISE_PASSES times forward
+    memory      elementwise operations read and write the stream of n h 2 / t bytes as often as `_passes` counts
     kept        the tensors listed in `_kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores
     weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks by the
                 distributed optimizer
@@ -22,8 +22,6 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.profile_data import LayerCost, Profile
 
 BYTES = 2  # of a bf16 number
-ELEMENTWISE_PASSES = 16
-"""Reads and writes of the layer's stream in norms, residuals, activation and rotary positions, forward."""
 GPUS_A_NODE = 8
 EXPOSED_REDUCTION = 0.25
 """Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
@@ -77,6 +75,8 @@ class _Work:
     """Operations forward."""
     per_square: float = 0.0
     """Attention operations for each token squared, where samples share a pack; 0 where attention grows with tiles."""
+    passes: float = 2.0
+    """Reads and writes of the stream by elementwise operations, forward."""
     blocks: int = 0
     """Tensor-parallel blocks (attention, MLP) that end in an all-reduce."""
 
@@ -133,7 +133,7 @@ def _cost(work: _Work, units: int, gpu: Device, t: int, d: int, distributed: boo
     stream = work.tokens * work.width * BYTES
     matrices = 2 * work.tokens * work.matrix_weights / t / (gpu.flops * gpu.matrix_efficiency)
     attention_rate = gpu.flops * gpu.attention_efficiency * t
-    elementwise = ELEMENTWISE_PASSES * stream / t / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
+    elementwise = work.passes * stream / t / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
     bandwidth = (gpu.node_bandwidth if t <= GPUS_A_NODE else gpu.network_bandwidth) * gpu.bandwidth_efficiency
     links = work.blocks * stream * 2 * (t - 1) / t / bandwidth
     forward, backward = matrices + elementwise + links, 2 * matrices + 2 * elementwise + links
@@ -168,29 +168,32 @@ def _works(architecture: Architecture, tiles: int, tokens: int) -> dict[str, _Wo
     llm = g * (2 * g + key_value) + 3 * g * language.ffn_hidden_size
     shuffled, pixels, words = h * architecture.shuffle**2, 3 * vision.patch_size**2, language.vocab_size * g
     projector = shuffled * g + g * g
+    vit_passes = _passes(h, 2 * h, 2 * vision.ffn_hidden_size, 4 * vision.qk_norm + 4)
+    llm_passes = _passes(g, key_value, 3 * language.ffn_hidden_size, 2 * (1 + key_value / 2 / g))
     vit_kept = _kept(h, 2 * h, 2 * vision.ffn_hidden_size, vision.qk_norm, layer_scale=True)
     llm_kept = _kept(g, key_value, 3 * language.ffn_hidden_size)
     vit_tokens, image_tokens = tiles * tile, tiles * architecture.image_tokens_per_tile
     return {
         "patch_embed": _Work(pixels * h + tile * h, pixels * h, vit_tokens, h, vit_tokens * (pixels + h) * BYTES),
         "vit": _Work(
-            vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES, attention=4 * h * tiles * tile**2, blocks=2
+            vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES, attention=4 * h * tiles * tile**2,
+            passes=vit_passes, blocks=2,
         ),
         "projector": _Work(projector, projector, image_tokens, g, image_tokens * 2 * (shuffled + g) * BYTES),
         "word_embed": _Work(words, 0, tokens, g, tokens * 8),
         "llm": _Work(
-            llm + 2 * g,
-            llm,
-            tokens,
-            g,
-            tokens * llm_kept * BYTES,
-            attention=2 * g * tokens**2,
-            per_square=2 * g,
-            blocks=2,
+            llm + 2 * g, llm, tokens, g, tokens * llm_kept * BYTES, attention=2 * g * tokens**2, per_square=2 * g,
+            passes=llm_passes, blocks=2,
         ),
         # Logits are kept in bf16 and their softmax in fp32.
         "head": _Work(words + g, words, tokens, g, tokens * (2 * g * BYTES + 6 * language.vocab_size)),
-    }
+    }  # fmt: skip
+
+
+def _passes(h: int, key_value: int, activations: int, others: float) -> float:
+    """Reads and writes of n h numbers, unfused: two norms (4), two residuals (6), attention in and out (2 and key and
+    value), the activation function in and out; `others`: norm of query and key (4), LayerScale (4), or rotation."""
+    return 4 + 6 + 2 + (key_value + activations) / h + others
 
 
 def _kept(h: int, key_value: int, activations: int, qk_norm: bool = False, layer_scale: bool = False) -> int:

@@ -2,39 +2,52 @@
 
     python tools/plan_layout.py --profile profile.json --pipeline-model-parallel-size 4 --num-microbatches 8 \\
         --memory-gib 80 --method joint --output plan.json
+    python tools/plan_layout.py --sweep --analytic a100 --model internvl-chat-1.5 --gpus 32 --memory-gib 74.5 \\
+        --global-batch-samples 128 --sizes sizes.npz --budgets 9x4096,14x5632 --output plan.json
 """
 
 import argparse
 from itertools import groupby
 
+from omnibal_ext.analytic import DEVICES, analytic_profile
+from omnibal_ext.architectures import preset
 from omnibal_ext.chain import layer_names
-from omnibal_ext.console import print_json, print_table
+from omnibal_ext.console import print_json, print_table, track
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import GIB
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_layouts, make_plan
+from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.profile_data import Profile
 from omnibal_ext.schedule import SCHEDULE_NAMES
+from omnibal_ext.sizes import Sizes
 
 
 def main() -> None:
     """Parse, plan, print, write."""
     arguments = _parser().parse_args()
-    for name in (
-        "pipeline_model_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-        "num_microbatches",
-        "top_k",
-        "pack_iterations",
-    ):
-        if getattr(arguments, name) < 1:
-            flag = "--" + name.replace("_", "-")
-            raise UserError(f"{flag} must be at least 1, got {getattr(arguments, name)}")
-    profile = Profile.load(arguments.profile)
-    packs = None
+    for name in ("virtual_pipeline_model_parallel_size", "num_microbatches", "top_k", "pack_iterations"):
+        _at_least_one(name, getattr(arguments, name))
+    outcomes = _swept(arguments) if arguments.sweep else []
+    plan = _best_of(outcomes, arguments) if arguments.sweep else _planned(arguments)
+    plan.save(arguments.output)
+    if arguments.json:
+        print_json(
+            plan.to_record() | {"output": arguments.output, "sweep": [outcome.to_record() for outcome in outcomes]}
+        )
+    else:
+        print_plan(plan)
+
+
+def _planned(arguments: argparse.Namespace) -> Plan:
+    for name in ("profile", "pipeline_model_parallel_size", "num_microbatches"):
+        if getattr(arguments, name) is None:
+            raise UserError(f"--{name.replace('_', '-')} is needed, except with --sweep")
+    _at_least_one("pipeline_model_parallel_size", arguments.pipeline_model_parallel_size)
+    profile, packs = Profile.load(arguments.profile), None
     if arguments.packs:
         index = PackedIndex.open(arguments.packs)
         packs = packs_of_index(index, profile, arguments.num_microbatches, arguments.pack_iterations)
@@ -55,12 +68,80 @@ def main() -> None:
         top_k=arguments.top_k,
         seconds=arguments.seconds,
     )
-    plan = make_plan(problem, candidates, arguments.method)
-    plan.save(arguments.output)
-    if arguments.json:
-        print_json(plan.to_record() | {"output": arguments.output})
-    else:
-        print_plan(plan)
+    return make_plan(problem, candidates, arguments.method)
+
+
+def _swept(arguments: argparse.Namespace) -> list[Outcome]:
+    """All settings, most samples a second first, printed with the reasons why some have no plan."""
+    for name in ("sizes", "gpus", "global_batch_samples"):
+        if getattr(arguments, name) is None:
+            raise UserError(f"--sweep needs --{name.replace('_', '-')}")
+    source, budgets, tensor_sizes = _profile_source(arguments)
+    points = list(
+        settings(arguments.gpus, tensor_sizes, arguments.pipeline_sizes, arguments.chunks, arguments.schedules, budgets)
+    )
+    outcomes = sweep(
+        track(points, "planning settings", len(points)),
+        Sizes.load(arguments.sizes),
+        arguments.global_batch_samples,
+        arguments.memory_gib * GIB,
+        source,
+        arguments.method,
+        seconds=arguments.seconds,
+    )
+    if not arguments.json:
+        _print_outcomes(outcomes)
+    return outcomes
+
+
+def _best_of(outcomes: list[Outcome], arguments: argparse.Namespace) -> Plan:
+    if not outcomes or outcomes[0].problem is None:
+        reason = outcomes[0].reason if outcomes else f"no parallel sizes make up {arguments.gpus} GPUs"
+        raise UserError(f"no setting of the sweep can be planned; the first: {reason}")
+    return make_plan(outcomes[0].problem, list(outcomes[0].candidates[: arguments.top_k]), arguments.method)
+
+
+def _profile_source(arguments: argparse.Namespace) -> tuple[ProfileSource, list[tuple[int, int]], list[int]]:
+    """Where the sweep's profiles come from: analytic for any setting, or one measured file for its own."""
+    if arguments.analytic:
+        if not (arguments.model and arguments.budgets):
+            raise UserError("--analytic needs --model and --budgets")
+        architecture = preset(arguments.model)
+        return (
+            (lambda v, q, t, d: analytic_profile(architecture, arguments.analytic, v, q, t, d)),
+            arguments.budgets,
+            (arguments.tensor_sizes),
+        )
+    if not arguments.profile:
+        raise UserError("--sweep needs --profile, or --analytic with --model")
+    profile = Profile.load(arguments.profile)
+    return (lambda *_: profile), [(profile.vit_budget, profile.llm_budget)], [profile.tensor_model_parallel_size]
+
+
+def _print_outcomes(outcomes: list[Outcome]) -> None:
+    rows = []
+    for outcome in outcomes:
+        if outcome.problem:
+            speed, ideal = f"{outcome.samples_per_second:.2f}", f"{outcome.fraction_of_ideal:.1%}"
+            rows.append((str(outcome.setting), outcome.problem.microbatches, speed, ideal))
+    print_table("sweep", ("setting", "microbatches", "samples/s", "of the ideal"), rows)
+    for outcome in outcomes:
+        if not outcome.problem:
+            print(f"no plan for {outcome.setting}: {outcome.reason}")
+
+
+def _at_least_one(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _budgets(text: str) -> list[tuple[int, int]]:
+    pairs = [word.split("x") for word in text.split(",")]
+    return [(int(tiles), int(tokens)) for tiles, tokens in pairs]
 
 
 def print_plan(plan: Plan) -> None:
@@ -116,12 +197,10 @@ def _spans(plan: Plan, layers: range | tuple[int, ...]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", required=True, help="profile.json of tools/profile_layers.py")
-    parser.add_argument("--pipeline-model-parallel-size", type=int, required=True, help="pipeline ranks")
+    parser.add_argument("--profile", help="profile.json of tools/profile_layers.py")
+    parser.add_argument("--pipeline-model-parallel-size", type=int, help="pipeline ranks")
     parser.add_argument("--virtual-pipeline-model-parallel-size", type=int, default=1, help="chunks a rank (1: none)")
-    parser.add_argument(
-        "--num-microbatches", type=int, required=True, help="microbatches a data-parallel rank and step"
-    )
+    parser.add_argument("--num-microbatches", type=int, help="microbatches a data-parallel rank and step")
     parser.add_argument("--memory-gib", type=float, default=float("inf"), help="of one rank; no limit unless given")
     parser.add_argument("--method", choices=METHODS, default=METHODS[-1], help="how to cut")
     parser.add_argument(
@@ -133,6 +212,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=4.0, help="joint: longest time to search")
     parser.add_argument("--radius", type=int, default=1, help="bmp: how many layers each cut may move from the anchor")
     parser.add_argument("--top-k", type=int, default=10, help="how many layouts are kept")
+    group = parser.add_argument_group("sweep: choose budgets, parallel sizes, microbatches and schedule too")
+    group.add_argument(
+        "--sweep", action="store_true", help="rank settings by predicted samples a second, plan the best"
+    )
+    group.add_argument("--gpus", type=int, help="how many there are")
+    group.add_argument("--global-batch-samples", type=int, help="samples of an iteration, over all ranks")
+    group.add_argument("--sizes", nargs="+", help="sizes of the samples (.json or .npz)")
+    group.add_argument("--analytic", choices=tuple(DEVICES), help="price any setting on this device, without --profile")
+    group.add_argument("--model", help="preset to price with --analytic")
+    group.add_argument("--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic")
+    group.add_argument("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
+    group.add_argument("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])
+    group.add_argument("--chunks", type=_numbers, default=[1, 2])
+    group.add_argument("--schedules", type=lambda text: text.split(","), default=["1f1b", "zb_h1"])
     parser.add_argument("--output", required=True, help="plan.json to write")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     return parser
