@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,74 +10,128 @@ import numpy as np
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.packing import METHODS, PackOptions, PackStream, Summary, build_index, epoch_iterations
+from omnibal_ext.packing import METHODS, Corpus, PackOptions, PackStream, Summary, build_index, epoch_iterations
+from omnibal_ext.packing.budget import Trial, choose_budgets
+from omnibal_ext.packing.build import OVERSIZE
 from omnibal_ext.packing.dispatch import LAST_ITERATION
+from omnibal_ext.packing.histograms import write_report
 from omnibal_ext.packing.index import sha256_of
-from omnibal_ext.sizes import Sizes
+
+SHOWN_TRIALS = 12
+
+
+def budget(text: str) -> int | None:
+    """Read a budget: a number, or "auto" (None)."""
+    return None if text == "auto" else int(text)
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    corpus = parser.add_mutually_exclusive_group(required=True)
-    corpus.add_argument("--data", metavar="FOLDER", help="a dataset folder of tools/preprocess_data.py")
-    corpus.add_argument("--sizes", nargs="+", metavar="FILE", help="sizes files, .json or .npz; several are one corpus")
-    parser.add_argument("--output-dir", required=True, help="the packed index to write")
-    parser.add_argument("--method", choices=METHODS, default=METHODS[0])
-    parser.add_argument("--vit-budget", type=int, required=True, metavar="TILES", help="most tiles of a pack")
-    parser.add_argument("--llm-budget", type=int, required=True, metavar="TOKENS", help="most tokens of a pack")
-    parser.add_argument("--micro-batches", type=int, default=1, metavar="M", help="packs of an iteration on each rank")
-    parser.add_argument("--data-parallel-size", type=int, default=1, metavar="D")
-    parser.add_argument("--samples-per-pack", type=int, default=4, help="for methods that pad")
-    parser.add_argument("--last-iteration", choices=LAST_ITERATION, default="next_epoch", help="what fills it")
+    corpus = parser.add_argument_group("corpus")
+    source = corpus.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", metavar="FOLDER", help="a dataset folder of tools/preprocess_data.py")
+    source.add_argument("--sizes", nargs="+", metavar="FILE", help="sizes files, .json or .npz; several are one corpus")
+    corpus.add_argument("--weights", nargs="+", type=float, default=[], help="times an epoch sees each --sizes file")
+    corpus.add_argument("--separate-sources", action="store_true", help="no pack has samples of two --sizes files")
+    packing = parser.add_argument_group("packing")
+    packing.add_argument("--method", choices=METHODS, default=METHODS[0])
+    packing.add_argument("--vit-budget", type=budget, default="auto", metavar="TILES", help="most tiles of a pack")
+    packing.add_argument("--llm-budget", type=budget, default="auto", metavar="TOKENS", help="most tokens of a pack")
+    packing.add_argument("--max-llm-budget", type=int, metavar="TOKENS", help="limit of --llm-budget auto")
+    packing.add_argument("--samples-per-pack", type=int, default=4, help="of methods that pad; what auto aims at")
+    packing.add_argument("--oversize", choices=OVERSIZE, default=OVERSIZE[0], help="samples over budget")
+    iterations = parser.add_argument_group("iterations")
+    iterations.add_argument("--data-parallel-size", type=int, default=1, metavar="D")
+    iterations.add_argument("--micro-batches", type=int, default=1, metavar="M", help="packs of a rank an iteration")
+    iterations.add_argument("--last-iteration", choices=LAST_ITERATION, default=LAST_ITERATION[0], help="what fills it")
+    iterations.add_argument("--epochs", type=int, default=1, help="epochs packed apart; training repeats them")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--dump-iterations", metavar="FILE", help="write pack numbers, int64 [iterations, D, M], of epoch 0"
-    )
+    parser.add_argument("--output-dir", required=True, help="the packed index to write")
+    parser.add_argument("--report", metavar="FILE", help="write histograms and measures as an HTML page")
+    parser.add_argument("--dump-iterations", metavar="FILE", help="write epoch 0: pack numbers [iterations, D, M]")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser.parse_args()
 
 
-def load_corpus(arguments: argparse.Namespace) -> tuple[Sizes, dict[str, Any], list[tuple[str, int]]]:
-    """Return sizes, what they were read from with hashes, and the number of samples of each file."""
+def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
+    """Return the corpus, and what it was read from with hashes."""
     paths = [Path(arguments.data) / "sizes.npz"] if arguments.data else [Path(path) for path in arguments.sizes]
-    parts = [Sizes.load(path) for path in paths]
+    corpus = Corpus.load(paths, arguments.weights, arguments.separate_sources)
     built_from: dict[str, Any] = {"sizes": {str(path): sha256_of(path) for path in paths}}
     if arguments.data:
         manifest = Path(arguments.data) / "manifest.json"
         if not manifest.is_file():
             raise UserError(f"{manifest}: is missing: run tools/preprocess_data.py to its end")
         built_from["data"] = {"manifest_sha256": sha256_of(manifest), "manifest": json.loads(manifest.read_text())}
-    return (
-        Sizes.concatenate(parts),
-        built_from,
-        [(str(path), len(part)) for path, part in zip(paths, parts, strict=True)],
+    return corpus, built_from
+
+
+def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Trial]:
+    """Replace budgets left open in `arguments`; return what was tried."""
+    if arguments.vit_budget is not None and arguments.llm_budget is not None:
+        return []
+    if len(corpus.sizes) == 0:
+        raise UserError("the corpus has no samples")
+    if arguments.method not in ("balanced", "isf"):  # no packs to fill: every sample is welcome
+        if arguments.vit_budget is None:
+            arguments.vit_budget = int(corpus.sizes.tiles.max())
+        if arguments.llm_budget is None:
+            arguments.llm_budget = int(corpus.sizes.tokens.max())
+        return []
+    best, trials = choose_budgets(
+        corpus.sizes,
+        arguments.vit_budget,
+        arguments.llm_budget,
+        max_llm_budget=arguments.max_llm_budget,
+        samples_per_pack=arguments.samples_per_pack,
+        seed=arguments.seed,
     )
+    arguments.vit_budget, arguments.llm_budget = best.vit_budget, best.llm_budget
+    return trials
 
 
-def show(summary: Summary, output_dir: str) -> None:
-    """Print the measures as a table."""
-    values = {name.replace("_", " "): value for name, value in asdict(summary).items() if value != {}}
-    rows = [(name, f"{value:,.4f}" if isinstance(value, float) else value) for name, value in values.items()]
+def show(summary: Summary, trials: list[Trial], output_dir: str) -> None:
+    """Print the measures as tables."""
+    if trials:
+        columns = ("vit, llm budget", "packs / lower bound", "unused", "samples a pack")
+        tried = [
+            (
+                f"{t.vit_budget}, {t.llm_budget}",
+                f"{t.packs_over_bound:.4f}",
+                f"{t.waste:.2%}",
+                round(t.samples_per_pack, 2),
+            )
+            for t in trials[:SHOWN_TRIALS]
+        ]
+        print_table(f"Budgets tried ({len(trials)}), the first is taken", columns, tried)
+    values = {name: value for name, value in asdict(summary).items() if not isinstance(value, list | dict)}
+    rows = [
+        (name.replace("_", " "), f"{value:,.4f}" if isinstance(value, float) else f"{value:,}")
+        for name, value in values.items()
+    ]
     print_table(f"Packed index {output_dir}", ("measure", "value"), rows)
+    print_table("Sources", tuple(summary.sources[0]), [tuple(source.values()) for source in summary.sources])
+    if summary.rejected_by_reason:
+        print_table("Left out, see rejected.jsonl", ("reason", "samples"), summary.rejected_by_reason.items())
 
 
 def main() -> None:
-    """Pack, write, report."""
+    """Choose budgets, pack, write, report."""
     arguments = parse_arguments()
-    names = (
-        "method", "vit_budget", "llm_budget", "micro_batches", "data_parallel_size", "samples_per_pack",
-        "last_iteration", "seed",
-    )  # fmt: skip
-    options = PackOptions(**{name: getattr(arguments, name) for name in names})
-    sizes, built_from, sources = load_corpus(arguments)
-    index, summary = build_index(sizes, arguments.output_dir, options, built_from, sources)
+    corpus, built_from = load_corpus(arguments)
+    trials = settle_budgets(corpus, arguments)
+    options = PackOptions(**{field.name: getattr(arguments, field.name) for field in fields(PackOptions)})
+    index, summary = build_index(corpus, arguments.output_dir, options, built_from)
     if arguments.dump_iterations:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         np.save(arguments.dump_iterations, epoch_iterations(stream), allow_pickle=False)
+    if arguments.report:
+        write_report(arguments.report, index, corpus, summary)
     if arguments.json:
-        print_json(asdict(summary))
+        print_json({**asdict(summary), "tried": [asdict(trial) for trial in trials]})
     else:
-        show(summary, arguments.output_dir)
+        show(summary, trials, arguments.output_dir)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,20 @@
 """Samples to packs, packs to iterations."""
 
-from omnibal_ext.packing.build import METHODS, PackOptions, Summary, build_index, pack
+from omnibal_ext.packing.build import METHODS, PackOptions, build_index, pack
+from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index import PackedIndex, write_index
 from omnibal_ext.packing.packs import Packs, pack_loads
+from omnibal_ext.packing.summary import Summary
 
 __all__ = [
     "METHODS",
+    "Corpus",
     "PackOptions",
     "PackStream",
     "PackedIndex",
     "Packs",
+    "Source",
     "Summary",
     "build_index",
     "epoch_iterations",

@@ -1,8 +1,8 @@
-"""Sizes to a packed index, in one call: what `tools/pack_data.py` does."""
+"""A corpus to a packed index, in one call: what `tools/pack_data.py` does."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing import metrics
 from omnibal_ext.packing.balanced import pack_balanced
-from omnibal_ext.packing.baselines import pack_random
-from omnibal_ext.packing.dispatch import LAST_ITERATION, PackStream, epoch_iterations
+from omnibal_ext.packing.baselines import pack_device_group, pack_length_group, pack_random
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.dispatch import LAST_ITERATION
 from omnibal_ext.packing.index import PackedIndex, write_index
 from omnibal_ext.packing.isf import pack_isf
 from omnibal_ext.packing.level import level_groups
-from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, Packs, pack_loads
+from omnibal_ext.packing.packs import TILES, TOKENS, Packs, pack_loads
+from omnibal_ext.packing.summary import REASONS, Summary, summarise
 from omnibal_ext.sizes import Sizes
 
-METHODS = ("balanced", "isf", "random")
-PADDED_METHODS = ("random",)
+Ints = NDArray[np.int64]
+
+PADDED_METHODS = ("random", "length_group", "device_group")
+METHODS = ("balanced", "isf", *PADDED_METHODS)
+OVERSIZE = ("reject", "alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,19 @@ class PackOptions:
     """Of the padded methods."""
     last_iteration: str = "next_epoch"
     """What fills the incomplete last iteration of an epoch: packs of the next epoch, or zero-weight "empty" packs."""
+    oversize: str = "reject"
+    """What becomes of a sample over budget: left out and written down, or kept alone in a pack of its own size."""
+    epochs: int = 1
+    """Epochs that are packed apart; a stream goes through them and starts again."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Raises UserError for a value out of range."""
-        if self.method not in METHODS:
-            raise UserError(f"--method {self.method}: must be one of {', '.join(METHODS)}")
-        if self.last_iteration not in LAST_ITERATION:
-            raise UserError(f"--last-iteration {self.last_iteration}: must be one of {', '.join(LAST_ITERATION)}")
-        for name in ("llm_budget", "micro_batches", "data_parallel_size", "samples_per_pack"):
+        for name, choices in (("method", METHODS), ("last_iteration", LAST_ITERATION), ("oversize", OVERSIZE)):
+            if getattr(self, name) not in choices:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{flag} {getattr(self, name)}: must be one of {', '.join(choices)}")
+        for name in ("llm_budget", "micro_batches", "data_parallel_size", "samples_per_pack", "epochs"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
         if self.vit_budget < 0 or self.seed < 0:
@@ -64,114 +72,77 @@ class PackOptions:
         return self.data_parallel_size * self.micro_batches
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What came out; the fields that `tools/pack_data.py --json` prints."""
-
-    packs: int
-    samples: int
-    rejected: int
-    lower_bound_packs: int
-    vit_budget: int
-    llm_budget: int
-    pad_ratio: float
-    dist_ratio_vit: float
-    dist_ratio_llm: float
-    dist_ratio_attention: float
-    iterations: int
-    filled_packs: int
-    """Places of the last iteration filled from the next epoch or with empty packs."""
-    samples_per_pack: float
-    longest_tiles: int
-    longest_tokens: int
-    seconds: float
-    samples_per_second: float
-    rejected_by_reason: dict[str, int] = field(default_factory=dict)
-
-
 def build_index(
-    sizes: Sizes,
+    corpus: Corpus | Sizes,
     output_dir: str | Path,
     options: PackOptions,
     built_from: Mapping[str, Any] | None = None,
-    sources: Sequence[tuple[str, int]] = (),
 ) -> tuple[PackedIndex, Summary]:
-    """Pack a corpus and write its index.
+    """Pack a corpus and write its index; `built_from` goes into the manifest as it is.
 
-    `built_from` goes into the manifest as it is; `sources` names the files of the corpus and their numbers of samples.
+    1. Leave out (or set apart) the samples that fit no pack.
+    2. For each epoch: repeat samples by weight, pack them, order the packs by iteration.
+    3. Write the index, with a line for every sample left out.
 
     Raises:
         UserError: no sample fits the budgets, or `output_dir` holds something else.
     """
     begin = time.perf_counter()
-    reasons = reject_reasons(sizes, options)
-    samples = np.flatnonzero(reasons == 0)
-    if len(samples) == 0:
-        raise UserError(f"none of {len(sizes)} samples fits {options.vit_budget} tiles and {options.llm_budget} tokens")
-    kept = sizes if len(samples) == len(sizes) else sizes.take(samples)
-    packs = pack(kept, options)
-    loads = pack_loads(packs, kept, options.pad)
-    order = arrange(loads, options)
-    packs, loads = packs.reordered(order), loads[order]
-    padding = metrics.pad_ratio(packs, kept, options.pad)
-    if kept is not sizes:
-        packs = Packs(packs.pack_offsets, samples[packs.sample_ids])
+    corpus = Corpus.of(corpus) if isinstance(corpus, Sizes) else corpus
+    reasons = reject_reasons(corpus.sizes, options)
+    rejected = reasons > 0 if options.oversize == "reject" else np.zeros(len(reasons), np.bool_)
+    if rejected.all():
+        limits = f"{options.vit_budget} tiles and {options.llm_budget} tokens"
+        raise UserError(f"none of {len(rejected)} samples fits {limits}: raise the budgets")
+    epochs = [_pack_epoch(corpus, reasons, options, options.seed + epoch) for epoch in range(options.epochs)]
+    packs = Packs.concatenate([epoch for epoch, _ in epochs])
+    loads = np.concatenate([loads for _, loads in epochs])
     longest = loads.max(axis=0)
+    roomy = options.pad or options.oversize == "alone"  # packs may exceed the budgets asked for
     manifest = {
         **asdict(options),
-        "vit_budget": int(longest[TILES]) if options.pad else options.vit_budget,
-        "llm_budget": int(longest[TOKENS]) if options.pad else options.llm_budget,
+        "vit_budget": int(longest[TILES]) if roomy else options.vit_budget,
+        "llm_budget": int(longest[TOKENS]) if roomy else options.llm_budget,
+        "sample_vit_budget": options.vit_budget,
+        "sample_llm_budget": options.llm_budget,
         "global_batch": options.global_batch,
         "pad": options.pad,
-        "epoch_packs": [len(packs)],
-        "rejected": len(sizes) - len(samples),
+        "epoch_packs": [len(epoch) for epoch, _ in epochs],
+        "rejected": int(rejected.sum()),
+        "sources": [asdict(source) for source in corpus.sources],
         "built_from": dict(built_from or {}),
     }
-    index = write_index(output_dir, packs, loads, manifest, _rejects(sizes, reasons, options, sources))
+    index = write_index(output_dir, packs, loads, manifest, _rejects(corpus, reasons * rejected, options))
     seconds = time.perf_counter() - begin
-    names = {reason: int(np.sum(reasons == number)) for number, reason in REASONS.items()}
-    stream = PackStream(index, options.data_parallel_size, options.micro_batches)
-    iterations = epoch_iterations(stream)
-    ratios = [metrics.dist_ratio(metrics.rank_loads(iterations, loads[:, load])) for load in (TILES, TOKENS, ATTENTION)]
-    return index, Summary(
-        packs=len(packs),
-        samples=len(samples),
-        rejected=len(sizes) - len(samples),
-        lower_bound_packs=metrics.lower_bound_packs(kept, index.vit_budget, index.llm_budget),
-        vit_budget=index.vit_budget,
-        llm_budget=index.llm_budget,
-        pad_ratio=padding,
-        dist_ratio_vit=ratios[TILES],
-        dist_ratio_llm=ratios[TOKENS],
-        dist_ratio_attention=ratios[ATTENTION],
-        iterations=len(iterations),
-        filled_packs=iterations.size - len(packs),
-        samples_per_pack=len(samples) / len(packs),
-        longest_tiles=int(longest[TILES]),
-        longest_tokens=int(longest[TOKENS]),
-        seconds=seconds,
-        samples_per_second=len(samples) / seconds,
-        rejected_by_reason={reason: count for reason, count in names.items() if count},
-    )
+    return index, summarise(index, corpus, reasons * rejected, seconds)
 
 
-def pack(sizes: Sizes, options: PackOptions) -> Packs:
+def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> Packs:
     """Pack samples that all fit the budgets, by the method of `options`."""
+    seed = options.seed if seed is None else seed
+    packers: dict[str, Callable[[], Packs]] = {
+        "balanced": lambda: pack_balanced(sizes, options.vit_budget, options.llm_budget, seed=seed),
+        "isf": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, seed=seed),
+        "random": lambda: pack_random(sizes, options.samples_per_pack, seed),
+        "length_group": lambda: pack_length_group(sizes, options.samples_per_pack, seed),
+        "device_group": lambda: pack_device_group(
+            sizes, options.samples_per_pack, options.data_parallel_size, options.micro_batches, seed
+        ),
+    }
+    return packers[options.method]()
+
+
+def arrange(loads: Ints, options: PackOptions, seed: int | None = None) -> Ints:
+    """Return packs [P] in the order in which they run: level groups for balanced packs, else iterations at random."""
+    seed = options.seed if seed is None else seed
     if options.method == "balanced":
-        return pack_balanced(sizes, options.vit_budget, options.llm_budget, seed=options.seed)
-    if options.method == "random":
-        return pack_random(sizes, options.samples_per_pack, options.seed)
-    return pack_isf(sizes, options.vit_budget, options.llm_budget, seed=options.seed)
-
-
-def arrange(loads: NDArray[np.int64], options: PackOptions) -> NDArray[np.int64]:
-    """Return packs in the order in which they run: level groups for balanced packs, at random for the others."""
-    if options.method == "balanced":
-        return level_groups(loads, options.data_parallel_size, options.micro_batches, options.seed)
-    return np.random.default_rng(options.seed).permutation(len(loads))
-
-
-REASONS = {1: "too many tiles", 2: "too many tokens"}
+        return level_groups(loads, options.data_parallel_size, options.micro_batches, seed)
+    generator = np.random.default_rng((seed, 1))
+    if options.method in ("isf", "random"):
+        return generator.permutation(len(loads))
+    whole = len(loads) // options.global_batch * options.global_batch
+    groups = np.arange(whole).reshape(-1, options.global_batch)
+    return np.concatenate([generator.permutation(groups).ravel(), np.arange(whole, len(loads))])
 
 
 def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
@@ -182,17 +153,43 @@ def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
     return reasons
 
 
-def _rejects(
-    sizes: Sizes, reasons: NDArray[np.int8], options: PackOptions, sources: Sequence[tuple[str, int]]
-) -> list[dict[str, Any]]:
+def _pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, seed: int) -> tuple[Packs, Ints]:
+    """Pack one epoch, each group for itself; return packs of corpus samples in dispatch order, and their loads."""
+    samples = corpus.epoch_samples(seed)
+    oversize = samples[reasons[samples] > 0] if reasons.any() else samples[:0]
+    if len(oversize):
+        samples = samples[reasons[samples] == 0]
+    parts = []
+    for members in _members(corpus, samples):
+        packs = pack(corpus.sizes.take(members), options, seed)
+        parts.append(Packs(packs.pack_offsets, members[packs.sample_ids]))
+    if options.oversize == "alone":
+        parts.append(Packs(np.arange(len(oversize) + 1), oversize))
+    packs = parts[0] if len(parts) == 1 else Packs.concatenate(parts)
+    loads = pack_loads(packs, corpus.sizes, options.pad)
+    order = arrange(loads, options, seed)
+    return packs.reordered(order), loads[order]
+
+
+def _members(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
+    """Yield the samples that may share packs."""
+    if corpus.groups is None:
+        yield samples
+        return
+    of_sample = corpus.groups[samples]
+    for group in np.unique(of_sample):
+        yield samples[of_sample == group]
+
+
+def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) -> Iterator[dict[str, Any]]:
     """Say for each sample left out what it is, where it came from and why."""
-    ends = np.cumsum([count for _, count in sources])
-    lines = []
     for sample in np.flatnonzero(reasons).tolist():
-        source = int(np.searchsorted(ends, sample, side="right"))
-        place = {"file": sources[source][0], "row": sample - int(np.append(0, ends)[source])} if len(ends) else {}
-        tiles, tokens = int(sizes.tiles[sample]), int(sizes.tokens[sample])
-        detail = f"{tiles} tiles of {options.vit_budget}, {tokens} tokens of {options.llm_budget}"
-        reason = REASONS[int(reasons[sample])]
-        lines.append({"sample": sample, **place, "tiles": tiles, "tokens": tokens, "reason": reason, "detail": detail})
-    return lines
+        tiles, tokens = int(corpus.sizes.tiles[sample]), int(corpus.sizes.tokens[sample])
+        yield {
+            "sample": sample,
+            **corpus.place(sample),
+            "tiles": tiles,
+            "tokens": tokens,
+            "reason": REASONS[int(reasons[sample])],
+            "detail": f"{tiles} tiles of {options.vit_budget}, {tokens} tokens of {options.llm_budget}",
+        }

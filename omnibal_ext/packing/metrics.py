@@ -40,3 +40,9 @@ def dist_ratio(loads: NDArray[np.int64]) -> float:
         return 0.0
     most = loads.max(axis=1)
     return float(np.where(most > 0, 1.0 - loads.mean(axis=1) / np.maximum(most, 1), 0.0).mean())
+
+
+def waiting_share(loads: NDArray[np.int64]) -> float:
+    """Return the share of rank-time spent waiting for the fullest rank, loads [I, N]: heavy iterations count more."""
+    most = int(loads.max(axis=1).sum()) * loads.shape[1]
+    return 1.0 - int(loads.sum()) / most if most else 0.0

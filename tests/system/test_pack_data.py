@@ -36,7 +36,7 @@ def dataset(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("method", ["balanced", "isf", "random"])
+@pytest.mark.parametrize("method", ["balanced", "isf", "random", "length_group", "device_group"])
 def test_a_dataset_becomes_an_index_whose_dump_gives_the_printed_ratios(dataset: Path, method: str) -> None:
     out, dump = dataset.parent / "packs", dataset.parent / "iterations.npy"
     done = pack_data(
@@ -65,6 +65,33 @@ def test_a_person_gets_a_table(dataset: Path) -> None:
     done = pack_data("--data", dataset, "--vit-budget", 8, "--llm-budget", 1000, "--output-dir", out)
     assert done.returncode == 0
     assert "dist ratio llm" in done.stdout
+
+
+def test_auto_budgets_are_printed_with_what_was_tried(dataset: Path) -> None:
+    out, page = dataset.parent / "packs", dataset.parent / "report.html"
+    common = ("--data", dataset, "--output-dir", out, "--report", page, "--oversize", "alone", "--llm-budget", 800)
+    done = pack_data(*common, "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["rejected"], report["samples"]) == (0, 0, 500)
+    assert report["tried"][0]["waste"] == min(trial["waste"] for trial in report["tried"])
+    assert report["longest_tokens"] == 5000
+    assert page.read_text().count("<svg") == 5
+
+
+def test_weights_repeat_sources_and_counts_say_so(dataset: Path) -> None:
+    sizes, out = dataset / "sizes.npz", dataset.parent / "packs"
+    done = pack_data(
+        "--sizes", sizes, sizes, "--weights", 2, 0.5, "--vit-budget", 8, "--llm-budget", 1000, "--output-dir", out,
+        "--separate-sources", "--json",
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    first, second = report["sources"]
+    assert (first["packed"], first["rejected"]) == (996, 2)
+    assert 248 <= second["packed"] <= 250
+    index = PackedIndex.open(out)
+    for pack in range(index.num_packs):
+        samples = index.samples(pack)
+        assert (samples < 500).all() or (samples >= 500).all()
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,17 @@ import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing import PackedIndex, PackOptions, build_index
+from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.sizes import Sizes
 
 SIZES = Sizes.from_arrays([1, 2, 3, 4, 9, 1, 0, 2], [10, 20, 30, 40, 20, 70, 5, 101])
+CORPUS = Corpus(SIZES, (Source("a.json", 4), Source("b.json", 4)))
 OPTIONS = PackOptions(method="isf", vit_budget=5, llm_budget=100, data_parallel_size=2)
 
 
 @pytest.fixture
 def index(tmp_path: Path) -> PackedIndex:
-    return build_index(SIZES, tmp_path / "packs", OPTIONS, {"corpus": "eight"}, [("a.json", 4), ("b.json", 4)])[0]
+    return build_index(CORPUS, tmp_path / "packs", OPTIONS, {"corpus": "eight"})[0]
 
 
 def test_packs_come_back_as_written(index: PackedIndex) -> None:
@@ -40,7 +42,7 @@ def test_what_is_left_out_is_written_down_with_place_and_reason(index: PackedInd
 
 
 def test_the_same_seed_gives_the_same_bytes(index: PackedIndex, tmp_path: Path) -> None:
-    again = build_index(SIZES, tmp_path / "again", OPTIONS, {"corpus": "eight"}, [("a.json", 4), ("b.json", 4)])[0]
+    again = build_index(CORPUS, tmp_path / "again", OPTIONS, {"corpus": "eight"})[0]
     assert again.manifest == index.manifest
     for name in index.manifest["checksums"]:
         assert (index.folder / name).read_bytes() == (again.folder / name).read_bytes()

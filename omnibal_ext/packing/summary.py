@@ -1,0 +1,107 @@
+"""What a packed index is worth, measured before any GPU is booked."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing import metrics
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, Packs
+
+Ints = NDArray[np.int64]
+
+REASONS = {1: "too many tiles", 2: "too many tokens"}  # why a sample is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What came out; the fields that `tools/pack_data.py --json` prints. Counts and ratios are those of epoch 0."""
+
+    packs: int
+    samples: int
+    """Samples packed; one that a weight repeats counts each time."""
+    rejected: int
+    lower_bound_packs: int
+    vit_budget: int
+    llm_budget: int
+    pad_ratio: float
+    dist_ratio_vit: float
+    dist_ratio_llm: float
+    dist_ratio_attention: float
+    iterations: int
+    filled_packs: int
+    """Places of the last iteration filled from the next epoch or with empty packs."""
+    samples_per_pack: float
+    longest_tiles: int
+    longest_tokens: int
+    tokens_per_iteration: float
+    wasted_work: float
+    """Share of rank-time lost to padding and to waiting for the fullest rank, the mean of tiles and tokens."""
+    seconds: float
+    samples_per_second: float
+    rejected_by_reason: dict[str, int]
+    sources: list[dict[str, Any]]
+
+
+def summarise(index: PackedIndex, corpus: Corpus, reasons: NDArray[np.int8], seconds: float) -> Summary:
+    """Measure epoch 0 of an index; `reasons` is 0 for samples that were packed."""
+    count = int(index.manifest["epoch_packs"][0])
+    packs = Packs(index.pack_offsets[: count + 1], index.sample_ids[: index.pack_offsets[count]])
+    loads = np.asarray(index.loads)
+    packed = corpus.sizes.take(packs.sample_ids)
+    iterations = epoch_iterations(
+        PackStream(index, index.manifest["data_parallel_size"], index.manifest["micro_batches"])
+    )
+    ranks = [metrics.rank_loads(iterations, loads[:, load]) for load in (TILES, TOKENS, ATTENTION)]
+    padding = float(1.0 - packed.tokens.sum() / loads[:count, TOKENS].sum())
+    waiting = [metrics.waiting_share(load) for load in ranks[:2]]
+    longest = loads[:count].max(axis=0)
+    return Summary(
+        packs=count,
+        samples=len(packed),
+        rejected=int(np.count_nonzero(reasons)),
+        lower_bound_packs=metrics.lower_bound_packs(packed, index.vit_budget, index.llm_budget),
+        vit_budget=index.vit_budget,
+        llm_budget=index.llm_budget,
+        pad_ratio=metrics.pad_ratio(packs, corpus.sizes, index.pad),
+        dist_ratio_vit=metrics.dist_ratio(ranks[TILES]),
+        dist_ratio_llm=metrics.dist_ratio(ranks[TOKENS]),
+        dist_ratio_attention=metrics.dist_ratio(ranks[ATTENTION]),
+        iterations=len(iterations),
+        filled_packs=iterations.size - count,
+        samples_per_pack=len(packed) / count,
+        longest_tiles=int(longest[TILES]),
+        longest_tokens=int(longest[TOKENS]),
+        tokens_per_iteration=float(packed.tokens.sum() / len(iterations)),
+        wasted_work=(waiting[TILES] + 1.0 - (1.0 - waiting[TOKENS]) * (1.0 - padding)) / 2,
+        seconds=seconds,
+        samples_per_second=len(index.sample_ids) / seconds,
+        rejected_by_reason={reason: int(np.sum(reasons == key)) for key, reason in REASONS.items() if key in reasons},
+        sources=_source_counts(corpus, packs.sample_ids, reasons),
+    )
+
+
+def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> list[dict[str, Any]]:
+    """Count for each source what came in, what an epoch packs and what was left out."""
+    times = np.bincount(samples, minlength=len(corpus.sizes))
+    counts, first = [], 0
+    for source in corpus.sources:
+        own = slice(first, first + source.samples)
+        counts.append(
+            {
+                "source": source.name,
+                "weight": source.weight,
+                "samples": source.samples,
+                "text_only": int(np.count_nonzero(corpus.sizes.tiles[own] == 0)),
+                "rejected": int(np.count_nonzero(reasons[own])),
+                "packed": int(times[own].sum()),
+                "tiles": int(times[own] @ corpus.sizes.tiles[own]),
+                "tokens": int(times[own] @ corpus.sizes.tokens[own]),
+            }
+        )
+        first += source.samples
+    return counts
