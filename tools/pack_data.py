@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +96,8 @@ def show(summary: Summary, trials: list[Trial], output_dir: str) -> None:
     if trials:
         columns = ("vit, llm budget", "packs / lower bound", "unused", "samples a pack")
         tried = [
-            (
-                f"{t.vit_budget}, {t.llm_budget}",
-                f"{t.packs_over_bound:.4f}",
-                f"{t.waste:.2%}",
-                round(t.samples_per_pack, 2),
-            )
-            for t in trials[:SHOWN_TRIALS]
+            (f"{trial.vit_budget}, {trial.llm_budget}", *(round(value, 4) for value in astuple(trial)[2:]))
+            for trial in trials[:SHOWN_TRIALS]
         ]
         print_table(f"Budgets tried ({len(trials)}), the first is taken", columns, tried)
     values = {name: value for name, value in asdict(summary).items() if not isinstance(value, list | dict)}
