@@ -1,11 +1,14 @@
 """The preprocessing tool as users run it: counts add up, bad lines are named, results do not depend on the workers."""
 
+import contextlib
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,9 +16,24 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = 40
 
 
-def run(tool: str, *flags: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "tools" / tool), *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+class Outcome(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(tool: str, *flags: object) -> Outcome:
+    """Run a tool as `python tools/x.py` does, but in this process: importing torch takes longer than the work."""
+    stdout, stderr, code = io.StringIO(), io.StringIO(), 0
+    arguments, sys.argv = sys.argv, [tool, *map(str, flags)]
+    try:
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            runpy.run_path(str(ROOT / "tools" / tool), run_name="__main__")
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    finally:
+        sys.argv = arguments
+    return Outcome(code, stdout.getvalue(), stderr.getvalue())
 
 
 @pytest.fixture(scope="module")

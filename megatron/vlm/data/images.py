@@ -102,7 +102,7 @@ def _png_is_whole(file: BinaryIO) -> bool:
         length, kind = struct.unpack(">I4s", file.read(8))
         position += 12 + length
         if kind == b"IEND":
-            return position <= end
+            return True
     return False
 
 

@@ -11,7 +11,7 @@ LLaVA-1.6, where the image keeps its aspect ratio on a black ground and the thum
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil
 
 import numpy as np
@@ -34,6 +34,7 @@ def internvl_grids(min_tiles: int, max_tiles: int) -> tuple[Grid, ...]:
     return tuple(sorted(grids, key=lambda grid: grid[0] * grid[1]))
 
 
+@lru_cache(maxsize=2**16)  # images of a corpus share a few sizes
 def internvl_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
     """The grid whose aspect ratio is nearest to the image's.
 

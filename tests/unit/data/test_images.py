@@ -1,17 +1,25 @@
 """Image files: every damaged kind has its reason, every unusual but whole kind comes out as the right RGB."""
 
 import io
+import json
 import os
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from megatron.vlm.data.chat import Rejected
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.demo import train_tokenizer
 from megatron.vlm.data.images import image_size, load_rgb, path_below_root
+from megatron.vlm.data.job import open_job
+from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import Tiling
 
 
 def noise(width: int = 40, height: int = 30) -> Image.Image:
@@ -19,7 +27,7 @@ def noise(width: int = 40, height: int = 30) -> Image.Image:
     return Image.fromarray(generator.integers(0, 255, (height, width, 3), dtype=np.uint8))
 
 
-def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
@@ -157,3 +165,50 @@ def test_a_file_without_permission_is_rejected(tmp_path: Path) -> None:
     path.write_bytes(encoded(noise(), "PNG"))
     path.chmod(0)
     assert verdict_on(path) == "unreadable_image"
+
+
+def test_every_kind_of_image_ends_as_a_sample_or_as_a_reject(tmp_path: Path) -> None:
+    frames = {"save_all": True, "append_images": [noise().rotate(90)]}
+    whole, deep = noise(), Image.fromarray(np.full((30, 40), 40_000, np.uint16))
+    usable = {
+        "plain.png": encoded(whole, "PNG"),
+        "cmyk.jpg": encoded(whole.convert("CMYK"), "JPEG"),
+        "palette.png": encoded(whole.convert("P"), "PNG"),
+        "transparent_palette.png": encoded(whole.convert("P"), "PNG", transparency=0),
+        "alpha.png": encoded(whole.convert("RGBA"), "PNG"),
+        "deep.png": encoded(deep, "PNG"),
+        "really_a_jpeg.png": encoded(whole, "JPEG"),
+        "one_frame.gif": encoded(whole, "GIF"),
+    }
+    rejected = {
+        "nowhere.png": ("missing_image", None),
+        "no_bytes.png": ("empty_image", b""),
+        "cut.png": ("truncated_image", encoded(whole, "PNG")[:-400]),
+        "cut.jpg": ("truncated_image", encoded(whole, "JPEG")[:-100]),
+        "page.png": ("not_an_image", b"<html>404</html>"),
+        "no_pixels.png": ("not_an_image", png_header(0, 8)),
+        "huge.png": ("too_many_pixels", png_header(10_000, 10_000)),
+        "animated.gif": ("animated_image", encoded(whole, "GIF", **frames)),
+        "animated.png": ("animated_image", encoded(whole, "PNG", **frames)),
+        "loop.png": ("unreadable_image", None),
+        "../outside.png": ("path_outside_root", None),
+    }
+    root = tmp_path / "images"
+    root.mkdir()
+    (root / "loop.png").symlink_to(root / "loop.png")
+    for name, content in [*usable.items(), *((name, content) for name, (_, content) in rejected.items())]:
+        if content is not None:
+            (root / name).write_bytes(content)
+    turns = [{"from": "human", "value": "<image>\nRead the digits."}, {"from": "gpt", "value": "a5"}]
+    lines = [json.dumps({"image": name, "conversations": turns}) for name in [*usable, *rejected]]
+    (tmp_path / "chat.jsonl").write_text("\n".join(lines))
+    (tmp_path / "tokenizer.model").write_bytes(train_tokenizer())
+    recipe = Recipe(root, tmp_path / "tokenizer.model", "internlm2-chat", Tiling(tile_size=16))
+    preprocess(open_job([tmp_path / "chat.jsonl"], recipe, tmp_path / "dataset"))
+    dataset = ChatDataset(tmp_path / "dataset")
+    assert [dataset.images(sample)[0].path for sample in range(len(dataset))] == list(usable)
+    for sample in range(len(dataset)):
+        assert dataset.pixels(sample).shape == (dataset.sizes.tiles[sample], 3, 16, 16)
+    found = [json.loads(line) for line in (tmp_path / "dataset" / "rejected.jsonl").read_text().splitlines()]
+    assert [row["reason"] for row in found] == [reason for reason, _ in rejected.values()]
+    assert [row["line"] for row in found] == list(range(len(usable) + 1, len(lines) + 1))

@@ -154,6 +154,14 @@ def test_shards_and_a_merge_write_what_one_run_writes(raw: Path, tmp_path: Path,
     assert contents(tmp_path / "dataset") == reference
 
 
+def test_parts_of_another_recipe_are_never_taken_over(raw: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
+    inputs, output = [raw / "mixed.jsonl"], tmp_path / "dataset"
+    other = open_job(inputs, recipe(raw, tokens_per_tile=5), output, lines_per_part=30)
+    preprocess_shard(other, Shard(0, 2))
+    preprocess(open_job(inputs, recipe(raw), output, lines_per_part=30))
+    assert contents(output) == reference
+
+
 @pytest.mark.parametrize("text", ["", "1", "3/3", "-1/3", "a/b", "1/2/3", "0/0"])
 def test_a_shard_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--shard"):
