@@ -77,6 +77,36 @@ def _saved(problem: LayoutProblem, kind: int) -> float:
     return float(problem.tables.kept[kind] - problem.tables.recompute_kept[kind])
 
 
+def leanest_edges(problem: LayoutProblem) -> Edges:
+    """Cuts whose fullest stage, everything recomputed, is as small as can be; each virtual chunk counts alone.
+
+    1. A layer of stage s takes its weights, and what it keeps when recomputed times the most microbatches held there.
+    2. Bisect for the least level at which filling stage after stage up to the level places all layers, leaving each
+       later stage at least one.
+    """
+    tables, kinds, stages = problem.tables, problem.kind_ids, problem.stages
+    can = np.isin(np.arange(len(KINDS)), (_VIT, _LLM))
+    kept = np.where(can, tables.recompute_kept, tables.kept)
+    in_flight = [problem.held[s % problem.ranks][:, s // problem.ranks].max() for s in range(stages)]
+    prefix = [np.concatenate([[0.0], np.cumsum((tables.fixed + n * kept)[kinds])]) for n in in_flight]
+
+    def fill(level: float) -> Edges:
+        edges = [0]
+        for s in range(stages - 1):
+            end = int(np.searchsorted(prefix[s], prefix[s][edges[-1]] + level, side="right")) - 1
+            edges.append(min(max(end, edges[-1] + 1), kinds.size - (stages - s - 1)))
+        return (*edges, kinds.size)
+
+    def fullest(edges: Edges) -> float:
+        return max(float(prefix[s][end] - prefix[s][first]) for s, (first, end) in enumerate(pairwise(edges)))
+
+    low, high = 0.0, max(float(p[-1]) for p in prefix)
+    for _ in range(50):
+        level = (low + high) / 2
+        low, high = (low, level) if fullest(fill(level)) <= level else (level, high)
+    return fill(high)
+
+
 def shortfalls(problem: LayoutProblem, layout: Layout) -> list[float]:
     """Bytes every pipeline rank is short of; 0 or less where it fits."""
     return [peak - problem.memory_bytes for peak in problem.stage_peak_bytes(layout)]

@@ -1,5 +1,6 @@
 """From a method's name to ranked layouts, and from the best of them to a plan that says what was predicted and why."""
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from omnibal_ext.layout.adapipe import adapipe_layout
 from omnibal_ext.layout.joint import joint_search
 from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.recompute import GIB, fewest_that_fit, recompute_all
+from omnibal_ext.layout.recompute import GIB, fewest_that_fit, leanest_edges, recompute_all
 from omnibal_ext.plan import Plan
 
 METHODS = ("parameters", "layers", "profile", "bmp", "adapipe", "joint")
@@ -65,17 +66,17 @@ def find_layouts(
 
 
 def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:
-    """The joint search from where all other methods end, and from cuts that are even in whole time and in bytes."""
-    layouts = []
+    """The joint search from where all other methods end, and from cuts that are even in whole time, or lean."""
+    began, layouts = time.monotonic(), []
     for method in METHODS[:-1]:
         with suppress(UserError):  # a method that finds nothing that fits, or lacks figures, gives no start
             layouts += [c.layout for c in find_layouts(problem, method, radius=radius, top_k=top_k)]
     tables, kinds = problem.tables, problem.kind_ids
     whole = (tables.forward + tables.backward).sum(axis=(1, 2))
-    bytes_ = tables.fixed + tables.recompute_kept * (problem.ranks + 1) / 2
-    weights = (whole, whole + tables.recompute.sum(axis=(1, 2)), bytes_)
+    weights = (whole, whole + tables.recompute.sum(axis=(1, 2)))
     starts = [even_edges(weight[kinds], problem.stages) for weight in weights]
-    found = joint_search(problem, starts, layouts, seconds)
+    starts.append(leanest_edges(problem))
+    found = joint_search(problem, starts, layouts, seconds - (time.monotonic() - began))
     return [Candidate(f.layout, f.step_seconds, f.proven) for f in found[:top_k]]
 
 

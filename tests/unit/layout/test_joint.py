@@ -1,6 +1,8 @@
 """The joint search against brute force: all cuts x all recompute counts; and the bounds it prunes with."""
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnibal_ext.analytic import analytic_profile
+from omnibal_ext.architectures import LANGUAGE_MODELS, VISION_TOWERS, Architecture
 from omnibal_ext.chain import KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.bounds import Bounds
@@ -79,3 +83,17 @@ def test_bounds_are_below_every_layout_they_speak_of(seed: int, schedule: str, p
         allowed = bounds.slice_bounds()
         for s in range(problem.stages):
             assert allowed[s, layout.edges[s], layout.edges[s + 1]] <= seconds
+
+
+def test_110_layers_on_16_ranks_and_2_chunks_short_of_memory_within_5_seconds() -> None:
+    language = replace(LANGUAGE_MODELS["yi-34b"], layers=61)
+    profile = analytic_profile(Architecture("large", VISION_TOWERS["internvit-6b"], language), "a100", 9, 4096, 1, 4)
+    assert len(profile.chain) == 110
+    problem = LayoutProblem(profile, 16, 64, 2, memory_bytes=40e9)
+    problem.program.action(0)
+    began = time.process_time()
+    best = find_layouts(problem, "joint", seconds=4.0)[0]
+    assert time.process_time() - began < 5.0
+    assert sum(map(len, best.layout.recompute)) > 50
+    assert max(problem.stage_peak_bytes(best.layout)) <= problem.memory_bytes
+    assert best.step_seconds < 1.75 * problem.ideal_seconds()
