@@ -5,11 +5,13 @@ from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index import PackedIndex, write_index
 from omnibal_ext.packing.packs import Packs, pack_loads
+from omnibal_ext.packing.sampler import PackBatchSampler
 from omnibal_ext.packing.summary import Summary
 
 __all__ = [
     "METHODS",
     "Corpus",
+    "PackBatchSampler",
     "PackOptions",
     "PackStream",
     "PackedIndex",

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.packing.fill import Aim, Grid, Plan, Seeds, fill_packs
+from omnibal_ext.packing.metrics import lower_bound_packs
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.packing.patterns import Classes, plan_patterns
 from omnibal_ext.sizes import Sizes
@@ -14,10 +15,11 @@ from omnibal_ext.sizes import Sizes
 Ints = NDArray[np.int64]
 
 PLANS = ((0, 0), (1, 1), (6, 8))  # (classes of a tile count, rounds of planning): the ways to pack that are compared
+AT_THE_BOUND = 1.0005
 MOST_CLASSES = 48
 DRIFT_PRICE = 0.05
 SEARCH_NODES = 64
-SEARCH_NODES_IN_ALL = 2_000_000
+SEARCH_NODES_IN_ALL = 1_000_000
 
 
 class _Filled(NamedTuple):
@@ -32,7 +34,7 @@ def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) 
     """Pack all samples of `sizes`; every sample must fit the budgets alone.
 
     1. Count the samples of each type: equal tiles and equal tokens.
-    2. Fill packs from the counts in each of the ways of `PLANS`, and keep the way with the fewest packs.
+    2. Fill packs from the counts in the ways of `PLANS`, until one is at the lower bound; keep that of fewest packs.
     3. Hand the samples out to the packs, at random among samples of a type.
     """
     if len(sizes) == 0:
@@ -44,7 +46,12 @@ def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) 
     types = row_of[sizes.tiles] * columns + sizes.tokens
     counts = np.bincount(types, minlength=len(tiles) * columns)
     grid_counts = counts.reshape(len(tiles), columns).astype(np.int32)
-    ways = [_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, *plan) for plan in PLANS]
+    enough = AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget)
+    ways: list[_Filled] = []
+    for plan in PLANS:
+        ways.append(_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, *plan))
+        if ways[-1].repeats.sum() <= enough:
+            break
     fewest = min(ways, key=lambda filled: int(filled.repeats.sum()))
     offsets = offsets_of(np.repeat(np.diff(fewest.ends, prepend=0), fewest.repeats))
     samples = _shuffled_by_type(types, offsets_of(counts), seed)

@@ -1,0 +1,56 @@
+"""The batch sampler: all ranks together see every sample once an epoch, and resume where they stopped."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing import PackBatchSampler, PackedIndex, PackOptions, build_index
+from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import REPOSITORY
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> PackedIndex:
+    generator = np.random.default_rng(0)
+    sizes = Sizes.from_arrays(generator.integers(0, 5, 301), generator.integers(10, 90, 301))
+    options = PackOptions(vit_budget=8, llm_budget=200, data_parallel_size=2, micro_batches=3, last_iteration="empty")
+    return build_index(sizes, tmp_path / "index", options)[0]
+
+
+def test_ranks_share_an_epoch_and_go_on_with_the_next(index: PackedIndex) -> None:
+    samplers = [PackBatchSampler(index, 2, rank, micro_batches=3) for rank in range(2)]
+    epochs = [[list(sampler) for sampler in samplers] for _ in range(2)]
+    for ranks in epochs:
+        assert sorted(sample for packs in ranks for pack in packs for sample in pack) == list(range(301))
+        assert [len(packs) for packs in ranks] == [len(sampler) for sampler in samplers]
+    assert epochs[0] != epochs[1]
+
+
+def test_resume_at_another_data_parallel_size_runs_the_same_packs(index: PackedIndex) -> None:
+    whole = [list(PackBatchSampler(index, 2, rank, micro_batches=3)) for rank in range(2)]
+    first = PackBatchSampler(index, 2, 0, micro_batches=3)
+    iterator = iter(first)
+    for _ in range(6):
+        next(iterator)
+    seen = []
+    for rank in range(3):
+        resumed = PackBatchSampler(index, 3, rank, micro_batches=2)
+        resumed.load_state_dict(first.state_dict())
+        seen += list(resumed)
+    assert sorted(map(tuple, seen)) == sorted(tuple(pack) for packs in whole for pack in packs[6:])
+
+
+def test_a_rank_out_of_range_is_refused(index: PackedIndex) -> None:
+    with pytest.raises(UserError, match="rank 2"):
+        PackBatchSampler(index, 2, 2, micro_batches=3)
+
+
+def test_the_example_runs_and_learns() -> None:
+    command = [sys.executable, str(REPOSITORY / "examples" / "bare_loop.py")]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines if line.startswith("step")]
+    assert losses[-1] < 0.5 * losses[0]
