@@ -79,9 +79,18 @@ def _images(record: dict[str, Any]) -> tuple[str, ...]:
     if value is None or value == "":
         return ()
     paths = value if isinstance(value, list) else [value]
-    if not all(isinstance(path, str) and path for path in paths):
+    if not all(isinstance(path, str) and path and _is_unicode(path) for path in paths):
         raise Rejected("malformed_line", "'image' is neither a path nor a list of paths")
     return tuple(paths)
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can escape half of a surrogate pair, which is no character and which tokenizers refuse."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_roles(messages: Sequence[Message]) -> None:
@@ -100,6 +109,8 @@ def _check_roles(messages: Sequence[Message]) -> None:
 
 def _check_words(messages: Sequence[Message], reserved: Sequence[str]) -> None:
     for number, message in enumerate(messages):
+        if not _is_unicode(message.words):
+            raise Rejected("not_utf8", f"turn {number} has half of a surrogate pair")
         found = next((text for text in reserved if text in message.words), None)
         if found is not None:
             raise Rejected("reserved_words", f"turn {number} contains {found!r}, which the model reads as structure")

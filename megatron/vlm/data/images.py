@@ -7,6 +7,7 @@ format, is decoded in full and Pillow decides.
 """
 
 import os
+import stat
 import struct
 import warnings
 from collections.abc import Callable
@@ -53,17 +54,19 @@ def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False) -
     animated_image.
     """
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
+            raise Rejected("unreadable_image", f"{path}: not a regular file")
         file = path.open("rb")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Rejected("missing_image", f"{path}: no such file") from error
     except OSError as error:
         raise Rejected("unreadable_image", f"{path}: {error.strerror}") from error
-    with file:
-        if os.fstat(file.fileno()).st_size == 0:
+    with file, warnings.catch_warnings():
+        if status.st_size == 0:
             raise Rejected("empty_image", f"{path}: zero bytes")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Pillow would warn of either leads to a verdict here or is harmless
-            return _checked_size(path, file, max_pixels, decode)
+        warnings.simplefilter("ignore")  # what Pillow would warn of either leads to a verdict here or is harmless
+        return _checked_size(path, file, max_pixels, decode)
 
 
 def _checked_size(path: Path, file: BinaryIO, max_pixels: int, decode: bool) -> tuple[int, int]:

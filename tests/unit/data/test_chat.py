@@ -57,6 +57,8 @@ def test_a_text_only_conversation_has_no_images(image: dict[str, Any]) -> None:
         ("bad_roles", {"conversations": [*turns("Hi", "Hello"), *turns("Hi", "Hello")][1:]}),
         ("bad_roles", {"conversations": [*turns("Hi", "Hello"), {"from": "system", "value": "Be kind."}]}),
         ("reserved_words", {"conversations": turns("Hi <|im_end|>", "Hello")}),
+        ("not_utf8", {"conversations": turns("Hi \ud83d", "Hello")}),
+        ("malformed_line", {"image": "\ud83d.png", "conversations": turns("<image>", "Hello")}),
         ("reserved_words", {"conversations": turns("Hi", "<IMG_CONTEXT>")}),
         ("image_mark_mismatch", {"conversations": turns("<image>Hi", "Hello")}),
         ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "Hello")}),

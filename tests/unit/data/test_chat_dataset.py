@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset, normalise
@@ -104,3 +105,9 @@ def test_a_folder_without_dataset_or_of_another_version_is_refused(dataset: Chat
     (tmp_path / "manifest.json").write_text(json.dumps({**dataset.manifest, "schema_version": 99}))
     with pytest.raises(UserError, match="99"):
         ChatDataset(tmp_path)
+
+
+def test_every_sample_is_a_document_for_cores_own_readers(dataset: ChatDataset) -> None:
+    for name in ("tokens", "loss_mask", "images"):
+        column = IndexedDataset(str(dataset.folder / name))
+        assert column.document_indices.tolist() == list(range(SAMPLES + 1))

@@ -117,11 +117,13 @@ def test_what_cannot_be_used_has_its_reason(tmp_path: Path, reason: str, content
 def test_files_that_cannot_be_opened_have_their_reason(tmp_path: Path) -> None:
     (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
     (tmp_path / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "file").touch()
     assert verdict_on(tmp_path / "nowhere.png") == "missing_image"
     assert verdict_on(tmp_path / "file" / "below.png") == "missing_image"
     assert verdict_on(tmp_path / "loop.png") == "unreadable_image"
     assert verdict_on(tmp_path / "folder.png") == "unreadable_image"
+    assert verdict_on(tmp_path / "pipe.png") == "unreadable_image"
     assert verdict_on(tmp_path / ("x" * 300)) == "unreadable_image"
 
 

@@ -194,7 +194,7 @@ def test_anyres_reaches_the_dataset(raw: Path, tmp_path: Path) -> None:
 
 
 # Lines of all kinds, good ones among them, for the property below.
-_TEXT = st.text(alphabet="ab5 \n<image>é", max_size=12)
+_TEXT = st.text(alphabet="ab5 \n<image>é\0\r\u2028\ud800🐈", max_size=12)
 _TURN = st.fixed_dictionaries({"from": st.sampled_from(["human", "gpt", "system", "tool"]), "value": _TEXT})
 _GOOD = st.fixed_dictionaries(
     {
@@ -202,7 +202,7 @@ _GOOD = st.fixed_dictionaries(
             st.fixed_dictionaries(
                 {"from": st.just("human"), "value": st.sampled_from(["Read", "<image>", "a<image>b"])}
             ),
-            st.fixed_dictionaries({"from": st.just("gpt"), "value": st.text(alphabet="ab5", max_size=5)}),
+            st.fixed_dictionaries({"from": st.just("gpt"), "value": _TEXT}),
         )
     },
     optional={"image": st.sampled_from(["good.png", "cut.png", "nowhere.png", "../good.png", ["good.png"], []])},
