@@ -9,6 +9,8 @@ are compared, never days. EVA-CLIP-4B is left out: its 54 layers are no publishe
 """
 
 import argparse
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -251,17 +253,18 @@ def main() -> None:
     """Print all tables; the last line is the ratio over the paper's method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="longest search for each of our layouts")
-    parser.add_argument("--json", action="store_true", help="print one JSON object after the tables")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, the tables on stderr")
     arguments = parser.parse_args()
-    shares, layouts = chain_table(), layout_table()
-    partition_table()
-    memory_table()
-    ratios = best_table(arguments.seconds)
+    with redirect_stdout(sys.stderr if arguments.json else sys.stdout):
+        shares, layouts = chain_table(), layout_table()
+        partition_table()
+        memory_table()
+        ratios = best_table(arguments.seconds)
     if arguments.json:
         print_json({"chain": shares, "layouts": layouts, "best": ratios})
-    last = ratios[GLOBAL_BATCHES[-1]]
-    first = ratios[GLOBAL_BATCHES[0]]
-    print(f"over the paper's method: {first['over_paper']:.3f} at 128 samples, {last['over_paper']:.3f} at 512")
+        return
+    few, many = (ratios[batch]["over_paper"] for batch in (GLOBAL_BATCHES[0], GLOBAL_BATCHES[-1]))
+    print(f"over the paper's method: {few:.3f} at {GLOBAL_BATCHES[0]} samples, {many:.3f} at {GLOBAL_BATCHES[-1]}")
 
 
 if __name__ == "__main__":

@@ -223,7 +223,11 @@ def _layer_cost(kind: str, record: Any) -> LayerCost:
 
 def _validate_cost(kind: str, cost: LayerCost) -> None:
     trained = not cost.frozen
-    positive = {"forward_seconds": True, "backward_seconds": trained, "kept_bytes": kind in RECOMPUTABLE_KINDS}
+    positive = {
+        "forward_seconds": True,
+        "backward_seconds": trained,
+        "kept_bytes": trained and kind in RECOMPUTABLE_KINDS,
+    }
     for entry in dataclasses.fields(cost):
         value = getattr(cost, entry.name)
         if entry.name == "frozen" or value is None:

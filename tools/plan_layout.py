@@ -47,6 +47,11 @@ def _planned(arguments: argparse.Namespace) -> Plan:
         if getattr(arguments, name) is None:
             raise UserError(f"--{name.replace('_', '-')} is needed, except with --sweep")
     _at_least_one("pipeline_model_parallel_size", arguments.pipeline_model_parallel_size)
+    if arguments.num_microbatches == 1 and arguments.pipeline_model_parallel_size > 1:
+        raise UserError(
+            f"one microbatch keeps one of {arguments.pipeline_model_parallel_size} pipeline ranks busy at a time: "
+            "raise --num-microbatches, or use --pipeline-model-parallel-size 1"
+        )
     profile, packs = Profile.load(arguments.profile), None
     if arguments.packs:
         index = PackedIndex.open(arguments.packs)

@@ -49,10 +49,12 @@ def find_layouts(
 
     `recompute` is "fewest" (the paper's rule) or "full" (everything, what unbalanced training does); adapipe and joint
     choose what to recompute themselves. `seconds` limits the joint search.
-    Raises UserError for an unknown method, and where no candidate fits.
+    Raises UserError for an unknown method, a rule the method cannot follow, and where no candidate fits.
     """
     if method not in METHODS:
         raise UserError(f"layout method {method!r} is not known; choose one of {', '.join(METHODS)}")
+    if recompute != "fewest" and method in ("adapipe", "joint"):
+        raise UserError(f"method {method} chooses what to recompute itself: leave out --recompute {recompute}")
     if method == "joint":
         return _joint(problem, radius, top_k, seconds)
     if method == "adapipe":

@@ -73,6 +73,8 @@ def test_sweep_plans_the_fastest_setting_and_lists_the_others(tmp_path: Path) ->
         (("--memory-gib", 0.5), "over the limit of 0.50 GiB"),
         (("--pipeline-model-parallel-size", 40), "only 12 layers"),
         (("--num-microbatches", 0), "--num-microbatches must be at least 1"),
+        (("--num-microbatches", 1), "one microbatch keeps one of 2 pipeline ranks busy"),
+        (("--method", "joint", "--recompute", "full"), "leave out --recompute full"),
     ],
 )
 def test_what_cannot_be_planned_ends_with_one_line_and_code_2(

@@ -43,7 +43,9 @@ def test_impossible_figures_are_refused_by_layer(name: str, value: float) -> Non
 
 
 def test_a_frozen_layer_may_have_no_backward() -> None:
-    _profile(layers={**_profile().layers, "vit": replace(COST, backward_seconds=0.0, frozen=True)}).validate()
+    _profile(
+        layers={**_profile().layers, "vit": replace(COST, backward_seconds=0.0, kept_bytes=0.0, frozen=True)}
+    ).validate()
 
 
 def test_missing_layers_are_named() -> None:

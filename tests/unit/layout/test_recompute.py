@@ -69,6 +69,16 @@ def test_promised_bytes_are_those_of_the_simulator_at_full_packs(seed: int) -> N
     assert problem.simulate(layout).peak_bytes.tolist() == pytest.approx(problem.stage_peak_bytes(layout))
 
 
+@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "gpipe", "zb_h1"]))
+def test_promised_bytes_are_never_below_those_of_any_schedule_and_chunks(seed: int, schedule: str) -> None:
+    problem = replace(random_problem(seed, schedule_name=schedule), packs=None, memory_bytes=np.inf)
+    edges = even_edges(layer_weights(problem, "layers"), problem.stages)
+    kept, again = fewest_that_fit(problem, edges), recompute_all(problem, edges)
+    assert problem.simulate(kept).peak_bytes.tolist() == pytest.approx(problem.stage_peak_bytes(kept))
+    promised = np.array(problem.stage_peak_bytes(again))
+    assert (problem.simulate(again).peak_bytes <= promised * (1 + 1e-9)).all()
+
+
 def test_a_shortfall_names_stage_bytes_and_remedy() -> None:
     problem = LayoutProblem(make_profile(2, 2), ranks=2, microbatches=4, memory_bytes=50.0)
     with pytest.raises(UserError, match=r"stage 1 needs .*, 19 bytes .* over the limit .*weights alone"):
