@@ -54,6 +54,8 @@ def parse_arguments() -> TrainingInputs:
 
     args = parse_args(add_with_defaults)
     validate_args(args)
+    # The true count from here on: a checkpoint records it, and is compared with it at any layout.
+    args.num_layers = args.encoder_num_layers = architecture.language.layers
     set_global_variables(args)
     return TrainingInputs(args, architecture, plan)
 
@@ -79,7 +81,7 @@ def _preset_defaults(architecture: Architecture, plan: Plan) -> dict[str, Any]:
     language = architecture.language
     ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
     return {
-        # Megatron wants a number of layers that its pipeline divides; the chain has its own cuts and counts.
+        # Megatron insists on a number of layers that its pipeline divides; the chain has its own cuts.
         "num_layers": -(-language.layers // (ranks * chunks)) * ranks * chunks,
         "hidden_size": language.hidden_size,
         "ffn_hidden_size": language.ffn_hidden_size,
