@@ -71,7 +71,7 @@ def start(architecture: Architecture, tensor: int, pipeline: int, flags: Sequenc
 
 
 def sample_packs(architecture: Architecture, multiple: int = 1) -> list[Microbatch]:
-    """Eight packs: several images, one image, text only, a one-token sample, image tokens only; all ranks draw the same."""
+    """Eight packs: several images, one, none (text only), a one-token sample, image tokens only; alike on all ranks."""
     generator = torch.Generator().manual_seed(3)
     sizes = [
         ([2], [9]),

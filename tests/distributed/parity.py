@@ -1,10 +1,12 @@
 """Run under torchrun: every layout given must yield the loss and gradients of one process.
 
-parity.py TENSOR PIPELINE REFERENCE.pt [flag...]      with one rank it writes REFERENCE.pt, else it compares with it
+parity.py TENSOR PIPELINE REFERENCE.pt MODEL [flag...]     writes REFERENCE.pt where there is none, compares with it
 """
 
 import json
 import sys
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
@@ -21,7 +23,7 @@ def main() -> None:
     args = harness.start(architecture, int(tensor), int(pipeline), flags)
     chain = harness.build_chain(args, architecture)
     packs = harness.sample_packs(architecture, int(tensor) if args.sequence_parallel else 1)
-    if torch.distributed.get_world_size() == 1:
+    if not Path(path).exists():
         torch.save(harness.reference(chain, packs), path)
     expected = torch.load(path, weights_only=False)
     executor = Executor()
@@ -46,7 +48,7 @@ def plans(kinds: tuple[str, ...], pipeline: int) -> list[tuple[str, Plan]]:
     for cuts in every_cut:
         edges = (0, *cuts, len(kinds))
         for what, layers in (("kept", []), ("recomputed", recomputable)):
-            ids = [[layer for layer in layers if a <= layer < b] for a, b in zip(edges, edges[1:], strict=False)]
+            ids = [[layer for layer in layers if a <= layer < b] for a, b in pairwise(edges)]
             found.append((f"cuts {cuts} {what}", Plan.from_cuts(kinds, cuts, ids)))
     return found
 
