@@ -16,9 +16,10 @@ Ints = NDArray[np.int64]
 
 PLANS = ((0, 0), (1, 1), (6, 8))  # (classes of a tile count, rounds of planning): the ways to pack that are compared
 AT_THE_BOUND = 1.0005
+MOST_TYPES_TO_PLAN = 200_000  # so rich a corpus fills packs without a plan
 MOST_CLASSES = 48
 DRIFT_PRICE = 0.05
-SEARCH_NODES = 64
+SEARCH_NODES = 32
 SEARCH_NODES_IN_ALL = 1_000_000
 
 
@@ -48,7 +49,7 @@ def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) 
     grid_counts = counts.reshape(len(tiles), columns).astype(np.int32)
     enough = AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget)
     ways: list[_Filled] = []
-    for plan in PLANS:
+    for plan in PLANS if np.count_nonzero(counts) <= MOST_TYPES_TO_PLAN else PLANS[:1]:
         ways.append(_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, *plan))
         if ways[-1].repeats.sum() <= enough:
             break

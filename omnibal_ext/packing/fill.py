@@ -44,7 +44,7 @@ class Aim(NamedTuple):
     drift_price: float
     """Of tokens and tiles away from their common share of the aim."""
     nodes: int
-    """Packs that a search looks at."""
+    """Steps back of one search."""
 
 
 class Plan(NamedTuple):
@@ -180,12 +180,12 @@ def _search(grid: Grid, aim: Aim, work: _Work, root: int, first_row: int) -> int
             tokens += column
             depth += 1
             work.cursor[depth], work.tried[depth] = row * PHASES, 0
-            nodes += 1
             waste = _waste(aim, tiles, tokens)
             if waste < least - 1e-9:
                 found, least = depth, waste
                 work.best_rows[:depth], work.best_tokens[:depth] = work.rows[:depth], work.tokens[:depth]
         elif depth > root:
+            nodes += 1  # the way down to the first complete pack is free, however long
             depth -= 1
             _take_back(grid, work, depth, depth + 1)
             tiles -= grid.tiles[work.rows[depth]]
@@ -272,12 +272,16 @@ def _take_back(grid: Grid, work: _Work, first: int, end: int) -> None:
 @numba.njit(cache=True)
 def _times(grid: Grid, work: _Work, found: int) -> np.int64:
     """Return how often the best pack can be made from the samples left."""
+    for i in range(found):
+        work.tried[i] = grid.counts[work.best_rows[i], work.best_tokens[i]]
+    for i in range(found):
+        grid.counts[work.best_rows[i], work.best_tokens[i]] -= 1
     times = np.int64(1 << 62)
     for i in range(found):
-        needed = 0
-        for j in range(found):
-            needed += work.best_rows[j] == work.best_rows[i] and work.best_tokens[j] == work.best_tokens[i]
-        times = min(times, grid.counts[work.best_rows[i], work.best_tokens[i]] // needed)
+        needed = work.tried[i] - grid.counts[work.best_rows[i], work.best_tokens[i]]
+        times = min(times, work.tried[i] // needed)
+    for i in range(found):
+        grid.counts[work.best_rows[i], work.best_tokens[i]] += 1
     return times
 
 

@@ -17,6 +17,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-7
+KNAPSACK_STEPS = 100_000_000  # after so many a plan may be less than best, but is a plan
 
 
 class Classes(NamedTuple):
@@ -36,7 +37,9 @@ def plan_patterns(classes: Classes, vit_budget: int, llm_budget: int) -> tuple[I
     granules = 256 if vit_budget <= 64 else max(32, 16384 // vit_budget)  # of the token budget in the knapsack's table
     tokens = np.maximum(1, np.round(classes.tokens / llm_budget * granules)).astype(np.int64)
     counts = classes.counts.astype(np.float64)
-    basis, is_pattern, packs = _solve(classes.tiles, np.minimum(tokens, granules), counts, (vit_budget, granules), 400)
+    steps = max(25, min(400, KNAPSACK_STEPS // (len(tokens) * (vit_budget + 1) * granules)))
+    budgets = (vit_budget, granules)
+    basis, is_pattern, packs = _solve(classes.tiles, np.minimum(tokens, granules), counts, budgets, steps)
     used = is_pattern & (packs >= 1)
     return np.round(basis[used]).astype(np.int64), packs[used].astype(np.int64), float(packs[is_pattern].sum())
 

@@ -11,8 +11,8 @@ from omnibal_ext.packing.index import PackedIndex
 class PackBatchSampler:
     """Yields the sample numbers of one pack after the other, for one data-parallel rank.
 
-    Give it to PyTorch as `DataLoader(dataset, batch_sampler=..., collate_fn=...)`, which takes any iterable of lists; the
-    collate function joins the samples of a pack into one sequence. Every rank yields `micro_batches` packs an optimizer
+    Give it to PyTorch as `DataLoader(dataset, batch_sampler=..., collate_fn=...)`, which takes any iterable of lists;
+    the collate function joins the samples of a pack. Every rank yields `micro_batches` packs an optimizer
     step, and equally many steps an epoch. A pack that only fills up the last step (an index with "empty" last
     iterations) is an empty list.
 

@@ -86,3 +86,8 @@ def test_a_plan_covers_all_samples_with_the_fewest_packs() -> None:
     made = quotas @ patterns
     assert (made >= classes.counts - patterns.sum(axis=0)).all()
     assert (made[:3] <= classes.counts[:3]).all()
+
+
+def test_a_pack_may_hold_thousands_of_samples() -> None:
+    sizes = Sizes.from_arrays([0] * 9000, np.arange(9000) % 4 + 1)
+    assert len(pack_balanced(sizes, 0, 10_000, seed=0)) == lower_bound_packs(sizes, 0, 10_000) == 3

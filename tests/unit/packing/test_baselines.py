@@ -1,0 +1,42 @@
+"""The baselines do what their namesakes do: less padding, or level devices."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnibal_ext.packing import Packs, pack_loads
+from omnibal_ext.packing.baselines import pack_device_group, pack_length_group, pack_random
+from omnibal_ext.packing.dispatch import deal
+from omnibal_ext.packing.metrics import pad_ratio
+from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import assert_partition, corpora, heavy_tails
+
+
+@settings(deadline=None)
+@given(corpora(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
+def test_every_sample_is_packed_once(sizes: Sizes, samples: int, ranks: int, micro_batches: int) -> None:
+    for packs in (
+        pack_random(sizes, samples, seed=0),
+        pack_length_group(sizes, samples, seed=0),
+        pack_device_group(sizes, samples, ranks, micro_batches, seed=0),
+    ):
+        assert_partition(packs, len(sizes))
+        assert (packs.counts[:-1] == samples).all()
+
+
+def test_length_groups_pad_less_than_random_packs() -> None:
+    sizes = heavy_tails(4000)
+    grouped = pad_ratio(pack_length_group(sizes, 4, seed=0), sizes, pad=True)
+    assert grouped < 0.3 * pad_ratio(pack_random(sizes, 4, seed=0), sizes, pad=True)
+
+
+def test_device_groups_level_the_samples_tokens_of_the_devices() -> None:
+    """Each device's own tokens (before padding) are level, although a device runs several packs."""
+
+    def spread(packs: Packs) -> float:
+        tokens = pack_loads(packs, sizes)[: 4000 // 64 * 16, 1]
+        ranks = tokens[deal(np.arange(len(tokens)).reshape(-1, 16), 8)].sum(axis=2)
+        return float(np.mean(1 - ranks.mean(axis=1) / ranks.max(axis=1)))
+
+    sizes = heavy_tails(4000)
+    assert spread(pack_device_group(sizes, 4, 8, 2, seed=0)) < 0.2 * spread(pack_random(sizes, 4, seed=0))

@@ -1,0 +1,120 @@
+"""Mixed corpora: weights, groups, oversize samples and epochs packed apart; every sample is accounted for."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing import METHODS, Corpus, PackedIndex, PackOptions, PackStream, Source, build_index
+from omnibal_ext.packing.histograms import write_report
+from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import corpora
+
+OPTIONS = PackOptions(vit_budget=9, llm_budget=300, data_parallel_size=2, micro_batches=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("corpus")
+
+
+@settings(deadline=None, max_examples=40)
+@given(corpora(), st.sampled_from(METHODS), st.integers(0, 3))
+def test_packed_and_rejected_are_the_input(folder: Path, sizes: Sizes, method: str, seed: int) -> None:
+    fits = (sizes.tiles <= 9) & (sizes.tokens <= 300)
+    options = replace(OPTIONS, method=method, seed=seed)
+    if not fits.any():
+        with pytest.raises(UserError, match="none of"):
+            build_index(sizes, folder / "index", options)
+        return
+    index, summary = build_index(sizes, folder / "index", options)
+    assert np.array_equal(np.sort(index.sample_ids), np.flatnonzero(fits))
+    assert summary.samples + summary.rejected == len(sizes)
+    assert sum(summary.rejected_by_reason.values()) == summary.rejected
+    assert len((index.folder / "rejected.jsonl").read_text().splitlines()) == summary.rejected
+    assert (index.loads[:, :2] <= (index.vit_budget, index.llm_budget)).all()
+
+
+def sizes_of(samples: int) -> Sizes:
+    generator = np.random.default_rng(samples)
+    return Sizes.from_arrays(generator.integers(0, 8, samples), generator.integers(10, 290, samples))
+
+
+def test_weights_say_how_often_an_epoch_sees_a_sample(tmp_path: Path) -> None:
+    corpus = Corpus(sizes_of(300), (Source("a", 100, 2.0), Source("b", 100, 0.25), Source("c", 100, 1.5)))
+    index, summary = build_index(corpus, tmp_path / "index", OPTIONS)
+    seen = Counter(index.sample_ids.tolist())
+    assert [seen[i] for i in range(100)] == [2] * 100
+    assert Counter(seen[i] for i in range(100, 200)) == {1: 25, 0: 75}
+    assert Counter(seen[i] for i in range(200, 300)) == {1: 50, 2: 50}
+    assert [source["packed"] for source in summary.sources] == [200, 25, 150]
+
+
+def test_groups_do_not_share_a_pack(tmp_path: Path) -> None:
+    groups = np.random.default_rng(0).integers(0, 3, 200)
+    index, _ = build_index(Corpus(sizes_of(200), (Source("a", 200),), groups), tmp_path / "index", OPTIONS)
+    assert all(len(set(groups[index.samples(pack)])) == 1 for pack in range(index.num_packs))
+    assert len(index.sample_ids) == 200
+
+
+def test_an_oversize_sample_is_kept_alone_if_asked(tmp_path: Path) -> None:
+    sizes = Sizes.from_arrays([1, 30, 2, 1], [100, 50, 100, 4000])
+    index, summary = build_index(sizes, tmp_path / "index", replace(OPTIONS, oversize="alone"))
+    packs = [index.samples(pack).tolist() for pack in range(index.num_packs)]
+    assert [1] in packs
+    assert [3] in packs
+    assert (summary.rejected, index.vit_budget, index.llm_budget) == (0, 30, 4000)
+
+
+def test_epochs_packed_apart_each_have_every_sample(tmp_path: Path) -> None:
+    options = replace(OPTIONS, epochs=3, last_iteration="empty")
+    index, _ = build_index(sizes_of(150), tmp_path / "index", options)
+    epochs = np.split(np.asarray(index.pack_offsets), np.cumsum(index.manifest["epoch_packs"]))
+    mixes = []
+    for epoch in range(3):
+        own = index.sample_ids[epochs[epoch][0] : epochs[epoch + 1][0]]
+        assert np.array_equal(np.sort(own), np.arange(150))
+        mixes.append(own.tolist())
+    assert mixes[0] != mixes[1] != mixes[2]
+    stream = PackStream(index, 2, 2)
+    second = stream.iteration(stream.iterations_per_epoch)
+    assert second.max() < sum(index.manifest["epoch_packs"][:2])
+    assert second.min() >= index.manifest["epoch_packs"][0]
+
+
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        (lambda: Corpus(sizes_of(10), (Source("a", 9),)), "9 samples"),
+        (lambda: Corpus(sizes_of(10), (Source("a", 10, 0.0),)), "weight 0.0"),
+        (lambda: Corpus(sizes_of(10), (Source("a", 10),), np.zeros(9, int)), "groups"),
+        (lambda: PackOptions("best", 1, 1), "--method best"),
+        (lambda: PackOptions(vit_budget=1, llm_budget=1, oversize="cut"), "--oversize cut"),
+        (lambda: PackOptions(vit_budget=1, llm_budget=1, epochs=0), "--epochs 0"),
+    ],
+)
+def test_a_wrong_corpus_or_option_is_named(corpus: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        corpus()  # type: ignore[operator]
+
+
+def test_the_report_draws_what_was_packed(tmp_path: Path) -> None:
+    corpus = Corpus(sizes_of(80), (Source("<a&b>", 80),))
+    index, summary = build_index(corpus, tmp_path / "index", OPTIONS)
+    write_report(tmp_path / "report.html", index, corpus, summary)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<figure>") == 5
+    assert "&lt;a&amp;b&gt;" in page
+    assert "<a&b>" not in page
+
+
+def test_opening_reads_no_array(tmp_path: Path) -> None:
+    index, _ = build_index(sizes_of(80), tmp_path / "index", OPTIONS)
+    opened = PackedIndex.open(index.folder)
+    assert isinstance(opened.sample_ids, np.memmap)
+    assert isinstance(opened.loads, np.memmap)
