@@ -230,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
     group.add_argument("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])
     group.add_argument("--chunks", type=_numbers, default=[1, 2])
-    group.add_argument("--schedules", type=lambda text: text.split(","), default=["1f1b", "zb_h1"])
+    group.add_argument("--schedules", type=lambda text: text.split(","), default=["1f1b"], help="names, comma between")
     parser.add_argument("--output", required=True, help="plan.json to write")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     return parser

@@ -38,8 +38,11 @@ class _Tail:
     again: tuple[tuple[int, ...], ...]
 
 
-def adapipe_layout(problem: LayoutProblem) -> Layout:
-    """AdaPipe's layout. Raises UserError for virtual chunks, which it does not plan, and where nothing fits."""
+def adapipe_layout(problem: LayoutProblem, at_most: float = float("inf")) -> Layout:
+    """AdaPipe's layout. Raises UserError for virtual chunks, which it does not plan, and where nothing fits.
+
+    Stages whose work alone takes longer than a known step time, `at_most`, are left out.
+    """
     if problem.chunks > 1:
         raise UserError("method adapipe plans no virtual chunks; use --method joint")
     layers, stages = len(problem.profile.chain), problem.stages
@@ -60,6 +63,8 @@ def adapipe_layout(problem: LayoutProblem) -> Layout:
                 if j <= i:
                     continue
                 held = counts[j] - counts[i]
+                if problem.microbatches * float(held @ (forward + backward)) > at_most:
+                    continue
                 choices = options.of(s, held[None])
                 if not choices:
                     continue

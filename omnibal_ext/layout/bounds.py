@@ -59,18 +59,8 @@ class Bounds:
         from_turn, own = self._work(actions[first_b : last_b + 1]), self.step
         again = self._least_again(s)
 
-        def between(prefix: Floats) -> Floats:
-            return np.asarray(prefix[None] - prefix[:, None])
-
-        bound = np.maximum(
-            come[:, None] + between(all_work) + between(own)[..., None],
-            come[:, None] + between(to_last) + go[:, None],
-        )
-        bound = np.maximum(bound, turn[None, :] + between(from_turn) + go[:, None]) + again
-        shape = (*bound.shape[:2], *self.problem.cases)
-        out = bound.reshape(shape).max(axis=-1).mean(axis=-1)
-        out[np.tril_indices(out.shape[0])] = np.inf
-        return out
+        iterations, ranks = self.problem.cases
+        return _slices(np.stack([come, go, turn, all_work, to_last, from_turn]), own, again, iterations, ranks)
 
     def _work(self, actions: list[Action]) -> Floats:
         """[layers + 1, cases]: prefix sums of what these actions of one rank take, layer by layer."""
@@ -145,6 +135,28 @@ def _prefix_ends(
             if kind == FORWARD and stage == stages - 1:
                 turned[microbatch] = end[i]
     return clock
+
+
+@njit(cache=True)
+def _slices(
+    sums: Floats, own: Floats, again: Floats, iterations: int, ranks: int
+) -> Floats:  # pragma: no cover - compiled
+    """The bound of every slice of a stage; sums [6, layers + 1, cases]: come, go, turn, three prefix sums of work."""
+    come, go, turn, all_work, to_last, from_turn = sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]
+    out = np.full((own.size, own.size), np.inf)
+    for i in range(own.size):
+        for j in range(i + 1, own.size):
+            total = 0.0
+            for iteration in range(iterations):
+                worst = 0.0
+                for case in range(iteration * ranks, (iteration + 1) * ranks):
+                    alone = come[i, case] + all_work[j, case] - all_work[i, case] + own[j] - own[i]
+                    through = come[i, case] + to_last[j, case] - to_last[i, case] + go[i, case]
+                    turned = turn[j, case] + from_turn[j, case] - from_turn[i, case] + go[i, case]
+                    worst = max(worst, max(alone, through, turned) + again[i, j, case])
+                total += worst
+            out[i, j] = total / iterations
+    return out
 
 
 def _prefix(per_layer: NDArray) -> NDArray:

@@ -45,6 +45,8 @@ class RankOptions:
         return self._known[key]
 
     def _minimal(self, rank: int, held: Ints) -> list[Ints]:
+        if held.shape[0] == 1:
+            return self._minimal_of_one_stage(rank, held)
         axes = [(chunk, kind) for chunk in range(held.shape[0]) for kind in (_VIT, _LLM) if held[chunk, kind]]
         nothing = np.zeros_like(held)
         if self.problem.rank_bytes(rank, held, nothing) <= self.problem.memory_bytes:
@@ -63,6 +65,34 @@ class RankOptions:
             np.moveaxis(less, axis, 0)[0] = False
             minimal &= ~less
         return list(counts[minimal.ravel()])
+
+    def _minimal_of_one_stage(self, rank: int, held: Ints) -> list[Ints]:
+        """Steps 1 to 3 along the border of what fits: with more ViT layers recomputed, fewer LLM layers need be."""
+        border: list[Ints] = []
+        again = np.zeros_like(held)
+        again[0, _VIT], again[0, _LLM] = held[0, _VIT], held[0, _LLM]
+        if not self._fits(rank, held, again):
+            return border
+        again[0, _VIT] = 0
+        for vit in range(int(held[0, _VIT]) + 1):
+            again[0, _VIT] = vit
+            if not self._fits(rank, held, again):
+                continue
+            while again[0, _LLM] > 0 and self._fits_with_one_less(rank, held, again):
+                again[0, _LLM] -= 1
+            border.append(again.copy())
+            if again[0, _LLM] == 0:
+                break
+            again[0, _LLM] -= 1
+        return border
+
+    def _fits_with_one_less(self, rank: int, held: Ints, again: Ints) -> bool:
+        fewer = again.copy()
+        fewer[0, _LLM] -= 1
+        return self._fits(rank, held, fewer)
+
+    def _fits(self, rank: int, held: Ints, again: Ints) -> bool:
+        return self.problem.stage_fits(rank, held[0], again[0])
 
     def _first_of_greedy(self, rank: int, held: Ints, axes: list[tuple[int, int]]) -> Iterator[Ints]:
         """Too many to list: add layers where they give back most bytes a second, until the rank fits."""

@@ -130,7 +130,9 @@ class LayoutProblem:
             self.profile.transfer_seconds_per_byte * cost.output_bytes * load
         )
         recompute = forward * (cost.extra_seconds / cost.forward_seconds)
-        bytes_ = [cost.kept_bytes, cost.recompute_kept_bytes, cost.weight_bytes, cost.step_seconds]
+        # Keeping more than the whole layer would make recomputing a loss of memory; nothing here plans that.
+        recompute_kept = min(cost.recompute_kept_bytes, cost.kept_bytes)
+        bytes_ = [cost.kept_bytes, recompute_kept, cost.weight_bytes, cost.step_seconds]
         weight = backward * (0.0 if cost.frozen else share)
         return forward, backward, recompute, weight, transfer, load, *map(np.asarray, bytes_)
 
@@ -169,6 +171,29 @@ class LayoutProblem:
         kept = (held - again) @ tables.kept + again @ tables.recompute_kept
         fixed = self.profile.overhead_bytes + held.sum(axis=0) @ tables.fixed
         return np.asarray(fixed + (kept @ self.held[rank].T).max(axis=1) + self.transient(held, again).max(axis=1))
+
+    def stage_fits(self, rank: int, held: Ints, again: Ints) -> bool:
+        """Whether a rank of one stage fits; counts [kinds]. `bytes_of_counts` without arrays, for the searches."""
+        fixed, kept, recompute_kept, saved, in_flight = self._plain_tables
+        total = self.profile.overhead_bytes
+        counts, recomputed = held.tolist(), again.tolist()
+        for k, count in enumerate(counts):
+            total += count * fixed[k]
+            total += in_flight[rank] * ((count - recomputed[k]) * kept[k] + recomputed[k] * recompute_kept[k])
+        vit, llm = (saved[_VIT] if recomputed[_VIT] else 0.0), (saved[_LLM] if recomputed[_LLM] else 0.0)
+        if not self.program.split_backward:
+            after = (counts[_LLM] - recomputed[_LLM]) * kept[_LLM] + counts[_HEAD] * kept[_HEAD]
+            llm = max(0.0, llm - after)
+            after += recomputed[_LLM] * recompute_kept[_LLM] + (counts[_VIT] - recomputed[_VIT]) * kept[_VIT]
+            vit = max(0.0, vit - after - counts[_PROJECTOR] * kept[_PROJECTOR] - counts[_WORDS] * kept[_WORDS])
+        return total + max(vit, llm) <= self.memory_bytes
+
+    @cached_property
+    def _plain_tables(self) -> tuple[list[float], list[float], list[float], list[float], list[int]]:
+        t = self.tables
+        saved = np.maximum(t.kept - t.recompute_kept, 0.0)
+        in_flight = [int(vectors.max()) for vectors in self.held]
+        return t.fixed.tolist(), t.kept.tolist(), t.recompute_kept.tolist(), saved.tolist(), in_flight
 
     def transient(self, held: Ints, again: Ints) -> Floats:
         """Bytes above the held ones while a stage's backward recomputes; counts [..., kinds] -> float64 [...].

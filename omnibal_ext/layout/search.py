@@ -70,9 +70,11 @@ def find_layouts(
 def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:
     """The joint search from where all other methods end, and from cuts that are even in whole time, or lean."""
     began, layouts = time.monotonic(), []
-    for method in METHODS[:-1]:
+    for method in METHODS[:-2]:
         with suppress(UserError):  # a method that finds nothing that fits, or lacks figures, gives no start
             layouts += [c.layout for c in find_layouts(problem, method, radius=radius, top_k=top_k)]
+    with suppress(UserError):
+        layouts.append(adapipe_layout(problem, min(map(problem.step_seconds, layouts), default=np.inf)))
     tables, kinds = problem.tables, problem.kind_ids
     whole = (tables.forward + tables.backward).sum(axis=(1, 2))
     weights = (whole, whole + tables.recompute.sum(axis=(1, 2)))

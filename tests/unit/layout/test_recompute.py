@@ -79,6 +79,16 @@ def test_promised_bytes_are_never_below_those_of_any_schedule_and_chunks(seed: i
     assert (problem.simulate(again).peak_bytes <= promised * (1 + 1e-9)).all()
 
 
+@given(st.integers(0, 10**6), st.sampled_from(["1f1b", "zb_h1"]), st.integers(0, 10**6))
+def test_the_quick_answer_whether_a_stage_fits_is_the_exact_one(seed: int, schedule: str, pick: int) -> None:
+    random, problem = np.random.default_rng(pick), random_problem(seed, schedule_name=schedule, chunks=1)
+    held = random.integers(0, 4, 6)
+    again = np.minimum(held, random.integers(0, 4, 6)) * np.array([0, 1, 0, 0, 1, 0])
+    needed = problem.rank_bytes(0, held[None], again[None])
+    assert replace(problem, memory_bytes=needed * 1.000001).stage_fits(0, held, again)
+    assert not replace(problem, memory_bytes=needed * 0.999999).stage_fits(0, held, again)
+
+
 def test_a_shortfall_names_stage_bytes_and_remedy() -> None:
     problem = LayoutProblem(make_profile(2, 2), ranks=2, microbatches=4, memory_bytes=50.0)
     with pytest.raises(UserError, match=r"stage 1 needs .*, 19 bytes .* over the limit .*weights alone"):
