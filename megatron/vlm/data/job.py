@@ -6,6 +6,7 @@ flags never meet each other's parts.
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,6 +55,10 @@ class Job:
         shard = shard or Shard()
         numbers = range(shard.index, len(self.sources), shard.count)
         return [number for number in numbers if not self.part_path(number).exists()]
+
+    def tidy(self) -> None:
+        """Remove the parts, now that the output is there: this job's, and those of others for the same output."""
+        shutil.rmtree(self.work.parent, ignore_errors=True)
 
     def finished(self) -> dict[str, Any] | None:
         """The manifest in the output folder if it is this job's, None if there is nothing yet.

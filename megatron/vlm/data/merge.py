@@ -36,7 +36,7 @@ def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
     manifest = _manifest(job, sizes, rejects.by_reason)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     folder.rename(job.output)
-    shutil.rmtree(job.work.parent, ignore_errors=True)
+    job.tidy()
     return manifest
 
 

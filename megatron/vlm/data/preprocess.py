@@ -64,6 +64,7 @@ def _finished(job: Job, max_rejects: int | None) -> dict[str, Any] | None:
     """The manifest of a folder that this job wrote before, held to the limit of today."""
     manifest = job.finished()
     if manifest is not None:
+        job.tidy()
         RejectCount.of_file(job.output / "rejected.jsonl").check(max_rejects)
     return manifest
 

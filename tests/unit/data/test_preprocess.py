@@ -1,5 +1,6 @@
 """Preprocessing as a whole: nothing is lost, nothing is doubled, and no interruption shows in the result."""
 
+import io
 import json
 import multiprocessing
 import os
@@ -104,6 +105,7 @@ def test_killed_twenty_times_at_random_moments_the_result_is_the_same(
             os.kill(process.pid, signal.SIGKILL)
             kills += 1
         process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
         interrupted += not check_and_remove_if_finished()
     assert interrupted >= 10
     process = start()
@@ -111,6 +113,56 @@ def test_killed_twenty_times_at_random_moments_the_result_is_the_same(
     assert process.exitcode == 0
     assert check_and_remove_if_finished()
     assert list(tmp_path.iterdir()) == []
+
+
+def _die(*arguments: Any, **_: Any) -> None:
+    if arguments and isinstance(arguments[0], io.BufferedWriter):
+        arguments[0].write(b"half")
+        arguments[0].flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "numpy.savez",  # half of a part, or of the sizes, is written
+        "megatron.vlm.data.parts.Path.replace",  # a part is written but has no name
+        "megatron.vlm.data.merge.ColumnWriter.append",  # amid the join
+        "megatron.vlm.data.merge.Sizes.save",
+        "megatron.vlm.data.merge.Path.rename",  # all is there but the name
+        "megatron.vlm.data.merge.shutil.rmtree",  # before the join begins
+    ],
+)
+def test_killed_at_the_worst_moments_the_result_is_the_same(
+    raw: Path, tmp_path: Path, reference: dict[str, bytes], moment: str
+) -> None:
+    job = open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path / "dataset", lines_per_part=100)
+
+    def run_and_die() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(moment, _die)
+            preprocess(job)
+
+    process = multiprocessing.get_context("fork").Process(target=run_and_die)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not job.output.exists()
+    preprocess(job)
+    assert contents(job.output) == reference
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
+
+
+def test_killed_before_it_could_tidy_up_the_next_run_does(
+    raw: Path, tmp_path: Path, reference: dict[str, bytes]
+) -> None:
+    job = open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path / "dataset")
+    preprocess(job)
+    job.work.mkdir(parents=True)
+    (job.work / "0000000.npz").touch()
+    preprocess(job)
+    assert contents(job.output) == reference
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
 
 
 def test_workers_end_when_their_parent_is_killed(raw: Path, tmp_path: Path) -> None:
