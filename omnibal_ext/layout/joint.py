@@ -5,13 +5,15 @@
    is ranked by the bytes it is short of, so the walk also leads into the memory.
 3. Prove: depth-first over the cuts from the first stage on, with every minimal recompute choice (`options`). A branch
    is left when a lower bound (`bounds`) reaches the best step time so far. What remains at the end is the best of all
-   layouts; if the time is up before, the layout is the best found and `proven` is False.
+   layouts.
+4. If the time for that was up first, walk from the other starts, and from the best with some cuts moved at random,
+   until all time is up. The layout is then the best found, and `proven` is False.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,10 @@ from omnibal_ext.layout.recompute import recompute_all
 Ints = NDArray[np.int64]
 LEAST_GAIN = 1e-9
 """Relative; smaller differences are rounding."""
+KICKED_RUNS = 3
+"""Most runs of cuts moved at random before walking again."""
+SECONDS_MORE_TO_FIT = 10.0
+"""Before saying that nothing fits, the walk goes on so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +55,17 @@ class _Best:
     def score(self) -> tuple[float, float]:
         return self.short_bytes, self.seconds
 
+    def beats(self, other: "_Best") -> bool:
+        """By more than rounding."""
+        if self.short_bytes != other.short_bytes:
+            return self.short_bytes < other.short_bytes
+        return self.seconds < other.seconds * (1 - LEAST_GAIN)
+
 
 def joint_search(
     problem: LayoutProblem, starts: Sequence[Edges], layouts: Sequence[Layout] = (), seconds: float = 4.0
 ) -> list[Found]:
-    """Layouts by step time, the best first; stops after about `seconds` of wall clock (half of it for the walk).
+    """Layouts by step time, the best first; stops after about `seconds` of wall clock (half of it for the first walk).
 
     `starts` are cuts to begin with, `layouts` layouts that fit and that the result may not be slower than.
 
@@ -64,8 +76,10 @@ def joint_search(
         search.try_cuts(edges)
     for layout in layouts:
         search.take(layout)
-    search.walk(time.monotonic() + seconds / 2)
-    proven = search.prove() and search.options.exact
+    search.walk(search.best.edges, time.monotonic() + seconds / 2)
+    proven = search.prove(time.monotonic() + seconds / 4) and search.options.exact
+    if not proven:
+        search.kick(starts)
     if search.best.short_bytes > 0:
         recompute_all(problem, search.best.edges)
     ranked = sorted(search.seen.values(), key=lambda candidate: candidate.score)
@@ -78,24 +92,21 @@ def joint_search(
 
 class _Search:
     def __init__(self, problem: LayoutProblem, deadline: float) -> None:
-        self.problem, self.deadline = problem, deadline
+        self.problem, self.deadline, self.prove_until = problem, deadline, deadline
         self.options, self.bounds = RankOptions(problem), Bounds(problem)
         self.layers, self.stages = len(problem.profile.chain), problem.stages
         self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(KINDS)), dtype=np.int64))
         self.seen: dict[Edges, _Best] = {}
+        self.moves = list(self._moves())
+        self.work = (self.bounds.forward + self.bounds.backward).sum(axis=2)
 
-    def try_cuts(self, edges: Edges) -> bool:
-        """Judge cuts with their best recompute choice; True if they are the best so far."""
-        if edges in self.seen:
-            return False
-        found = self._judge(edges)
-        self.seen[edges] = found
-        better = found.short_bytes < self.best.short_bytes or (
-            found.short_bytes == self.best.short_bytes and found.seconds < self.best.seconds * (1 - LEAST_GAIN)
-        )
-        if better:
-            self.best = found
-        return better
+    def try_cuts(self, edges: Edges) -> _Best:
+        """Judge cuts with their best recompute choice, and remember the best of all."""
+        if edges not in self.seen:
+            self.seen[edges] = self._judge(edges)
+            if self.seen[edges].beats(self.best):
+                self.best = self.seen[edges]
+        return self.seen[edges]
 
     def take(self, layout: Layout) -> None:
         """Compare with a layout that fits."""
@@ -130,29 +141,56 @@ class _Search:
             everything[:, KINDS.index(kind)] = held[:, KINDS.index(kind)]
         return max(1.0, self.problem.rank_bytes(rank, held, everything) - self.problem.memory_bytes)
 
-    def walk(self, until: float) -> None:
-        """From the best, take any move that improves it, and go on from there; stop where none does."""
-        improved = True
-        while improved:
-            improved = False
-            for edges in self._moves(self.best.edges):
-                if time.monotonic() > until:
-                    return
-                if self.try_cuts(edges):
-                    improved = True
-                    break
+    def walk(self, start: Edges, until: float) -> None:
+        """Go round the moves, take each that improves on where we stand, and stop after a round in which none did."""
+        here, tried = self.try_cuts(start), 0
+        for move in cycle(self.moves):
+            late = time.monotonic() - until
+            if tried >= len(self.moves) or late > (0 if self.best.short_bytes <= 0 else SECONDS_MORE_TO_FIT):
+                return
+            tried += 1
+            edges = self._moved(here.edges, *move)
+            if edges and self._worth_playing(edges, here):
+                there = self.try_cuts(edges)
+                if there.beats(here):
+                    here, tried = there, 0
 
-    def _moves(self, edges: Edges) -> Iterator[Edges]:
-        """Runs of neighbouring cuts, shifted together: single cuts first, then longer runs."""
+    def kick(self, starts: Sequence[Edges]) -> None:
+        """Until the time is up: walk from the other starts, then from the best with some cuts moved at random."""
+        for start in starts:
+            self.walk(start, self.deadline)
+        random = np.random.default_rng(0)
+        while time.monotonic() < self.deadline and self.stages > 1:
+            edges = self.best.edges
+            for _ in range(int(random.integers(1, KICKED_RUNS + 1))):
+                first = int(random.integers(1, self.stages))
+                end = int(random.integers(first + 1, self.stages + 1))
+                edges = self._moved(edges, first, end, int(random.choice([-2, -1, 1, 2]))) or edges
+            self.walk(edges, self.deadline)
+
+    def _moves(self) -> Iterator[tuple[int, int, int]]:
+        """(first cut, one past the last, shift) of runs of neighbouring cuts: single cuts first, then longer runs."""
         for length, shift in product(range(1, self.stages), (1, -1, 2, -2)):
             for first in range(1, self.stages - length + 1):
-                end = first + length
-                moved = tuple(e + shift for e in edges[first:end])
-                if edges[first - 1] < moved[0] and moved[-1] < edges[end]:
-                    yield (*edges[:first], *moved, *edges[end:])
+                yield first, first + length, shift
 
-    def prove(self) -> bool:
+    def _moved(self, edges: Edges, first: int, end: int, shift: int) -> Edges | None:
+        moved = tuple(e + shift for e in edges[first:end])
+        if edges[first - 1] < moved[0] and moved[-1] < edges[end]:
+            return (*edges[:first], *moved, *edges[end:])
+        return None
+
+    def _worth_playing(self, edges: Edges, here: _Best) -> bool:
+        """False where one rank's work alone, nothing recomputed, takes as long as the step where we stand."""
+        if here.short_bytes > 0:
+            return True
+        done = self.work[list(edges)]
+        by_rank = (done[1:] - done[:-1]).reshape(-1, self.problem.ranks, done.shape[1]).sum(axis=0)
+        return self.problem.over_cases(by_rank.max(axis=0)) < here.seconds
+
+    def prove(self, until: float) -> bool:
         """Search everything that the bounds leave; False if the time was up first."""
+        self.prove_until = until
         if self.problem.chunks > 1:
             least = np.zeros((self.stages + 1, self.layers + 1))
             allowed = None
@@ -168,7 +206,7 @@ class _Search:
         last = self.layers - (self.stages - stage - 1)
         ends = range(first + 1, last + 1) if stage < self.stages - 1 else (self.layers,)
         for end in sorted(ends, key=lambda e: 0.0 if allowed is None else allowed[stage, first, e]):
-            if time.monotonic() > self.deadline:
+            if time.monotonic() > self.prove_until:
                 return False
             if self._too_slow(least[stage + 1, end]) or (
                 allowed is not None and self._too_slow(allowed[stage, first, end])
@@ -199,7 +237,7 @@ class _Search:
         if problem.chunks > 1:
             per_rank = [self.options.of(rank, held[rank::ranks]) for rank in range(ranks)]
         for way in product(*per_rank):
-            if time.monotonic() > self.deadline:
+            if time.monotonic() > self.prove_until:
                 return False
             counts = np.empty_like(held)
             for rank, chosen in enumerate(way):
