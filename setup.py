@@ -31,16 +31,21 @@ setup(
         "triton>=3.4,<4; platform_system == 'Linux'",
         "tensorboard>=2.18,<3",
         "typing_extensions>=4.12,<5",
-        "sentencepiece>=0.2,<0.3",
+        "sentencepiece>=0.2.3,<0.3",
         "pillow>=11,<14",
     ],
     extras_require={
+        "hf": ["tokenizers>=0.22,<1"],
         "demo": ["scikit-learn>=1.5,<2"],
         "test": [
             "pytest>=8,<10",
             "hypothesis>=6.100,<7",
             "ruff>=0.12,<0.18",
             "mypy>=1.16,<3",
+            # Oracles: Hugging Face's own templates and models.
+            "tokenizers>=0.22,<1",
+            "transformers>=4.57,<6",
+            "jinja2>=3.1,<4",
         ],
     },
 )
