@@ -20,9 +20,7 @@ class BalanceMeter:
     def __init__(self, log_interval: int, iterations: int, metrics_file: str | None) -> None:
         self.log_interval, self.total_iterations = log_interval, iterations
         self.metrics_file = Path(metrics_file) if metrics_file else None
-        self.iterations: list[
-            list[float]
-        ] = []  # an iteration: the places of `interval_report`
+        self.iterations: list[list[float]] = []  # an iteration: the places of `interval_report`
         self.started = time.perf_counter()
         self.current = [0.0] * 6
 

@@ -54,6 +54,10 @@ class PackedIndex:
             raise UserError(f"{path}: is no packed index of version {VERSION}: pack again")
         return cls(folder, manifest)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process opens the folder anew: a pickled memory map would carry the whole array."""
+        return PackedIndex.open, (self.folder,)
+
     @property
     def num_packs(self) -> int:
         """Packs in the index (of all its epochs, when epochs were packed apart)."""

@@ -5,10 +5,10 @@ import sys
 from dataclasses import replace
 
 import torch
-from tests.distributed import harness
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.stage import Stage
+from tests.distributed import harness
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ def test_judges_on_the_packs_of_an_index(profile: Path, tmp_path: Path) -> None:
 def test_sweep_plans_the_fastest_setting_and_lists_the_others(tmp_path: Path) -> None:
     Sizes.from_arrays(np.arange(800) % 4 + 1, np.arange(800) % 400 + 1100).save(tmp_path / "sizes.npz")
     flags = "--sweep --analytic a100 --model internvl-chat-1.5 --gpus 16 --global-batch-samples 32 --budgets 9x4096"
-    small = "--tensor-sizes 2 --pipeline-sizes 2,4 --chunks 1 --memory-gib 56 --seconds 0.2"
+    small = "--tensor-sizes 2 --pipeline-sizes 2,4 --chunks 1 --schedules 1f1b,zb_h1 --memory-gib 56 --seconds 0.2"
     files = ("--sizes", tmp_path / "sizes.npz", "--output", tmp_path / "plan.json")
     ran = _run(*flags.split(), *small.split(), *files)
     assert ran.returncode == 0, ran.stderr
