@@ -4,7 +4,7 @@
 #   bash scripts/quickstart.sh [output folder, default runs/quickstart]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 OUT="${1:-runs/quickstart}"
-SAMPLES=4000 EPOCHS=5 VIT_BUDGET=40 LLM_BUDGET=320
+SAMPLES=4000 EPOCHS=5 VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=200
 export PYTHONWARNINGS=ignore
 mkdir -p "$OUT"
 
@@ -51,7 +51,7 @@ evaluate() { # NAME
 BALANCED=(--method joint)
 
 step demo "demo data: real handwriting, 1 to 30 digits a picture" \
-    python tools/make_demo_data.py --output-dir "$OUT/demo" --samples "$SAMPLES" --heldout-samples 100
+    python tools/make_demo_data.py --output-dir "$OUT/demo" --samples "$SAMPLES" --heldout-samples "$HELDOUT"
 step train "preprocess" preprocess train
 step heldout "preprocess the held-out pictures" preprocess heldout
 step packs-balanced "pack, balanced" pack balanced --method balanced --micro-batches 4

@@ -52,6 +52,7 @@ def parse_arguments() -> TrainingInputs:
         parser.set_defaults(**platform.megatron_defaults(), **_preset_defaults(architecture, plan))
         return parser
 
+    platform.mend_distributed_optimizer()
     args = parse_args(add_with_defaults)
     validate_args(args)
     # The true count from here on: a checkpoint records it, and is compared with it at any layout.

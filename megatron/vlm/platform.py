@@ -77,6 +77,41 @@ def prepare() -> None:
         _stand_in_for_cuda()
 
 
+@cache
+def mend_distributed_optimizer() -> None:
+    """Let the distributed optimizer resume without Apex or Transformer Engine (megatron-core 0.19).
+
+    1. Loading asks a fresh optimizer for its state, and torch's Adam has none before its first step: Megatron stops at
+       an assertion. Give it the state it starts from, step 0 and moments of zero.
+    2. What is loaded is copied into shards that, in fp32, are views of trained weights: record no gradient then.
+    3. All weights are handed one and the same step counter, which would count once a weight, and it is overwritten by
+       the fresh one: give each weight its own, at the checkpoint's step.
+    """
+    from megatron.core.optimizer import distrib_optimizer
+
+    if distrib_optimizer.HAVE_APEX_OR_TE:
+        return
+    cls = distrib_optimizer.DistributedOptimizer
+    original_state_dict, original_load_state_dict = cls.state_dict, cls.load_state_dict
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        if not self.optimizer.state:
+            for parameter in (weight for group in self.optimizer.param_groups for weight in group["params"]):
+                moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+        state: dict[str, Any] = original_state_dict(self)
+        return state
+
+    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        original_load_state_dict(self, state)
+        step = float(state["optimizer"]["param_groups"][0]["step"])
+        for values in self.optimizer.state.values():
+            values["step"] = torch.tensor(step)
+
+    cls.state_dict, cls.load_state_dict = state_dict, load_state_dict
+    cls._set_main_param_and_optimizer_states = torch.no_grad()(cls._set_main_param_and_optimizer_states)
+
+
 class _CudaIsCpu(TorchFunctionMode):
     """Sends tensors that ask for CUDA to the CPU."""
 

@@ -68,6 +68,15 @@ def test_resuming_goes_on_with_the_same_data_and_loss(
         assert line["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+def test_the_distributed_optimizer_resumes_without_apex_or_transformer_engine(folder: Path) -> None:
+    checkpoints = str(folder / "distributed")
+    flags = ("--use-distributed-optimizer", "--save-interval", "2")
+    whole = train(folder, "distributed-whole", "one.json", 1, 4, "--save", checkpoints, *flags)
+    (folder / "distributed" / "latest_checkpointed_iteration.txt").write_text("2")
+    resumed = train(folder, "distributed-resumed", "one.json", 1, 4, "--load", checkpoints, *flags)
+    assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole[2:]], rel=1e-5)
+
+
 def test_a_global_batch_that_breaks_the_position_is_refused(folder: Path, uninterrupted: object) -> None:
     tool("pack_data.py", "--data", folder / "data", "--method", "isf", "--vit-budget", 40, "--llm-budget", 320,
          "--micro-batches", 3, "--output-dir", folder / "packs-3")  # fmt: skip

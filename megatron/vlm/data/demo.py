@@ -136,7 +136,7 @@ class DemoWriter:
 
     def _draw_grid(self, max_tiles: int) -> Grid:
         grids = exact_grids(max_tiles)
-        candidates = grids[self._heavy_tailed(sorted(grids), power=2.0)]
+        candidates = grids[self._heavy_tailed(sorted(grids), power=3.0)]
         return candidates[self._generator.integers(len(candidates))]
 
     def _heavy_tailed(self, values: Sequence[int], power: float) -> int:
