@@ -9,8 +9,17 @@ from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 Item = TypeVar("Item")
 
@@ -31,9 +40,19 @@ def print_json(value: dict[str, Any]) -> None:
     sys.stdout.write("\n")
 
 
+class RateColumn(ProgressColumn):
+    """Items a second."""
+
+    def render(self, task: Task) -> Text:
+        """The rate so far."""
+        return Text(f"{task.speed or 0:,.0f}/s")
+
+
 def track(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
-    """Yield `items`, with a progress bar and the time left on stderr when that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    """Yield `items`, with a progress bar, the rate and the time left on stderr when that is a terminal."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeRemainingColumn()
+    )  # fmt: skip
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield from progress.track(items, total=total, description=description)
