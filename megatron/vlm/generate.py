@@ -35,7 +35,6 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
     """
     if not (Path(load) / "latest_checkpointed_iteration.txt").exists():
         raise UserError(f"{load}: no checkpoint here; train with --save {load}")
-    data = ChatDataset(folder)
     flags = [
         "--load",
         load,
@@ -46,6 +45,7 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
         "--exit-on-missing-checkpoint",
     ]
     with single_process(preset, flags) as inputs:
+        data = ChatDataset(folder)
         language = language_config(inputs.args, inputs.architecture)
         vision = vision_config(language, inputs.architecture)
         chain = Chain(inputs.architecture, language, vision, inputs.args.padded_vocab_size, inputs.args.seed)
