@@ -35,7 +35,7 @@ class BalanceMeter:
         self.current[4:] = total, tokens
         self.iterations.append(self.current)
         self.current = [0.0] * 6
-        if iteration % self.log_interval == 0:
+        if iteration % self.log_interval == 0 or iteration == self.total_iterations:
             self._report(iteration)
             self.iterations, self.started = [], time.perf_counter()
 
