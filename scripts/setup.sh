@@ -24,7 +24,7 @@ install() {
 }
 
 if [[ ! -f .venv/ready || setup.py -nt .venv/ready ]]; then
-    install 2> >(grep -v '^WARNING: Location' >&2)
+    install
 fi
 # shellcheck disable=SC1091
 source .venv/bin/activate
