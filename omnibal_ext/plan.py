@@ -18,7 +18,7 @@ from typing import Any
 
 from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
-from omnibal_ext.schedule import SCHEDULE_NAMES, Schedule, build_schedule
+from omnibal_ext.schedule import SCHEDULE_NAMES, Schedule, build_schedule, has_weight_gradients
 
 SCHEMA_VERSION = 1
 
@@ -209,6 +209,14 @@ class Plan:
         plan = dataclasses.replace(self, stages=_stages(entry["stages"]), predicted=predicted, alternatives=())
         plan.validate()
         return plan
+
+    def check_schedule(self) -> None:
+        """Raise UserError if the trainer cannot run the plan's schedule: it does not split the backward yet."""
+        if has_weight_gradients(self.build_schedule()):
+            raise UserError(
+                f"schedule {self.schedule!r} splits the backward, which the trainer does not run yet; "
+                "plan again with --schedule 1f1b"
+            )
 
     def rank_and_chunk(self, stage: int) -> tuple[int, int]:
         """Where a stage sits: pipeline rank, and chunk on that rank."""

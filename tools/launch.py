@@ -42,6 +42,7 @@ def main() -> None:
         _ensure_plan(arguments, architecture, micro_batches, profile_path, plan_path)
     plan = Plan.load(plan_path)
     plan.check_model(architecture.name, architecture.hash)
+    plan.check_schedule()
     command = _torchrun(arguments, plan_path, index)
     if arguments.json:
         print_json({"plan": plan.to_record(), "command": command, "started": not arguments.dry_run})

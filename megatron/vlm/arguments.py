@@ -12,7 +12,6 @@ from megatron.vlm import platform
 from omnibal_ext.architectures import Architecture, preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, single_stage_plan
-from omnibal_ext.schedule import has_weight_gradients
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,7 @@ def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
         return single_stage_plan(architecture.chain, model=architecture.name, model_hash=architecture.hash)
     plan = Plan.load(known.plan)
     plan.check_model(architecture.name, architecture.hash)
-    if has_weight_gradients(plan.build_schedule()):
-        raise UserError(
-            f"plan {known.plan}: schedule {plan.schedule!r} splits the backward, which the trainer does not run yet; "
-            "plan again with --schedule 1f1b"
-        )
+    plan.check_schedule()
     if ranks not in (None, plan.pipeline_model_parallel_size):
         raise UserError(
             f"--pipeline-model-parallel-size {ranks}, but {known.plan} was made for "

@@ -121,9 +121,7 @@ def test_a_plan_that_loses_a_layer_is_refused_by_its_name(folder: Path) -> None:
 def test_a_schedule_the_trainer_does_not_run_is_refused(folder: Path) -> None:
     record = json.loads((folder / "two.json").read_text())
     (folder / "split.json").write_text(json.dumps({**record, "schedule": "zb_h1"}))
-    shape = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2)
-    line = launch_error(folder, "--plan", folder / "split.json", *shape, "--", "--train-iters", 1, "--lr", "1e-3")
-    assert "zb_h1" in line
+    assert "zb_h1" in launch_error(folder, "--plan", folder / "split.json", "--dry-run")
 
 
 def test_packs_of_another_dataset_are_refused(folder: Path) -> None:
