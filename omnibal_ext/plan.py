@@ -7,17 +7,16 @@ The file may be edited by hand: loading checks it and names the layer at fault.
 """
 
 import dataclasses
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
+from omnibal_ext.records import read_record, write_record
 from omnibal_ext.schedule import SCHEDULE_NAMES, Schedule, build_schedule, has_weight_gradients
 
 SCHEMA_VERSION = 1
@@ -89,20 +88,13 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
         """Read and validate plan.json. Raises UserError naming the file and what is wrong in it."""
-        try:
-            record = json.loads(Path(path).read_text())
-        except OSError as error:
-            raise UserError(
-                f"plan {path}: cannot be read ({error.strerror}); make one with tools/plan_layout.py"
-            ) from None
-        except ValueError as error:
-            raise UserError(f"plan {path}: not JSON ({error})") from None
-        try:
+
+        def build(record: Any) -> "Plan":
             plan = cls.from_record(record)
             plan.validate()
-        except UserError as error:
-            raise UserError(f"plan {path}: {error}") from None
-        return plan
+            return plan
+
+        return read_record(path, "plan", "tools/plan_layout.py", build)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Plan":
@@ -134,11 +126,7 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write plan.json, all or nothing."""
         self.validate()
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(target.name + ".partial")
-        partial.write_text(json.dumps(self.to_record(), indent=1) + "\n")
-        partial.replace(target)
+        write_record(path, self.to_record())
 
     def validate(self) -> None:
         """Raise UserError, naming the layer, if the stages are not the chain, once and in order."""

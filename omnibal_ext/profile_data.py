@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, VISION_KINDS
 from omnibal_ext.errors import UserError
+from omnibal_ext.records import read_record, write_record
 
 SCHEMA_VERSION = 1
 Fit = tuple[float, float, float]
@@ -101,20 +101,13 @@ class Profile:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
         """Read and validate profile.json. Raises UserError naming the file and the layer at fault."""
-        try:
-            record = json.loads(Path(path).read_text())
-        except OSError as error:
-            raise UserError(
-                f"profile {path}: cannot be read ({error.strerror}); make one with tools/profile_layers.py"
-            ) from None
-        except ValueError as error:
-            raise UserError(f"profile {path}: not JSON ({error})") from None
-        try:
+
+        def build(record: Any) -> "Profile":
             profile = cls.from_record(record)
             profile.validate()
-        except UserError as error:
-            raise UserError(f"profile {path}: {error}") from None
-        return profile
+            return profile
+
+        return read_record(path, "profile", "tools/profile_layers.py", build)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Profile":
@@ -140,11 +133,7 @@ class Profile:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write profile.json, all or nothing."""
         self.validate()
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(target.name + ".partial")
-        partial.write_text(json.dumps(self.to_record(), indent=1) + "\n")
-        partial.replace(target)
+        write_record(path, self.to_record())
 
     @property
     def hash(self) -> str:

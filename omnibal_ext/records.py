@@ -1,0 +1,34 @@
+"""JSON files that one program writes and another obeys: errors name the file, writing is all or nothing."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omnibal_ext.errors import UserError
+
+Value = TypeVar("Value")
+
+
+def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Callable[[Any], Value]) -> Value:
+    """What `build` makes of the decoded file. Raises UserError naming the file; `tool` is what makes such a file."""
+    try:
+        record = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise UserError(f"{what} {path}: cannot be read ({error.strerror}); make one with {tool}") from None
+    except ValueError as error:
+        raise UserError(f"{what} {path}: not JSON ({error})") from None
+    try:
+        return build(record)
+    except UserError as error:
+        raise UserError(f"{what} {path}: {error}") from None
+
+
+def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
+    """Write the file under another name, then put it in place in one step."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    partial.write_text(json.dumps(record, indent=1) + "\n")
+    partial.replace(target)
