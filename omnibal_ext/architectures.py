@@ -1,133 +1,129 @@
-"""The models we know, as plain data: sizes that the planner prices and the trainer builds.
+"""The models we know, a line each, and how a name becomes a model.
 
-Sources: the published configurations of InternViT, InternLM2 and InternVL (sizes as in REFERENCE section 2).
+Sources: the published configurations of InternViT, CLIP, InternLM2, Qwen, Llama, Mistral, Vicuna and Yi. Vocabularies
+are those of the vision-language model, with its image tokens, not of the language model it started from.
 """
 
-import dataclasses
-import hashlib
-import json
-from dataclasses import dataclass
+from pathlib import Path
 
-from omnibal_ext.chain import layer_chain
 from omnibal_ext.errors import UserError
+from omnibal_ext.huggingface import read_architecture
+from omnibal_ext.model_data import Architecture, LanguageArchitecture, VisionArchitecture
 
-
-@dataclass(frozen=True)
-class VisionArchitecture:
-    """A ViT that sees square tiles of `image_size` pixels."""
-
-    layers: int
-    hidden_size: int
-    heads: int
-    ffn_hidden_size: int
-    patch_size: int = 14
-    image_size: int = 448
-    normalization: str = "LayerNorm"  # or "RMSNorm"
-    norm_epsilon: float = 1e-6
-    qkv_bias: bool = True
-    qk_norm: bool = False  # over the full width of query and key, not per head (InternViT-6B)
-
-    @property
-    def patches(self) -> int:
-        """Patches of one tile."""
-        return (self.image_size // self.patch_size) ** 2
-
-    @property
-    def tokens_per_tile(self) -> int:
-        """ViT tokens of one tile: its patches and the class token."""
-        return self.patches + 1
-
-
-@dataclass(frozen=True)
-class LanguageArchitecture:
-    """A decoder-only language model: RMSNorm, SwiGLU, rotary positions, grouped-query attention."""
-
-    layers: int
-    hidden_size: int
-    heads: int
-    kv_heads: int
-    ffn_hidden_size: int
-    vocab_size: int
-    rope_theta: float = 1e6
-    norm_epsilon: float = 1e-5
-    qkv_bias: bool = False
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A vision-language model. The projector shuffles `shuffle` x `shuffle` patches into one LLM token."""
-
-    name: str
-    vision: VisionArchitecture
-    language: LanguageArchitecture
-    shuffle: int = 2
-
-    @property
-    def image_tokens_per_tile(self) -> int:
-        """LLM tokens of one tile, after the pixel shuffle."""
-        return self.vision.patches // self.shuffle**2
-
-    @property
-    def chain(self) -> tuple[str, ...]:
-        """The model as one flat list of layer kinds."""
-        return layer_chain(self.vision.layers, self.language.layers)
-
-    @property
-    def hash(self) -> str:
-        """Names the sizes: two models with the same hash can share a profile and a plan."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-INTERNVIT_6B = VisionArchitecture(
-    layers=45, hidden_size=3200, heads=25, ffn_hidden_size=12800, normalization="RMSNorm", qkv_bias=False, qk_norm=True
-)
-INTERNLM2_20B = LanguageArchitecture(
-    layers=48, hidden_size=6144, heads=48, kv_heads=8, ffn_hidden_size=16384, vocab_size=92553
-)
 VISION_TOWERS = {
-    "internvit-6b": INTERNVIT_6B,
-    "internvit-300m": VisionArchitecture(layers=24, hidden_size=1024, heads=16, ffn_hidden_size=4096),
+    "internvit-6b": VisionArchitecture(45, 3200, 25, 12800, normalization="RMSNorm", qkv_bias=False, qk_norm=True),
+    "internvit-300m": VisionArchitecture(24, 1024, 16, 4096),
+    # 24 layers, the last of which LLaVA does not use.
+    "clip-l-336": VisionArchitecture(
+        23, 1024, 16, 4096, image_size=336, norm_epsilon=1e-5, activation="quick_gelu", patch_bias=False, pre_norm=True,
+        layer_scale=False,
+    ),
     # EVA-CLIP (arXiv 2303.15389, 2402.04252), sizes only: what the planner needs.
-    "eva-clip-1b": VisionArchitecture(layers=40, hidden_size=1408, heads=16, ffn_hidden_size=6144),
-    "eva-clip-8b": VisionArchitecture(layers=32, hidden_size=4096, heads=32, ffn_hidden_size=20480),
-    "eva-clip-18b": VisionArchitecture(layers=48, hidden_size=5120, heads=40, ffn_hidden_size=25600),
-}
+    "eva-clip-1b": VisionArchitecture(40, 1408, 16, 6144),
+    "eva-clip-8b": VisionArchitecture(32, 4096, 32, 20480),
+    "eva-clip-18b": VisionArchitecture(48, 5120, 40, 25600),
+}  # fmt: skip
+
+
+def _qwen(layers: int, hidden_size: int, heads: int, kv_heads: int, ffn_hidden_size: int) -> LanguageArchitecture:
+    return LanguageArchitecture(
+        layers, hidden_size, heads, kv_heads, ffn_hidden_size, vocab_size=151674, norm_epsilon=1e-6, qkv_bias=True
+    )
+
+
 LANGUAGE_MODELS = {
-    "internlm2-20b": INTERNLM2_20B,
-    "yi-34b": LanguageArchitecture(60, 7168, 56, 8, 20480, vocab_size=64000, rope_theta=5e6),
-    "llama3-8b": LanguageArchitecture(32, 4096, 32, 8, 14336, vocab_size=128256, rope_theta=5e5),
-    "llama3-70b": LanguageArchitecture(80, 8192, 64, 8, 28672, vocab_size=128256, rope_theta=5e5),
-    "qwen1.5-110b": LanguageArchitecture(80, 8192, 64, 8, 49152, vocab_size=152064, qkv_bias=True),
-    "vicuna-7b": LanguageArchitecture(32, 4096, 32, 32, 11008, vocab_size=32000, rope_theta=1e4),
+    "internlm2-1.8b": LanguageArchitecture(24, 2048, 16, 8, 8192, vocab_size=92553),
+    "internlm2-7b": LanguageArchitecture(32, 4096, 32, 8, 14336, vocab_size=92553),
+    "internlm2-20b": LanguageArchitecture(48, 6144, 48, 8, 16384, vocab_size=92553),
+    "qwen2.5-0.5b": _qwen(24, 896, 14, 2, 4864),
+    "qwen2.5-1.5b": _qwen(28, 1536, 12, 2, 8960),
+    "qwen2.5-3b": _qwen(36, 2048, 16, 2, 11008),
+    "qwen2.5-7b": _qwen(28, 3584, 28, 4, 18944),
+    "qwen2.5-14b": _qwen(48, 5120, 40, 8, 13824),
+    "qwen2.5-32b": _qwen(64, 5120, 40, 8, 27648),
+    "qwen2.5-72b": _qwen(80, 8192, 64, 8, 29568),
+    "qwen1.5-110b": LanguageArchitecture(80, 8192, 64, 8, 49152, 152064, norm_epsilon=1e-6, qkv_bias=True),
+    "yi-34b": LanguageArchitecture(60, 7168, 56, 8, 20480, vocab_size=64064, rope_theta=5e6),
+    "llama3-8b": LanguageArchitecture(32, 4096, 32, 8, 14336, vocab_size=128320, rope_theta=5e5),
+    "llama3-70b": LanguageArchitecture(80, 8192, 64, 8, 28672, vocab_size=128320, rope_theta=5e5),
+    "mistral-7b": LanguageArchitecture(32, 4096, 32, 8, 14336, vocab_size=32064, rope_theta=1e6),
+    "vicuna-7b": LanguageArchitecture(32, 4096, 32, 32, 11008, vocab_size=32064, rope_theta=1e4),
+    "vicuna-13b": LanguageArchitecture(40, 5120, 40, 40, 13824, vocab_size=32064, rope_theta=1e4),
 }
+
+INTERNVL = {
+    "internvl-chat-1.5": ("internvit-6b", "internlm2-20b"),
+    "internvl-chat-1.5-plus": ("internvit-6b", "yi-34b"),
+    "internvl2-1b": ("internvit-300m", "qwen2.5-0.5b"),
+    "internvl2-2b": ("internvit-300m", "internlm2-1.8b"),
+    "internvl2-8b": ("internvit-300m", "internlm2-7b"),
+    "internvl2-26b": ("internvit-6b", "internlm2-20b"),
+    "internvl2-40b": ("internvit-6b", "yi-34b"),
+    "internvl2-76b": ("internvit-6b", "llama3-70b"),
+    "internvl2.5-1b": ("internvit-300m", "qwen2.5-0.5b"),
+    "internvl2.5-2b": ("internvit-300m", "internlm2-1.8b"),
+    "internvl2.5-4b": ("internvit-300m", "qwen2.5-3b"),
+    "internvl2.5-8b": ("internvit-300m", "internlm2-7b"),
+    "internvl2.5-26b": ("internvit-6b", "internlm2-20b"),
+    "internvl2.5-38b": ("internvit-6b", "qwen2.5-32b"),
+    "internvl2.5-78b": ("internvit-6b", "qwen2.5-72b"),
+    "internvl3-1b": ("internvit-300m", "qwen2.5-0.5b"),
+    "internvl3-2b": ("internvit-300m", "qwen2.5-1.5b"),
+    "internvl3-8b": ("internvit-300m", "qwen2.5-7b"),
+    "internvl3-14b": ("internvit-300m", "qwen2.5-14b"),
+    "internvl3-38b": ("internvit-6b", "qwen2.5-32b"),
+    "internvl3-78b": ("internvit-6b", "qwen2.5-72b"),
+}
+LLAVA = {
+    "llava-1.5-7b": ("vicuna-7b", False),
+    "llava-1.5-13b": ("vicuna-13b", False),
+    "llava-1.6-vicuna-7b": ("vicuna-7b", True),
+    "llava-1.6-vicuna-13b": ("vicuna-13b", True),
+    "llava-1.6-mistral-7b": ("mistral-7b", True),
+    "llava-1.6-llama3-8b": ("llama3-8b", True),
+}
+TINY = Architecture(
+    "tiny",
+    VisionArchitecture(layers=4, hidden_size=64, heads=4, ffn_hidden_size=256, patch_size=8, image_size=32),
+    LanguageArchitecture(
+        layers=3, hidden_size=128, heads=4, kv_heads=2, ffn_hidden_size=352, vocab_size=512, rope_theta=1e4
+    ),
+)
+
+
+def _assembled(name: str, vision: str, language: str, newline: bool = False) -> Architecture:
+    """A ViT and a language model with the projector that goes with the ViT: CLIP's is LLaVA's, others' InternVL's."""
+    llava = vision.startswith("clip")
+    return Architecture(
+        name,
+        VISION_TOWERS[vision],
+        LANGUAGE_MODELS[language],
+        shuffle=1 if llava else 2,
+        projector_norm=not llava,
+        newline=newline,
+    )
+
 
 PRESETS: dict[str, Architecture] = {
-    preset.name: preset
-    for preset in (
-        Architecture(
-            "tiny",
-            VisionArchitecture(layers=4, hidden_size=64, heads=4, ffn_hidden_size=256, patch_size=8, image_size=32),
-            LanguageArchitecture(
-                layers=3, hidden_size=128, heads=4, kv_heads=2, ffn_hidden_size=352, vocab_size=512, rope_theta=1e4
-            ),
-        ),
-        Architecture("internvl-chat-1.5", INTERNVIT_6B, INTERNLM2_20B),
-    )
+    "tiny": TINY,
+    **{name: _assembled(name, vision, language) for name, (vision, language) in INTERNVL.items()},
+    **{name: _assembled(name, "clip-l-336", language, newline) for name, (language, newline) in LLAVA.items()},
 }
 
 
 def preset(name: str) -> Architecture:
-    """The preset of that name, or VISION+LANGUAGE put together ("internvit-6b+yi-34b").
+    """The model of that name: a preset, VISION+LANGUAGE ("internvit-6b+yi-34b"), or a Hugging Face folder.
 
-    Raises UserError naming the known ones.
+    Raises UserError naming the known ones, or the field of a config.json that we cannot honour.
     """
     if name in PRESETS:
         return PRESETS[name]
     vision, _, language = name.partition("+")
     if vision in VISION_TOWERS and language in LANGUAGE_MODELS:
-        return Architecture(name, VISION_TOWERS[vision], LANGUAGE_MODELS[language])
+        return _assembled(name, vision, language)
+    if Path(name).exists():
+        return read_architecture(Path(name))
     raise UserError(
-        f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}, or one of {', '.join(VISION_TOWERS)}, then +, "
-        f"then one of {', '.join(LANGUAGE_MODELS)}"
+        f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}; or one of {', '.join(VISION_TOWERS)}, then +, "
+        f"then one of {', '.join(LANGUAGE_MODELS)}; or a folder with Hugging Face's config.json"
     )

@@ -1,0 +1,280 @@
+"""Reads Hugging Face's config.json as an `Architecture`; what we cannot honour exactly is refused by name.
+
+Known: `InternVLForConditionalGeneration`, `LlavaForConditionalGeneration`, `LlavaNextForConditionalGeneration`, and the
+original InternVL (`InternVLChatModel`, whose code lives in its repository).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.huggingface_defaults import DEFAULTS
+from omnibal_ext.model_data import Architecture, LanguageArchitecture, RopeScaling, VisionArchitecture
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+NORMALIZATIONS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
+GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
+"""LLaVA-1.6's grids, rows and columns of tiles."""
+
+
+@dataclass(frozen=True)
+class _Section:
+    """One object of a config.json over its model type's defaults; `where` names it in messages."""
+
+    where: str
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.values:
+            raise UserError(f"{self.where}.{name} is missing")
+        return self.values[name]
+
+    def get(self, name: str) -> Any:
+        return self.values.get(name)
+
+    def inner(self, name: str, default_type: str) -> "_Section":
+        values = self.values.get(name) or {}
+        kind = values.get("model_type") or default_type
+        kind = "internlm2" if "InternLM2ForCausalLM" in (values.get("architectures") or ()) else kind
+        return _section(f"{self.where}.{name}", kind, values)
+
+    def choose(self, name: str, known: Mapping[Any, Any]) -> Any:
+        value = self[name]
+        if value not in known:
+            raise UserError(f"{self.where}.{name} is {value!r}; supported: {', '.join(map(repr, known))}")
+        return known[value]
+
+    def must(self, **wanted: Any) -> None:
+        """Refuse fields that are given and differ."""
+        for name, value in wanted.items():
+            if self.values.get(name, value) != value:
+                raise UserError(f"{self.where}.{name} is {self.values[name]!r}; supported: {value!r}")
+
+
+def _section(where: str, kind: str, values: Mapping[str, Any]) -> _Section:
+    if kind not in DEFAULTS:
+        raise UserError(f"{where}: model type {kind!r} is not supported; known: {', '.join(DEFAULTS)}")
+    return _Section(where, {**DEFAULTS[kind], **values, "model_type": kind})
+
+
+def config_path(path: Path) -> Path:
+    """The config.json that a path means: itself, in that folder, or in its folder "huggingface" (a converted model's).
+
+    Raises UserError if there is none.
+    """
+    for candidate in (path, path / CONFIG, path / "huggingface" / CONFIG):
+        if candidate.is_file():
+            return candidate
+    raise UserError(f"{path}: no {CONFIG} here; give a folder of Hugging Face's or one of tools/convert_checkpoint.py")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a config.json. Raises UserError if it is not JSON."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: must be a JSON object")
+    return config
+
+
+def weight_files(folder: Path) -> dict[str, str]:
+    """Name of every weight of a folder -> the safetensors file that holds it; empty where there are none."""
+    if (folder / INDEX).is_file():
+        weights: dict[str, str] = read_config(folder / INDEX)["weight_map"]
+        return weights
+    if not (folder / SINGLE_FILE).is_file():
+        return {}
+    with (folder / SINGLE_FILE).open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: SINGLE_FILE for name in header if name != "__metadata__"}
+
+
+def read_architecture(path: Path) -> Architecture:
+    """The model that a config.json (or the folder it is in) describes.
+
+    Raises UserError naming the field that is missing, unknown, or cannot be honoured exactly.
+    """
+    path = config_path(path)
+    values = read_config(path)
+    config = _section(str(path), values.get("model_type", ""), values)
+    folder = path.resolve().parent
+    name = (folder.parent if folder.name == "huggingface" else folder).name
+    try:
+        match config["model_type"]:
+            case "internvl":
+                model = _internvl(name, config)
+            case "internvl_chat":
+                model = _internvl_chat(name, config)
+            case "llava" | "llava_next":
+                model = _llava(name, config)
+            case other:
+                raise UserError(f"{path}: model type {other!r} is no vision-language model we know")
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise UserError(f"{path}: a field has the wrong type: {error}") from error
+    return model
+
+
+def _internvl(name: str, config: _Section) -> Architecture:
+    config.must(projector_hidden_act="gelu", vision_feature_select_strategy="default")
+    section, text = config.inner("vision_config", "internvl_vision"), config.inner("text_config", "qwen2")
+    section.must(use_absolute_position_embeddings=True, use_mask_token=False)
+    layers, whole = _layers_read(section, config["vision_feature_layer"])
+    vision = VisionArchitecture(
+        **_vision_sizes(section, layers),
+        normalization=section.choose("norm_type", NORMALIZATIONS),
+        qkv_bias=section["attention_bias"],
+        qk_norm=section["use_qk_norm"],
+        final_norm=whole and not section["use_mean_pooling"],
+    )
+    return Architecture(name, vision, _language(text), shuffle=_shuffle(config), tied=_tied(config))
+
+
+def _internvl_chat(name: str, config: _Section) -> Architecture:
+    config.must(ps_version="v2")
+    if config["ps_version"] != "v2":
+        raise UserError(f"{config.where}.ps_version is missing, which means 'v1'; supported: 'v2'")
+    section, text = config.inner("vision_config", "intern_vit_6b"), config.inner("llm_config", "internlm2")
+    layers, _ = _layers_read(section, config["select_layer"])
+    if config.get("force_image_size") not in (None, section["image_size"]):
+        raise UserError(f"{config.where}.force_image_size is not vision_config.image_size: positions would stretch")
+    vision = VisionArchitecture(
+        **_vision_sizes(section, layers),
+        normalization=section.choose("norm_type", NORMALIZATIONS),
+        qkv_bias=section["qkv_bias"],
+        qk_norm=section["qk_normalization"],
+    )
+    return Architecture(name, vision, _language(text), shuffle=_shuffle(config), tied=text["tie_word_embeddings"])
+
+
+def _llava(name: str, config: _Section) -> Architecture:
+    config.must(projector_hidden_act="gelu")
+    section, text = config.inner("vision_config", "clip_vision_model"), config.inner("text_config", "llama")
+    section.must(model_type="clip_vision_model")
+    layers, _ = _layers_read(section, config["vision_feature_layer"])
+    vision = VisionArchitecture(**_vision_sizes(section, layers), patch_bias=False, pre_norm=True, layer_scale=False)
+    newline = config["model_type"] == "llava_next"
+    class_token = config.choose("vision_feature_select_strategy", {"default": False, "full": True})
+    if newline:
+        config.must(vision_feature_select_strategy="default")
+        grids = [[rows * vision.image_size, columns * vision.image_size] for rows, columns in GRIDS]
+        if config["image_grid_pinpoints"] not in (None, grids):
+            raise UserError(f"{config.where}.image_grid_pinpoints is not LLaVA-1.6's {grids}; no others are known")
+    return Architecture(
+        name,
+        vision,
+        _language(text),
+        shuffle=1,
+        projector_norm=False,
+        projector_bias=config["multimodal_projector_bias"],
+        class_token=class_token,
+        newline=newline,
+        tied=_tied(config),
+    )
+
+
+def _vision_sizes(section: _Section, layers: int) -> dict[str, Any]:
+    section.must(num_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, projection_dropout=0.0, dropout=0.0)
+    return {
+        "layers": layers,
+        "hidden_size": section["hidden_size"],
+        "heads": section["num_attention_heads"],
+        "ffn_hidden_size": section["intermediate_size"],
+        "image_size": _side(section, "image_size"),
+        "patch_size": _side(section, "patch_size"),
+        "norm_epsilon": section["layer_norm_eps"],
+        "activation": section.choose("hidden_act", {"gelu": "gelu", "quick_gelu": "quick_gelu"}),
+    }
+
+
+def _side(section: _Section, name: str) -> int:
+    """A square's side, written as a number or as height and width."""
+    value = section[name]
+    sides = set(value) if isinstance(value, list) else {value}
+    if len(sides) != 1:
+        raise UserError(f"{section.where}.{name} is {value}; only squares are supported")
+    return int(sides.pop())
+
+
+def _layers_read(section: _Section, feature_layer: Any) -> tuple[int, bool]:
+    """Layers that run for the features to be read, and whether these are the tower's last output."""
+    layers = section["num_hidden_layers"]
+    if not isinstance(feature_layer, int):
+        raise UserError(f"{section.where}: features of several layers ({feature_layer}) are not supported")
+    read = feature_layer if feature_layer >= 0 else layers + 1 + feature_layer
+    if not 1 <= read <= layers:
+        raise UserError(f"{section.where}: feature layer {feature_layer} of {layers}; at least one layer must run")
+    return read, feature_layer == -1
+
+
+def _shuffle(config: _Section) -> int:
+    factor = round(1 / config["downsample_ratio"])
+    if factor * config["downsample_ratio"] != 1:
+        raise UserError(f"{config.where}.downsample_ratio is {config['downsample_ratio']}; supported: 1, 0.5, 0.25")
+    return factor
+
+
+def _tied(config: _Section) -> bool:
+    """As transformers decides: as the config says, unless the weights hold a head of their own."""
+    names = weight_files(Path(config.where).parent)
+    has_head = any(name.endswith("lm_head.weight") for name in names)
+    tied = config["tie_word_embeddings"]
+    if config["model_type"].startswith("llava"):
+        tied = tied or config.inner("text_config", "llama")["tie_word_embeddings"]
+    return bool(tied) and not has_head
+
+
+def _language(text: _Section) -> LanguageArchitecture:
+    text.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
+    kind, heads = text["model_type"], text["num_attention_heads"]
+    if kind not in ("llama", "mistral", "qwen2", "internlm2"):
+        raise UserError(f"{text.where}: model type {kind!r} is not supported as a language model")
+    text.must(bias=False) if kind == "internlm2" else text.must(attention_bias=False)
+    scaling, limit = _rope(text)
+    window = text.get("sliding_window") if kind == "mistral" or text.get("use_sliding_window") else None
+    return LanguageArchitecture(
+        layers=text["num_hidden_layers"],
+        hidden_size=text["hidden_size"],
+        heads=heads,
+        kv_heads=text["num_key_value_heads"] or heads,
+        ffn_hidden_size=text["intermediate_size"],
+        vocab_size=text["vocab_size"],
+        rope_theta=float((text.get("rope_parameters") or {}).get("rope_theta") or text.get("rope_theta") or 1e4),
+        norm_epsilon=text["rms_norm_eps"],
+        qkv_bias=kind == "qwen2",
+        head_size=None if text.get("head_dim") in (None, text["hidden_size"] // heads) else text["head_dim"],
+        rope_scaling=scaling,
+        max_positions=min(filter(None, (limit, window)), default=None),
+    )
+
+
+def _rope(text: _Section) -> tuple[RopeScaling | None, int | None]:
+    """Scaling of the rotation, and the length up to which there is none (dynamic scaling starts behind it)."""
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserError(f"{text.where}: partial rotation is not supported")
+    match kind:
+        case "default":
+            return None, None
+        case "dynamic":
+            return None, int(text["max_position_embeddings"])
+        case "linear":
+            return RopeScaling("linear", float(rope["factor"])), None
+        case "llama3":
+            return RopeScaling(
+                "llama3",
+                float(rope["factor"]),
+                float(rope["low_freq_factor"]),
+                float(rope["high_freq_factor"]),
+                int(rope["original_max_position_embeddings"]),
+            ), None
+        case _:
+            raise UserError(f"{text.where}: rope scaling {kind!r} is not supported; known: linear, dynamic, llama3")

@@ -1,0 +1,112 @@
+"""A vision-language model as plain data: the sizes that the planner prices, and what the trainer builds from them."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+
+from omnibal_ext.chain import layer_chain
+
+
+@dataclass(frozen=True)
+class VisionArchitecture:
+    """A ViT that sees square tiles of `image_size` pixels. The defaults are those of InternViT-300M."""
+
+    layers: int
+    """Those that run: a model that reads its features before the last layers has that many fewer."""
+    hidden_size: int
+    heads: int
+    ffn_hidden_size: int
+    patch_size: int = 14
+    image_size: int = 448
+    normalization: str = "LayerNorm"  # or "RMSNorm"
+    norm_epsilon: float = 1e-6
+    qkv_bias: bool = True
+    qk_norm: bool = False  # over the full width of query and key, not per head (InternViT-6B)
+    activation: str = "gelu"  # or "quick_gelu" (CLIP)
+    patch_bias: bool = True
+    pre_norm: bool = False
+    """A LayerNorm between the embedding and the first layer (CLIP)."""
+    final_norm: bool = False
+    """A LayerNorm behind the last layer."""
+    layer_scale: bool = True
+
+    @property
+    def patches(self) -> int:
+        """Patches of one tile."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def tokens_per_tile(self) -> int:
+        """ViT tokens of one tile: its patches and the class token."""
+        return self.patches + 1
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Slower rotation for longer texts: "linear" divides every angle, "llama3" those of long waves."""
+
+    kind: str
+    factor: float
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_positions: int = 8192
+
+
+@dataclass(frozen=True)
+class LanguageArchitecture:
+    """A decoder-only language model: RMSNorm, SwiGLU, rotary positions, grouped-query attention."""
+
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    ffn_hidden_size: int
+    vocab_size: int
+    rope_theta: float = 1e6
+    norm_epsilon: float = 1e-5
+    qkv_bias: bool = False
+    head_size: int | None = None
+    """Width of one head where it is not hidden_size / heads."""
+    rope_scaling: RopeScaling | None = None
+    max_positions: int | None = None
+    """Longer samples are refused: beyond, the model slides a window or changes its rotation, which we do not."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.head_size or self.hidden_size // self.heads
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A vision-language model. The projector shuffles `shuffle` x `shuffle` patches into one LLM token."""
+
+    name: str
+    vision: VisionArchitecture
+    language: LanguageArchitecture
+    shuffle: int = 2
+    projector_norm: bool = True  # InternVL's; LLaVA's two-layer perceptron has none
+    projector_bias: bool = True
+    class_token: bool = False
+    """The language model gets the tile's class token too."""
+    newline: bool = False
+    """Tiles of an image are joined, its padding is cut off, and every row ends with a learned token (LLaVA-1.6)."""
+    tied: bool = False
+    """Word embedding and head share one weight."""
+
+    @property
+    def image_tokens_per_tile(self) -> int:
+        """LLM tokens of one tile, after the pixel shuffle."""
+        return self.vision.patches // self.shuffle**2 + self.class_token
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """The model as one flat list of layer kinds."""
+        return layer_chain(self.vision.layers, self.language.layers)
+
+    @property
+    def hash(self) -> str:
+        """Names the sizes: two models with the same hash can share a profile and a plan."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
