@@ -12,12 +12,14 @@ on one of t tensor-parallel ranks with sequence parallelism:
     kept        the tensors listed in `_kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores
     weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks by the
                 distributed optimizer
+    frozen      no gradients of weights: their matrices, bytes and optimizer step are left out; what is kept is counted
+                as if they were trained (an upper bound). Idle layers have no backward and keep nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omnibal_ext.architectures import Architecture
-from omnibal_ext.chain import VISION_KINDS
+from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.errors import UserError
 from omnibal_ext.profile_data import LayerCost, Profile
 
@@ -89,6 +91,7 @@ def analytic_profile(
     tensor_model_parallel_size: int = 1,
     data_parallel_size: int = 1,
     distributed_optimizer: bool = True,
+    frozen: tuple[str, ...] = (),
 ) -> Profile:
     """The profile of a model on a100, h100 or h200 at packed shapes (`vit_budget` tiles, `llm_budget` tokens).
 
@@ -103,7 +106,15 @@ def analytic_profile(
     gpu, t, d = DEVICES[device], tensor_model_parallel_size, data_parallel_size
     works = _works(architecture, vit_budget, llm_budget)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
-    layers = {kind: _cost(work, units[kind], gpu, t, d, distributed_optimizer) for kind, work in works.items()}
+    layers = {
+        kind: _in_mode(
+            _cost(work, units[kind], gpu, t, d, distributed_optimizer),
+            work.parameters / t,
+            units[kind],
+            gradient_mode(kind, frozen),
+        )
+        for kind, work in works.items()
+    }
     return Profile(
         model=architecture.name,
         model_hash=architecture.hash,
@@ -113,6 +124,7 @@ def analytic_profile(
         llm_budget=llm_budget,
         parameters={kind: work.parameters for kind, work in works.items()},
         tensor_model_parallel_size=t,
+        frozen=frozen,
         device=device,
         dtype="bf16",
         transfer_seconds_per_byte=1 / (gpu.network_bandwidth * gpu.bandwidth_efficiency),
@@ -151,6 +163,20 @@ def _cost(work: _Work, units: int, gpu: Device, t: int, d: int, distributed: boo
         forward_fit=(0.0, forward / units, per_square) if per_square else None,
         backward_fit=(0.0, backward / units, BACKWARD_ATTENTION * per_square) if per_square else None,
     )
+
+
+def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) -> LayerCost:
+    """A trained layer's cost where its weights, or it and everything before it, are not trained."""
+    if mode == "trained":
+        return cost
+    matrices = cost.weight_gradient_seconds or 0.0
+    cost = replace(cost, weight_bytes=BYTES * weights, step_seconds=0.0, weight_gradient_seconds=0.0)
+    fit = cost.backward_fit
+    if mode == "idle":
+        cost = replace(cost, backward_seconds=0.0, backward_fit=fit and (0.0, 0.0, 0.0))
+        return replace(cost, kept_bytes=0.0, recompute_kept_bytes=0.0)
+    fit = fit and (0.0, fit[1] - matrices / units, fit[2])
+    return replace(cost, backward_seconds=cost.backward_seconds - matrices, backward_fit=fit)
 
 
 def _step_seconds(weights: float, gpu: Device, t: int, d: int, distributed: bool) -> float:

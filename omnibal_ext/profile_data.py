@@ -5,6 +5,8 @@ squared sample lengths, in tokens squared; 0 for the vision kinds, whose attenti
 
     seconds = constant + per_unit * units + per_square * squares         where the profile has a fit
     seconds = seconds at the budget * units / budget                     where it has none
+
+A pack without tiles costs the vision kinds nothing: it passes them by.
 """
 
 import dataclasses
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, VISION_KINDS
+from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.errors import UserError
 from omnibal_ext.records import read_record, write_record
 
@@ -29,7 +31,10 @@ Fit = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Cost of one layer of one kind on one rank, for a pack at both budgets."""
+    """Cost of one layer of one kind on one rank, for a pack at both budgets, in the kind's mode (`Profile.mode`).
+
+    A frozen layer's backward computes gradients of inputs only; an idle one has no backward and keeps nothing.
+    """
 
     forward_seconds: float
     backward_seconds: float
@@ -39,17 +44,23 @@ class LayerCost:
     recompute_kept_bytes: float
     """Saved when it is recomputed: its input."""
     weight_bytes: float
-    """Weights, gradients and optimizer state."""
+    """Weights and, where they are trained, gradients and optimizer state."""
     output_bytes: float
     """What a cut right after this layer carries, one way."""
     recompute_seconds: float | None = None
     """What recomputing adds to the backward; None: `forward_seconds`."""
+    recompute_attention_seconds: float | None = None
+    """What recomputing only the attention core adds to the backward; None: not measured, or the kind has none."""
+    recompute_attention_kept_bytes: float | None = None
+    """Saved when only the attention core is recomputed."""
+    recompute_mlp_seconds: float | None = None
+    """What recomputing only the perceptron adds to the backward."""
+    recompute_mlp_kept_bytes: float | None = None
+    """Saved when only the perceptron is recomputed."""
     weight_gradient_seconds: float | None = None
     """The part of `backward_seconds` that W does in zero-bubble schedules; None: half."""
     step_seconds: float = 0.0
     """Once an iteration: data-parallel reduction and optimizer step."""
-    frozen: bool = False
-    """No weights are trained here (and `backward_seconds` may be 0)."""
     forward_fit: Fit | None = None
     """(constant, per unit, per square), seconds."""
     backward_fit: Fit | None = None
@@ -87,6 +98,8 @@ class Profile:
     parameters: dict[str, int] = field(default_factory=dict)
     """Parameters of one layer of each kind, of all tensor-parallel ranks; only the parameter-based cut needs them."""
     tensor_model_parallel_size: int = 1
+    frozen: tuple[str, ...] = ()
+    """Parts of the model that are not trained, of `omnibal_ext.chain.PARTS`."""
     device: str = ""
     dtype: str = ""
     transfer_seconds_per_byte: float = 0.0
@@ -94,8 +107,14 @@ class Profile:
     transfer_latency_seconds: float = 0.0
     overhead_bytes: float = 0.0
     """Taken on every rank whatever it holds: driver context, communication buffers."""
+    action_seconds: float = 0.0
+    """Once for every forward and every backward of a stage, beside its layers: the executor and the wrappers."""
+    iteration_seconds: float = 0.0
+    """Once an iteration on every rank, beside the layers' `step_seconds`."""
+    measured_with: dict[str, Any] = field(default_factory=dict)
+    """Hardware, software and settings: the same ones need not be measured again. Empty in analytic profiles."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """How it was made: software, efficiencies, outliers; for people, read by no program."""
+    """How it went: efficiencies, outliers; for people, read by no program."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -124,11 +143,12 @@ class Profile:
         known = {f.name for f in dataclasses.fields(cls)}
         values = {name: value for name, value in record.items() if name in known}
         layers = {kind: _layer_cost(kind, cost) for kind, cost in record["layers"].items()}
-        return cls(**{**values, "chain": tuple(record["chain"]), "layers": layers})
+        values |= {"chain": tuple(record["chain"]), "layers": layers, "frozen": tuple(record.get("frozen", ()))}
+        return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         """What profile.json holds."""
-        return dataclasses.asdict(self) | {"chain": list(self.chain)}
+        return dataclasses.asdict(self) | {"chain": list(self.chain), "frozen": list(self.frozen)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write profile.json, all or nothing."""
@@ -150,14 +170,26 @@ class Profile:
                 raise UserError(f"chain has a layer of unknown kind {kind!r}; kinds are {', '.join(KINDS)}")
             if kind not in self.layers:
                 raise UserError(f"layer {kind}: no costs, but the chain has one; profile again")
+        for part in self.frozen:
+            if part not in PARTS:
+                raise UserError(f"frozen: {part!r} is no part of a model; parts are {', '.join(PARTS)}")
         for kind, cost in self.layers.items():
-            _validate_cost(kind, cost)
+            if kind not in KINDS:
+                raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join(KINDS)}")
+            _validate_cost(kind, cost, self.mode(kind))
         for name in ("vit_budget", "llm_budget", "tensor_model_parallel_size"):
-            if not getattr(self, name) >= 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("transfer_seconds_per_byte", "transfer_latency_seconds", "overhead_bytes"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name} must be finite and not negative, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for name in (
+            "transfer_seconds_per_byte",
+            "transfer_latency_seconds",
+            "overhead_bytes",
+            "action_seconds",
+            "iteration_seconds",
+        ):
+            if not (_is_finite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise UserError(f"{name} must be finite and not negative, got {getattr(self, name)!r}")
 
     def check_model(self, model: str, model_hash: str) -> None:
         """Raise UserError if the profile is of another model."""
@@ -166,6 +198,34 @@ class Profile:
                 f"the profile is of model {self.model!r} (hash {self.model_hash}), not of {model!r} "
                 f"(hash {model_hash}); profile again with tools/profile_layers.py"
             )
+
+    def mode(self, kind: str) -> GradientMode:
+        """What the backward pass does in layers of a kind."""
+        return gradient_mode(kind, self.frozen)
+
+    def replaced_by(self, measured: Mapping[str, Any]) -> "Profile":
+        """This profile with every figure that `measured` has, a whole or partial profile record, in its place.
+
+        Raises UserError if it was measured for another model, budgets, tensor-parallel size or frozen parts.
+        """
+        record = self.to_record()
+        for name in ("model_hash", "vit_budget", "llm_budget", "tensor_model_parallel_size", "frozen"):
+            if measured.get(name, record[name]) != record[name]:
+                raise UserError(f"{name} is {measured[name]}, not {record[name]}: measure for the same settings")
+        layers = measured.get("layers", {})
+        for kind, costs in layers.items():
+            given = {name: value for name, value in costs.items() if value is not None}
+            record["layers"][kind] = record["layers"].get(kind, {}) | given
+            # A fit prices packs by itself: it belongs to the seconds it was made with.
+            for name in ("forward", "backward"):
+                if f"{name}_seconds" in given and f"{name}_fit" not in given:
+                    record["layers"][kind][f"{name}_fit"] = None
+        plain = ("transfer_seconds_per_byte", "transfer_latency_seconds", "action_seconds", "iteration_seconds")
+        record |= {name: measured[name] for name in (*plain, "overhead_bytes") if measured.get(name)}
+        record["notes"] |= {"measured": {kind: sorted(costs) for kind, costs in layers.items()}}
+        profile = Profile.from_record(record)
+        profile.validate()
+        return profile
 
     def transfer_seconds(self, kind: str) -> float:
         """Time to carry a full pack's output of such a layer to the next rank."""
@@ -193,7 +253,7 @@ class Profile:
         vision = kind in VISION_KINDS
         units = packs.tiles if vision else packs.tokens
         squares = np.zeros_like(packs.squares) if vision else packs.squares
-        return np.asarray(np.maximum(0.0, fit[0] + fit[1] * units + fit[2] * squares), dtype=np.float64)
+        return np.where(units > 0, np.maximum(0.0, fit[0] + fit[1] * units + fit[2] * squares), 0.0)
 
 
 def _layer_cost(kind: str, record: Any) -> LayerCost:
@@ -210,16 +270,16 @@ def _layer_cost(kind: str, record: Any) -> LayerCost:
     return LayerCost(**values)
 
 
-def _validate_cost(kind: str, cost: LayerCost) -> None:
-    trained = not cost.frozen
+def _validate_cost(kind: str, cost: LayerCost, mode: GradientMode) -> None:
+    has_backward = mode != "idle"
     positive = {
         "forward_seconds": True,
-        "backward_seconds": trained,
-        "kept_bytes": trained and kind in RECOMPUTABLE_KINDS,
+        "backward_seconds": has_backward,
+        "kept_bytes": has_backward and kind in RECOMPUTABLE_KINDS,
     }
     for entry in dataclasses.fields(cost):
         value = getattr(cost, entry.name)
-        if entry.name == "frozen" or value is None:
+        if value is None and entry.default is None:
             continue
         if entry.name.endswith("_fit"):
             if not (isinstance(value, tuple) and len(value) == 3 and all(map(_is_finite, value))):

@@ -133,7 +133,7 @@ class LayoutProblem:
         # Keeping more than the whole layer would make recomputing a loss of memory; nothing here plans that.
         recompute_kept = min(cost.recompute_kept_bytes, cost.kept_bytes)
         bytes_ = [cost.kept_bytes, recompute_kept, cost.weight_bytes, cost.step_seconds]
-        weight = backward * (0.0 if cost.frozen else share)
+        weight = backward * (share if self.profile.mode(kind) == "trained" else 0.0)
         return forward, backward, recompute, weight, transfer, load, *map(np.asarray, bytes_)
 
     @cached_property
@@ -236,9 +236,9 @@ class LayoutProblem:
         weight = np.tensordot(held, t.weight, 1)
         if program.split_backward:
             backward -= weight
-        seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight])
+        seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
         ends = _case_ends(program.steps, program.ranks, seconds, t.transfer[last_kind] * (self.ranks > 1))
-        step = (held @ t.step).reshape(-1, self.ranks).sum(axis=0)
+        step = (held @ t.step).reshape(-1, self.ranks).sum(axis=0) + self.profile.iteration_seconds
         return self.over_cases((ends + step).max(axis=1))
 
     def over_cases(self, seconds: Floats) -> float:
@@ -254,15 +254,17 @@ class LayoutProblem:
         last_kind = self.kind_ids[np.array(layout.edges[1:]) - 1]
         kept = ((held - again) * t.kept + again * t.recompute_kept) @ load
         transient = self.transient(held, again)
+        action, once_a_rank = self.profile.action_seconds, np.arange(self.stages) < self.ranks
+        split = self.program.split_backward
         return StageCosts(
-            forward=held @ forward,
-            backward=held @ backward + again @ recompute,
-            weight=held @ weight,
+            forward=held @ forward + action,
+            backward=held @ backward + again @ recompute + action * (2 if split else 1),
+            weight=held @ weight + action * split,
             transfer=transfer[last_kind] * (self.ranks > 1),
             kept=kept,
             transient=np.broadcast_to(transient[:, None], kept.shape).copy(),
-            fixed_bytes=held @ t.fixed + self.profile.overhead_bytes * (np.arange(self.stages) < self.ranks),
-            step=held @ t.step,
+            fixed_bytes=held @ t.fixed + self.profile.overhead_bytes * once_a_rank,
+            step=held @ t.step + self.profile.iteration_seconds * once_a_rank,
         )
 
     def simulate(self, layout: Layout, case: int = 0) -> Simulation:

@@ -113,6 +113,7 @@ def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) 
         model=profile.model,
         model_hash=profile.model_hash,
         profile_hash=profile.hash,
+        frozen=profile.frozen,
         vit_budget=profile.vit_budget,
         llm_budget=profile.llm_budget,
         method=method,

@@ -59,6 +59,20 @@ def test_large_layers_run_at_the_stated_share_of_the_peak() -> None:
     assert 0.5 < share < DEVICES["h100"].matrix_efficiency
 
 
+def test_a_frozen_layer_saves_one_of_three_matrix_products_and_an_idle_one_its_backward() -> None:
+    trained, tower, language = (
+        analytic_profile(INTERNVL, "a100", 9, 4096, frozen=frozen).layers for frozen in ((), ("vit",), ("llm",))
+    )
+    assert tower["vit"].backward_seconds == tower["vit"].kept_bytes == tower["vit"].step_seconds == 0.0
+    assert tower["vit"].forward_seconds == trained["vit"].forward_seconds
+    assert tower["llm"] == trained["llm"]
+    assert language["llm"].backward_seconds == pytest.approx(
+        trained["llm"].backward_seconds - trained["llm"].weight_gradient_seconds
+    )
+    assert language["llm"].kept_bytes == trained["llm"].kept_bytes
+    assert language["llm"].weight_bytes == pytest.approx(trained["llm"].weight_bytes / 9)
+
+
 def test_unknown_devices_and_sizes_are_refused() -> None:
     with pytest.raises(UserError, match="'tpu' is not known"):
         analytic_profile(INTERNVL, "tpu", 9, 4096)

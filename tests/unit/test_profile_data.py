@@ -42,10 +42,33 @@ def test_impossible_figures_are_refused_by_layer(name: str, value: float) -> Non
         _profile(layers=layers).validate()
 
 
-def test_a_frozen_layer_may_have_no_backward() -> None:
-    _profile(
-        layers={**_profile().layers, "vit": replace(COST, backward_seconds=0.0, kept_bytes=0.0, frozen=True)}
-    ).validate()
+def test_only_an_idle_layer_may_have_no_backward() -> None:
+    idle = replace(COST, backward_seconds=0.0, kept_bytes=0.0)
+    layers = {**_profile().layers, "patch_embed": idle, "vit": idle}
+    _profile(layers=layers, frozen=("vit",)).validate()
+    with pytest.raises(UserError, match="layer llm: backward_seconds is 0"):
+        _profile(layers={**layers, "llm": idle}, frozen=("vit", "llm")).validate()  # the projector is trained before it
+    with pytest.raises(UserError, match="'eyes' is no part of a model"):
+        _profile(frozen=("eyes",)).validate()
+
+
+def test_measured_lines_replace_analytic_ones() -> None:
+    fitted = {**_profile().layers, "llm": _cost(forward_fit=(1, 2, 3))}
+    analytic = _profile(transfer_seconds_per_byte=0.5, layers=fitted)
+    both = analytic.replaced_by({"model_hash": "aa", "layers": {"llm": {"forward_seconds": 7.0, "kept_bytes": None}}})
+    assert both.layers["llm"] == _cost(forward_seconds=7.0)  # without the fit, which gave other seconds
+    assert both.layers["vit"] == COST
+    assert both.transfer_seconds_per_byte == 0.5
+    with pytest.raises(UserError, match="vit_budget is 5, not 4"):
+        analytic.replaced_by({"vit_budget": 5})
+    with pytest.raises(UserError, match="layer llm: forward_seconds is -1"):
+        analytic.replaced_by({"layers": {"llm": {"forward_seconds": -1.0}}})
+
+
+def test_a_pack_without_tiles_costs_the_vision_kinds_nothing() -> None:
+    profile = _profile(layers={**_profile().layers, "vit": _cost(forward_fit=(0.5, 2.0, 0.0))})
+    packs = PackSizes(np.array([0, 1]), np.array([10, 10]), np.array([40, 40]))
+    assert profile.forward_seconds("vit", packs).tolist() == [0.0, 2.5]
 
 
 def test_missing_layers_are_named() -> None:
@@ -67,7 +90,7 @@ def test_bad_files_name_file_and_reason(tmp_path: Path) -> None:
         ({"layers": record["layers"] | {"vit": vit | {"speed": 1}}}, "layer vit: speed is not a known cost"),
         ({"layers": record["layers"] | {"vit": vit | {"forward_seconds": "x"}}}, "layer vit: forward_seconds is 'x'"),
         ({"layers": record["layers"] | {"vit": vit | {"forward_fit": [1]}}}, "layer vit: forward_fit must be three"),
-        ({"vit_budget": 0}, "vit_budget must be at least 1"),
+        ({"vit_budget": 0}, "vit_budget must be a whole number of at least 1"),
     ):
         path.write_text(json.dumps(record | change))
         with pytest.raises(UserError, match=message) as caught:

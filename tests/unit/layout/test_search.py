@@ -1,11 +1,13 @@
 """Methods give plans that fit, hold every layer once, and say what they predict."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import METHODS, find_layouts, make_plan
 from omnibal_ext.profile_data import LayerCost
 
@@ -50,9 +52,22 @@ def test_more_stages_than_layers_unknown_methods_and_impossible_memory_are_refus
 
 
 def test_a_frozen_tower_costs_no_backward_and_keeps_nothing() -> None:
-    frozen = {"vit": LayerCost(1.0, 0.0, 0.0, 0.0, 2.0, 4.0, frozen=True)}
-    problem = LayoutProblem(make_profile(4, 4, frozen), ranks=2, microbatches=4, memory_bytes=150.0)
+    idle = LayerCost(1.0, 0.0, 0.0, 0.0, 2.0, 4.0)
+    profile = replace(make_profile(4, 4, {"patch_embed": idle, "vit": idle}), frozen=("vit",))
+    problem = LayoutProblem(profile, ranks=2, microbatches=4, memory_bytes=150.0)
     best = find_layouts(problem, "joint", seconds=10)[0]
     costs = problem.stage_costs(best.layout)
     assert best.proven
-    assert costs.backward.sum() == pytest.approx(4 * (4 * 4.0 + 4 * 0.2))
+    assert costs.backward.sum() == pytest.approx(4 * (4 * 4.0 + 3 * 0.2))
+    assert make_plan(problem, [best], "joint").frozen == ("vit",)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_what_a_stage_takes_beside_its_layers_is_in_every_action_and_every_step(schedule: str) -> None:
+    profile = make_profile(4, 4)
+    slow = replace(profile, action_seconds=0.25, iteration_seconds=3.0)
+    plain, with_constants = (LayoutProblem(p, ranks=1, microbatches=4, schedule_name=schedule) for p in (profile, slow))
+    layout = Layout((0, len(profile.chain)), ((),))
+    actions = len(plain.schedule[0])
+    assert with_constants.step_seconds(layout) == pytest.approx(plain.step_seconds(layout) + 0.25 * actions + 3.0)
+    assert with_constants.simulate(layout).step_seconds == pytest.approx(with_constants.step_seconds(layout))
