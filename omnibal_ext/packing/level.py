@@ -9,8 +9,9 @@ from omnibal_ext.packing.packs import TILES, TOKENS
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-ATTENTION_WEIGHTS = (0.5, 1.0, 2.0)  # against 1 of tiles and of tokens; all are tried
+ATTENTION_WEIGHTS = (0.5, 1.0, 2.0, 0.7, 1.4, 0.35, 2.8, 0.25, 4.0)  # against 1 of tiles and of tokens
 MOST_PACKS_TO_REFINE = 50_000  # more packs are level enough at the first weight, and unrefined
+PACKS_TO_WEIGH = 80_000  # in all: the fewer packs there are, the more weights are tried
 NEIGHBOURS = 6  # groups after its own that a pack may move to
 
 
@@ -21,7 +22,7 @@ def level_groups(loads: Ints, data_parallel_size: int, micro_batches: int, seed:
     2. Halve the others at the load that spreads most (weighted), again and again, down to single groups.
     3. Sort each group from heavy to light, and swap packs: between neighbouring groups if every rank runs one, between
        the ranks of a group if they run several.
-    4. Do 2 and 3 for each weight of attention, keep the order whose worst mean imbalance is least.
+    4. Do 2 and 3 for several weights of attention, keep the order whose worst mean imbalance is least.
     5. Shuffle the groups.
 
     Args:
@@ -32,15 +33,16 @@ def level_groups(loads: Ints, data_parallel_size: int, micro_batches: int, seed:
     """
     group_size = data_parallel_size * micro_batches
     groups = len(loads) // group_size
-    relative = loads / np.maximum(loads.mean(axis=0), 1e-9)
+    relative = loads * (len(loads) / np.maximum(loads.sum(axis=0), 1))
     emptiest = np.argsort(relative[:, TILES] + relative[:, TOKENS], kind="stable")
     aside, others = emptiest[: len(loads) - groups * group_size], emptiest[len(loads) - groups * group_size :]
     if groups == 0:
         return aside
     columns = np.ascontiguousarray(relative.T)
     refine = len(loads) <= MOST_PACKS_TO_REFINE
+    weights = PACKS_TO_WEIGH // len(loads) if refine else 1
     best, least = others, np.inf
-    for weight in ATTENTION_WEIGHTS if refine else ATTENTION_WEIGHTS[:1]:
+    for weight in ATTENTION_WEIGHTS[:weights]:
         order = np.random.default_rng(seed).permutation(others)
         _halve(columns * np.array([[1.0], [1.0], [weight]]), order, group_size)
         _sort_groups(columns, order, group_size)
