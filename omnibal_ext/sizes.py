@@ -73,35 +73,44 @@ class Sizes:
             np.concatenate([part.tokens for part in parts]) if parts else np.zeros(0, np.int64),
         )
 
-    def save(self, path: str | Path) -> None:
-        """Write an `.npz` that `load` reads."""
-        np.savez(path, tiles=self.tiles, tokens=self.tokens)
+    def save(self, path: str | Path, **columns: NDArray[Any]) -> None:
+        """Write an `.npz` that `load` reads; `columns` [N] are what else there is to say about the samples."""
+        np.savez(path, allow_pickle=False, tiles=self.tiles, tokens=self.tokens, **columns)
 
 
-def _load_one(path: Path) -> Sizes:
+def load_columns(path: str | Path, names: Sequence[str]) -> list[list[Any] | NDArray[Any]]:
+    """Read columns of a sizes file, one value a sample: arrays of an `.npz`, fields of the rows of a JSON list.
+
+    Raises:
+        UserError: naming the file, and the row where a row is at fault.
+    """
+    path = Path(path)
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
-                return Sizes.from_arrays(arrays["tiles"], arrays["tokens"], str(path))
+                missing = next((name for name in names if name not in arrays), None)
+                if missing is not None:
+                    raise UserError(f"{path}: has no array {missing!r}; it has {', '.join(arrays)}")
+                return [arrays[name] for name in names]
         rows = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except KeyError as error:
-        raise UserError(f"{path}: has no array {error}; expected 'tiles' and 'tokens'") from error
     except ValueError as error:  # malformed JSON, not UTF-8, or not an .npz
         raise UserError(f"{path}: is not a sizes file: {error}") from error
     if not isinstance(rows, list):
         raise UserError(f'{path}: must be a JSON list of {{"vit_num": tiles, "token_num": tokens}}')
     try:
-        tiles, tokens = [row["vit_num"] for row in rows], [row["token_num"] for row in rows]
+        return [[row[name] for row in rows] for name in names]
     except (KeyError, TypeError):
-        row = next(
-            i for i, row in enumerate(rows) if not isinstance(row, dict) or not {"vit_num", "token_num"} <= set(row)
-        )
-        raise UserError(
-            f"{path}: row {row}: must be an object with vit_num and token_num, found {rows[row]!r:.80}"
-        ) from None
+        row = next(i for i, row in enumerate(rows) if not isinstance(row, dict) or not set(names) <= set(row))
+        wanted = " and ".join(names)
+        raise UserError(f"{path}: row {row}: must be an object with {wanted}, found {rows[row]!r:.80}") from None
+
+
+def _load_one(path: Path) -> Sizes:
+    if path.suffix == ".npz":
+        return Sizes.from_arrays(*load_columns(path, ("tiles", "tokens")), str(path))
     try:
-        return Sizes.from_arrays(tiles, tokens, str(path))
+        return Sizes.from_arrays(*load_columns(path, ("vit_num", "token_num")), str(path))
     except (ValueError, OverflowError) as error:
         raise UserError(f"{path}: vit_num and token_num must be whole numbers: {error}") from error

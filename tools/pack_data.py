@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, astuple, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing import METHODS, Corpus, PackOptions, PackStream, Summary, build_index, epoch_iterations
 from omnibal_ext.packing.budget import Trial, choose_budgets
-from omnibal_ext.packing.build import OVERSIZE
+from omnibal_ext.packing.build import OVERSIZE, reject_reasons
 from omnibal_ext.packing.dispatch import LAST_ITERATION
 from omnibal_ext.packing.histograms import write_report
 from omnibal_ext.packing.index import sha256_of
+from omnibal_ext.sizes import load_columns
 
 SHOWN_TRIALS = 12
 
@@ -32,8 +34,10 @@ def parse_arguments() -> argparse.Namespace:
     source = corpus.add_mutually_exclusive_group(required=True)
     source.add_argument("--data", metavar="FOLDER", help="a dataset folder of tools/preprocess_data.py")
     source.add_argument("--sizes", nargs="+", metavar="FILE", help="sizes files, .json or .npz; several are one corpus")
-    corpus.add_argument("--weights", nargs="+", type=float, default=[], help="times an epoch sees each --sizes file")
-    corpus.add_argument("--separate-sources", action="store_true", help="no pack has samples of two --sizes files")
+    corpus.add_argument("--weights", nargs="+", type=float, help="times an epoch sees each input file")
+    apart = corpus.add_mutually_exclusive_group()
+    apart.add_argument("--separate-sources", action="store_true", help="no pack has samples of two input files")
+    apart.add_argument("--group-by", metavar="FIELD", help="no pack has samples that differ in this field of --sizes")
     packing = parser.add_argument_group("packing")
     packing.add_argument("--method", choices=METHODS, default=METHODS[0])
     packing.add_argument("--vit-budget", type=budget, default="auto", metavar="TILES", help="most tiles of a pack")
@@ -41,6 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     packing.add_argument("--max-llm-budget", type=int, metavar="TOKENS", help="limit of --llm-budget auto")
     packing.add_argument("--samples-per-pack", type=int, default=4, help="of methods that pad; what auto aims at")
     packing.add_argument("--oversize", choices=OVERSIZE, default=OVERSIZE[0], help="samples over budget")
+    packing.add_argument("--max-rejects", type=int, metavar="N", help="fail if more samples than N are left out")
     iterations = parser.add_argument_group("iterations")
     iterations.add_argument("--data-parallel-size", type=int, default=1, metavar="D")
     iterations.add_argument("--micro-batches", type=int, default=1, metavar="M", help="packs of a rank an iteration")
@@ -57,12 +62,20 @@ def parse_arguments() -> argparse.Namespace:
 def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     """Return the corpus, and what it was read from with hashes."""
     paths = [Path(arguments.data) / "sizes.npz"] if arguments.data else [Path(path) for path in arguments.sizes]
-    corpus = Corpus.load(paths, arguments.weights, arguments.separate_sources)
-    built_from: dict[str, Any] = {"sizes": {str(path): sha256_of(path) for path in paths}}
+    corpus = Corpus.of_dataset(arguments.data) if arguments.data else Corpus.load(paths)
+    if arguments.weights:
+        corpus = corpus.weighted(arguments.weights)
+    if arguments.separate_sources:
+        corpus = replace(corpus, groups=corpus.source_numbers())
+    elif arguments.group_by:
+        columns = (load_columns(path, (arguments.group_by,))[0] for path in paths)
+        corpus = corpus.grouped(chain.from_iterable(columns))
+    built_from: dict[str, Any] = {
+        "sizes": {str(path): sha256_of(path) for path in paths},
+        "group_by": "source" if arguments.separate_sources else arguments.group_by,
+    }
     if arguments.data:
         manifest = Path(arguments.data) / "manifest.json"
-        if not manifest.is_file():
-            raise UserError(f"{manifest}: is missing: run tools/preprocess_data.py to its end")
         built_from["data"] = {"manifest_sha256": sha256_of(manifest), "manifest": json.loads(manifest.read_text())}
     return corpus, built_from
 
@@ -91,6 +104,16 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Trial]
     return trials
 
 
+def check_rejects(corpus: Corpus, options: PackOptions, limit: int) -> None:
+    """Raise UserError if more than `limit` samples would be left out."""
+    rejects = int(np.count_nonzero(reject_reasons(corpus.sizes, options))) if options.oversize == "reject" else 0
+    if rejects > limit:
+        raise UserError(
+            f"{rejects} samples exceed {options.vit_budget} tiles or {options.llm_budget} tokens, limit {limit} "
+            "(--max-rejects): raise the budgets or the limit"
+        )
+
+
 def show(summary: Summary, trials: list[Trial], output_dir: str) -> None:
     """Print the measures as tables."""
     if trials:
@@ -117,6 +140,8 @@ def main() -> None:
     corpus, built_from = load_corpus(arguments)
     trials = settle_budgets(corpus, arguments)
     options = PackOptions(**{field.name: getattr(arguments, field.name) for field in fields(PackOptions)})
+    if arguments.max_rejects is not None:
+        check_rejects(corpus, options, arguments.max_rejects)
     index, summary = build_index(corpus, arguments.output_dir, options, built_from)
     if arguments.dump_iterations:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)

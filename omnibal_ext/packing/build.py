@@ -177,8 +177,9 @@ def _members(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
         yield samples
         return
     of_sample = corpus.groups[samples]
-    for group in np.unique(of_sample):
-        yield samples[of_sample == group]
+    order = np.argsort(of_sample, kind="stable")
+    borders = np.flatnonzero(np.diff(of_sample[order])) + 1
+    yield from np.split(samples[order], borders)
 
 
 def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """A corpus: samples of one or several sources, how often each is seen, and who must not share a pack."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import Sizes, load_columns
 
 Ints = NDArray[np.int64]
 
@@ -30,8 +31,10 @@ class Corpus:
 
     sizes: Sizes
     sources: tuple[Source, ...]
-    groups: Ints | None = field(default=None)
+    groups: Ints | None = None
     """[N]; samples of different groups never share a pack."""
+    lines: Ints | None = None
+    """[N]; the line of its source that each sample was, counted from 1. None: sample i of a source is its row i."""
 
     def __post_init__(self) -> None:
         """Raises UserError where the parts do not match."""
@@ -44,33 +47,58 @@ class Corpus:
             raise UserError(f"groups have shape {self.groups.shape}, there are {len(self.sizes)} samples")
 
     @classmethod
-    def load(cls, paths: Sequence[str | Path], weights: Sequence[float] = (), separate: bool = False) -> "Corpus":
-        """Read sizes files as the sources of one corpus; with `separate` no two sources share a pack."""
-        if weights and len(weights) != len(paths):
-            raise UserError(f"{len(weights)} weights for {len(paths)} inputs: give one each")
+    def load(cls, paths: Sequence[str | Path]) -> "Corpus":
+        """Read sizes files as the sources of one corpus."""
         parts = [Sizes.load(path) for path in paths]
-        sources = tuple(
-            Source(str(path), len(part), weight)
-            for path, part, weight in zip(paths, parts, weights or [1.0] * len(parts), strict=True)
-        )
-        corpus = cls(Sizes.concatenate(parts), sources)
-        return cls(corpus.sizes, sources, corpus.source_numbers()) if separate else corpus
+        sources = (Source(str(path), len(part)) for path, part in zip(paths, parts, strict=True))
+        return cls(Sizes.concatenate(parts), tuple(sources))
+
+    @classmethod
+    def of_dataset(cls, folder: str | Path) -> "Corpus":
+        """Read a dataset folder of `tools/preprocess_data.py`: its input files are the sources.
+
+        Raises:
+            UserError: the folder is incomplete, or of another version.
+        """
+        manifest, sizes = Path(folder) / "manifest.json", Path(folder) / "sizes.npz"
+        try:
+            sources = json.loads(manifest.read_text(encoding="utf-8"))["sources"]
+        except OSError as error:
+            raise UserError(f"{manifest}: is missing: run tools/preprocess_data.py to its end") from error
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{manifest}: is damaged or of another version ({error}): preprocess again") from error
+        (lines,) = load_columns(sizes, ("lines",))
+        sources = tuple(Source(source["file"], source["samples"]) for source in sources)
+        return cls(Sizes.load(sizes), sources, lines=np.asarray(lines))
 
     @classmethod
     def of(cls, sizes: Sizes) -> "Corpus":
         """Make a corpus of one nameless source."""
         return cls(sizes, (Source("", len(sizes)),))
 
+    def weighted(self, weights: Sequence[float]) -> "Corpus":
+        """Return the corpus with these weights of its sources."""
+        if len(weights) != len(self.sources):
+            raise UserError(f"{len(weights)} weights for {len(self.sources)} inputs: give one each")
+        sources = (replace(source, weight=weight) for source, weight in zip(self.sources, weights, strict=True))
+        return replace(self, sources=tuple(sources))
+
+    def grouped(self, values: Iterable[Any]) -> "Corpus":
+        """Return the corpus with groups: samples whose `values` [N] are written differently never share a pack."""
+        numbers: dict[str, int] = {}
+        return replace(self, groups=np.array([numbers.setdefault(str(value), len(numbers)) for value in values]))
+
     def source_numbers(self) -> Ints:
         """Return the source of each sample, [N]."""
         return np.repeat(np.arange(len(self.sources)), [source.samples for source in self.sources])
 
     def place(self, sample: int) -> dict[str, Any]:
-        """Say which file a sample came from, and which row of it."""
+        """Say which file a sample came from, and which line or row of it."""
         first = 0
         for source in self.sources:
             if sample < first + source.samples:
-                return {"file": source.name, "row": sample - first}
+                where = {"row": sample - first} if self.lines is None else {"line": int(self.lines[sample])}
+                return {"file": source.name, **where}
             first += source.samples
         raise IndexError(sample)
 

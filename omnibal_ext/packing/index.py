@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +99,14 @@ class PackedIndex:
         """Compare fields of the manifest with what the caller has; nested fields are written `built_from.seed`.
 
         Raises:
-            UserError: naming the first field that differs, and both values.
+            UserError: naming the first field that differs, the innermost one of nested fields, and both values.
         """
         for field, wanted in expected.items():
             found: Any = self.manifest
             for key in field.split("."):
                 found = found.get(key) if isinstance(found, dict) else None
-            if found != wanted:
-                raise UserError(f"{self.folder}: {field} is {found!r}, expected {wanted!r}: pack again")
+            for name, one, other in _differences(field, found, wanted):
+                raise UserError(f"{self.folder}: {name} is {one!r:.100}, expected {other!r:.100}: pack again")
 
 
 def write_index(
@@ -146,6 +146,15 @@ def write_index(
         shutil.rmtree(building, ignore_errors=True)
         raise
     return PackedIndex.open(folder)
+
+
+def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the innermost fields of two values that differ: name, and both values."""
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        for key in wanted:
+            yield from _differences(f"{name}.{key}", found.get(key), wanted[key])
+    elif found != wanted:
+        yield name, found, wanted
 
 
 def sha256_of(path: str | Path) -> str:

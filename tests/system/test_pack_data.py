@@ -31,8 +31,10 @@ def dataset(tmp_path: Path) -> Path:
     tiles[7], tokens[9] = 40, 5000
     folder = tmp_path / "data"
     folder.mkdir()
-    Sizes.from_arrays(tiles, tokens).save(folder / "sizes.npz")
-    (folder / "manifest.json").write_text('{"tile_size": 448, "tokenizer": {"sha256": "abc"}}')
+    Sizes.from_arrays(tiles, tokens).save(folder / "sizes.npz", lines=np.arange(500) % 300 + 1)
+    sources = [{"file": "a.jsonl", "samples": 300}, {"file": "b.jsonl", "samples": 200}]
+    manifest = {"tile_size": 448, "tokenizer": {"sha256": "abc"}, "sources": sources}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
@@ -94,6 +96,38 @@ def test_weights_repeat_sources_and_counts_say_so(dataset: Path) -> None:
         assert (samples < 500).all() or (samples >= 500).all()
 
 
+def test_input_files_of_a_dataset_have_weights_and_packs_of_their_own(dataset: Path) -> None:
+    out = dataset.parent / "packs"
+    done = pack_data(
+        "--data", dataset, "--weights", 1, 3, "--separate-sources", "--vit-budget", 8, "--llm-budget", 1000,
+        "--output-dir", out, "--epochs", 2, "--last-iteration", "empty", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)["sources"]
+    assert (first["source"], first["packed"], second["source"], second["packed"]) == ("a.jsonl", 298, "b.jsonl", 600)
+    index = PackedIndex.open(out)
+    assert len(index.manifest["epoch_packs"]) == 2
+    assert all(len(set(index.samples(pack) >= 300)) == 1 for pack in range(index.num_packs))
+    rejects = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+    assert [(row["file"], row["line"]) for row in rejects] == [("a.jsonl", 8), ("a.jsonl", 10)]
+
+
+def test_samples_that_differ_in_a_field_share_no_pack(tmp_path: Path) -> None:
+    languages = np.random.default_rng(0).choice(["de", "en", "fr"], 300).tolist()
+    rows = [{"vit_num": i % 4, "token_num": 50 + i % 70, "language": name} for i, name in enumerate(languages)]
+    for name, part in (("one.json", rows[:100]), ("two.json", rows[100:])):
+        (tmp_path / name).write_text(json.dumps(part))
+    done = pack_data(
+        "--sizes", tmp_path / "one.json", tmp_path / "two.json", "--group-by", "language", "--output-dir",
+        tmp_path / "packs", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    index = PackedIndex.open(tmp_path / "packs")
+    packs = [index.samples(pack) for pack in range(index.num_packs)]
+    assert all(len({languages[sample] for sample in samples}) == 1 for samples in packs)
+    assert any(samples.min() < 100 <= samples.max() for samples in packs)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -101,6 +135,9 @@ def test_weights_repeat_sources_and_counts_say_so(dataset: Path) -> None:
         (["--data", "absent", "--vit-budget", "8", "--llm-budget", "1000"], "absent"),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "10"], "none of 500 samples fits"),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "0"], "--llm-budget 0"),
+        (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--max-rejects", "1"], "2 samples exceed"),
+        (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--weights", "1"], "1 weights for 2 inputs"),
+        (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--group-by", "task"], "no array 'task'"),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--micro-batches", "0"], "--micro-batches 0"),
     ],
 )

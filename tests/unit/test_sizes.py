@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.sizes import Sizes
+from omnibal_ext.sizes import Sizes, load_columns
 
 
 def test_json_and_npz_are_one_corpus_in_the_order_given(tmp_path: Path) -> None:
@@ -40,6 +40,16 @@ def test_a_fault_names_the_file_and_the_row(tmp_path: Path, text: str, message: 
     with pytest.raises(UserError, match=message) as error:
         Sizes.load(path)
     assert str(path) in str(error.value)
+
+
+def test_columns_are_read_from_both_formats(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([{"language": "de"}, {"language": "en"}, {}]))
+    Sizes.from_arrays([0, 5], [20, 1300]).save(tmp_path / "b.npz", language=np.array(["de", "fr"]))
+    assert list(load_columns(tmp_path / "b.npz", ["language"])[0]) == ["de", "fr"]
+    with pytest.raises(UserError, match="row 2: must be an object with language"):
+        load_columns(tmp_path / "a.json", ["language"])
+    with pytest.raises(UserError, match="has no array 'task'"):
+        load_columns(tmp_path / "b.npz", ["task"])
 
 
 @pytest.mark.parametrize("name", ["absent.json", "absent.npz"])

@@ -40,11 +40,16 @@ class Shard:
 class Job:
     """A run. `identity` is what decides the bytes of the result, as JSON; `work` is where its parts wait."""
 
-    sources: tuple[PartSource, ...]
+    inputs: tuple[InputFile, ...]
     recipe: Recipe
     output: Path
     identity: dict[str, Any]
     work: Path
+
+    @property
+    def sources(self) -> tuple[PartSource, ...]:
+        """Where the lines of every part are, in the order of the inputs."""
+        return tuple(part for file in self.inputs for part in file.parts)
 
     def part_path(self, number: int) -> Path:
         """The file of a part."""
@@ -81,11 +86,10 @@ def open_job(inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_par
     if not recipe.image_root.is_dir():
         raise UserError(f"{recipe.image_root}: no such folder; --image-root is where image paths start from")
     open_recipe(recipe)  # a bad tokenizer or template must fail here, not in every worker
-    files = [read_input(path, lines_per_part) for path in inputs]
+    files = tuple(read_input(path, lines_per_part) for path in inputs)
     identity = _identity(files, recipe)
     digest = hashlib.sha256(json.dumps([identity, lines_per_part]).encode()).hexdigest()
-    sources = tuple(part for file in files for part in file.parts)
-    return Job(sources, recipe, output, identity, output.with_name(output.name + ".work") / digest[:16])
+    return Job(files, recipe, output, identity, output.with_name(output.name + ".work") / digest[:16])
 
 
 def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.microbatch import Microbatch
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.index import PackedIndex, sha256_of
+from omnibal_ext.packing.index import PackedIndex
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,10 @@ class PackDataset(Dataset):
     def __init__(self, data: ChatDataset, index: PackedIndex, needs: Needs, sequence_multiple: int = 1) -> None:
         """T is padded up to a multiple of `sequence_multiple` (the tensor-parallel size under sequence parallelism).
 
-        Raises UserError if the index was made from another dataset.
+        Raises UserError if the index was made from another dataset, or is damaged.
         """
-        index.check({"built_from.data.manifest_sha256": sha256_of(data.folder / "manifest.json")})
+        index.check({"built_from.data.manifest": data.manifest})
+        index.verify()
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
 
     def __getitem__(self, pack: int) -> Microbatch:

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatron.vlm.data.dataset import COLUMNS, SCHEMA_VERSION, ColumnWriter
 from megatron.vlm.data.job import Job
@@ -20,6 +20,17 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
 
 
+@dataclass(slots=True)
+class _Joined:
+    """What was joined, beside the columns."""
+
+    tiles: list[NDArray[np.int32]] = field(default_factory=list)
+    tokens: list[NDArray[np.int64]] = field(default_factory=list)
+    lines: list[NDArray[np.int64]] = field(default_factory=list)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    rejects: RejectCount = field(default_factory=RejectCount)
+
+
 def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
     """Join the parts into the dataset folder and return its manifest.
 
@@ -28,44 +39,58 @@ def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
     folder = job.work / "dataset"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    sizes, rejects = _join_parts([job.part_path(number) for number in range(len(job.sources))], folder)
-    rejects.check(max_rejects)
-    if not len(sizes):
-        raise UserError(f"no line of the input can be used: {rejects.describe()}; see {folder / 'rejected.jsonl'}")
-    sizes.save(folder / "sizes.npz")
-    manifest = _manifest(job, sizes, rejects.by_reason)
+    joined = _join_parts(job, folder)
+    joined.rejects.check(max_rejects)
+    if not any(source["samples"] for source in joined.sources):
+        found = joined.rejects.describe()
+        raise UserError(f"no line of the input can be used: {found}; see {folder / 'rejected.jsonl'}")
+    sizes = Sizes.from_arrays(np.concatenate(joined.tiles), np.concatenate(joined.tokens))
+    sizes.save(folder / "sizes.npz", lines=np.concatenate(joined.lines))
+    manifest = _manifest(job, sizes, joined)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     folder.rename(job.output)
     job.tidy()
     return manifest
 
 
-def _join_parts(paths: Sequence[Path], folder: Path) -> tuple[Sizes, RejectCount]:
+def _join_parts(job: Job, folder: Path) -> _Joined:
+    """Append every part to the columns and rejects of `folder`; count the samples of each input file."""
     writers = {name: ColumnWriter(folder, name) for name in COLUMNS}
-    tiles, tokens, rejects = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], RejectCount()
+    joined = _Joined()
+    parts = (Part.load(job.part_path(number)) for number in range(len(job.sources)))
     with (folder / "rejected.jsonl").open("wb") as rejected:
-        for path in paths:
-            part = Part.load(path)
-            writers["tokens"].append(part.tokens, part.token_lengths)
-            writers["loss_mask"].append(part.loss_mask, part.token_lengths)
-            writers["images"].append(part.images, part.image_lengths)
-            tiles.append(part.tiles)
-            tokens.append(part.token_lengths)
-            rejected.write(part.rejected.tobytes())
-            rejects.add(part.rejections())
+        for file in job.inputs:
+            samples, rejected_before = 0, joined.rejects.by_reason.total()
+            for part in islice(parts, len(file.parts)):
+                _append(part, writers, joined)
+                rejected.write(part.rejected.tobytes())
+                samples += len(part.tiles)
+            rejects = joined.rejects.by_reason.total() - rejected_before
+            joined.sources.append({"file": str(file.path), "samples": samples, "rejected": rejects})
     for writer in writers.values():
         writer.close()
-    return Sizes.from_arrays(np.concatenate(tiles), np.concatenate(tokens)), rejects
+    return joined
 
 
-def _manifest(job: Job, sizes: Sizes, rejected: Counter[str]) -> dict[str, Any]:
+def _append(part: Part, writers: dict[str, ColumnWriter], joined: _Joined) -> None:
+    writers["tokens"].append(part.tokens, part.token_lengths)
+    writers["loss_mask"].append(part.loss_mask, part.token_lengths)
+    writers["images"].append(part.images, part.image_lengths)
+    joined.tiles.append(part.tiles)
+    joined.tokens.append(part.token_lengths)
+    joined.lines.append(part.lines)
+    joined.rejects.add(part.rejections())
+
+
+def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
     recipe, maker = job.recipe, open_recipe(job.recipe)
     tokenizer, digest = maker.tokenizer, job.identity["recipe"]["tokenizer"]
     return {
         "schema_version": SCHEMA_VERSION,
         "samples": len(sizes),
-        "rejected": rejected.total(),
-        "rejected_by_reason": dict(sorted(rejected.items())),
+        "rejected": joined.rejects.by_reason.total(),
+        "rejected_by_reason": dict(sorted(joined.rejects.by_reason.items())),
+        "sources": joined.sources,
         "tiles": int(sizes.tiles.sum()),
         "tokens": int(sizes.tokens.sum()),
         "image_root": str(recipe.image_root.resolve()),

@@ -55,6 +55,7 @@ class Part:
     token_lengths: NDArray[np.int64]  # [N]
     image_lengths: NDArray[np.int64]  # [N]
     tiles: NDArray[np.int32]  # [N]
+    lines: NDArray[np.int64]  # [N] number of the line in the input file
     rejected: NDArray[np.uint8]  # JSON lines
 
     def save(self, path: Path) -> None:
@@ -96,14 +97,16 @@ def prepare_part(recipe: Recipe, source: PartSource) -> Part:
     """Make the samples of a part; what cannot be used is rejected with file, line, reason and detail."""
     maker = open_recipe(recipe)
     samples: list[Sample] = []
+    lines: list[int] = []
     rejected: list[dict[str, Any]] = []
     for number, line in _lines(source):
         try:
             samples.append(_make(maker, line, source.file, number))
+            lines.append(number)
         except Rejected as verdict:
             place = {"file": str(source.file), "line": number}
             rejected.append({**place, "reason": verdict.reason, "detail": verdict.detail})
-    return _join(samples, rejected)
+    return _join(samples, lines, rejected)
 
 
 def _lines(source: PartSource) -> Iterator[tuple[int, bytes]]:
@@ -126,7 +129,7 @@ def _make(maker: SampleMaker, line: bytes, file: Path, number: int) -> Sample:
         raise
 
 
-def _join(samples: Sequence[Sample], rejected: Sequence[dict[str, Any]]) -> Part:
+def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[dict[str, Any]]) -> Part:
     images = [json.dumps([asdict(image) for image in sample.images]).encode() for sample in samples]
     return Part(
         tokens=np.concatenate([np.zeros(0, np.int32), *(sample.tokens for sample in samples)]),
@@ -135,5 +138,6 @@ def _join(samples: Sequence[Sample], rejected: Sequence[dict[str, Any]]) -> Part
         token_lengths=np.array([len(sample.tokens) for sample in samples], dtype=np.int64),
         image_lengths=np.array([len(text) for text in images], dtype=np.int64),
         tiles=np.array([sample.tiles for sample in samples], dtype=np.int32),
+        lines=np.array(lines, dtype=np.int64),
         rejected=np.frombuffer("".join(json.dumps(row) + "\n" for row in rejected).encode(), dtype=np.uint8),
     )

@@ -24,6 +24,7 @@ from megatron.vlm.data.preprocess import merge_shards, preprocess, preprocess_sh
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
 from omnibal_ext.errors import UserError
+from omnibal_ext.packing import Corpus
 
 SAMPLES = 240
 
@@ -70,7 +71,26 @@ def test_several_inputs_are_one_corpus_in_the_order_given(raw: Path, tmp_path: P
     preprocess(open_job([raw / "train.jsonl"], recipe(raw), tmp_path / "one"))
     two, one = contents(tmp_path / "two"), contents(tmp_path / "one")
     assert two.pop("manifest.json") != one.pop("manifest.json")  # it names the inputs
+    assert two.pop("sizes.npz") != one.pop("sizes.npz")  # it has their line numbers
     assert two == one
+
+
+def test_every_sample_knows_its_input_file_and_line(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    inputs = [raw / "mixed.jsonl", tmp_path / "empty.jsonl", raw / "train.jsonl"]
+    preprocess(open_job(inputs, recipe(raw), tmp_path / "dataset", lines_per_part=70))
+    corpus = Corpus.of_dataset(tmp_path / "dataset")
+    assert [(source.name, source.samples) for source in corpus.sources] == [
+        (str(path), samples) for path, samples in zip(inputs, (SAMPLES, 0, SAMPLES), strict=True)
+    ]
+    assert ChatDataset(tmp_path / "dataset").manifest["sources"][0]["rejected"] == 2
+    lines = {str(path): path.read_text().splitlines() for path in inputs}
+    dataset = ChatDataset(tmp_path / "dataset")
+    for sample in range(2 * SAMPLES):
+        place = corpus.place(sample)
+        record = json.loads(lines[place["file"]][place["line"] - 1])
+        images = record.get("image") or []
+        assert [image.path for image in dataset.images(sample)] == ([images] if isinstance(images, str) else images)
 
 
 def test_killed_twenty_times_at_random_moments_the_result_is_the_same(

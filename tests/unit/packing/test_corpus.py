@@ -1,5 +1,6 @@
 """Mixed corpora: weights, groups, oversize samples and epochs packed apart; every sample is accounted for."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,29 @@ def test_groups_do_not_share_a_pack(tmp_path: Path) -> None:
     assert len(index.sample_ids) == 200
 
 
+def test_equal_values_are_one_group_wherever_they_stand(tmp_path: Path) -> None:
+    values = ["chart", None, 3, "chart", 3, None, "3"] * 20
+    corpus = Corpus.of(sizes_of(140)).grouped(values)
+    index, _ = build_index(corpus, tmp_path / "index", OPTIONS)
+    assert sorted(index.sample_ids.tolist()) == list(range(140))
+    for pack in range(index.num_packs):
+        assert len({str(values[sample]) for sample in index.samples(pack)}) == 1
+
+
+def test_a_dataset_is_a_corpus_of_its_input_files(tmp_path: Path) -> None:
+    sources = [{"file": "a.jsonl", "samples": 2, "rejected": 1}, {"file": "b.jsonl", "samples": 1, "rejected": 0}]
+    (tmp_path / "manifest.json").write_text(json.dumps({"sources": sources}))
+    Sizes.from_arrays([1, 2, 3], [10, 20, 30]).save(tmp_path / "sizes.npz", lines=np.array([1, 3, 1]))
+    corpus = Corpus.of_dataset(tmp_path).weighted([1.0, 2.0])
+    assert corpus.sources == (Source("a.jsonl", 2, 1.0), Source("b.jsonl", 1, 2.0))
+    assert [corpus.place(i) for i in range(3)] == [
+        {"file": "a.jsonl", "line": 1}, {"file": "a.jsonl", "line": 3}, {"file": "b.jsonl", "line": 1}
+    ]  # fmt: skip
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="preprocess again"):
+        Corpus.of_dataset(tmp_path)
+
+
 def test_an_oversize_sample_is_kept_alone_if_asked(tmp_path: Path) -> None:
     sizes = Sizes.from_arrays([1, 30, 2, 1], [100, 50, 100, 4000])
     index, summary = build_index(sizes, tmp_path / "index", replace(OPTIONS, oversize="alone"))
@@ -93,6 +117,8 @@ def test_epochs_packed_apart_each_have_every_sample(tmp_path: Path) -> None:
         (lambda: Corpus(sizes_of(10), (Source("a", 9),)), "9 samples"),
         (lambda: Corpus(sizes_of(10), (Source("a", 10, 0.0),)), "weight 0.0"),
         (lambda: Corpus(sizes_of(10), (Source("a", 10),), np.zeros(9, int)), "groups"),
+        (lambda: Corpus.of(sizes_of(10)).grouped("abc"), "groups"),
+        (lambda: Corpus.of(sizes_of(10)).weighted([1.0, 2.0]), "2 weights for 1 inputs"),
         (lambda: PackOptions("best", 1, 1), "--method best"),
         (lambda: PackOptions(vit_budget=1, llm_budget=1, oversize="cut"), "--oversize cut"),
         (lambda: PackOptions(vit_budget=1, llm_budget=1, epochs=0), "--epochs 0"),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,16 @@ def test_a_mismatch_names_the_field(index: PackedIndex) -> None:
     index.check({"vit_budget": 5, "built_from.corpus": "eight"})
     with pytest.raises(UserError, match=r"built_from.corpus is 'eight', expected 'nine'"):
         index.check({"vit_budget": 5, "built_from.corpus": "nine"})
+
+
+def test_a_mismatch_of_nested_fields_names_the_innermost(index: PackedIndex, tmp_path: Path) -> None:
+    built_from = {"data": {"manifest": {"tiling": {"rule": "internvl", "max_tiles": 12}, "chat_template": "chatml"}}}
+    index = build_index(CORPUS, tmp_path / "nested", OPTIONS, built_from)[0]
+    dataset: dict[str, Any] = json.loads(json.dumps(built_from["data"]["manifest"]))
+    index.check({"built_from.data.manifest": dataset})
+    dataset["tiling"]["max_tiles"] = 6
+    with pytest.raises(UserError, match=r"built_from.data.manifest.tiling.max_tiles is 12, expected 6: pack again"):
+        index.check({"built_from.data.manifest": dataset})
 
 
 def test_a_truncated_array_is_refused_when_opened(index: PackedIndex) -> None:
