@@ -109,8 +109,10 @@ def load_columns(path: str | Path, names: Sequence[str]) -> list[list[Any] | NDA
 
 def _load_one(path: Path) -> Sizes:
     if path.suffix == ".npz":
-        return Sizes.from_arrays(*load_columns(path, ("tiles", "tokens")), str(path))
+        tiles, tokens = load_columns(path, ("tiles", "tokens"))
+        return Sizes.from_arrays(tiles, tokens, str(path))
+    tiles, tokens = load_columns(path, ("vit_num", "token_num"))
     try:
-        return Sizes.from_arrays(*load_columns(path, ("vit_num", "token_num")), str(path))
+        return Sizes.from_arrays(tiles, tokens, str(path))
     except (ValueError, OverflowError) as error:
         raise UserError(f"{path}: vit_num and token_num must be whole numbers: {error}") from error

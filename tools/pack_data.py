@@ -11,11 +11,20 @@ import numpy as np
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.packing import METHODS, Corpus, PackOptions, PackStream, Summary, build_index, epoch_iterations
+from omnibal_ext.packing import (
+    METHODS,
+    Corpus,
+    PackedIndex,
+    PackOptions,
+    PackStream,
+    Summary,
+    build_index,
+    epoch_iterations,
+)
 from omnibal_ext.packing.budget import Trial, choose_budgets
 from omnibal_ext.packing.build import OVERSIZE, reject_reasons
 from omnibal_ext.packing.dispatch import LAST_ITERATION
-from omnibal_ext.packing.histograms import write_report
+from omnibal_ext.packing.histograms import bar_line, distributions, waste_by_kind, write_report
 from omnibal_ext.packing.index import sha256_of
 from omnibal_ext.sizes import load_columns
 
@@ -114,8 +123,8 @@ def check_rejects(corpus: Corpus, options: PackOptions, limit: int) -> None:
         )
 
 
-def show(summary: Summary, trials: list[Trial], output_dir: str) -> None:
-    """Print the measures as tables."""
+def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Trial]) -> None:
+    """Print the measures and distributions as tables."""
     if trials:
         columns = ("vit, llm budget", "packs / lower bound", "unused", "samples a pack")
         tried = [
@@ -128,7 +137,14 @@ def show(summary: Summary, trials: list[Trial], output_dir: str) -> None:
         (name.replace("_", " "), f"{value:,.4f}" if isinstance(value, float) else f"{value:,}")
         for name, value in values.items()
     ]
-    print_table(f"Packed index {output_dir}", ("measure", "value"), rows)
+    print_table(f"Packed index {index.folder}", ("measure", "value"), rows)
+    distributed = [
+        (title, bar_line(values), f"{values.min():,}", f"{values.mean():,.1f}", f"{values.max():,}")
+        for title, values in distributions(index, corpus, summary)
+    ]
+    print_table("Sizes before and after", ("", "from least to most", "least", "mean", "most"), distributed)
+    waste = [(kind, f"{share:.2%}") for kind, share in waste_by_kind(summary)]
+    print_table("Waste by kind", ("kind", "share"), waste)
     print_table("Sources", tuple(summary.sources[0]), [tuple(source.values()) for source in summary.sources])
     if summary.rejected_by_reason:
         print_table("Left out, see rejected.jsonl", ("reason", "samples"), summary.rejected_by_reason.items())
@@ -151,7 +167,7 @@ def main() -> None:
     if arguments.json:
         print_json({**asdict(summary), "tried": [asdict(trial) for trial in trials]})
     else:
-        show(summary, trials, arguments.output_dir)
+        show(index, corpus, summary, trials)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from omnibal_ext.packing.packs import TILES, TOKENS
 from omnibal_ext.packing.summary import Summary
 
 WIDTH, HEIGHT, MARGIN, BINS = 420, 180, 28, 40
+LINE_BINS, BLOCKS = 32, " ▁▂▃▄▅▆▇█"
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 920px; margin: 2em auto; color: #222; }
 figure { display: inline-block; margin: 0 12px 12px 0; } figcaption { font-weight: 600; }
@@ -25,25 +26,7 @@ td + td, th + th { text-align: right; } rect { fill: #3a7ca5; } text { font-size
 
 def write_report(path: str | Path, index: PackedIndex, corpus: Corpus, summary: Summary) -> None:
     """Write what `tools/pack_data.py --report` shows about epoch 0 of an index."""
-    loads = np.asarray(index.loads[: summary.packs])
-    counts = np.diff(index.pack_offsets[: summary.packs + 1])
-    figures = [
-        histogram("Tiles of a sample", corpus.sizes.tiles),
-        histogram("Tokens of a sample", corpus.sizes.tokens),
-        histogram(f"Tiles of a pack (budget {summary.vit_budget})", loads[:, TILES]),
-        histogram(f"Tokens of a pack (budget {summary.llm_budget})", loads[:, TOKENS]),
-        histogram("Samples of a pack", counts),
-    ]
-    packed_tokens = sum(source["tokens"] for source in summary.sources)
-    packed_tiles = sum(source["tiles"] for source in summary.sources)
-    waste = [
-        ("padding inside packs", summary.pad_ratio),
-        ("tiles of the budget unused", 1 - packed_tiles / max(1, summary.packs * summary.vit_budget)),
-        ("tokens of the budget unused", 1 - packed_tokens / max(1, summary.packs * summary.llm_budget)),
-        ("ranks waiting: ViT", summary.dist_ratio_vit),
-        ("ranks waiting: LLM", summary.dist_ratio_llm),
-        ("ranks waiting: attention", summary.dist_ratio_attention),
-    ]
+    figures = [histogram(title, values) for title, values in distributions(index, corpus, summary)]
     measures = [(name.replace("_", " "), value) for name, value in asdict(summary).items() if np.isscalar(value)]
     page = [
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>Packing report</title>",
@@ -53,7 +36,7 @@ def write_report(path: str | Path, index: PackedIndex, corpus: Corpus, summary: 
         "<h2>Sizes before and after</h2>",
         *figures,
         "<h2>Waste by kind</h2>",
-        table(("kind", "share"), [(kind, f"{share:.2%}") for kind, share in waste]),
+        table(("kind", "share"), [(kind, f"{share:.2%}") for kind, share in waste_by_kind(summary)]),
         "<h2>Sources</h2>",
         table(tuple(summary.sources[0]), [tuple(source.values()) for source in summary.sources]),
         "<h2>Left out</h2>",
@@ -62,6 +45,39 @@ def write_report(path: str | Path, index: PackedIndex, corpus: Corpus, summary: 
         table(("measure", "value"), measures),
     ]
     Path(path).write_text("\n".join(page) + "\n", encoding="utf-8")
+
+
+def distributions(index: PackedIndex, corpus: Corpus, summary: Summary) -> list[tuple[str, NDArray[Any]]]:
+    """Return what there is a histogram of: samples before, packs of epoch 0 after."""
+    loads = np.asarray(index.loads[: summary.packs])
+    return [
+        ("Tiles of a sample", corpus.sizes.tiles),
+        ("Tokens of a sample", corpus.sizes.tokens),
+        (f"Tiles of a pack (budget {summary.vit_budget})", loads[:, TILES]),
+        (f"Tokens of a pack (budget {summary.llm_budget})", loads[:, TOKENS]),
+        ("Samples of a pack", np.diff(index.pack_offsets[: summary.packs + 1])),
+    ]
+
+
+def waste_by_kind(summary: Summary) -> list[tuple[str, float]]:
+    """Return the share of work or room that is lost, for each way to lose it."""
+    tokens = sum(source["tokens"] for source in summary.sources)
+    tiles = sum(source["tiles"] for source in summary.sources)
+    return [
+        ("padding inside packs", summary.pad_ratio),
+        ("tiles of the budget unused", 1 - tiles / max(1, summary.packs * summary.vit_budget)),
+        ("tokens of the budget unused", 1 - tokens / max(1, summary.packs * summary.llm_budget)),
+        ("ranks waiting: ViT", summary.dist_ratio_vit),
+        ("ranks waiting: LLM", summary.dist_ratio_llm),
+        ("ranks waiting: attention", summary.dist_ratio_attention),
+    ]
+
+
+def bar_line(values: NDArray[Any]) -> str:
+    """Draw a distribution of whole numbers in one line of text, from the least to the greatest value."""
+    low, high = int(values.min()), int(values.max())
+    heights = np.bincount((values.astype(np.int64) - low) * LINE_BINS // (high - low + 1), minlength=LINE_BINS)
+    return "".join(BLOCKS[-(-int(height) * (len(BLOCKS) - 1) // int(heights.max()))] for height in heights)
 
 
 def histogram(title: str, values: NDArray[Any]) -> str:

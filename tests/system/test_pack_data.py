@@ -66,7 +66,13 @@ def test_a_person_gets_a_table(dataset: Path) -> None:
     out = dataset.parent / "packs"
     done = pack_data("--data", dataset, "--vit-budget", 8, "--llm-budget", 1000, "--output-dir", out)
     assert done.returncode == 0
-    assert "dist ratio llm" in done.stdout
+    for said in (
+        "dist ratio llm", "Tiles of a sample", "Tokens of a sample", "Tiles of a pack", "Tokens of a pack",
+        "Samples of a pack", "padding inside packs", "ranks waiting: attention", "iterations", "tokens per iteration",
+        "too many tiles", "too many tokens", "a.jsonl",
+    ):  # fmt: skip
+        assert said in done.stdout
+    assert "█" in done.stdout
 
 
 def test_auto_budgets_are_printed_with_what_was_tried(dataset: Path) -> None:

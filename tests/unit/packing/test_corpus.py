@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing import METHODS, Corpus, PackedIndex, PackOptions, PackStream, Source, build_index
-from omnibal_ext.packing.histograms import write_report
+from omnibal_ext.packing.histograms import bar_line, write_report
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import corpora
 
@@ -137,6 +137,14 @@ def test_the_report_draws_what_was_packed(tmp_path: Path) -> None:
     assert page.count("<figure>") == 5
     assert "&lt;a&amp;b&gt;" in page
     assert "<a&b>" not in page
+    for said in ("Waste by kind", "ranks waiting: attention", "steps an epoch", "tokens each", "Left out"):
+        assert said in page
+
+
+def test_a_line_of_bars_shows_where_values_lie() -> None:
+    bars = bar_line(np.repeat([0, 16, 31], [8, 1, 4]))
+    assert bars == "█" + " " * 15 + "▁" + " " * 14 + "▄"
+    assert bar_line(np.array([5, 5])).strip() == "█"
 
 
 def test_opening_reads_no_array(tmp_path: Path) -> None:
