@@ -126,6 +126,8 @@ def _internvl(name: str, config: _Section) -> Architecture:
     config.must(projector_hidden_act="gelu", vision_feature_select_strategy="default")
     section, text = config.inner("vision_config", "internvl_vision"), config.inner("text_config", "qwen2")
     section.must(use_absolute_position_embeddings=True, use_mask_token=False)
+    if section["use_qk_norm"]:
+        section.must(layer_norm_eps=1e-6)  # transformers' QK-norm has this one whatever the layers' is
     layers, whole = _layers_read(section, config["vision_feature_layer"])
     vision = VisionArchitecture(
         **_vision_sizes(section, layers),

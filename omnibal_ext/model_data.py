@@ -32,6 +32,11 @@ class VisionArchitecture:
     layer_scale: bool = True
 
     @property
+    def norm_bias(self) -> bool:
+        """The layers' norms have a bias."""
+        return self.normalization == "LayerNorm"
+
+    @property
     def patches(self) -> int:
         """Patches of one tile."""
         return (self.image_size // self.patch_size) ** 2
@@ -94,6 +99,11 @@ class Architecture:
     """Tiles of an image are joined, its padding is cut off, and every row ends with a learned token (LLaVA-1.6)."""
     tied: bool = False
     """Word embedding and head share one weight."""
+
+    @property
+    def untied(self) -> bool:
+        """The head has a weight of its own."""
+        return not self.tied
 
     @property
     def image_tokens_per_tile(self) -> int:

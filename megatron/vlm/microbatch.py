@@ -37,7 +37,8 @@ class Microbatch:
     useful_tokens: int  # tokens of real samples, without padding
     pixels: Tensor | None = None  # [tiles, 3, size, size]
     input_ids: Tensor | None = None  # [T]
-    image_positions: Tensor | None = None  # [tiles * image tokens a tile], into input_ids
+    image_positions: Tensor | None = None  # [image tokens], into input_ids
+    image_sources: Tensor | None = None  # [image tokens], into the projector's output, -1 a newline; None: in order
     labels: Tensor | None = None  # [T]
     loss_mask: Tensor | None = None  # [T], 1 where the label counts
 

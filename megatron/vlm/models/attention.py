@@ -1,16 +1,31 @@
-"""Attention that never looks across samples: the `core_attention` of every layer of ours."""
+"""Attention that never looks across samples: the `core_attention` of every layer of ours.
 
+| where | tokens of a pack | tiles of a batch |
+|---|---|---|
+| Transformer Engine is installed, half precision | its THD kernels, one call a pack | torch, one call a batch |
+| CUDA, half precision | torch's variable-length flash attention, one call a pack | torch, one call a batch |
+| elsewhere, or with dropout | torch, sample by sample | torch, one call a batch |
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
+from megatron.core import tensor_parallel
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.training.utils import print_rank_0
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Segments
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Segments], Tensor]
+"""Attention over a pack: query [T, heads, d], key and value [T, groups, d], boundaries -> [T, heads, d]."""
 
 
 class IsolatedAttention(MegatronModule):
@@ -24,6 +39,10 @@ class IsolatedAttention(MegatronModule):
         super().__init__(config)
         self.layer_number = layer_number
         self.causal = attn_mask_type == AttnMaskType.causal
+        if self.causal:
+            name = choose_kernel(config)
+            _say(name)
+            self.over_pack: Kernel = getattr(self, f"_{name}")
 
     def forward(
         self,
@@ -36,47 +55,72 @@ class IsolatedAttention(MegatronModule):
         packed_seq_params: Segments | None = None,
     ) -> Tensor:
         if packed_seq_params is None:
-            return self._tiles(query, key, value)
-        if platform.HAS_CUDA and query.dtype in (torch.bfloat16, torch.float16):
-            return _variable_length(query, key, value, packed_seq_params, self.causal)
-        return self._sample_by_sample(query, key, value, packed_seq_params)
+            return self._by_torch(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)).transpose(0, 1)
+        out = self.over_pack(query.squeeze(1), key.squeeze(1), value.squeeze(1), packed_seq_params)
+        return out.flatten(1).unsqueeze(1)
 
-    def _tiles(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-        out = scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=_grouped(query, key))
-        return out.permute(2, 0, 1, 3).flatten(2)
+    def _by_torch(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """A batch of sequences of one length: query [b, s, heads, d] -> [b, s, heads * d]."""
+        q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        dropout = self.config.attention_dropout if self.training else 0.0
+        with tensor_parallel.get_cuda_rng_tracker().fork() if dropout else nullcontext():
+            out = scaled_dot_product_attention(
+                q, k, v, dropout_p=dropout, is_causal=self.causal, enable_gqa=query.shape[2] != key.shape[2]
+            )
+        return out.transpose(1, 2).flatten(2)
 
     def _sample_by_sample(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
-        # [T, 1, heads, d] -> [1, heads, T, d], cut into samples
-        splits = (tensor.permute(1, 2, 0, 3).split(segments.lengths, dim=2) for tensor in (query, key, value))
-        grouped = _grouped(query, key)
-        samples = [
-            scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=grouped)
-            for q, k, v in zip(*splits, strict=True)
-        ]
-        return torch.cat(samples, dim=2).permute(2, 0, 1, 3).flatten(2)
+        splits = (tensor.unsqueeze(0).split(segments.lengths, dim=1) for tensor in (query, key, value))
+        return torch.cat([self._by_torch(*sample) for sample in zip(*splits, strict=True)], dim=1).squeeze(0)
+
+    def _variable_length(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        out = varlen_attn(
+            query,
+            key,
+            value,
+            segments.cu_seqlens_q,
+            segments.cu_seqlens_kv,
+            segments.max_seqlen_q,
+            segments.max_seqlen_kv,
+            window_size=(-1, 0),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        assert isinstance(out, Tensor)  # the log-sum-exp was not asked for
+        return out
+
+    def _transformer_engine(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
+        return _thd_kernel(query.shape[1], key.shape[1], query.shape[2])(
+            query,
+            key,
+            value,
+            cu_seqlens_q=segments.cu_seqlens_q,
+            cu_seqlens_kv=segments.cu_seqlens_kv,
+            max_seqlen_q=segments.max_seqlen_q,
+            max_seqlen_kv=segments.max_seqlen_kv,
+            attn_mask_type="padding_causal",
+        )
 
 
-def _grouped(query: Tensor, key: Tensor) -> bool:
-    return query.shape[2] != key.shape[2]
+def choose_kernel(config: TransformerConfig) -> str:
+    """The kernel for packs here, in this precision: the name of a method of `IsolatedAttention` without underscore."""
+    half = config.params_dtype in (torch.bfloat16, torch.float16)
+    if not platform.HAS_CUDA or not half or config.attention_dropout:
+        return "sample_by_sample"
+    return "transformer_engine" if platform.HAS_TRANSFORMER_ENGINE else "variable_length"
 
 
-def _variable_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, causal: bool) -> Tensor:
-    """Torch's own flash attention over a packed sequence; one kernel for the whole pack."""
-    from torch.nn.attention.varlen import varlen_attn
+@cache
+def _thd_kernel(heads: int, groups: int, width: int) -> Callable[..., Tensor]:
+    """Transformer Engine's attention; one for all layers, none of which owns it: it has no weights to be saved."""
+    from transformer_engine.pytorch import DotProductAttention
 
-    if _grouped(query, key):
-        repeats = query.shape[2] // key.shape[2]
-        key, value = (tensor.repeat_interleave(repeats, dim=2) for tensor in (key, value))
-    out = varlen_attn(
-        query.squeeze(1),
-        key.squeeze(1),
-        value.squeeze(1),
-        segments.cu_seqlens_q,
-        segments.cu_seqlens_kv,
-        segments.max_seqlen_q,
-        segments.max_seqlen_kv,
-        window_size=(-1, 0) if causal else (-1, -1),
-    )
-    assert isinstance(out, Tensor)  # the log-sum-exp was not asked for
-    return out.flatten(1).unsqueeze(1)
+    kernel: Callable[..., Tensor] = DotProductAttention(heads, width, num_gqa_groups=groups, qkv_format="thd")
+    return kernel
+
+
+@cache
+def _say(name: str) -> None:
+    """Once a process, in the log of the first rank."""
+    print_rank_0(f"attention over packs: {name.replace('_', ' ')}")

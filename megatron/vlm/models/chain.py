@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 import torch
 from megatron.core import tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import sharded_state_dict_default
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.language import Head, WordEmbedding, language_layer_spec
 from megatron.vlm.models.projector import Projector
 from megatron.vlm.models.vision import PatchEmbed, vision_layer_spec
 from omnibal_ext.architectures import Architecture
-from omnibal_ext.chain import layer_names
+from omnibal_ext.chain import GradientMode, gradient_mode, layer_names
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Chain:
     vision: TransformerConfig
     vocab_size: int  # padded, so that every tensor-parallel rank gets the same share
     seed: int
+    frozen: tuple[str, ...] = ()
+    """Parts that are not trained, of `omnibal_ext.chain.PARTS`."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -39,6 +43,14 @@ class Chain:
 
     def build(self, link: int) -> torch.nn.Module:
         """Build one link, with the weights that this link has in every layout: its seed depends on `link` alone."""
+        module = self._build(link)
+        return module if self.gradient_mode(link) == "trained" else module.requires_grad_(False)
+
+    def gradient_mode(self, link: int) -> GradientMode:
+        """What the backward pass does in a link."""
+        return gradient_mode(self.kinds[link], self.frozen)
+
+    def _build(self, link: int) -> torch.nn.Module:
         with _seeded(self.seed + link):
             match self.kinds[link]:
                 case "patch_embed":
@@ -48,11 +60,11 @@ class Chain:
                 case "projector":
                     return Projector(self.vision, self.language, self.architecture)
                 case "word_embed":
-                    return WordEmbedding(self.language, self.vocab_size)
+                    return WordEmbedding(self.language, self.vocab_size, self.architecture.newline)
                 case "llm":
                     return self._layer(self.language, link)
                 case _:
-                    return Head(self.language, self.vocab_size)
+                    return Head(self.language, self.vocab_size, self.architecture.language.vocab_size)
 
     def _layer(self, config: TransformerConfig, link: int) -> torch.nn.Module:
         vision = config is self.vision
@@ -71,6 +83,19 @@ class Chain:
             case _:
                 share = self.language.tensor_model_parallel_size if self.language.sequence_parallel else 1
                 return (batch.tokens // share, 1, self.language.hidden_size)
+
+
+class Links(torch.nn.ModuleDict):
+    """Links of the chain by name; each of them knows how tensor parallelism cuts its weights."""
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
+    ) -> ShardedStateDict:
+        """What a checkpoint holds of these links: weights alone, core's layers have no state beside them."""
+        state: ShardedStateDict = {}
+        for name, link in self.items():
+            state |= sharded_state_dict_default(link, f"{prefix}{name}.", sharded_offsets, metadata)
+        return {key: entry for key, entry in state.items() if not key.endswith("_extra_state")}
 
 
 @contextmanager

@@ -3,18 +3,23 @@
 import copy
 from argparse import Namespace
 
+from megatron.core.activations import quick_gelu
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import init_method_normal, scaled_init_method_normal
 from megatron.training.arguments import core_transformer_config_from_args
 from torch.nn.functional import gelu
 
+from megatron.vlm.models.padding import padded_heads
 from omnibal_ext.architectures import Architecture
+
+ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu}
 
 
 def language_config(args: Namespace, architecture: Architecture) -> TransformerConfig:
-    """The language model's configuration: Megatron's, with the true number of layers."""
+    """The language model's configuration: Megatron's, with the true number of layers and width of heads."""
     config = core_transformer_config_from_args(args)
     config.num_layers = architecture.language.layers
+    config.kv_channels = architecture.language.head_dim
     _set_initialization(config)
     return config
 
@@ -22,19 +27,20 @@ def language_config(args: Namespace, architecture: Architecture) -> TransformerC
 def vision_config(language: TransformerConfig, architecture: Architecture) -> TransformerConfig:
     """The ViT's configuration: the same parallelism, precision and dropout, its own sizes.
 
-    Without sequence parallelism: 1025 tokens a tile divide by no group size.
+    Without sequence parallelism: 1025 tokens a tile divide by no group size. Heads are padded to the group's size.
     """
     vision = architecture.vision
     config = copy.deepcopy(language)
     config.num_layers = vision.layers
     config.hidden_size = vision.hidden_size
-    config.num_attention_heads = config.num_query_groups = vision.heads
+    heads = padded_heads(vision.heads, config.tensor_model_parallel_size)
+    config.num_attention_heads = config.num_query_groups = heads
     config.kv_channels = vision.hidden_size // vision.heads
     config.ffn_hidden_size = vision.ffn_hidden_size
     config.normalization = vision.normalization
     config.layernorm_epsilon = vision.norm_epsilon
     config.gated_linear_unit = False
-    config.activation_func = gelu
+    config.activation_func = ACTIVATIONS[vision.activation]
     config.add_bias_linear = True
     config.add_qkv_bias = vision.qkv_bias
     config.qk_layernorm = vision.qk_norm

@@ -1,9 +1,13 @@
 """The language model's links of the chain: word embedding with the image tokens merged in, layers, head."""
 
+from typing import Any
+
 import torch
 from megatron.core import tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
 from megatron.core.tensor_parallel import ColumnParallelLinear, VocabParallelEmbedding
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -12,24 +16,32 @@ from torch import Tensor
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention import IsolatedAttention
 from megatron.vlm.models.norm import build_norm
+from megatron.vlm.models.padding import loads_without_padding
 
 
-class WordEmbedding(torch.nn.Module):
+class WordEmbedding(MegatronModule):
     """Embeds the pack's tokens and puts the projected image tokens in their places.
 
-    image [tiles * image tokens, 1, width] -> [T, 1, width]; under sequence parallelism this rank's share of T.
+    image [tiles * image tokens, 1, width] -> [T, 1, width]; under sequence parallelism this rank's share of T. With a
+    newline (LLaVA-1.6), `batch.image_sources` says which image token goes where, and where the newline does.
     """
 
-    def __init__(self, config: TransformerConfig, vocab_size: int) -> None:
-        super().__init__()
+    def __init__(self, config: TransformerConfig, vocab_size: int, newline: bool = False) -> None:
+        super().__init__(config)
         self.sequence_parallel = config.sequence_parallel
         self.embedding = VocabParallelEmbedding(
             vocab_size, config.hidden_size, init_method=config.embedding_init_method, config=config
         )
+        self.newline = None
+        if newline:
+            self.newline = torch.nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))
+            config.embedding_init_method(self.newline.data)
 
     def forward(self, image: Tensor, batch: Microbatch) -> Tensor:
-        words = self.embedding(batch.input_ids)
-        merged = words.index_copy(0, batch.image_positions, image.squeeze(1).to(words.dtype)).unsqueeze(1)
+        words, tokens = self.embedding(batch.input_ids), image.squeeze(1)
+        if self.newline is not None:
+            tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])[batch.image_sources]
+        merged = words.index_copy(0, batch.image_positions, tokens.to(words.dtype)).unsqueeze(1)
         return tensor_parallel.scatter_to_sequence_parallel_region(merged) if self.sequence_parallel else merged
 
 
@@ -44,26 +56,36 @@ def language_layer_spec(config: TransformerConfig) -> ModuleSpec:
     """Core's layer with attention isolated per sample."""
     submodules = get_gpt_layer_local_submodules(normalization=config.normalization)
     submodules.input_layernorm = submodules.pre_mlp_layernorm = build_norm
+    submodules.sharded_state_dict_keys_map = {}  # weights keep their names in checkpoints
     submodules.self_attention.submodules.core_attention = IsolatedAttention
     return ModuleSpec(LanguageLayer, submodules=submodules)
 
 
-class Head(torch.nn.Module):
+class Head(MegatronModule):
     """Final norm, output projection and, where labels are given, the loss of every token.
 
-    [T, 1, width] -> losses [T] in fp32, or without labels logits [T, local vocabulary].
+    [T, 1, width] -> losses [T] in fp32, or without labels logits [T, local vocabulary]. Of `vocab_size` rows only
+    `words` are the model's; the others fill up the tensor-parallel group and are never chosen.
     """
 
-    def __init__(self, config: TransformerConfig, vocab_size: int) -> None:
-        super().__init__()
+    def __init__(self, config: TransformerConfig, vocab_size: int, words: int) -> None:
+        super().__init__(config)
         self.norm = build_norm(config, config.hidden_size, config.layernorm_epsilon)
         self.linear = ColumnParallelLinear(
             config.hidden_size, vocab_size, config=config, init_method=config.init_method, bias=False
         )
+        local = self.linear.output_size_per_partition
+        self.words_here = min(max(words - self.linear.tp_group.rank() * local, 0), local)
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         logits, _ = self.linear(self.norm(hidden))
         logits = logits.squeeze(1)
+        with torch.no_grad():  # the gradient of a word that cannot be is zero either way
+            logits[:, self.words_here :] = -torch.inf
         if batch.labels is None:
             return logits
         return tensor_parallel.vocab_parallel_cross_entropy(logits.float(), batch.labels)
+
+    def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
+        """A checkpoint whose vocabulary is padded otherwise can be read."""
+        return loads_without_padding(super().sharded_state_dict(*arguments, **options))

@@ -8,32 +8,38 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 
+from megatron.vlm.models.padding import loads_without_padding, zero_padding
 
-def build_norm(config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> torch.nn.Module:
-    """RMSNorm or LayerNorm, as `config.normalization` says.
+
+def build_norm(
+    config: TransformerConfig, hidden_size: int, eps: float = 1e-5, kind: str | None = None
+) -> torch.nn.Module:
+    """RMSNorm or LayerNorm, as `kind` or else `config.normalization` says.
 
     Under sequence parallelism a rank sees a share of the tokens: the mark makes Megatron sum the gradients over ranks.
     """
-    kind = torch.nn.RMSNorm if config.normalization == "RMSNorm" else torch.nn.LayerNorm
-    norm = kind(hidden_size, eps=eps, dtype=config.params_dtype)
+    build = torch.nn.RMSNorm if (kind or config.normalization) == "RMSNorm" else torch.nn.LayerNorm
+    norm = build(hidden_size, eps=eps, dtype=config.params_dtype)
     for parameter in norm.parameters():
         setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (Megatron marks weights so)
     return norm
 
 
 class FullWidthRMSNorm(torch.nn.Module):
-    """RMSNorm of a query or key over all heads together (InternViT-6B), not head by head.
+    """RMSNorm of a query or key over all `heads` together (InternViT-6B), not head by head.
 
     Under tensor parallelism a rank holds some heads: the sum of squares is reduced over the group, in both directions.
-    Input and output [s, b, local heads, d].
+    Heads that only fill up the group are zero and do not count. Input and output [s, b, local heads, d].
     """
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6) -> None:
+    def __init__(self, config: TransformerConfig, hidden_size: int, heads: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.group = parallel_state.get_tensor_model_parallel_group()
-        self.width = config.num_attention_heads * hidden_size
+        self.width = heads * hidden_size
         self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(self.width // self.group.size(), dtype=config.params_dtype))
+        local = config.num_attention_heads * hidden_size // self.group.size()
+        self.weight = torch.nn.Parameter(torch.ones(local, dtype=config.params_dtype))
+        zero_padding(self.weight, 0, self.width, self.group)
         tensor_parallel.set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -48,6 +54,8 @@ class FullWidthRMSNorm(torch.nn.Module):
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
         """The weight is cut along its only axis, like the heads it belongs to."""
-        return make_sharded_tensors_for_checkpoint(
-            self.state_dict(prefix="", keep_vars=True), prefix, {"weight": 0}, sharded_offsets
+        return loads_without_padding(
+            make_sharded_tensors_for_checkpoint(
+                self.state_dict(prefix="", keep_vars=True), prefix, {"weight": 0}, sharded_offsets
+            )
         )

@@ -1,7 +1,8 @@
-"""From the ViT's width to the language model's: pixel shuffle and a two-layer perceptron (InternVL)."""
+"""From the ViT's width to the language model's: a two-layer perceptron (LLaVA), pixel shuffle before it (InternVL)."""
 
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import gelu
@@ -11,22 +12,29 @@ from megatron.vlm.models.norm import build_norm
 from omnibal_ext.architectures import Architecture
 
 
-class Projector(torch.nn.Module):
-    """[1 + patches, tiles, ViT width] -> [tiles * image tokens, 1, LLM width]; the class token is dropped."""
+class Projector(MegatronModule):
+    """[1 + patches, tiles, ViT width] -> [tiles * image tokens, 1, LLM width]."""
 
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
-        super().__init__()
-        self.shuffle = architecture.shuffle
+        super().__init__(vision)
+        self.shuffle, self.first = architecture.shuffle, 0 if architecture.class_token else 1
         width = vision.hidden_size * self.shuffle**2
-        linear = {"config": vision, "init_method": vision.init_method, "bias": True, "skip_bias_add": False}
-        self.norm = build_norm(_layer_norm(vision), width)
+        linear = {"config": vision, "init_method": vision.init_method, "bias": architecture.projector_bias}
+        self.vision_norm: torch.nn.Module = torch.nn.Identity()
+        self.norm: torch.nn.Module = torch.nn.Identity()
+        if architecture.vision.final_norm:
+            self.vision_norm = build_norm(vision, vision.hidden_size, architecture.vision.norm_epsilon, "LayerNorm")
+        if architecture.projector_norm:
+            self.norm = build_norm(vision, width, kind="LayerNorm")
         self.linear_fc1 = ColumnParallelLinear(width, language.hidden_size, gather_output=False, **linear)
         self.linear_fc2 = RowParallelLinear(
-            language.hidden_size, language.hidden_size, input_is_parallel=True, **linear
+            language.hidden_size, language.hidden_size, input_is_parallel=True, skip_bias_add=False, **linear
         )
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        image = pixel_shuffle(hidden[1:].transpose(0, 1), self.shuffle)
+        image = self.vision_norm(hidden)[self.first :].transpose(0, 1)
+        if self.shuffle > 1:
+            image = pixel_shuffle(image, self.shuffle)
         inner, _ = self.linear_fc1(self.norm(image))
         out, _ = self.linear_fc2(gelu(inner))
         return out.reshape(-1, 1, out.shape[-1])
@@ -41,12 +49,3 @@ def pixel_shuffle(patches: Tensor, factor: int) -> Tensor:
     side = int(count**0.5)
     squares = patches.reshape(tiles, side // factor, factor, side // factor, factor, width)
     return squares.permute(0, 1, 3, 2, 4, 5).reshape(tiles, (side // factor) ** 2, factor**2 * width)
-
-
-def _layer_norm(config: TransformerConfig) -> TransformerConfig:
-    """The projector's norm is a LayerNorm, whatever the ViT's layers use."""
-    from copy import copy
-
-    config = copy(config)
-    config.normalization = "LayerNorm"
-    return config

@@ -1,0 +1,197 @@
+"""Hugging Face -> ours -> Hugging Face, with the memory of one weight.
+
+Ours keeps, beside the weights, a folder `huggingface/`: config.json, tokenizer and the like, the list of the weights
+with their files and shapes, and the few that the model never uses. What goes back has the same names in the same files.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
+from megatron.vlm.hf.folder import DTYPE_NAMES, DTYPES, Stored, WeightFolder, write_index, write_weights
+from megatron.vlm.hf.forms import join, split
+from megatron.vlm.hf.names import Source, is_idle, sources, table_name
+from omnibal_ext.console import track
+from omnibal_ext.errors import UserError
+from omnibal_ext.huggingface import CONFIG, INDEX, config_path, read_architecture, read_config
+from omnibal_ext.model_data import Architecture
+
+SIDE = "huggingface"
+LISTING = "weights.json"
+IDLE_FILE = "idle.safetensors"
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".distcp"}
+
+
+@dataclass(frozen=True)
+class KeyMap:
+    """Which weights of a Hugging Face folder make which of ours, by the folder's own names."""
+
+    architecture: Architecture
+    sources: dict[str, Source]
+    idle: list[str]
+    """Weights that the model never uses."""
+    shapes: dict[str, Tensor]
+    """Ours, on the meta device."""
+
+    @classmethod
+    def of(cls, folder: Path, stored: Mapping[str, Stored]) -> "KeyMap":
+        """Of the weights `stored`, with the config.json of `folder`.
+
+        Raises UserError naming a weight that is missing, or one that no part of the model would take.
+        """
+        architecture, config = read_architecture(folder), read_config(config_path(folder))
+        own = {table_name(name): name for name in stored}
+        wanted = sources(architecture, config["model_type"], _language_type(config))
+        taken = {name for source in wanted.values() for name in source.theirs}
+        if lacking := sorted(taken - own.keys()):
+            raise UserError(f"{folder}: lacks {len(lacking)} weights that its {CONFIG} asks for, {lacking[0]} first")
+        idle = [name for table, name in own.items() if table not in taken]
+        if strange := [name for name in idle if not is_idle(table_name(name))]:
+            raise UserError(f"{folder}: has {len(strange)} weights the model has no place for, {strange[0]} first")
+        found, shapes = {}, {}
+        for ours, source in wanted.items():
+            names = tuple(own[name] for name in source.theirs)
+            found[ours] = Source(names, source.form)
+            shapes[ours] = join(source.form, [_empty(stored[name]) for name in names], architecture)
+        return cls(architecture, found, idle, shapes)
+
+    def join(self, ours: str, tensors: Iterable[Tensor]) -> Tensor:
+        """Our weight of that name, of theirs."""
+        return join(self.sources[ours].form, list(tensors), self.architecture)
+
+    def split(self, ours: str, tensor: Tensor) -> dict[str, Tensor]:
+        """Their weights by name, of ours; rows that only fill up a tensor-parallel group are left out.
+
+        Raises UserError if the weight is smaller than the config.json says.
+        """
+        wanted = self.shapes[ours].shape
+        if tensor.dim() != len(wanted) or any(have < want for have, want in zip(tensor.shape, wanted, strict=True)):
+            raise UserError(
+                f"{ours} has the shape {list(tensor.shape)}, {CONFIG} asks for {list(wanted)}: another model"
+            )
+        for dim, size in enumerate(wanted):
+            tensor = tensor.narrow(dim, 0, size)
+        source = self.sources[ours]
+        return dict(zip(source.theirs, split(source.form, tensor, self.architecture), strict=True))
+
+
+def _language_type(config: Mapping[str, Any]) -> str:
+    inner = config.get("text_config") or config.get("llm_config") or {}
+    original = "InternLM2ForCausalLM" in (inner.get("architectures") or ())
+    return "internlm2" if original else str(inner.get("model_type", "llama"))
+
+
+def _empty(entry: Stored) -> Tensor:
+    return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
+
+
+def from_hugging_face(folder: Path, output: Path) -> KeyMap:
+    """Convert a folder of Hugging Face's to a checkpoint that the trainer loads at any layout.
+
+    Raises UserError if the model or its weights cannot be honoured, or the output is there already.
+    """
+    theirs = WeightFolder(folder)
+    keys = KeyMap.of(folder, theirs.stored)
+    _make_empty(output)
+    turns = track(keys.shapes, "converting", len(keys.shapes))
+
+    def make(ours: str) -> Tensor:
+        next(turns)
+        return keys.join(ours, map(theirs.tensor, keys.sources[ours].theirs))
+
+    write_release(output, keys.shapes, make)
+    next(turns, None)  # closes the progress bar
+    _write_side(folder, output / SIDE, theirs, keys)
+    return keys
+
+
+def _make_empty(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder}: is not empty; choose another --output-dir or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _write_side(folder: Path, side: Path, theirs: WeightFolder, keys: KeyMap) -> None:
+    _copy_all_but_weights(folder, side)
+    if read_architecture(side).tied != keys.architecture.tied:
+        # The folder's weights overrode its config, as they do in transformers; from here on the config says it.
+        config = read_config(side / CONFIG)
+        for section in (config, config.get("text_config", {})):
+            section["tie_word_embeddings"] = keys.architecture.tied
+        (side / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    listing = {name: [entry.file, entry.dtype, list(entry.shape)] for name, entry in theirs.stored.items()}
+    (side / LISTING).write_text(json.dumps(listing, indent=1) + "\n")
+    idle = {name: theirs.stored[name] for name in keys.idle}
+    write_weights(side / IDLE_FILE, idle, ((name, theirs.tensor(name)) for name in idle))
+
+
+def _copy_all_but_weights(folder: Path, output: Path) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES and path.name not in (INDEX, LISTING):
+            shutil.copyfile(path, output / path.name)
+
+
+def to_hugging_face(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
+    """Write the latest checkpoint of a folder as Hugging Face's, with names and files of the model it came from.
+
+    That model is found beside the checkpoint, or where the training run took it from (its --preset), or it is `like`:
+    a Hugging Face folder or one of ours. Raises UserError if it is not found or is another model.
+    """
+    ours = OurCheckpoint(folder)
+    side = _find_side(folder, ours, like)
+    stored, idle_weights = _listing(side)
+    keys = KeyMap.of(side, stored)
+    if lacking := [name for name in keys.sources if name not in ours.weights]:
+        raise UserError(f"{ours.folder}: has no weight {lacking[0]}; {side / CONFIG} describes another model")
+    _make_empty(output)
+    for name, source in keys.sources.items():
+        dtype = DTYPE_NAMES[ours.weights[name].properties.dtype]
+        stored |= {theirs: replace(stored[theirs], dtype=dtype) for theirs in source.theirs}
+    files = sorted({entry.file for entry in stored.values()})
+    for file in track(files, "writing", len(files)):
+        here = {name: entry for name, entry in stored.items() if entry.file == file}
+        write_weights(output / file, here, _tensors(here, keys, ours, idle_weights))
+    write_index(output, stored)
+    _copy_all_but_weights(side, output)
+    return keys
+
+
+def _find_side(folder: Path, ours: OurCheckpoint, like: Path | None) -> Path:
+    candidates = [like, folder, ours.preset] if like is None else [like]
+    for candidate in filter(None, candidates):
+        for side in (candidate / SIDE, candidate):
+            if (side / CONFIG).is_file():
+                return side
+    raise UserError(
+        f"{folder}: nothing says what Hugging Face's model looks like; name the folder that the weights first came "
+        "from with --like"
+    )
+
+
+def _listing(side: Path) -> tuple[dict[str, Stored], Path]:
+    """What the exported weights are called, and the folder or file that still holds those the model never uses."""
+    if not (side / LISTING).is_file():
+        return WeightFolder(side).stored, side
+    listing = read_config(side / LISTING)
+    return {name: Stored(file, dtype, tuple(shape)) for name, (file, dtype, shape) in listing.items()}, side / IDLE_FILE
+
+
+def _tensors(
+    here: Mapping[str, Stored], keys: KeyMap, ours: OurCheckpoint, idle_weights: Path
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights of one file, in the chain's order."""
+    for name, source in keys.sources.items():
+        if here.keys() & set(source.theirs):
+            parts = keys.split(name, ours.tensor(name))
+            yield from ((theirs, part) for theirs, part in parts.items() if theirs in here)
+    if idle := [name for name in keys.idle if name in here]:
+        kept = WeightFolder(idle_weights)
+        yield from ((name, kept.tensor(name)) for name in idle)

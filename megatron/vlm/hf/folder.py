@@ -1,0 +1,115 @@
+"""Safetensors folders, a tensor at a time: reading, and writing without ever holding a file in memory.
+
+A file is eight bytes of length, a JSON header {name: {dtype, shape, data_offsets}}, and the tensors' bytes end to end.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.huggingface import INDEX, weight_files
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a weight lies and what it is."""
+
+    file: str
+    dtype: str  # safetensors' name
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Its size on disk."""
+        return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
+
+
+class WeightFolder:
+    """The weights of a Hugging Face folder or of one file, by name; until a tensor is asked for, only headers are read.
+
+    Raises UserError if the folder has no safetensors weights, lacks one of its files, or one is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder = folder = path if path.is_dir() else path.parent
+        names = weight_files(path) if path.is_dir() else dict.fromkeys(_read_header(path), path.name)
+        if not names:
+            raise UserError(f"{folder}: no model.safetensors and no {INDEX} here; other weight formats are not read")
+        self.stored: dict[str, Stored] = {}
+        for file in dict.fromkeys(names.values()):
+            self.stored |= _read_header(folder / file)
+        if lacking := [name for name in names if name not in self.stored]:
+            raise UserError(f"{folder / INDEX}: {lacking[0]} is not in {names[lacking[0]]}, where it should be")
+
+    def tensor(self, name: str) -> Tensor:
+        """One weight, read now."""
+        from safetensors import safe_open
+
+        with safe_open(self.folder / self.stored[name].file, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+
+def _read_header(path: Path) -> dict[str, Stored]:
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+    except (OSError, ValueError, struct.error) as error:
+        raise UserError(f"{path}: is no safetensors file ({error}); download it again") from error
+    header.pop("__metadata__", None)
+    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if path.stat().st_size != end:
+        raise UserError(f"{path}: {path.stat().st_size} bytes where its header asks for {end}; download it again")
+    for name, entry in header.items():
+        if entry["dtype"] not in DTYPES:
+            raise UserError(f"{path}: {name} is of type {entry['dtype']}; supported: {', '.join(DTYPES)}")
+    return {name: Stored(path.name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+
+
+def write_weights(path: Path, stored: Mapping[str, Stored], tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Write one safetensors file; `tensors` come in any order, each is written at its place and let go."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, entry in stored.items():
+        header[name] = {
+            "dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [position, position + entry.bytes]
+        }  # fmt: skip
+        position += entry.bytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + position)
+        for name, tensor in tensors:
+            file.seek(8 + len(text) + header[name]["data_offsets"][0])
+            file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def write_index(folder: Path, stored: Mapping[str, Stored]) -> None:
+    """The index that says which file holds which weight; a single file needs none."""
+    if len({entry.file for entry in stored.values()}) > 1:
+        index = {
+            "metadata": {"total_size": sum(entry.bytes for entry in stored.values())},
+            "weight_map": {name: entry.file for name, entry in sorted(stored.items())},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")

@@ -1,0 +1,210 @@
+"""What our weights are called at Hugging Face, as data: one table for each kind of tower.
+
+A line says: in links of this kind, our weight is made of these of theirs, in this form, if the model has it. `{n}` is
+the number of the layer. Names are those of published checkpoints on disk; other spellings are brought to them first.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+from omnibal_ext.chain import layer_names
+from omnibal_ext.model_data import Architecture
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of ours; `form` is a name of `forms.FORMS`, `when` a field of the architecture that must be true."""
+
+    kind: str
+    ours: str
+    theirs: tuple[str, ...]
+    form: str = "same"
+    when: str = ""
+
+
+def _norm(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
+    """A vision tower's norm has a bias if it is a LayerNorm."""
+    yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",), when=when)
+    yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when or "vision.norm_bias")
+
+
+def _linear(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
+    yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",))
+    yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when)
+
+
+def _split_qkv(kind: str, theirs: str, form: str, when: str) -> Iterator[Weight]:
+    for part, condition in (("weight", ""), ("bias", when)):
+        names = tuple(f"{theirs}{one}_proj.{part}" for one in "qkv")
+        yield Weight(kind, f"self_attention.linear_qkv.{part}", names, form, condition)
+
+
+def _embedding(class_token: str, positions: str, patches: str) -> Iterator[Weight]:
+    yield Weight("patch_embed", "class_token", (class_token,), "tokens")
+    yield Weight("patch_embed", "positions", (positions,), "tokens")
+    yield Weight("patch_embed", "projection.weight", (f"{patches}.weight",))
+    yield Weight("patch_embed", "projection.bias", (f"{patches}.bias",), when="vision.patch_bias")
+
+
+def _intern_vit(layer: str, names: dict[str, str]) -> Iterator[Weight]:
+    """What transformers' and InternVL's own code have alike in a layer; `names` are the parts' names."""
+    yield from _norm("vit", "input_layernorm", f"{layer}.{names['norm1']}")
+    yield from _norm("vit", "pre_mlp_layernorm", f"{layer}.{names['norm2']}")
+    yield from _linear("vit", "self_attention.linear_proj", f"{layer}.{names['projection']}")
+    yield from _linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
+    yield from _linear("vit", "mlp.linear_fc2", f"{layer}.mlp.fc2")
+    yield Weight("vit", "self_attn_bda.scale", (f"{layer}.{names['scale1']}",), when="vision.layer_scale")
+    yield Weight("vit", "mlp_bda.scale", (f"{layer}.{names['scale2']}",), when="vision.layer_scale")
+    for one in "qk":
+        norm = f"{layer}.{names['attention']}.{one}_norm.weight"
+        yield Weight("vit", f"self_attention.{one}_layernorm.weight", (norm,), when="vision.qk_norm")
+
+
+def _internvl_vision() -> Iterator[Weight]:
+    names = {"norm1": "layernorm_before", "norm2": "layernorm_after", "projection": "attention.projection_layer"}
+    names |= {"scale1": "lambda_1", "scale2": "lambda_2", "attention": "attention"}
+    layer, embeddings = "vision_tower.encoder.layer.{n}", "vision_tower.embeddings"
+    yield from _embedding(
+        f"{embeddings}.cls_token", f"{embeddings}.position_embeddings", f"{embeddings}.patch_embeddings.projection"
+    )
+    yield from _intern_vit(layer, names)
+    yield from _split_qkv("vit", f"{layer}.attention.", "vision_qkv", "vision.qkv_bias")
+    yield from _norm("projector", "vision_norm", "vision_tower.layernorm", when="vision.final_norm")
+    yield from _norm("projector", "norm", "multi_modal_projector.layer_norm", when="projector_norm")
+    yield from _linear("projector", "linear_fc1", "multi_modal_projector.linear_1")
+    yield from _linear("projector", "linear_fc2", "multi_modal_projector.linear_2")
+
+
+def _internvl_original_vision() -> Iterator[Weight]:
+    names = {"norm1": "norm1", "norm2": "norm2", "projection": "attn.proj"}
+    names |= {"scale1": "ls1", "scale2": "ls2", "attention": "attn"}
+    layer, embeddings = "vision_model.encoder.layers.{n}", "vision_model.embeddings"
+    yield from _embedding(
+        f"{embeddings}.class_embedding", f"{embeddings}.position_embedding", f"{embeddings}.patch_embedding"
+    )
+    yield from _intern_vit(layer, names)
+    yield Weight("vit", "self_attention.linear_qkv.weight", (f"{layer}.attn.qkv.weight",), "vision_packed_qkv")
+    yield Weight(
+        "vit", "self_attention.linear_qkv.bias", (f"{layer}.attn.qkv.bias",), "vision_packed_qkv", "vision.qkv_bias"
+    )
+    yield from _norm("projector", "norm", "mlp1.0", when="projector_norm")
+    yield from _linear("projector", "linear_fc1", "mlp1.1")
+    yield from _linear("projector", "linear_fc2", "mlp1.3")
+
+
+def _llava_vision() -> Iterator[Weight]:
+    layer, embeddings = "vision_tower.encoder.layers.{n}", "vision_tower.embeddings"
+    yield from _embedding(
+        f"{embeddings}.class_embedding", f"{embeddings}.position_embedding.weight", f"{embeddings}.patch_embedding"
+    )
+    yield from _norm("patch_embed", "norm", "vision_tower.pre_layrnorm", when="vision.pre_norm")
+    yield from _norm("vit", "input_layernorm", f"{layer}.layer_norm1")
+    yield from _norm("vit", "pre_mlp_layernorm", f"{layer}.layer_norm2")
+    yield from _split_qkv("vit", f"{layer}.self_attn.", "vision_qkv", "vision.qkv_bias")
+    yield from _linear("vit", "self_attention.linear_proj", f"{layer}.self_attn.out_proj")
+    yield from _linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
+    yield from _linear("vit", "mlp.linear_fc2", f"{layer}.mlp.fc2")
+    yield from _linear("projector", "linear_fc1", "multi_modal_projector.linear_1", when="projector_bias")
+    yield from _linear("projector", "linear_fc2", "multi_modal_projector.linear_2", when="projector_bias")
+    yield Weight("word_embed", "newline", ("image_newline",), "row", when="newline")
+
+
+def _llama_language() -> Iterator[Weight]:
+    model, layer = "language_model.model", "language_model.model.layers.{n}"
+    yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
+    yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
+    yield from _split_qkv("llm", f"{layer}.self_attn.", "language_qkv", "language.qkv_bias")
+    yield Weight("llm", "self_attention.linear_proj.weight", (f"{layer}.self_attn.o_proj.weight",))
+    yield Weight("llm", "pre_mlp_layernorm.weight", (f"{layer}.post_attention_layernorm.weight",))
+    halves = (f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight")
+    yield Weight("llm", "mlp.linear_fc1.weight", halves, "stacked")
+    yield Weight("llm", "mlp.linear_fc2.weight", (f"{layer}.mlp.down_proj.weight",))
+    yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
+    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
+
+
+def _internlm2_language() -> Iterator[Weight]:
+    model, layer = "language_model.model", "language_model.model.layers.{n}"
+    yield Weight("word_embed", "embedding.weight", (f"{model}.tok_embeddings.weight",))
+    yield Weight("llm", "input_layernorm.weight", (f"{layer}.attention_norm.weight",))
+    # InternLM2 and Megatron order query, key and value alike: group by group.
+    yield Weight("llm", "self_attention.linear_qkv.weight", (f"{layer}.attention.wqkv.weight",))
+    yield Weight("llm", "self_attention.linear_proj.weight", (f"{layer}.attention.wo.weight",))
+    yield Weight("llm", "pre_mlp_layernorm.weight", (f"{layer}.ffn_norm.weight",))
+    halves = (f"{layer}.feed_forward.w1.weight", f"{layer}.feed_forward.w3.weight")
+    yield Weight("llm", "mlp.linear_fc1.weight", halves, "stacked")
+    yield Weight("llm", "mlp.linear_fc2.weight", (f"{layer}.feed_forward.w2.weight",))
+    yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
+    yield Weight("head", "linear.weight", ("language_model.output.weight",), when="untied")
+
+
+VISION_TABLES = {
+    "internvl": tuple(_internvl_vision()),
+    "internvl_chat": tuple(_internvl_original_vision()),
+    "llava": tuple(_llava_vision()),
+    "llava_next": tuple(_llava_vision()),
+}
+LANGUAGE_TABLES = {"internlm2": tuple(_internlm2_language())}
+LLAMA_TABLE = tuple(_llama_language())
+"""Also Qwen's, Mistral's, Vicuna's and Yi's."""
+
+SPELLINGS = (
+    (r"^model\.language_model\.", "language_model.model."),
+    (r"^lm_head\.", "language_model.lm_head."),
+    (r"^model\.(?=vision_tower|multi_modal_projector|image_newline)", ""),
+    (r"^vision_tower\.vision_model\.", "vision_tower."),
+)
+"""Other spellings (transformers' modules in memory, older checkpoints) of the names in the tables."""
+
+IDLE = (
+    r"vision_tower\.post_layernorm\.",
+    r"vision_tower\.layernorm\.",
+    r"vision_tower\.encoder\.layers?\.\d+\.",
+    r"vision_model\.encoder\.layers\.\d+\.",
+    r"(vision_tower|vision_model)\.embeddings\.position_ids$",
+    r".*rotary_emb\.inv_freq$",
+)
+"""Weights that a checkpoint has and the model never uses (beyond those in the tables): kept aside for the way back."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one weight of ours comes from: names of theirs, as in the tables, and the form."""
+
+    theirs: tuple[str, ...]
+    form: str
+
+
+def table_name(name: str) -> str:
+    """The name as in the tables."""
+    for pattern, replacement in SPELLINGS:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def is_idle(name: str) -> bool:
+    """Whether a weight that no table asks for is one that the model never uses."""
+    return any(re.match(pattern, name) for pattern in IDLE)
+
+
+def sources(architecture: Architecture, vision: str, language: str) -> dict[str, Source]:
+    """Every weight of the chain by its name in our checkpoints, in the chain's order.
+
+    `vision` is the model type of a config.json, `language` that of its language model.
+    """
+    table = (*VISION_TABLES[vision], *LANGUAGE_TABLES.get(language, LLAMA_TABLE))
+    found = {}
+    for kind, link in zip(architecture.chain, layer_names(architecture.chain), strict=True):
+        number = link.partition(".")[2]
+        for weight in _present(table, kind, architecture):
+            names = tuple(name.replace("{n}", number) for name in weight.theirs)
+            found[f"links.{link.replace('.', '_')}.{weight.ours}"] = Source(names, weight.form)
+    return found
+
+
+def _present(table: Iterable[Weight], kind: str, architecture: Architecture) -> Iterator[Weight]:
+    for weight in table:
+        if weight.kind == kind and (not weight.when or attrgetter(weight.when)(architecture)):
+            yield weight

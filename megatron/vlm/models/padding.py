@@ -1,0 +1,74 @@
+"""Attention heads that fill up the last tensor-parallel rank, where the group's size does not divide the model's heads.
+
+    25 heads on 4 ranks    | 7 | 7 | 7 | 4 + 3 of zeros |
+
+A head whose weights are all zero gives zero, gets gradients of exactly zero and stays as it is: the model is the same.
+It lies behind the true heads: weights of two group sizes differ in trailing zeros alone, and checkpoints load at any.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+Initialization = Callable[[Tensor], Any]
+
+
+def padded_heads(heads: int, ranks: int) -> int:
+    """The next number of heads that `ranks` divides."""
+    return -(-heads // ranks) * ranks
+
+
+def zero_padding(weight: Tensor, dim: int, true_size: int, group: torch.distributed.ProcessGroup) -> None:
+    """Zero what lies behind `true_size` of a weight cut along `dim` over the ranks of `group`."""
+    local = weight.shape[dim]
+    true_local = min(max(true_size - group.rank() * local, 0), local)
+    weight.data.narrow(dim, true_local, local - true_local).zero_()
+
+
+def loads_without_padding(state: ShardedStateDict) -> ShardedStateDict:
+    """Let a checkpoint of another group size be read: what it lacks is filled with zeros, what is beyond is dropped."""
+    for entry in state.values():
+        if isinstance(entry, ShardedTensor):
+            entry.allow_shape_mismatch = True
+    return state
+
+
+class QueryKeyValue(ColumnParallelLinear):
+    """Core's projection to query, key and value, for `heads` true heads; its bias is the model's own choice."""
+
+    def __init__(
+        self, input_size: int, output_size: int, *, config: TransformerConfig, heads: int, has_bias: bool, **core: Any
+    ) -> None:
+        super().__init__(input_size, output_size, config=config, **core | {"bias": has_bias})
+        zero_padding(self.weight, 0, output_size // config.num_attention_heads * heads, self.tp_group)
+
+    def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
+        """As core's."""
+        return loads_without_padding(super().sharded_state_dict(*arguments, **options))
+
+
+class AttentionOutput(RowParallelLinear):
+    """Core's projection behind the attention, for `heads` true heads."""
+
+    def __init__(
+        self, input_size: int, output_size: int, *, config: TransformerConfig, heads: int, init_method: Any, **core: Any
+    ) -> None:
+        true_size = input_size // config.num_attention_heads * heads
+
+        def draw(weight: Tensor) -> None:
+            # A weight drawn whole gets the numbers it has without padding, at any group size.
+            drawn = weight.new_empty(len(weight), min(true_size, weight.shape[1]))
+            init_method(drawn)
+            weight.data[:, : drawn.shape[1]] = drawn
+
+        super().__init__(input_size, output_size, config=config, init_method=draw, **core)
+        zero_padding(self.weight, 1, true_size, self.tp_group)
+
+    def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
+        """As core's."""
+        return loads_without_padding(super().sharded_state_dict(*arguments, **options))

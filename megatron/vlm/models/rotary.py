@@ -1,0 +1,54 @@
+"""Rotary positions of a pack, counted inside each sample."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from megatron.vlm.microbatch import Microbatch
+from omnibal_ext.errors import UserError
+from omnibal_ext.model_data import LanguageArchitecture, RopeScaling
+
+
+class Rotary(torch.nn.Module):
+    """Angles [T, 1, 1, head width] of every token's position inside its sample, as core's layers take them."""
+
+    def __init__(self, language: LanguageArchitecture) -> None:
+        super().__init__()
+        self.max_positions = language.max_positions
+        # No buffer: a model in half precision would round it.
+        self.frequencies = rotary_frequencies(language)
+
+    def forward(self, batch: Microbatch) -> Tensor:
+        longest = max(batch.lengths)
+        if self.max_positions is not None and longest > self.max_positions:
+            raise UserError(
+                f"a sample of {longest} tokens; beyond {self.max_positions} this model attends otherwise (sliding window "
+                "or dynamic rotary scaling in its config.json); reject longer samples in preprocessing (--max-tokens)"
+            )
+        self.frequencies = self.frequencies.to(batch.positions.device)
+        angles = torch.outer(batch.positions.float(), self.frequencies)
+        return torch.cat([angles, angles], dim=-1)[:, None, None, :]
+
+
+def rotary_frequencies(language: LanguageArchitecture) -> Tensor:
+    """Radians a position, fp32 [head width / 2], scaled as the model asks."""
+    width = language.head_dim
+    frequencies = 1.0 / language.rope_theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+    match language.rope_scaling:
+        case None:
+            return frequencies
+        case RopeScaling(kind="linear", factor=factor):
+            return frequencies / factor
+        case RopeScaling(kind="llama3") as scaling:
+            return _long_waves_slower(frequencies, scaling)
+        case scaling:
+            raise UserError(f"rotary scaling {scaling.kind!r} is not known; known: linear, llama3")
+
+
+def _long_waves_slower(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1: waves as long as the original context are slowed by the factor, short ones not, others partly."""
+    waves_in_context = scaling.original_positions * frequencies / (2 * math.pi)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = ((waves_in_context - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies

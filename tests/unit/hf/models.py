@@ -1,0 +1,127 @@
+"""Small random models of every family, built by transformers; and inputs of every kind for them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IMAGE_TOKEN, VOCABULARY, SIDE, TILE = 127, 130, 4, 16
+TEXT = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+}
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+INTERN_VIT = {
+    "hidden_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "intermediate_size": 64,
+    "image_size": [TILE, TILE],
+    "patch_size": [TILE // SIDE, TILE // SIDE],
+}
+CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": TILE,
+    "patch_size": TILE // SIDE,
+}
+GRIDS = [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]]
+QWEN = {**TEXT, "model_type": "qwen2"}
+MISTRAL = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": 512}
+
+# name: (class prefix, vision, language, further fields)
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "internvl": ("InternVL", {}, QWEN, {"tie_word_embeddings": False}),
+    "internvl qk-norm rmsnorm": (
+        "InternVL",
+        {"norm_type": "rms_norm", "use_qk_norm": True},
+        {**TEXT, "model_type": "llama"},
+        {"tie_word_embeddings": False},
+    ),
+    "internvl qk-norm layernorm, biases, last norm": (
+        "InternVL",
+        {"use_qk_norm": True, "attention_bias": True, "use_mean_pooling": False},
+        QWEN,
+        {"tie_word_embeddings": False},
+    ),
+    "internvl tied": ("InternVL", {"attention_bias": True}, {**QWEN, "tie_word_embeddings": True}, {}),
+    "internvl earlier features, llama3 rotation": (
+        "InternVL",
+        {"num_hidden_layers": 3, "norm_type": "rms_norm"},
+        {**TEXT, "model_type": "llama", "rope_parameters": LLAMA3_SCALING},
+        {"tie_word_embeddings": False, "vision_feature_layer": -2, "downsample_ratio": 0.25},
+    ),
+    "llava": ("Llava", {}, {**TEXT, "model_type": "llama", "num_key_value_heads": 4}, {}),
+    "llava with class token": (
+        "Llava",
+        {"hidden_act": "gelu"},
+        {**TEXT, "model_type": "llama"},
+        {"vision_feature_select_strategy": "full", "multimodal_projector_bias": False},
+    ),
+    "llava-next vicuna": ("LlavaNext", {}, {**TEXT, "model_type": "llama", "num_key_value_heads": 4}, {}),
+    "llava-next mistral": ("LlavaNext", {}, MISTRAL, {}),
+}
+
+
+def build(family: str, seed: int) -> torch.nn.Module:
+    """A model of that family; every weight is random, those too that transformers starts from zero or one."""
+    import transformers
+
+    prefix, vision, text, fields = FAMILIES[family]
+    if prefix == "InternVL":
+        fields = {"image_token_id": IMAGE_TOKEN, **fields}
+        vision = {**INTERN_VIT, **vision}
+    else:
+        fields = {"image_token_index": IMAGE_TOKEN, **fields}
+        vision = {**CLIP, **vision}
+    if prefix == "LlavaNext":
+        fields = {"image_grid_pinpoints": GRIDS, **fields}
+    config = getattr(transformers, f"{prefix}Config")(vision_config=vision, text_config=text, **fields)
+    model: torch.nn.Module = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            center = 1.0 if weight.dim() == 1 and weight.mean() > 0.5 else 0.0
+            weight.copy_(center + 0.1 * torch.randn(weight.shape, generator=generator))
+    return model.eval()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One conversation: token ids [T] with image tokens in place, tiles [n, 3, S, S], (width, height) of the images."""
+
+    ids: Tensor
+    pixels: Tensor
+    sizes: tuple[tuple[int, int], ...]
+
+
+def samples(
+    image_tokens: dict[tuple[int, int], tuple[int, int]], per_sample: list[list[tuple[int, int]]]
+) -> list[Sample]:
+    """Samples with images of the sizes listed; `image_tokens` says how many tokens and tiles an image of a size has."""
+    generator = torch.Generator().manual_seed(5)
+    made = []
+    for number, sizes in enumerate(per_sample):
+        pieces = [torch.randint(0, IMAGE_TOKEN, (3 + number,), generator=generator)]
+        for size in sizes:
+            pieces.append(torch.full((image_tokens[size][0],), IMAGE_TOKEN))
+            pieces.append(torch.randint(0, IMAGE_TOKEN, (4,), generator=generator))
+        tiles = sum(image_tokens[size][1] for size in sizes)
+        made.append(Sample(torch.cat(pieces), torch.randn(tiles, 3, TILE, TILE, generator=generator), tuple(sizes)))
+    return made

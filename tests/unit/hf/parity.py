@@ -1,0 +1,143 @@
+"""Run as a program: every family against transformers, one pack against sample by sample.
+
+Prints, for each family, the largest difference of logits and loss, and of gradients relative to each weight's largest.
+"""
+
+import json
+import sys
+import tempfile
+from argparse import Namespace
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.training.checkpointing import load_checkpoint
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from megatron.vlm.arguments import _preset_defaults
+from megatron.vlm.data.anyres import image_sources
+from megatron.vlm.data.tiles import anyres_grid
+from megatron.vlm.hf.convert import KeyMap, from_hugging_face
+from megatron.vlm.hf.names import table_name
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.single import single_process
+from omnibal_ext.architectures import Architecture, preset
+from omnibal_ext.plan import single_stage_plan
+from tests.unit.hf import models
+from tests.unit.hf.models import IMAGE_TOKEN, SIDE, TILE, Sample
+
+grid_of = partial(anyres_grid, tile_size=TILE, min_tiles=1, max_tiles=12)
+# Several images, one image, none, one again: wide, high, square and small ones.
+IMAGES = [[(50, 20), (16, 40)], [(33, 31)], [], [(100, 9)]]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, single_process("tiny", []) as inputs:
+        result = {
+            family: compare(family, Path(folder) / str(number), inputs.args)
+            for number, family in enumerate(models.FAMILIES)
+        }
+    print("RESULT " + json.dumps(result))
+
+
+def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
+    theirs = models.build(family, seed=1)
+    theirs.save_pretrained(folder / "theirs", max_shard_size="60KB")
+    keys = from_hugging_face(folder / "theirs", folder / "ours")
+    architecture = preset(str(folder / "ours"))
+    stage = load(architecture, folder / "ours", args)
+    batch, samples = packed(architecture)
+    expected_logits, expected_loss = reference(theirs, samples)
+    with torch.no_grad():
+        logits = stage(replace(batch, labels=None))[:, : models.VOCABULARY]
+    loss = (stage(batch) * batch.loss_mask).sum() / batch.loss_mask.sum()
+    loss.backward()
+    return {
+        "logits": (logits - expected_logits).abs().max().item(),
+        "loss": abs(loss.item() - expected_loss),
+        "gradients": gradient_difference(stage, theirs, keys),
+        "scale": expected_logits.abs().max().item(),
+    }
+
+
+def load(architecture: Architecture, folder: Path, args: Namespace) -> Stage:
+    """Our model, its weights read by Megatron from the converted checkpoint."""
+    plan = single_stage_plan(architecture.chain, model=architecture.name, model_hash=architecture.hash)
+    language = language_config(Namespace(**vars(args) | _preset_defaults(architecture, plan)), architecture)
+    chain = Chain(architecture, language, vision_config(language, architecture), vocab_size=256, seed=3)
+    stage = Stage(chain, 0, len(chain.kinds))
+    args.load, args.ckpt_format, args.exit_on_missing_checkpoint = str(folder), "torch_dist", True
+    load_checkpoint([stage], None, None)
+    return stage
+
+
+def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
+    """All samples in one pack, and each alone."""
+    sources = {}
+    for size in {size for images in IMAGES for size in images}:
+        tokens = np.arange(architecture.image_tokens_per_tile)
+        sources[size] = image_sources(size, grid_of(*size), SIDE) if architecture.newline else tokens
+    tiles = {size: 1 + int(np.prod(grid_of(*size))) if architecture.newline else 1 for size in sources}
+    samples = models.samples({size: (len(sources[size]), tiles[size]) for size in sources}, IMAGES)
+    ids = torch.cat([sample.ids for sample in samples])
+    order, offset = [], 0
+    for size in (size for images in IMAGES for size in images):
+        order.append(np.where(sources[size] < 0, -1, sources[size] + offset))
+        offset += tiles[size] * architecture.image_tokens_per_tile
+    batch = Microbatch(
+        tiles=sum(len(sample.pixels) for sample in samples),
+        lengths=tuple(len(sample.ids) for sample in samples),
+        samples=len(samples),
+        useful_tokens=len(ids),
+        pixels=torch.cat([sample.pixels for sample in samples]),
+        input_ids=ids,
+        image_positions=(ids == IMAGE_TOKEN).nonzero().squeeze(1),
+        image_sources=torch.from_numpy(np.concatenate(order)),
+        labels=torch.roll(ids, -1),
+        loss_mask=torch.cat([torch.arange(len(sample.ids), 0, -1) > 1 for sample in samples]).float(),
+    )
+    return batch, samples
+
+
+def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, float]:
+    """Logits of transformers, sample by sample, and its gradients of the mean loss over all tokens."""
+    count = sum(len(sample.ids) - 1 for sample in samples)
+    logits, total = [], 0.0
+    for sample in samples:
+        images: dict[str, Tensor] = {}
+        if len(sample.pixels):
+            images["pixel_values"] = sample.pixels
+            if theirs.config.model_type == "llava_next":
+                images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
+        out = theirs(input_ids=sample.ids[None], **images).logits[0]
+        loss = cross_entropy(out[:-1], sample.ids[1:], reduction="sum") / count
+        loss.backward()
+        logits.append(out.detach())
+        total += loss.item()
+    return torch.cat(logits), total
+
+
+def gradient_difference(stage: Stage, theirs: torch.nn.Module, keys: KeyMap) -> float:
+    """Largest difference over all weights, theirs brought to our form by the converter's map."""
+    expected = {table_name(name): weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None}
+    worst, mine = 0.0, dict(stage.named_parameters())
+    for name, source in keys.sources.items():
+        wanted = keys.join(name, (expected.pop(table_name(part)) for part in source.theirs))
+        gradient = mine.pop(name).grad
+        assert gradient is not None, name
+        worst = max(worst, ((gradient[: len(wanted)] - wanted).abs().max() / wanted.abs().max()).item())
+        assert not gradient[len(wanted) :].any(), f"{name}: rows that fill up the vocabulary have a gradient"
+    assert not mine, f"weights of ours that come from nowhere: {list(mine)}"
+    assert not expected, f"weights of theirs with a gradient that we lack: {list(expected)}"
+    return worst
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+    main()
