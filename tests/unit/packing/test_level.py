@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.corpora import UNTUNED
 from omnibal_ext.packing import pack_loads
 from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.dispatch import deal
 from omnibal_ext.packing.level import level_groups
 from omnibal_ext.packing.metrics import dist_ratio, rank_loads
 from omnibal_ext.sizes import Sizes
-from tests.unit.packing.corpora import UNTUNED, published_files
+from tests.unit.packing.corpora import published_files
 
 BUDGETS = [(9, 4096), (10, 4096), (14, 4096), (15, 4352), (18, 5376), (20, 5888)]
 
