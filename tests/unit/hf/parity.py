@@ -1,10 +1,12 @@
-"""Run as a program: every family against transformers, one pack against sample by sample.
+"""Run as a program on one or several tensor-parallel ranks: every family against transformers, a pack against samples.
 
-Prints, for each family, the largest difference of logits and loss, and of gradients relative to each weight's largest.
+Prints, for each family, the largest difference of logits and loss, and of gradients relative to each weight's largest;
+and whether the weights that Megatron saves go back to Hugging Face bit by bit.
 """
 
 import json
-import sys
+import os
+import shutil
 import tempfile
 from argparse import Namespace
 from dataclasses import replace
@@ -13,14 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from megatron.training.checkpointing import load_checkpoint
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from megatron.vlm.arguments import _preset_defaults
 from megatron.vlm.data.anyres import image_sources
 from megatron.vlm.data.tiles import anyres_grid
-from megatron.vlm.hf.convert import KeyMap, from_hugging_face
+from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
+from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
@@ -38,24 +42,34 @@ IMAGES = [[(50, 20), (16, 40)], [(33, 31)], [], [(100, 9)]]
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, single_process("tiny", []) as inputs:
-        result = {
-            family: compare(family, Path(folder) / str(number), inputs.args)
-            for number, family in enumerate(models.FAMILIES)
-        }
-    print("RESULT " + json.dumps(result))
+    ranks = int(os.environ["WORLD_SIZE"])
+    result = {}
+    with single_process("tiny", ["--tensor-model-parallel-size", str(ranks), "--ckpt-format", "torch_dist"]) as inputs:
+        folders: list[str] = [tempfile.mkdtemp()]
+        torch.distributed.broadcast_object_list(folders)
+        for number, family in enumerate(models.FAMILIES):
+            found = compare(family, Path(folders[0]) / str(number), inputs.args)
+            everywhere: list[dict[str, float]] = [{} for _ in range(ranks)]
+            torch.distributed.all_gather_object(everywhere, found)
+            result[family] = {name: max(rank[name] for rank in everywhere) for name in found}
+    if os.environ["RANK"] == "0":
+        shutil.rmtree(folders[0])
+        print("RESULT " + json.dumps(result))
 
 
 def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
     theirs = models.build(family, seed=1)
-    theirs.save_pretrained(folder / "theirs", max_shard_size="60KB")
-    keys = from_hugging_face(folder / "theirs", folder / "ours")
+    if torch.distributed.get_rank() == 0:
+        theirs.save_pretrained(folder / "theirs", max_shard_size="60KB")
+        from_hugging_face(folder / "theirs", folder / "ours")
+    torch.distributed.barrier()
+    keys = KeyMap.of(folder / "theirs", WeightFolder(folder / "theirs").stored)
     architecture = preset(str(folder / "ours"))
     stage = load(architecture, folder / "ours", args)
     batch, samples = packed(architecture)
     expected_logits, expected_loss = reference(theirs, samples)
     with torch.no_grad():
-        logits = stage(replace(batch, labels=None))[:, : models.VOCABULARY]
+        logits = gather_from_tensor_model_parallel_region(stage(replace(batch, labels=None)))[:, : models.VOCABULARY]
     loss = (stage(batch) * batch.loss_mask).sum() / batch.loss_mask.sum()
     loss.backward()
     return {
@@ -63,6 +77,7 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
         "loss": abs(loss.item() - expected_loss),
         "gradients": gradient_difference(stage, theirs, keys),
         "scale": expected_logits.abs().max().item(),
+        "bits lost": float(bits_lost(stage, folder, args)),
     }
 
 
@@ -72,7 +87,7 @@ def load(architecture: Architecture, folder: Path, args: Namespace) -> Stage:
     language = language_config(Namespace(**vars(args) | _preset_defaults(architecture, plan)), architecture)
     chain = Chain(architecture, language, vision_config(language, architecture), vocab_size=256, seed=3)
     stage = Stage(chain, 0, len(chain.kinds))
-    args.load, args.ckpt_format, args.exit_on_missing_checkpoint = str(folder), "torch_dist", True
+    args.load, args.exit_on_missing_checkpoint = str(folder), True
     load_checkpoint([stage], None, None)
     return stage
 
@@ -124,20 +139,48 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
 
 
 def gradient_difference(stage: Stage, theirs: torch.nn.Module, keys: KeyMap) -> float:
-    """Largest difference over all weights, theirs brought to our form by the converter's map."""
+    """Largest difference over all weights, theirs brought to our form by the converter's map and cut as ours are."""
     expected = {table_name(name): weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None}
     worst, mine = 0.0, dict(stage.named_parameters())
     for name, source in keys.sources.items():
-        wanted = keys.join(name, (expected.pop(table_name(part)) for part in source.theirs))
-        gradient = mine.pop(name).grad
-        assert gradient is not None, name
-        worst = max(worst, ((gradient[: len(wanted)] - wanted).abs().max() / wanted.abs().max()).item())
-        assert not gradient[len(wanted) :].any(), f"{name}: rows that fill up the vocabulary have a gradient"
+        whole = keys.join(name, (expected.pop(table_name(part)) for part in source.theirs))
+        weight = mine.pop(name)
+        wanted = local_part(whole, weight)
+        assert weight.grad is not None, name
+        worst = max(worst, ((weight.grad - wanted).abs().max() / whole.abs().max()).item())
+        padding = local_part(torch.ones_like(whole), weight) == 0
+        assert not weight.grad[padding].any(), f"{name}: what fills up the ranks has a gradient"
+        assert "self_attention" not in name or not weight[padding].any(), f"{name}: heads that fill up are not zero"
     assert not mine, f"weights of ours that come from nowhere: {list(mine)}"
     assert not expected, f"weights of theirs with a gradient that we lack: {list(expected)}"
     return worst
 
 
+def local_part(whole: Tensor, weight: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, filled up with zeros and cut as the weight is."""
+    dim = getattr(weight, "partition_dim", -1)
+    if dim < 0:
+        return whole
+    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    missing = weight.shape[dim] * ranks - whole.shape[dim]
+    filled = torch.cat([whole, whole.new_zeros([missing if d == dim else n for d, n in enumerate(whole.shape)])], dim)
+    return torch.cat(filled.chunk(ranks * weight.partition_stride, dim)[rank::ranks], dim)
+
+
+def bits_lost(stage: Stage, folder: Path, args: Namespace) -> bool:
+    """Whether a weight that Megatron saved from these ranks comes back to Hugging Face with another bit or name."""
+    args.save, args.no_save_optim, args.no_save_rng = str(folder / "saved"), True, True
+    save_checkpoint(1, [stage], None, None, 0)
+    torch.distributed.barrier()
+    if torch.distributed.get_rank():
+        return False
+    to_hugging_face(folder / "saved", folder / "back", like=folder / "theirs")
+    before, after = WeightFolder(folder / "theirs"), WeightFolder(folder / "back")
+    return before.stored != after.stored or not all(
+        torch.equal(before.tensor(name).view(torch.uint8), after.tensor(name).view(torch.uint8))
+        for name in after.stored
+    )
+
+
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[3]))
     main()

@@ -9,9 +9,9 @@ pytest.importorskip("transformers")
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def differences() -> dict[str, dict[str, float]]:
-    return run_program("tests.unit.hf.parity", 1)  # one process for all: Megatron starts once
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two tensor-parallel ranks"])
+def differences(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
+    return run_program("tests.unit.hf.parity", request.param)  # all families: Megatron starts once
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -21,3 +21,9 @@ def test_a_family_equals_transformers(differences: dict[str, dict[str, float]], 
     assert found["logits"] < TOLERANCE
     assert found["loss"] < TOLERANCE
     assert found["gradients"] < TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_weights_go_back_bit_by_bit(differences: dict[str, dict[str, float]], family: str) -> None:
+    """Read by Megatron at this tensor-parallel size, saved by it, exported: names, files and bits are the same."""
+    assert not differences[family]["bits lost"]
