@@ -7,6 +7,7 @@ It lies behind the true heads: weights of two group sizes differ in trailing zer
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,10 +43,20 @@ class QueryKeyValue(ColumnParallelLinear):
     """Core's projection to query, key and value, for `heads` true heads; its bias is the model's own choice."""
 
     def __init__(
-        self, input_size: int, output_size: int, *, config: TransformerConfig, heads: int, has_bias: bool, **core: Any
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        config: TransformerConfig,
+        heads: int,
+        has_bias: bool,
+        init_method: Initialization,
+        **core: Any,
     ) -> None:
-        super().__init__(input_size, output_size, config=config, **core | {"bias": has_bias})
-        zero_padding(self.weight, 0, output_size // config.num_attention_heads * heads, self.tp_group)
+        true_size = output_size // config.num_attention_heads * heads
+        draw = partial(_draw, init_method, 0, true_size)
+        super().__init__(input_size, output_size, config=config, init_method=draw, **core | {"bias": has_bias})
+        zero_padding(self.weight, 0, true_size, self.tp_group)
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
         """As core's."""
@@ -56,19 +67,29 @@ class AttentionOutput(RowParallelLinear):
     """Core's projection behind the attention, for `heads` true heads."""
 
     def __init__(
-        self, input_size: int, output_size: int, *, config: TransformerConfig, heads: int, init_method: Any, **core: Any
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        config: TransformerConfig,
+        heads: int,
+        init_method: Initialization,
+        **core: Any,
     ) -> None:
         true_size = input_size // config.num_attention_heads * heads
-
-        def draw(weight: Tensor) -> None:
-            # A weight drawn whole gets the numbers it has without padding, at any group size.
-            drawn = weight.new_empty(len(weight), min(true_size, weight.shape[1]))
-            init_method(drawn)
-            weight.data[:, : drawn.shape[1]] = drawn
-
+        draw = partial(_draw, init_method, 1, true_size)
         super().__init__(input_size, output_size, config=config, init_method=draw, **core)
         zero_padding(self.weight, 1, true_size, self.tp_group)
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
         """As core's."""
         return loads_without_padding(super().sharded_state_dict(*arguments, **options))
+
+
+def _draw(init_method: Initialization, dim: int, true_size: int, weight: Tensor) -> None:
+    """Draw no more than the true heads: a weight drawn whole has the numbers that it has on one rank."""
+    shape = list(weight.shape)
+    shape[dim] = min(true_size, shape[dim])
+    drawn = weight.new_empty(shape)
+    init_method(drawn)
+    weight.data.narrow(dim, 0, shape[dim]).copy_(drawn)
