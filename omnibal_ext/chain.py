@@ -6,17 +6,33 @@ A chain is the tuple of the layers' kinds; a layer's id is its place in it.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
 VISION_KINDS = ("patch_embed", "vit", "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
+PARTS = {"vit": ("patch_embed", "vit"), "projector": ("projector",), "llm": ("word_embed", "llm", "head")}
+"""The parts of a model that people freeze, and the kinds of layers in each."""
+GradientMode = Literal["trained", "frozen", "idle"]
 
 
 def layer_chain(vit_layers: int, llm_layers: int) -> tuple[str, ...]:
     """The kinds of all layers of a model with so many ViT and LLM layers."""
     return ("patch_embed", *["vit"] * vit_layers, "projector", "word_embed", *["llm"] * llm_layers, "head")
+
+
+def gradient_mode(kind: str, frozen_parts: Iterable[str]) -> GradientMode:
+    """What the backward pass does in a layer of that kind when some of `PARTS` are frozen.
+
+    "trained": gradients of weights and inputs. "frozen": of inputs only, for something before it is trained. "idle":
+    nothing up to here is trained, so there is no backward work and nothing is kept for one.
+    """
+    frozen = {kind for part in frozen_parts for kind in PARTS[part]}
+    if kind not in frozen:
+        return "trained"
+    return "frozen" if any(earlier not in frozen for earlier in KINDS[: KINDS.index(kind)]) else "idle"
 
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:

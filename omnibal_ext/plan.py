@@ -14,20 +14,31 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, layer_names
+from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.records import read_record, write_record
-from omnibal_ext.schedule import SCHEDULE_NAMES, Schedule, build_schedule, has_weight_gradients
+from omnibal_ext.schedule import SCHEDULE_NAMES, Schedule, build_schedule
 
 SCHEMA_VERSION = 1
+SELECTIVE = ("recompute_attention", "recompute_mlp")
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A contiguous slice of the chain: layer ids first .. end - 1, and those among them to be recomputed."""
+    """A contiguous slice of the chain: layer ids first .. end - 1, and those among them to be recomputed.
+
+    A layer is recomputed whole, or its attention core, or its perceptron, or the last two.
+    """
 
     layers: tuple[int, int]
     recompute: tuple[int, ...] = ()
+    recompute_attention: tuple[int, ...] = ()
+    recompute_mlp: tuple[int, ...] = ()
+
+    def to_record(self) -> dict[str, list[int]]:
+        """What plan.json holds of a stage; the selective lists only where they name a layer."""
+        record = {"layers": list(self.layers), "recompute": list(self.recompute)}
+        return record | {name: list(ids) for name in SELECTIVE if (ids := getattr(self, name))}
 
 
 @dataclass(frozen=True)
@@ -48,10 +59,14 @@ class Plan:
     llm_budget: int = 0
     method: str = ""
     memory_gib: float | None = None
+    frozen: tuple[str, ...] = ()
+    """Parts of the model that are not trained, of `omnibal_ext.chain.PARTS`."""
     predicted: dict[str, Any] = field(default_factory=dict)
     """step_seconds, bubble_fraction, stage_seconds (per stage), stage_peak_bytes (per pipeline rank) and more."""
     alternatives: tuple[dict[str, Any], ...] = ()
     """The next-best layouts: stages, step_seconds and why each lost; see `alternative`."""
+    trials: tuple[dict[str, Any], ...] = ()
+    """Layouts that were run (`launch.py --measure-top-k`): stages, predicted and measured seconds, which is kept."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -112,7 +127,8 @@ class Plan:
         stages = _stages(record["stages"])
         values = {name: value for name, value in record.items() if name in known}
         values |= {"chain": tuple(record["chain"]), "stages": stages}
-        values["alternatives"] = tuple(record.get("alternatives", ()))
+        values |= {name: tuple(record.get(name, ())) for name in ("alternatives", "trials")}
+        values["frozen"] = tuple(record.get("frozen", ()))
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
@@ -120,7 +136,9 @@ class Plan:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {
             "chain": list(self.chain),
             "alternatives": list(self.alternatives),
-            "stages": [{"layers": list(s.layers), "recompute": list(s.recompute)} for s in self.stages],
+            "trials": list(self.trials),
+            "stages": [stage.to_record() for stage in self.stages],
+            "frozen": list(self.frozen),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -159,6 +177,8 @@ class Plan:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if unknown_parts := [part for part in self.frozen if part not in PARTS]:
+            raise UserError(f"frozen names an unknown part {unknown_parts[0]!r}; parts are {', '.join(PARTS)}")
         unknown = [kind for kind in self.chain if kind not in KINDS]
         if unknown:
             raise UserError(f"chain has a layer of unknown kind {unknown[0]!r}; kinds are {', '.join(KINDS)}")
@@ -173,14 +193,18 @@ class Plan:
 
     def _validate_recompute(self, names: Sequence[str]) -> None:
         for number, stage in enumerate(self.stages):
-            for layer in stage.recompute:
+            for layer in (*stage.recompute, *stage.recompute_attention, *stage.recompute_mlp):
                 if not stage.layers[0] <= layer < stage.layers[1]:
                     name = names[layer] if 0 <= layer < len(names) else "no layer"
                     raise UserError(f"stage {number} recomputes {name} (id {layer}), which it does not hold")
                 if self.chain[layer] not in RECOMPUTABLE_KINDS:
                     raise UserError(f"stage {number} recomputes {names[layer]}: only ViT and LLM layers can be")
-            if len(set(stage.recompute)) < len(stage.recompute):
-                raise UserError(f"stage {number} names a recomputed layer twice: {list(stage.recompute)}")
+            for part in SELECTIVE:
+                named = Counter((*stage.recompute, *getattr(stage, part)))
+                if twice := [names[layer] for layer, times in named.items() if times > 1]:
+                    raise UserError(
+                        f"stage {number} names {twice[0]} twice in `recompute` and `{part}`; once is enough"
+                    )
 
     def check_model(self, model: str, model_hash: str) -> None:
         """Raise UserError if the plan was made for another model."""
@@ -190,21 +214,19 @@ class Plan:
                 f"(hash {model_hash}); plan again with tools/plan_layout.py"
             )
 
+    def check_frozen(self, frozen: Sequence[str]) -> None:
+        """Raise UserError if the plan was made for other frozen parts than these."""
+        if set(self.frozen) != set(frozen):
+            made, wanted = (" ".join(sorted(parts)) or "nothing" for parts in (self.frozen, frozen))
+            raise UserError(f"the plan was made with {made} frozen, this run freezes {wanted}; profile and plan again")
+
     def alternative(self, number: int) -> "Plan":
         """The plan of the next-best layout of that number, from 0, validated."""
         entry = self.alternatives[number]
-        predicted = {"step_seconds": entry["step_seconds"]}
+        predicted = {"step_seconds": entry["step_seconds"], **entry.get("predicted", {})}
         plan = dataclasses.replace(self, stages=_stages(entry["stages"]), predicted=predicted, alternatives=())
         plan.validate()
         return plan
-
-    def check_schedule(self) -> None:
-        """Raise UserError if the trainer cannot run the plan's schedule: it does not split the backward yet."""
-        if has_weight_gradients(self.build_schedule()):
-            raise UserError(
-                f"schedule {self.schedule!r} splits the backward, which the trainer does not run yet; "
-                "plan again with --schedule 1f1b"
-            )
 
     def rank_and_chunk(self, stage: int) -> tuple[int, int]:
         """Where a stage sits: pipeline rank, and chunk on that rank."""
@@ -228,7 +250,10 @@ def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:
 def _stages(record: Any) -> tuple[Stage, ...]:
     try:
         return tuple(
-            Stage((int(entry["layers"][0]), int(entry["layers"][1])), tuple(map(int, entry.get("recompute", ()))))
+            Stage(
+                (int(entry["layers"][0]), int(entry["layers"][1])),
+                *(tuple(map(int, entry.get(name, ()))) for name in ("recompute", *SELECTIVE)),
+            )
             for entry in record
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):

@@ -10,6 +10,7 @@ from megatron.training.global_vars import set_global_variables
 
 from megatron.vlm import platform
 from omnibal_ext.architectures import Architecture, preset
+from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, single_stage_plan
 
@@ -32,6 +33,13 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument("--packs", help="packed index of tools/pack_data.py over --data")
     group.add_argument("--eval-data", help="held-out dataset folder")
     group.add_argument("--eval-packs", help="packed index over --eval-data")
+    group.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
+    group.add_argument(
+        "--loss-reduction",
+        default="token",
+        choices=("token", "square", "sample"),
+        help="mean over the global batch's tokens, over its samples, or square-root weighting between (InternVL)",
+    )
     group.add_argument("--metrics-file", help="append one JSON line an interval: balance, padding, rates")
     return parser
 
@@ -44,6 +52,8 @@ def parse_arguments() -> TrainingInputs:
     early = ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--pipeline-model-parallel-size", type=int)
     known, _ = add_vlm_arguments(early).parse_known_args()
+    if set(known.freeze) == set(PARTS):
+        raise UserError(f"--freeze {' '.join(known.freeze)} leaves nothing to train; leave one part out")
     architecture = preset(known.preset)
     plan = _load_plan(known, architecture)
 
@@ -66,10 +76,12 @@ def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
     if known.plan is None:
         if ranks not in (None, 1):
             raise UserError(f"{ranks} pipeline ranks need --plan; make one with tools/plan_layout.py")
-        return single_stage_plan(architecture.chain, model=architecture.name, model_hash=architecture.hash)
+        return single_stage_plan(
+            architecture.chain, model=architecture.name, model_hash=architecture.hash, frozen=tuple(known.freeze)
+        )
     plan = Plan.load(known.plan)
     plan.check_model(architecture.name, architecture.hash)
-    plan.check_schedule()
+    plan.check_frozen(known.freeze)
     if ranks not in (None, plan.pipeline_model_parallel_size):
         raise UserError(
             f"--pipeline-model-parallel-size {ranks}, but {known.plan} was made for "

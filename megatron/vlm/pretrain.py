@@ -21,12 +21,14 @@ from torch import Tensor
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches
+from megatron.vlm.loss import token_loss
 from megatron.vlm.meters import BalanceMeter
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.stage import Stage, stage_number
+from megatron.vlm.pipeline.tied import embedding_ranks
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
@@ -51,9 +53,11 @@ class Trainer:
         """The stage of the plan that this rank (and chunk) runs."""
         language = config or language_config(self.args, self.architecture)
         vision = vision_config(language, self.architecture)
-        chain = Chain(self.architecture, language, vision, self.args.padded_vocab_size, self.args.seed)
+        args = self.args
+        chain = Chain(self.architecture, language, vision, args.padded_vocab_size, args.seed, tuple(args.freeze))
         stage = self.plan.stages[stage_number(vp_stage)]
-        return Stage(chain, *stage.layers, stage.recompute, vp_stage, pg_collection)
+        recompute = (stage.recompute, stage.recompute_attention, stage.recompute_mlp)
+        return Stage(chain, *stage.layers, *recompute, vp_stage, pg_collection)
 
     def datasets(
         self, _: Any, vp_stage: int | None = None
@@ -88,7 +92,7 @@ class Trainer:
         batch = next(data)
         if model.training and get_attr_wrapped_model(model, "post_process"):
             self.meter.count(batch)
-        return model(batch), partial(token_loss, batch)
+        return model(batch), partial(token_loss, self.args.loss_reduction, batch)
 
     def forward_backward(self, **arguments: Any) -> list[Any]:
         """One iteration by the plan's schedule; a training iteration is metered."""
@@ -96,17 +100,6 @@ class Trainer:
         if not arguments.get("forward_only") and parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             self.meter.end_iteration(get_args().curr_iteration + 1, records)
         return records
-
-
-def token_loss(batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Sum of the losses that count and their number: Megatron divides by the global batch's number of tokens.
-
-    losses [T] fp32, from the last stage.
-    """
-    assert batch.loss_mask is not None
-    total = (losses * batch.loss_mask).sum()
-    tokens = batch.loss_mask.sum()
-    return total, tokens.int(), {"lm loss": torch.stack([total.detach(), tokens])}
 
 
 def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:
@@ -145,6 +138,7 @@ def main() -> None:
         ModelType.encoder_or_decoder,
         trainer.forward_step,
         model_provider=trainer.model,
+        get_embedding_ranks=embedding_ranks(trainer.plan),
     )
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

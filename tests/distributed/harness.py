@@ -11,32 +11,36 @@ from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.utils import get_model_config
+from megatron.training import get_args
 from megatron.training.initialize import initialize_megatron
 from megatron.training.training import get_model
 from torch import Tensor
 
 from megatron.vlm.arguments import parse_arguments
 from megatron.vlm.data.loader import Needs
+from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage, stage_number
-from megatron.vlm.pretrain import token_loss
+from megatron.vlm.pipeline.tied import embedding_ranks
 from omnibal_ext import architectures
 from omnibal_ext.architectures import Architecture, LanguageArchitecture, VisionArchitecture
 from omnibal_ext.plan import Plan
 
 SMALL = Architecture(
     "small",
-    VisionArchitecture(layers=2, hidden_size=32, heads=4, ffn_hidden_size=64, patch_size=4, image_size=16),
+    VisionArchitecture(layers=4, hidden_size=32, heads=4, ffn_hidden_size=64, patch_size=4, image_size=16),
     LanguageArchitecture(
-        layers=2, hidden_size=48, heads=4, kv_heads=2, ffn_hidden_size=96, vocab_size=128, rope_theta=1e4
+        layers=4, hidden_size=48, heads=4, kv_heads=2, ffn_hidden_size=96, vocab_size=128, rope_theta=1e4
     ),
 )
 WIDE_NORM = replace(
     SMALL, name="wide_norm", vision=replace(SMALL.vision, normalization="RMSNorm", qkv_bias=False, qk_norm=True)
 )
+TIED = replace(SMALL, name="tied", tied=True)
+MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED)}
 IMAGE_TOKEN = 127
 
 
@@ -50,7 +54,7 @@ class Result:
 
 def start(architecture: Architecture, tensor: int, pipeline: int, flags: Sequence[str] = ()) -> Namespace:
     """Initialise Megatron on these ranks and return its arguments."""
-    architectures.PRESETS[architecture.name] = architecture
+    architectures.PRESETS.update(MODELS)
     sys.argv = ["test", "--preset", architecture.name, "--tensor-model-parallel-size", str(tensor)]
     sys.argv += [
         "--pipeline-model-parallel-size",
@@ -70,10 +74,9 @@ def start(architecture: Architecture, tensor: int, pipeline: int, flags: Sequenc
     return args
 
 
-def sample_packs(architecture: Architecture, multiple: int = 1) -> list[Microbatch]:
-    """Eight packs: several images, one, none (text only), a one-token sample, image tokens only; alike on all ranks."""
-    generator = torch.Generator().manual_seed(3)
-    sizes = [
+PACK_KINDS: dict[str, list[tuple[list[int], list[int]]]] = {
+    # tiles and tokens of each sample of each pack
+    "all": [
         ([2], [9]),
         ([1, 1], [6, 7]),
         ([3, 0], [14, 5]),
@@ -81,9 +84,19 @@ def sample_packs(architecture: Architecture, multiple: int = 1) -> list[Microbat
         ([0], [7]),
         ([1, 0], [4, 1]),
         ([4], [20]),
-    ]
-    sizes.append(([1, 2, 0], [8, 12, 3]))
-    return [_pack(architecture, tiles, lengths, multiple, generator) for tiles, lengths in sizes]
+        ([1, 2, 0], [8, 12, 3]),
+    ],
+    "text only": [([0], [7]), ([0, 0], [5, 4]), ([0], [1]), ([0, 0, 0], [3, 6, 2])],
+    "image only": [([1, 1], [4, 7]), ([2], [8]), ([1], [4]), ([3], [14])],
+    "one of many": [([0], [6]), ([0, 0], [3, 9]), ([1], [9]), ([0], [5])],
+    "short": [([1], [6]), ([0], [3])],
+}
+
+
+def sample_packs(kind: str = "all", multiple: int = 1) -> list[Microbatch]:
+    """Packs of several images, one, none, a one-token sample, image tokens only; alike on all ranks and models."""
+    generator = torch.Generator().manual_seed(3)
+    return [_pack(SMALL, tiles, lengths, multiple, generator) for tiles, lengths in PACK_KINDS[kind]]
 
 
 def _pack(
@@ -126,10 +139,11 @@ def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
     )
 
 
-def build_chain(args: Namespace, architecture: Architecture) -> Chain:
+def build_chain(args: Namespace, architecture: Architecture, frozen: tuple[str, ...] = ()) -> Chain:
     """The chain that all plans of this process cut."""
     language = language_config(args, architecture)
-    return Chain(architecture, language, vision_config(language, architecture), args.padded_vocab_size, args.seed)
+    vision = vision_config(language, architecture)
+    return Chain(architecture, language, vision, args.padded_vocab_size, args.seed, frozen)
 
 
 def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
@@ -137,16 +151,39 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
 
     def provide(vp_stage: int | None = None, **_: object) -> Stage:
         stage = plan.stages[stage_number(vp_stage)]
-        return Stage(chain, *stage.layers, stage.recompute, vp_stage)
+        return Stage(chain, *stage.layers, stage.recompute, stage.recompute_attention, stage.recompute_mlp, vp_stage)
 
+    _regroup(plan)
     model = get_model(provide, ModelType.encoder_or_decoder)
     config = get_model_config(model[0])
     config.finalize_model_grads_func = finalize_model_grads
+    if model[0].ddp_config.overlap_grad_reduce:
+        config.no_sync_func = [chunk.no_sync for chunk in model]
     return model
 
 
+def _regroup(plan: Plan) -> None:
+    """What `initialize_megatron` would have set up for this plan: chunks a rank, and where the embeddings are."""
+    chunks = plan.virtual_pipeline_model_parallel_size
+    get_args().virtual_pipeline_model_parallel_size = chunks if chunks > 1 else None
+    parallel_state.set_virtual_pipeline_model_parallel_world_size(chunks if chunks > 1 else None)
+    ranks = torch.distributed.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
+    everyone: list[list[int]] = [[] for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(everyone, ranks)
+    for pipeline in sorted(set(map(tuple, everyone))):
+        holders = embedding_ranks(plan)(list(pipeline))
+        group = torch.distributed.new_group(holders)
+        if torch.distributed.get_rank() in pipeline:
+            parallel_state._EMBEDDING_GROUP = group if torch.distributed.get_rank() in holders else None
+            parallel_state._EMBEDDING_GLOBAL_RANKS = holders
+
+
 def run_iteration(
-    model: list[torch.nn.Module], chain: Chain, plan: Plan, packs: Sequence[Microbatch], executor: Executor
+    model: list[torch.nn.Module],
+    plan: Plan,
+    packs: Sequence[Microbatch],
+    executor: Executor,
+    reduction: str = "token",
 ) -> float:
     """Forward and backward of the packs, dealt over the data-parallel ranks; the global batch's mean loss."""
     rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
@@ -158,37 +195,48 @@ def run_iteration(
     for module in model:
         module.zero_grad_buffer()
     records = executor(
-        forward_step_func=_forward_step, data_iterator=iterators, model=model, num_microbatches=len(mine)
+        forward_step_func=partial(_forward_step, reduction),
+        data_iterator=iterators,
+        model=model,
+        num_microbatches=len(mine),
     )
     total = sum((record["lm loss"] for record in records), torch.zeros(2))
     torch.distributed.all_reduce(total)
-    return (total[0] / total[1]).item()
+    return (total[0] / total[1].clamp(min=1)).item()
 
 
-def _forward_step(data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, partial]:
+def _forward_step(reduction: str, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, partial]:
     batch = next(data)
-    return model(batch), partial(token_loss, batch)
+    return model(batch), partial(token_loss, reduction, batch)
 
 
 def gradients(model: list[torch.nn.Module]) -> dict[str, Tensor]:
-    """Gradients on this rank, by the parameter's name in the chain."""
+    """Gradients on this rank, by the parameter's name in the chain; only of what is trained."""
     return {
         name.partition("links.")[2]: parameter.main_grad.clone()
         for module in model
         for name, parameter in module.named_parameters()
+        if parameter.requires_grad
     }
 
 
-def reference(chain: Chain, packs: Sequence[Microbatch]) -> Result:
-    """One process, no schedule, no wrapper: the sum of all losses, backward, divided by the tokens that count."""
+def reference(chain: Chain, packs: Sequence[Microbatch], reduction: str = "token") -> Result:
+    """One process, no schedule, no wrapper: the sum of all losses, backward, divided by the sum of all weights."""
     stage = Stage(chain, 0, len(chain.kinds))
-    total, tokens = torch.zeros(()), 0.0
+    total, normaliser = torch.zeros(()), 0.0
     for pack in packs:
-        loss, _, _ = token_loss(pack, stage(pack))
+        loss, weight, _ = token_loss(reduction, pack, stage(pack))
         loss.backward()
-        total, tokens = total + loss.detach(), tokens + pack.loss_mask.sum().item()
-    gradients = {name.partition("links.")[2]: parameter.grad / tokens for name, parameter in stage.named_parameters()}
-    return Result((total / tokens).item(), gradients)
+        total, normaliser = total + loss.detach(), normaliser + weight.item()
+    normaliser = max(normaliser, 1.0)  # as Megatron does where nothing counts
+    gradients = {
+        name.partition("links.")[2]: parameter.grad / normaliser
+        for name, parameter in stage.named_parameters()
+        if parameter.requires_grad
+    }
+    if chain.architecture.tied and "word_embed.embedding.weight" in gradients:
+        gradients["head.linear.weight"] = gradients["word_embed.embedding.weight"]
+    return Result((total / normaliser).item(), gradients)
 
 
 def shard(whole: Tensor, parameter: Tensor) -> Tensor:
@@ -203,11 +251,12 @@ def shard(whole: Tensor, parameter: Tensor) -> Tensor:
 
 def compare(model: list[torch.nn.Module], expected: Result, loss: float) -> float:
     """Largest relative difference of the loss and of any gradient (against the tensor's largest entry)."""
-    worst = abs(loss - expected.loss) / abs(expected.loss)
+    worst = abs(loss - expected.loss) / max(abs(expected.loss), 1e-8)
     parameters = {
         name.partition("links.")[2]: parameter for module in model for name, parameter in module.named_parameters()
     }
     for name, mine in gradients(model).items():
         wanted = shard(expected.gradients[name], parameters[name])
-        worst = max(worst, ((mine - wanted).abs().max() / expected.gradients[name].abs().max()).item())
+        scale = expected.gradients[name].abs().max().clamp(min=1e-8)
+        worst = max(worst, ((mine - wanted).abs().max() / scale).item())
     return worst

@@ -18,7 +18,7 @@ def main() -> None:
     stage = Stage(chain, 0, len(chain.kinds))
     packed, alone = 0.0, 0.0
     with torch.no_grad():
-        for pack in harness.sample_packs(harness.SMALL):
+        for pack in harness.sample_packs():
             losses = stage(pack)
             for start, end, sample in samples_of(pack):
                 single = stage(sample)

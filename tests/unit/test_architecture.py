@@ -13,11 +13,13 @@ ROOT = Path(__file__).parents[2]
 # Ground first; a module imports only from its own floor or floors below. The longest matching name counts.
 FLOORS = [
     ("omnibal_ext",),
-    ("megatron.vlm.platform", "megatron.vlm.arguments", "megatron.vlm.microbatch"),
+    ("megatron.vlm.platform", "megatron.vlm.arguments", "megatron.vlm.microbatch", "megatron.vlm.loss"),
     ("megatron.vlm.models", "megatron.vlm.data"),
     ("megatron.vlm.pipeline",),
-    ("megatron.vlm.single",),
-    ("megatron.vlm.profiler", "megatron.vlm.meters", "megatron.vlm.generate"),
+    ("megatron.vlm.single", "megatron.vlm.hf"),
+    ("megatron.vlm.kept", "megatron.vlm.links", "megatron.vlm.stopwatch", "megatron.vlm.synthetic"),
+    ("megatron.vlm.layer_costs",),
+    ("megatron.vlm.profiler", "megatron.vlm.meters", "megatron.vlm.generate", "megatron.vlm.hf"),
     ("megatron.vlm.pretrain",),
     ("tools",),
 ]

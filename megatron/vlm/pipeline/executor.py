@@ -5,19 +5,21 @@ loss and its scaling stay with core's `forward_step` and `backward_step`.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.utils import get_attr_wrapped_model, get_model_config
+from megatron.core.utils import get_model_config
 from megatron.training import training
 from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.pipeline.communicator import Communicator, Receive
-from omnibal_ext.schedule import Action, build_schedule
+from megatron.vlm.pipeline.communicator import Communicator
+from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
+from megatron.vlm.pipeline.tied import reduce_tied_embedding
+from megatron.vlm.pipeline.weight_gradients import WeightGradients
+from omnibal_ext.schedule import Schedule, build_schedule, check_schedule, has_weight_gradients
 
 
 def install(executor: Callable[..., Any]) -> None:
@@ -26,11 +28,17 @@ def install(executor: Callable[..., Any]) -> None:
 
 
 class Executor:
-    """Callable as core's forward_backward functions are. One communicator serves all iterations."""
+    """Callable as core's forward_backward functions are. One communicator serves all iterations.
 
-    def __init__(self, schedule_name: str = "1f1b") -> None:
+    `watch(action)` is a context entered around the computing of every action, for those who measure.
+    """
+
+    def __init__(self, schedule_name: str = "1f1b", watch: Watch = lambda _: contextlib.nullcontext()) -> None:
         self.schedule_name = schedule_name
-        self.communicator: Communicator | None = None
+        self.watch = watch
+        self.weight_gradients = WeightGradients()
+        self._communicator: Communicator | None = None
+        self._schedules: dict[tuple[int, int, int], Schedule] = {}
 
     def __call__(
         self,
@@ -50,151 +58,72 @@ class Executor:
 
         Returns the loss records of the last stage's microbatches, elsewhere an empty list. Shapes, peers and order come
         from the schedule and the packs; core's arguments about sequence lengths and shapes are not needed.
+        Raises UserError for a schedule that loses work or would deadlock.
         """
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
-        chunks = model if isinstance(model, list) else [model]
-        iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator] * len(chunks)
-        if self.communicator is None:
-            self.communicator = Communicator(groups.pp)
-        schedule = build_schedule(self.schedule_name, groups.pp.size(), num_microbatches, len(chunks))
-        actions = [action for action in schedule[groups.pp.rank()] if action.kind == "F" or not forward_only]
-        config = get_model_config(chunks[0])
+        modules = model if isinstance(model, list) else [model]
+        iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator] * len(modules)
+        chunks = [Chunk(module, iterator) for module, iterator in zip(modules, iterators, strict=True)]
+        schedule = self._schedule(groups.pp.size(), num_microbatches, chunks)
+        config = get_model_config(modules[0])
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
 
-        iteration = Iteration(self.communicator, chunks, iterators, forward_step_func, num_microbatches, groups)
-        iteration.forward_only = forward_only
-        iteration.collect_non_loss_data = collect_non_loss_data
-        iteration.first_val_step = first_val_step
-        iteration.run(actions)
+        records: list[Any] = []
 
-        if config.finalize_model_grads_func is not None and not forward_only:
-            config.finalize_model_grads_func(
-                chunks,
-                iteration.total_tokens if config.calculate_per_token_loss else None,
-                pg_collection=groups,
-                force_all_reduce=force_all_reduce,
+        def forward(chunk: Chunk, pack: Microbatch, entering: Tensor | None, microbatch: int) -> tuple[Tensor, Tensor]:
+            result: tuple[Tensor, Tensor] = schedules.forward_step(
+                forward_step_func,
+                iter([pack]),
+                chunk.module,
+                num_microbatches,
+                entering,
+                records,
+                config,
+                cp_group_size=groups.cp.size(),
+                collect_non_loss_data=collect_non_loss_data,
+                is_first_microbatch=schedules.check_first_val_step(first_val_step, forward_only, microbatch == 0),
+                current_microbatch=microbatch,
+                is_last_stage=chunk.stage.post_process,
             )
+            return result
+
+        iteration = Iteration(self._ring(groups), chunks, forward, self.weight_gradients, self.watch)
+        actions = schedule[groups.pp.rank()]
+        iteration.run([action for action in actions if action.kind == "F"] if forward_only else actions)
+        if not forward_only:
+            _finalize(modules, iteration.normaliser, groups, force_all_reduce)
         if config.timers is not None:
             config.timers("forward-backward").stop()
-        return iteration.records
+        return records
+
+    def _ring(self, groups: ProcessGroupCollection) -> Communicator:
+        if self._communicator is None:
+            self._communicator = Communicator(groups.pp)
+        return self._communicator
+
+    def _schedule(self, ranks: int, num_microbatches: int, chunks: Sequence[Chunk]) -> Schedule:
+        """The schedule for these counts, checked once; linear layers are readied where it splits the backward."""
+        key = (ranks, num_microbatches, len(chunks))
+        if key not in self._schedules:
+            schedule = build_schedule(self.schedule_name, *key)
+            check_schedule(schedule, num_microbatches, len(chunks))
+            if has_weight_gradients(schedule):
+                for chunk in chunks:
+                    self.weight_gradients.attach(chunk.stage)
+            self._schedules[key] = schedule
+        return self._schedules[key]
 
 
-class Iteration:
-    """The state of one iteration on one rank.
-
-    1. Before an action is computed, the receive of the next one is posted: it travels meanwhile.
-    2. F: take the pack and the input, compute, send the output on.
-    3. B: take the output's gradient, compute, send the input's gradient back.
-    4. Data-parallel reduction of a chunk may start with its last backward.
-    """
-
-    forward_only = False
-    collect_non_loss_data = False
-    first_val_step: bool | None = None
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        chunks: Sequence[torch.nn.Module],
-        iterators: Sequence[Iterator[Microbatch]],
-        forward_step_func: Callable[..., Any],
-        num_microbatches: int,
-        groups: ProcessGroupCollection,
-    ) -> None:
-        self.communicator, self.chunks, self.iterators = communicator, chunks, iterators
-        self.forward_step_func, self.num_microbatches, self.groups = forward_step_func, num_microbatches, groups
-        self.config = get_model_config(chunks[0])
-        self.first = [get_attr_wrapped_model(chunk, "pre_process") for chunk in chunks]
-        self.last = [get_attr_wrapped_model(chunk, "post_process") for chunk in chunks]
-        self.batches: dict[Action, Microbatch] = {}
-        self.receives: dict[Action, Receive] = {}
-        self.in_flight: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
-        self.output_shapes: dict[tuple[int, int], torch.Size] = {}
-        self.records: list[Any] = []
-        self.total_tokens = torch.zeros([], dtype=torch.int, device="cuda")
-
-    def run(self, actions: Sequence[Action]) -> None:
-        """Obey the list."""
-        last_backward = {action.chunk: action for action in actions if action.kind == "B"}
-        with contextlib.ExitStack() as unsynchronised:
-            held = [unsynchronised.enter_context(contextlib.ExitStack()) for _ in self.chunks]
-            for chunk, no_sync in zip(held, self._no_sync_contexts(), strict=True):
-                chunk.enter_context(no_sync)
-            for action, following in zip(actions, [*actions[1:], None], strict=True):
-                self._post_receive(action)
-                if following is not None and self._input_is_ready(following):
-                    self._post_receive(following)
-                if action.kind == "F":
-                    self._forward(action)
-                else:
-                    if action is last_backward[action.chunk]:
-                        held[action.chunk].close()
-                    self._backward(action)
-        self.communicator.finish()
-
-    def _no_sync_contexts(self) -> list[contextlib.AbstractContextManager[Any]]:
-        no_sync = self.config.no_sync_func
-        if no_sync is None or self.forward_only:
-            return [contextlib.nullcontext() for _ in self.chunks]
-        functions = no_sync if isinstance(no_sync, list) else [no_sync]
-        return [function() for function in functions]
-
-    def _input_is_ready(self, action: Action) -> bool:
-        """Whether the shape of what the action receives is known: a gradient has its output's, once that exists."""
-        return action.kind == "F" or (action.microbatch, action.chunk) in self.output_shapes
-
-    def _post_receive(self, action: Action) -> None:
-        """Start receiving what `action` needs, unless that has happened."""
-        if action in self.receives:
-            return
-        dtype = self.config.pipeline_dtype
-        if action.kind == "F":
-            batch = self.batches[action] = next(self.iterators[action.chunk])
-            shape = get_attr_wrapped_model(self.chunks[action.chunk], "input_shape")(batch)
-            if shape is not None:
-                self.receives[action] = self.communicator.receive_activation(shape, dtype)
-            else:
-                self.receives[action] = Receive(None, None)
-        elif self.last[action.chunk]:
-            self.receives[action] = Receive(None, None)
-        else:
-            shape = self.output_shapes[action.microbatch, action.chunk]
-            self.receives[action] = self.communicator.receive_gradient(shape, dtype)
-
-    def _forward(self, action: Action) -> None:
-        input_tensor = self.receives.pop(action).wait()
-        if input_tensor is not None and not self.forward_only:
-            input_tensor.requires_grad_()
-        last = self.last[action.chunk]
-        output, tokens = schedules.forward_step(
-            self.forward_step_func,
-            iter([self.batches.pop(action)]),
-            self.chunks[action.chunk],
-            self.num_microbatches,
-            input_tensor,
-            self.records,
-            self.config,
-            cp_group_size=self.groups.cp.size(),
-            collect_non_loss_data=self.collect_non_loss_data,
-            is_first_microbatch=schedules.check_first_val_step(
-                self.first_val_step, self.forward_only, action.microbatch == 0
-            ),
-            current_microbatch=action.microbatch,
-            is_last_stage=last,
-        )
-        self.total_tokens += tokens
-        if not last:
-            self.communicator.send_activation(output)
-        if not self.forward_only:
-            key = (action.microbatch, action.chunk)
-            self.output_shapes[key] = output.shape
-            self.in_flight[key] = (input_tensor, output)
-            schedules.deallocate_output_tensor(output, self.config.deallocate_pipeline_outputs and not last)
-
-    def _backward(self, action: Action) -> None:
-        gradient = self.receives.pop(action).wait()
-        input_tensor, output = self.in_flight.pop((action.microbatch, action.chunk))
-        input_gradient = schedules.backward_step(input_tensor, output, gradient, self.config)
-        if not self.first[action.chunk]:
-            self.communicator.send_gradient(input_gradient)
+def _finalize(modules: list[Any], normaliser: Tensor, groups: ProcessGroupCollection, force_all_reduce: bool) -> None:
+    """Reduce the gradients over ranks and divide them by the global batch's normaliser."""
+    config = get_model_config(modules[0])
+    if config.finalize_model_grads_func is None:
+        return
+    config.finalize_model_grads_func(
+        modules,
+        normaliser if config.calculate_per_token_loss else None,
+        pg_collection=groups,
+        force_all_reduce=force_all_reduce,
+    )
+    reduce_tied_embedding(modules, groups)

@@ -1,24 +1,28 @@
 """A stage: a contiguous slice of the layer chain, as the module that Megatron wraps, trains and checkpoints."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.chain import Chain, Links
+from megatron.vlm.models.rotary import Rotary
+from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
 from omnibal_ext.chain import VISION_KINDS
 
 
 class Stage(MegatronModule):
     """Links [first, end) of the chain; those in `recompute` keep only their input for the backward pass.
 
-    The links sit under their chain names, which are the same in every layout: a checkpoint written by one layout is
-    read by any other.
+    Those in `recompute_attention` do not keep what is inside the attention core, in `recompute_mlp` what is inside the
+    perceptron. The links sit under their chain names, which are the same in every layout: a checkpoint written by one
+    layout is read by any other.
     """
 
     def __init__(
@@ -27,6 +31,8 @@ class Stage(MegatronModule):
         first: int,
         end: int,
         recompute: tuple[int, ...] = (),
+        recompute_attention: tuple[int, ...] = (),
+        recompute_mlp: tuple[int, ...] = (),
         vp_stage: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
@@ -41,14 +47,27 @@ class Stage(MegatronModule):
         self.share_embeddings_and_output_weights = False
         self.input_tensor: Tensor | None = None
         names = (name.replace(".", "_") for name in chain.names[first:end])
-        self.links = torch.nn.ModuleDict({name: chain.build(link) for link, name in enumerate(names, start=first)})
+        self.links = Links({name: chain.build(link) for link, name in enumerate(names, start=first)})
+        tie(chain, self.links)
+        for name, link in zip(self.links, range(first, end), strict=True):
+            _recompute_parts(self.links[name], link in recompute_attention, link in recompute_mlp)
         if "llm" in self.kinds:
-            self.rotary = RotaryEmbedding(
-                chain.language.kv_channels,
-                rotary_percent=1.0,
-                rotary_base=chain.architecture.language.rope_theta,
-                use_cpu_initialization=chain.language.use_cpu_initialization,
-            )
+            self.rotary = Rotary(chain.architecture.language)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether anything up to the end of this stage is trained."""
+        return self.chain.gradient_mode(self.end - 1) != "idle"
+
+    @property
+    def receives_gradient(self) -> bool:
+        """Whether the next stage sends the gradient of this one's output."""
+        return not self.post_process and self.has_backward
+
+    @property
+    def sends_gradient(self) -> bool:
+        """Whether the stage before has a backward pass to run."""
+        return not self.pre_process and self.chain.gradient_mode(self.first - 1) != "idle"
 
     def set_input_tensor(self, input_tensor: Tensor | list[Tensor] | None) -> None:
         """Megatron's way of handing a stage what arrived from the one before."""
@@ -61,13 +80,14 @@ class Stage(MegatronModule):
     def forward(self, batch: Microbatch) -> Tensor:
         """Hidden states [s, b, h] after the last link; of the last stage, what `Head` gives."""
         hidden = self.input_tensor
-        rotary = self._rotary(batch) if "llm" in self.kinds else None
+        rotary = self.rotary(batch) if "llm" in self.kinds else None
+        recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
         for link, module in enumerate(self.links.values(), start=self.first):
             extra = (rotary,) if self.chain.kinds[link] == "llm" else ()
             step = partial(_run, module, batch, *extra)
             if batch.tiles == 0 and self.chain.kinds[link] in VISION_KINDS:
                 hidden = _pass_by(module, hidden, self.chain.shape_before(link + 1, batch))
-            elif link in self.recompute and self.training and torch.is_grad_enabled():
+            elif link in recomputed:
                 hidden = tensor_parallel.checkpoint(step, False, hidden)
             else:
                 hidden = step(hidden)
@@ -75,14 +95,26 @@ class Stage(MegatronModule):
         # A view would keep a larger tensor alive and cannot be released after sending.
         return hidden.clone() if hidden._base is not None else hidden
 
-    def _rotary(self, batch: Microbatch) -> Tensor:
-        """Rotary angles [T, 1, 1, d] of every token's position inside its sample."""
-        return self.rotary(max(batch.lengths), packed_seq=True)[batch.positions]
+    def sharded_state_dict(self, prefix: str = "", *arguments: Any, **options: Any) -> ShardedStateDict:
+        """What a checkpoint holds of this stage, as core's layers say."""
+        state = super().sharded_state_dict(prefix, *arguments, **options)
+        share_in_checkpoint(self.chain, self.links, state, f"{prefix}links.")
+        return state
 
 
 def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Tensor | None) -> Tensor:
     *extra, hidden = arguments
     return module(hidden, batch, *extra)
+
+
+def _recompute_parts(link: Any, attention: bool, mlp: bool) -> None:
+    """Selective recomputation is core's own; its switches sit in the built layer."""
+    if attention:
+        link.self_attention.checkpoint_core_attention = True
+    if mlp:
+        link.recompute_mlp = True
+        # A bias that core's checkpoint returns would become part of its own graph: backward recurses without end.
+        link.mlp.linear_fc2.skip_bias_add = False
 
 
 def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, ...]) -> Tensor:

@@ -1,0 +1,32 @@
+"""The loss of a microbatch, and what each of its tokens weighs in the mean over the global batch."""
+
+import torch
+from torch import Tensor
+
+from megatron.vlm.microbatch import Microbatch
+
+REDUCTIONS = {"token": 0.0, "square": 0.5, "sample": 1.0}
+"""A token of a sample with n counted tokens weighs n^-power: every token alike, InternVL's square-root averaging
+(arXiv 2412.05271, section 3.3), every sample alike."""
+
+
+def token_loss(reduction: str, batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Weighted sum of the losses and sum of the weights, which Megatron sums over the global batch and divides.
+
+    losses [T] fp32, from the last stage. One normaliser for the global batch: the mean depends on no packing, no number
+    of microbatches, no layout.
+    """
+    weights = token_weights(batch, REDUCTIONS[reduction])
+    total, normaliser = (losses * weights).sum(), weights.sum()
+    return total, normaliser, {"lm loss": torch.stack([total.detach(), normaliser])}
+
+
+def token_weights(batch: Microbatch, power: float) -> Tensor:
+    """[T] fp32: n^-power for the tokens that count, n the number of those in their sample; 0 for the others."""
+    assert batch.loss_mask is not None
+    if not power:
+        return batch.loss_mask
+    lengths = torch.tensor(batch.lengths, device=batch.loss_mask.device)
+    sample = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths, output_size=batch.tokens)
+    counts = torch.zeros(len(lengths), device=lengths.device).index_add_(0, sample, batch.loss_mask)
+    return batch.loss_mask * counts.clamp(min=1).pow(-power)[sample]

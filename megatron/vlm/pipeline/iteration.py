@@ -1,0 +1,162 @@
+"""One iteration on one rank: walks the list of actions, moves tensors in and out, keeps what the backward needs."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from megatron.core.model_parallel_config import ModelParallelConfig
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.utils import get_model_config, unwrap_model
+from torch import Tensor
+
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.pipeline.communicator import Communicator, Receive
+from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.pipeline.weight_gradients import Linear, WeightGradients
+from omnibal_ext.schedule import Action
+
+Watch = Callable[[Action], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass
+class Chunk:
+    """One stage of this rank as Megatron wrapped it, and where its packs come from."""
+
+    module: Any  # DistributedDataParallel around a Stage
+    packs: Iterator[Microbatch]
+
+    @cached_property
+    def stage(self) -> Stage:
+        """The stage itself, without the wrappers."""
+        stage: Stage = unwrap_model(self.module)
+        return stage
+
+    @cached_property
+    def config(self) -> ModelParallelConfig:
+        """Core's configuration."""
+        config: ModelParallelConfig = get_model_config(self.module)
+        return config
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the data-parallel reduction runs beside the backward pass (`--overlap-grad-reduce`)."""
+        return self.config.no_sync_func is not None
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Gradients that are ready inside do not start the reduction."""
+        context: contextlib.AbstractContextManager[None] = (
+            self.module.no_sync() if self.overlaps else contextlib.nullcontext()
+        )
+        return context
+
+
+@dataclass
+class Flight:
+    """A microbatch on one stage, from its forward to its last action."""
+
+    entering: Tensor | None
+    output: Tensor | None
+    output_shape: torch.Size
+    linears: list[Linear] = field(default_factory=list)
+
+
+class Iteration:
+    """The state of one iteration on one rank.
+
+    1. Before an action is computed, the receive of the next one is posted: it travels meanwhile.
+    2. F: take the pack and the input, compute, send the output on.
+    3. B: take the output's gradient, compute, send the input's gradient back. Where nothing up to the stage is trained,
+       there is nothing to do, and nothing comes or goes.
+    4. W: compute the weights' gradients that B put aside.
+    5. The data-parallel reduction of a chunk runs beside its last backward, or follows its last W.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        chunks: Sequence[Chunk],
+        forward: Callable[[Chunk, Microbatch, Tensor | None, int], tuple[Tensor, Tensor]],
+        weight_gradients: WeightGradients,
+        watch: Watch,
+    ) -> None:
+        """`forward(chunk, pack, input, microbatch)` gives the output, and the loss's normaliser on the last stage."""
+        self.communicator, self.chunks, self.forward = communicator, chunks, forward
+        self.weight_gradients, self.watch = weight_gradients, watch
+        self.packs: dict[Action, Microbatch] = {}
+        self.receives: dict[Action, Receive] = {}
+        self.flights: dict[tuple[int, int], Flight] = {}
+        self.last: set[Action] = set()
+        self.split = False
+        self.normaliser = torch.zeros([], dtype=torch.float32, device="cuda")
+
+    def run(self, actions: Sequence[Action]) -> None:
+        """Obey the list. Without backwards in it nothing is kept for them."""
+        self.split = any(action.kind == "W" for action in actions)
+        self.last = set({a.chunk: a for a in actions if a.kind == ("W" if self.split else "B")}.values())
+        compute = {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
+        for action, following in zip(actions, [*actions[1:], None], strict=True):
+            self._post_receive(action)
+            if following is not None and self._shape_is_known(following):
+                self._post_receive(following)
+            compute[action.kind](action)
+        self.communicator.finish()
+
+    def _shape_is_known(self, action: Action) -> bool:
+        """A gradient has its output's shape, known once that exists."""
+        return action.kind == "F" or (action.microbatch, action.chunk) in self.flights
+
+    def _post_receive(self, action: Action) -> None:
+        """Start receiving what `action` needs, unless that has happened."""
+        if action in self.receives or action.kind == "W":
+            return
+        chunk = self.chunks[action.chunk]
+        dtype, receive = chunk.config.pipeline_dtype, self.communicator.receive_activation
+        shape: tuple[int, ...] | None = None
+        if action.kind == "F":
+            self.packs[action] = next(chunk.packs)
+            shape = chunk.stage.input_shape(self.packs[action])
+        elif chunk.stage.receives_gradient:
+            shape = self.flights[action.microbatch, action.chunk].output_shape
+            receive = self.communicator.receive_gradient
+        self.receives[action] = Receive(None, None) if shape is None else receive(shape, dtype)
+
+    def _forward(self, action: Action) -> None:
+        chunk, entering = self.chunks[action.chunk], self.receives.pop(action).wait()
+        if entering is not None and self.last and chunk.stage.sends_gradient:
+            entering.requires_grad_()
+        with self.watch(action):
+            output, normaliser = self.forward(chunk, self.packs.pop(action), entering, action.microbatch)
+        self.normaliser += normaliser
+        if not chunk.stage.post_process:
+            self.communicator.send_activation(output)
+        if self.last:
+            keep = output if chunk.stage.has_backward else None
+            self.flights[action.microbatch, action.chunk] = Flight(entering, keep, output.shape)
+            free = chunk.config.deallocate_pipeline_outputs and not chunk.stage.post_process
+            schedules.deallocate_output_tensor(keep, free)
+
+    def _backward(self, action: Action) -> None:
+        chunk, gradient = self.chunks[action.chunk], self.receives.pop(action).wait()
+        flight = self.flights[action.microbatch, action.chunk]
+        if chunk.stage.has_backward:
+            entering = flight.entering if chunk.stage.sends_gradient else None
+            reduces = contextlib.nullcontext() if action in self.last else chunk.no_sync()
+            aside = self.weight_gradients.put_aside(flight.linears) if self.split else contextlib.nullcontext()
+            with self.watch(action), reduces, aside:
+                input_gradient = schedules.backward_step(entering, flight.output, gradient, chunk.config)
+            if chunk.stage.sends_gradient:
+                self.communicator.send_gradient(input_gradient)
+        flight.entering = flight.output = None
+        if not self.split:
+            del self.flights[action.microbatch, action.chunk]
+
+    def _weight_gradients(self, action: Action) -> None:
+        chunk, flight = self.chunks[action.chunk], self.flights.pop((action.microbatch, action.chunk))
+        with self.watch(action), chunk.no_sync():
+            for linear in flight.linears:
+                linear.accumulate()
+        if action in self.last and chunk.overlaps:
+            chunk.module.start_grad_sync()

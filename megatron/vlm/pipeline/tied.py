@@ -1,0 +1,90 @@
+"""Tied embeddings: the word embedding and the head are one weight, wherever the two ends of the chain land.
+
+    same stage          one parameter
+    different stages    two copies that start alike and get the sum of both gradients, so they stay alike
+
+A checkpoint holds the weight once, under the word embedding's name: it knows no layout.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
+
+from megatron.vlm.models.chain import Chain
+from omnibal_ext.plan import Plan
+
+EMBEDDING, HEAD = "word_embed", "head"
+
+
+def embedding_ranks(plan: Plan) -> Callable[..., list[int]]:
+    """For Megatron's `get_embedding_ranks`: of a pipeline's ranks, those that hold word embedding and head."""
+    layers = [plan.chain.index(EMBEDDING), plan.chain.index(HEAD)]
+    stages = [
+        number
+        for number, stage in enumerate(plan.stages)
+        if any(stage.layers[0] <= i < stage.layers[1] for i in layers)
+    ]
+    holders = sorted({plan.rank_and_chunk(stage)[0] for stage in stages})
+    return lambda ranks, *_: [ranks[holder] for holder in holders]
+
+
+def tie(chain: Chain, links: Any) -> None:
+    """Give the head in `links`, if there is one, the word embedding's weight."""
+    if not chain.architecture.tied:
+        return
+    if EMBEDDING in links and HEAD in links:
+        links[HEAD].linear.weight = links[EMBEDDING].embedding.weight
+        links.register_load_state_dict_pre_hook(_fill_in_head)
+    elif EMBEDDING in links:
+        _mark(links[EMBEDDING].embedding.weight, counts=True)
+    elif HEAD in links:
+        copy = links[HEAD].linear.weight
+        original: Any = chain.build(chain.kinds.index(EMBEDDING))
+        copy.data.copy_(original.embedding.weight.data)
+        _mark(copy, counts=False)
+
+
+def _mark(weight: Any, counts: bool) -> None:
+    """Mark a copy: the distributed optimizer then shards all copies alike, and one counts in the gradient's norm."""
+    weight.shared_embedding = True
+    weight.shared = not counts
+
+
+def _fill_in_head(links: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if f"{prefix}{EMBEDDING}.embedding.weight" in state:
+        state[f"{prefix}{HEAD}.linear.weight"] = state[f"{prefix}{EMBEDDING}.embedding.weight"]
+
+
+def share_in_checkpoint(chain: Chain, links: Any, state: ShardedStateDict, prefix: str) -> None:
+    """Make the head's entry of a sharded state a copy of the word embedding's, or leave it out where both are here."""
+    if not chain.architecture.tied or HEAD not in links:
+        return
+    weight = links[HEAD].linear.weight
+    del state[f"{prefix}{HEAD}.linear.weight"]
+    if EMBEDDING not in links:
+        state[f"{prefix}{HEAD}.linear.weight"] = make_tp_sharded_tensor_for_checkpoint(
+            tensor=weight,
+            key=f"{prefix}{EMBEDDING}.embedding.weight",
+            replica_id=(1, 0, parallel_state.get_data_parallel_rank(with_context_parallel=True)),
+            allow_shape_mismatch=True,
+        )
+
+
+def reduce_tied_embedding(modules: list[Any], groups: ProcessGroupCollection) -> None:
+    """Give every copy the sum of the copies' gradients, which have been reduced and divided before."""
+    weights = [
+        weight for module in modules for weight in module.parameters() if getattr(weight, "shared_embedding", False)
+    ]
+    gradients = [weight.main_grad for weight in weights if weight.requires_grad]
+    if not gradients:
+        return
+    total = sum(gradients[1:], gradients[0].clone())
+    if groups.embd.size() > 1:
+        torch.distributed.all_reduce(total, group=groups.embd)
+    for gradient in gradients:
+        gradient.copy_(total)

@@ -1,0 +1,124 @@
+"""The grid of cases that every layout must compute alike: generated, so that nobody picks the easy ones."""
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+
+from omnibal_ext.chain import RECOMPUTABLE_KINDS
+from omnibal_ext.plan import Plan, Stage
+
+SCHEDULES = (
+    ("1f1b", 1),
+    ("1f1b", 2),
+    ("interleaved", 3),
+    ("gpipe", 1),
+    ("gpipe", 2),
+    ("zb_h1", 1),
+    ("zb_h1", 2),
+    ("zb_h2", 1),
+)
+"""Name and chunks a rank."""
+RECOMPUTE = ("none", "full", "attention", "mlp", "both", "mixed")
+FREEZE = ((), (), ("vit",), ("projector",), ("llm",), ("vit", "llm"), ("vit", "projector"), ("projector", "llm"))
+PACKS = ("all", "all", "text only", "image only", "one of many", "short")
+REDUCTIONS = ("token", "square", "sample")
+MODELS = ("small", "wide_norm", "tied")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What one process is asked: the answer depends on nothing else."""
+
+    model: str
+    freeze: tuple[str, ...]
+    packs: str
+    reduction: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question, and a way to compute the answer."""
+
+    question: Question
+    schedule: str
+    chunks: int
+    recompute: str
+    sequence_parallel: bool
+    overlap: bool
+    """--overlap-grad-reduce"""
+    seed: int
+    """Of the cuts, and of what "mixed" recomputes."""
+
+    def plan(self, chain: tuple[str, ...], ranks: int) -> Plan:
+        """The plan of this case: cuts drawn anywhere in the chain, none twice."""
+        generator = random.Random(self.seed)
+        stages = ranks * self.chunks
+        edges = (0, *sorted(generator.sample(range(1, len(chain)), stages - 1)), len(chain))
+        return Plan(
+            chain=chain,
+            stages=tuple(self._stage(chain, *slice_, generator) for slice_ in pairwise(edges)),
+            num_microbatches=1,
+            pipeline_model_parallel_size=ranks,
+            virtual_pipeline_model_parallel_size=self.chunks,
+            schedule=self.schedule,
+            frozen=self.question.freeze,
+        )
+
+    def _stage(self, chain: tuple[str, ...], first: int, end: int, generator: random.Random) -> Stage:
+        layers = [layer for layer in range(first, end) if chain[layer] in RECOMPUTABLE_KINDS]
+        ways = dict.fromkeys(layers, self.recompute)
+        if self.recompute == "mixed":
+            ways = {layer: generator.choice(RECOMPUTE[:-1]) for layer in layers}
+        return Stage(
+            (first, end),
+            tuple(layer for layer in layers if ways[layer] == "full"),
+            tuple(layer for layer in layers if ways[layer] in ("attention", "both")),
+            tuple(layer for layer in layers if ways[layer] in ("mlp", "both")),
+        )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of torchrun: its ranks, and the cases it runs through."""
+
+    ranks: int
+    tensor: int
+    pipeline: int
+    seed: int
+    count: int
+
+    def cases(self) -> list[Case]:
+        """Cases in which every value of every dimension comes up about equally often."""
+        generator = random.Random(self.seed)
+
+        def spread(values: tuple) -> list:
+            drawn = [values[i % len(values)] for i in range(self.count)]
+            generator.shuffle(drawn)
+            return drawn
+
+        schedules = spread(SCHEDULES if self.pipeline > 1 else (("1f1b", 1), ("zb_h1", 1)))
+        questions = zip(spread(MODELS), spread(FREEZE), spread(PACKS), spread(REDUCTIONS), strict=True)
+        sequence_parallel = spread((False, True) if self.tensor > 1 else (False,))
+        return [
+            Case(Question(*question), *schedule, recompute, share, overlap, generator.randrange(2**31))
+            for question, schedule, recompute, share, overlap in zip(
+                questions, schedules, spread(RECOMPUTE), sequence_parallel, spread((False, True)), strict=True
+            )
+        ]
+
+
+LAUNCHES = {
+    "one rank": Launch(1, 1, 1, seed=0, count=12),
+    "pipeline": Launch(2, 1, 2, seed=1, count=48),
+    "tensor": Launch(2, 2, 1, seed=2, count=24),
+    "data": Launch(2, 1, 1, seed=3, count=16),
+    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=32),
+    "data and pipeline": Launch(4, 1, 2, seed=5, count=32),
+    "long pipeline": Launch(4, 1, 4, seed=6, count=32),
+    "data and tensor": Launch(4, 2, 1, seed=7, count=12),
+}
+
+
+def questions() -> set[Question]:
+    """All that any launch asks."""
+    return {case.question for launch in LAUNCHES.values() for case in launch.cases()}
