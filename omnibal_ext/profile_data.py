@@ -58,7 +58,9 @@ class LayerCost:
     recompute_mlp_kept_bytes: float | None = None
     """Saved when only the perceptron is recomputed."""
     weight_gradient_seconds: float | None = None
-    """The part of `backward_seconds` that W does in zero-bubble schedules; None: half."""
+    """What W takes in zero-bubble schedules; None: half of `backward_seconds`."""
+    split_backward_seconds: float | None = None
+    """What B and W take together there; None: `backward_seconds`."""
     step_seconds: float = 0.0
     """Once an iteration: data-parallel reduction and optimizer step."""
     forward_fit: Fit | None = None

@@ -11,11 +11,13 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from omnibal_ext.architectures import Architecture, preset
-from omnibal_ext.console import follow_metrics, print_json
+from omnibal_ext.candidates import Trial, keep_fastest, layouts, measured_seconds, trial_flags
+from omnibal_ext.console import follow_metrics, print_json, print_table, track
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.index import PackedIndex, sha256_of
 from omnibal_ext.plan import Plan
@@ -38,12 +40,15 @@ def main() -> None:
     plan_path = Path(arguments.plan) if arguments.plan else run_dir / "plan.json"
     if not arguments.plan:
         profile_path = Path(arguments.profile) if arguments.profile else run_dir / "profile.json"
-        _ensure_profile(arguments, architecture, index, profile_path)
-        _ensure_plan(arguments, architecture, micro_batches, profile_path, plan_path)
+        _ensure_profile(arguments, architecture, index, data_parallel, profile_path)
+        _ensure_plan(arguments, architecture, index, micro_batches, profile_path, plan_path)
     plan = Plan.load(plan_path)
     plan.check_model(architecture.name, architecture.hash)
-    plan.check_schedule()
-    command = _torchrun(arguments, plan_path, index)
+    plan.check_frozen(_megatron_flags(arguments).freeze)
+    if arguments.measure_top_k and not plan.trials and not arguments.dry_run:
+        plan = _measured_best(arguments, plan, index, run_dir / "trials")
+        plan.save(plan_path)
+    command = _torchrun(arguments, plan_path, index, run_dir / "metrics.jsonl")
     if arguments.json:
         print_json({"plan": plan.to_record(), "command": command, "started": not arguments.dry_run})
     else:
@@ -84,36 +89,56 @@ def _micro_batches(index: PackedIndex, data_parallel: int) -> int:
     return index.global_batch // data_parallel
 
 
-def _ensure_profile(arguments: argparse.Namespace, architecture: Architecture, index: PackedIndex, path: Path) -> None:
-    """Profile, unless `path` holds a profile of this model at these budgets and this parallelism."""
-    wanted: dict[str, Any] = {
-        "model_hash": architecture.hash,
-        "vit_budget": index.vit_budget,
-        "llm_budget": index.llm_budget,
-        "tensor_model_parallel_size": arguments.tensor_model_parallel_size,
-    }
-    if path.exists():
+def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Those of Megatron's flags and the trainer's that costs depend on."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--use-distributed-optimizer", action="store_true")
+    parser.add_argument("--freeze", nargs="+", default=[])
+    return parser.parse_known_args(arguments.megatron)[0]
+
+
+def _ensure_profile(
+    arguments: argparse.Namespace, architecture: Architecture, index: PackedIndex, data_parallel: int, path: Path
+) -> None:
+    """Profile as the run will be; the profiler knows what it has measured before. A profile given is only checked."""
+    job = _megatron_flags(arguments)
+    if arguments.profile:
+        wanted = {
+            "model_hash": architecture.hash,
+            "vit_budget": index.vit_budget,
+            "llm_budget": index.llm_budget,
+            "tensor_model_parallel_size": arguments.tensor_model_parallel_size,
+        }
         profile = Profile.load(path)
-        if all(getattr(profile, name) == value for name, value in wanted.items()):
-            return
-        if arguments.profile:
-            raise UserError(f"profile {path}: is not of {wanted}; leave --profile out to have one measured")
-    flags = {
-        "--model": architecture.name,
+        found = {name: getattr(profile, name) for name in wanted}
+        if found != wanted or set(profile.frozen) != set(job.freeze):
+            wanted["frozen"], found["frozen"] = job.freeze, list(profile.frozen)
+            raise UserError(f"profile {path}: is of {found}, not of {wanted}; leave --profile out to have one measured")
+        return
+    flags: dict[str, Any] = {
+        "--model": arguments.preset,
         "--vit-budget": index.vit_budget,
         "--llm-budget": index.llm_budget,
         "--tensor-model-parallel-size": arguments.tensor_model_parallel_size,
+        "--data-parallel-size": data_parallel,
         "--output": path,
     }
     if arguments.analytic:
         flags["--analytic"] = arguments.analytic
-    _tool("profile_layers.py", flags, arguments.json)
+    switches = [f"--{name.replace('_', '-')}" for name in ("bf16", "use_distributed_optimizer") if getattr(job, name)]
+    _tool("profile_layers.py", flags, arguments.json, [*switches, *(["--freeze", *job.freeze] if job.freeze else [])])
 
 
 def _ensure_plan(
-    arguments: argparse.Namespace, architecture: Architecture, micro_batches: int, profile_path: Path, path: Path
+    arguments: argparse.Namespace,
+    architecture: Architecture,
+    index: PackedIndex,
+    micro_batches: int,
+    profile_path: Path,
+    path: Path,
 ) -> None:
-    """Plan, unless `path` holds a plan from this profile and these choices."""
+    """Plan on the packs that will run, unless `path` holds a plan from this profile and these choices."""
     wanted = {
         "model_hash": architecture.hash,
         "profile_hash": Profile.load(profile_path).hash,
@@ -125,7 +150,8 @@ def _ensure_plan(
         "memory_gib": arguments.memory_gib,
     }
     record = path.with_name("plan.inputs.json")
-    asked = {**wanted, "recompute": arguments.recompute}
+    asked = {**wanted, "recompute": arguments.recompute, "packs": sha256_of(index.folder / "manifest.json")}
+    asked["measure_top_k"] = arguments.measure_top_k
     if path.exists() and record.exists() and json.loads(record.read_text()) == asked:
         return
     flags = {
@@ -133,6 +159,7 @@ def _ensure_plan(
         "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
         "--virtual-pipeline-model-parallel-size": arguments.virtual_pipeline_model_parallel_size,
         "--num-microbatches": micro_batches,
+        "--packs": index.folder,
         "--method": arguments.method,
         "--recompute": arguments.recompute,
         "--schedule": arguments.schedule,
@@ -144,16 +171,51 @@ def _ensure_plan(
     record.write_text(json.dumps(asked))
 
 
-def _tool(name: str, flags: dict[str, Any], quiet: bool) -> None:
+def _measured_best(arguments: argparse.Namespace, plan: Plan, index: PackedIndex, folder: Path) -> Plan:
+    """Run the plan's best layouts for a few steps each, on these packs, and keep the fastest."""
+    trials = []
+    candidates = layouts(plan, arguments.measure_top_k)
+    for number, candidate in enumerate(track(candidates, "measuring layouts", len(candidates))):
+        here = folder / str(number)
+        candidate.save(here / "plan.json")
+        metrics = here / "metrics.jsonl"
+        metrics.unlink(missing_ok=True)
+        command = _torchrun(arguments, here / "plan.json", index, metrics)
+        command = trial_flags([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *command])
+        with (here / "log").open("w") as log:
+            subprocess.run(command, stdout=log, stderr=log, check=False)
+        trials.append(Trial(candidate, measured_seconds(metrics)))
+    best = keep_fastest(trials)
+    if not arguments.json:
+        print_trials(best)
+    return best
+
+
+def print_trials(plan: Plan) -> None:
+    """Predicted and measured step time of the layouts that were run."""
+    rows = [
+        (
+            ", ".join(str(stage["layers"][1] - stage["layers"][0]) for stage in trial["stages"]),
+            sum(len(stage["recompute"]) for stage in trial["stages"]),
+            f"{trial['predicted_step_seconds'] * 1e3:.1f}",
+            f"{trial['measured_step_seconds'] * 1e3:.1f}" if trial["measured_step_seconds"] else "failed",
+            "kept" if trial["kept"] else "",
+        )
+        for trial in plan.trials
+    ]
+    print_table("layouts measured", ("layers a stage", "recomputed", "predicted ms", "measured ms", ""), rows)
+
+
+def _tool(name: str, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:
     """Run one of our tools as a user would; its failure is ours, with its exit code."""
-    words = [str(word) for flag in flags.items() for word in flag]
+    words = [*(str(word) for flag in flags.items() for word in flag), *switches]
     output = subprocess.DEVNULL if quiet else None
     done = subprocess.run([sys.executable, "-W", "ignore", str(TOOLS / name), *words], stdout=output, check=False)
     if done.returncode:
         sys.exit(done.returncode)
 
 
-def _torchrun(arguments: argparse.Namespace, plan: Path, index: PackedIndex) -> list[str]:
+def _torchrun(arguments: argparse.Namespace, plan: Path, index: PackedIndex, metrics: Path) -> list[str]:
     """The arguments of torchrun."""
     if arguments.nnodes > 1:
         where = [f"--nnodes={arguments.nnodes}", f"--rdzv-id={arguments.rdzv_id}", "--rdzv-backend=c10d"]
@@ -169,7 +231,7 @@ def _torchrun(arguments: argparse.Namespace, plan: Path, index: PackedIndex) -> 
         "--tensor-model-parallel-size": arguments.tensor_model_parallel_size,
         "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
         "--global-batch-size": index.global_batch,
-        "--metrics-file": Path(arguments.run_dir) / "metrics.jsonl",
+        "--metrics-file": metrics,
         "--tensorboard-dir": Path(arguments.run_dir) / "tensorboard",
     }
     if arguments.eval_packs:
@@ -231,6 +293,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--method", default="joint", help="see tools/plan_layout.py")
     plan.add_argument("--schedule", default="1f1b")
     plan.add_argument("--recompute", default="fewest", choices=("fewest", "full"))
+    plan.add_argument(
+        "--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest"
+    )
     plan.add_argument("--memory-gib", type=float, help="of one device; no limit unless given")
     parser.add_argument("--dry-run", action="store_true", help="plan and print the command, start nothing")
     parser.add_argument("--progress", action="store_true", help="show progress; the output goes to RUN/train.log")

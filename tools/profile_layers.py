@@ -3,15 +3,24 @@
     python tools/profile_layers.py --model tiny --vit-budget 40 --llm-budget 512 --output profile.json
     python tools/profile_layers.py --model internvl-chat-1.5 --analytic h100 --vit-budget 9 --llm-budget 4096 \\
         --tensor-model-parallel-size 4 --output profile.json
+
+Measured on twice the tensor-parallel ranks where the machine has them (transfers take two), started by itself; or under
+a torchrun of yours, for example over two nodes. A profile measured with the same settings, on the same hardware and
+software, is not measured again.
 """
 
 import argparse
+import json
 import os
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 from omnibal_ext.analytic import DEVICES, analytic_profile
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures import Architecture, preset
+from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.profile_data import Profile
@@ -20,71 +29,151 @@ from omnibal_ext.profile_data import Profile
 def main() -> None:
     """Parse, measure, print, write."""
     arguments = _parser().parse_args()
-    for name in ("vit_budget", "llm_budget", "tensor_model_parallel_size"):
+    for name in ("vit_budget", "llm_budget", "tensor_model_parallel_size", "data_parallel_size", "steps"):
         if getattr(arguments, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
+    if arguments.measured and not arguments.analytic:
+        raise UserError("--measured replaces lines of an analytic profile: give --analytic DEVICE too")
     architecture = preset(arguments.model)
-    if arguments.analytic:
-        profile = analytic_profile(
-            architecture,
-            arguments.analytic,
-            arguments.vit_budget,
-            arguments.llm_budget,
-            arguments.tensor_model_parallel_size,
-        )
-    else:
-        measured = _measure(arguments)
-        if measured is None:
-            return
-        profile = measured
-    profile.save(arguments.output)
+    profile = _analytic(arguments, architecture) if arguments.analytic else _measured(arguments, architecture)
+    if profile is None:
+        return
     if arguments.json:
         print_json(asdict(profile))
     else:
         _show(profile, arguments.output)
 
 
-def _measure(arguments: argparse.Namespace) -> Profile | None:
-    """Measure on this machine; with tensor parallelism one process a rank, of which the first returns a profile."""
-    ranks = arguments.tensor_model_parallel_size
+def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Profile:
+    """From operation counts; lines that were measured replace them."""
+    profile = analytic_profile(
+        architecture,
+        arguments.analytic,
+        arguments.vit_budget,
+        arguments.llm_budget,
+        arguments.tensor_model_parallel_size,
+        arguments.data_parallel_size,
+        arguments.use_distributed_optimizer,
+        tuple(arguments.freeze),
+    )
+    if arguments.measured:
+        try:
+            profile = profile.replaced_by(json.loads(Path(arguments.measured).read_text()))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{arguments.measured}: cannot be read as JSON ({error})") from None
+        except UserError as error:
+            raise UserError(f"{arguments.measured}: {error}") from None
+    profile.save(arguments.output)
+    return profile
+
+
+def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Profile | None:
+    """Measured on this machine, or read where that has been done before; None but on the first rank."""
+    settings = _settings(arguments, architecture)
+    known = _known(arguments.output, settings)
+    if known and not arguments.force:
+        if not arguments.json:
+            print(f"{arguments.output}: measured before with the same settings; --force measures again")
+        return known
+    ranks = settings["processes"]
     if ranks > 1 and "RANK" not in os.environ:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        os.execv(sys.executable, [*torchrun, *sys.argv])
-    from megatron.vlm.profiler import profile_on_this_machine
+        os.execve(
+            sys.executable, [*torchrun, *sys.argv], {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **os.environ}
+        )
+    from megatron.vlm.profiler import Job, profile_on_this_machine
 
-    flags = ["--bf16"] if arguments.bf16 else []
-    return profile_on_this_machine(
-        arguments.model, arguments.vit_budget, arguments.llm_budget, ranks, flags, arguments.steps
+    job = Job(
+        arguments.model,
+        arguments.vit_budget,
+        arguments.llm_budget,
+        arguments.tensor_model_parallel_size,
+        arguments.data_parallel_size,
+        arguments.use_distributed_optimizer,
+        arguments.bf16,
+        tuple(arguments.freeze),
+        arguments.steps,
     )
+    profile = profile_on_this_machine(job, settings)
+    if profile is not None:
+        profile.save(arguments.output)
+    return profile
+
+
+def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict[str, Any]:
+    """All that measured figures depend on: hardware, software, model, parallel sizes, budgets, precision."""
+    from megatron.vlm import platform
+
+    tensor = arguments.tensor_model_parallel_size
+    processes = 2 * tensor if platform.device_count() >= 2 * tensor else tensor
+    names = ("vit_budget", "llm_budget", "tensor_model_parallel_size", "data_parallel_size", "steps", "bf16")
+    return {
+        "device": platform.device_name(),
+        "processes": int(os.environ.get("WORLD_SIZE", processes)),
+        "threads": os.environ.get("OMP_NUM_THREADS", "1" if processes > 1 else ""),
+        "torch": version("torch"),
+        "megatron-core": version("megatron-core"),
+        "model_hash": architecture.hash,
+        "distributed_optimizer": arguments.use_distributed_optimizer,
+        "freeze": sorted(arguments.freeze),
+        **{name: getattr(arguments, name) for name in names},
+    }
+
+
+def _known(path: str, settings: dict[str, Any]) -> Profile | None:
+    """The profile at `path`, if it was measured with these settings."""
+    if not Path(path).exists():
+        return None
+    try:
+        profile = Profile.load(path)
+    except UserError:  # of another version, or broken: it is replaced
+        return None
+    return profile if profile.measured_with == settings else None
 
 
 def _show(profile: Profile, output: str) -> None:
+    disturbed = profile.notes.get("disturbed", {})
     rows = [
         (
             kind,
             profile.chain.count(kind),
             f"{cost.forward_seconds * 1e3:.3f}",
             f"{cost.backward_seconds * 1e3:.3f}",
+            f"{cost.extra_seconds * 1e3:.3f}" if kind in RECOMPUTABLE_KINDS else "-",
             f"{cost.kept_bytes / 2**20:.2f}",
             f"{cost.weight_bytes / 2**20:.2f}",
             f"{cost.output_bytes / 2**20:.2f}",
+            profile.mode(kind),
+            disturbed.get(kind, "-"),
         )
         for kind, cost in profile.layers.items()
     ]
-    columns = ("layer", "in the chain", "forward ms", "backward ms", "kept MiB", "weights MiB", "output MiB")
+    milliseconds, sizes = ("forward ms", "backward ms", "again ms"), ("kept MiB", "weights MiB", "output MiB")
+    columns = ("layer", "layers", *milliseconds, *sizes, "mode", "disturbed runs")
     where = f"{profile.device} {profile.dtype}, {profile.vit_budget} tiles, {profile.llm_budget} tokens"
     print_table(f"{profile.model} on {where} -> {output}", columns, rows)
+    bandwidth = 1e-9 / profile.transfer_seconds_per_byte if profile.transfer_seconds_per_byte else float("inf")
+    print(
+        f"transfer {profile.transfer_latency_seconds * 1e6:.0f} us + {bandwidth:.2f} GB/s; an iteration adds "
+        f"{profile.iteration_seconds * 1e3:.2f} ms and the layers' optimizer steps, "
+        f"{sum(profile.layers[kind].step_seconds for kind in profile.chain) * 1e3:.2f} ms over all stages"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a preset")
+    parser.add_argument("--model", required=True, help="a preset, or a Hugging Face folder")
     parser.add_argument("--vit-budget", type=int, required=True, help="tiles of a full pack")
     parser.add_argument("--llm-budget", type=int, required=True, help="tokens of a full pack")
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1)
+    parser.add_argument("--data-parallel-size", type=int, default=1, help="of the job: gradients are reduced over it")
+    parser.add_argument("--use-distributed-optimizer", action="store_true", help="the job shards its optimizer state")
     parser.add_argument("--bf16", action="store_true", help="measure in bf16")
+    parser.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
     parser.add_argument("--steps", type=int, default=5, help="steps measured, after two to warm up")
     parser.add_argument("--analytic", choices=sorted(DEVICES), help="from operation counts, no device needed")
+    parser.add_argument("--measured", help="with --analytic: a (partial) profile.json whose figures replace estimates")
+    parser.add_argument("--force", action="store_true", help="measure again, whatever is there")
     parser.add_argument("--output", required=True, help="profile.json to write")
     parser.add_argument("--json", action="store_true", help="print the profile as one JSON object")
     return parser

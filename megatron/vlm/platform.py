@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import typing_extensions
@@ -39,7 +40,15 @@ def device_name() -> str:
         return torch.cuda.get_device_name()
     import platform as machine
 
-    return machine.processor() or machine.machine()
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(models)} x {models[0]}" if models else machine.processor() or machine.machine()
+
+
+def device_count() -> int:
+    """GPUs of this machine, or cores where there are none."""
+    return torch.cuda.device_count() if HAS_CUDA else os.cpu_count() or 1
 
 
 def synchronize() -> None:

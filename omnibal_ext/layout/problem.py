@@ -123,9 +123,12 @@ class LayoutProblem:
             load = self.profile.load_factor(kind, self.packs).reshape(shape)
             forward = self.profile.forward_seconds(kind, self.packs).reshape(shape)
             backward = self.profile.backward_seconds(kind, self.packs).reshape(shape)
-        share = 0.5
+        whole, share = cost.backward_seconds, 0.5
+        if self.program.split_backward and cost.split_backward_seconds is not None and whole:
+            whole = cost.split_backward_seconds
+            backward = backward * (whole / cost.backward_seconds)
         if cost.weight_gradient_seconds is not None:
-            share = cost.weight_gradient_seconds / max(cost.backward_seconds, cost.weight_gradient_seconds, 1e-300)
+            share = cost.weight_gradient_seconds / max(whole, cost.weight_gradient_seconds, 1e-300)
         transfer = self.profile.transfer_latency_seconds + (
             self.profile.transfer_seconds_per_byte * cost.output_bytes * load
         )

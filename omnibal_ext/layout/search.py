@@ -165,7 +165,8 @@ def _alternative(problem: LayoutProblem, best: Candidate, other: Candidate) -> d
         {"layers": list(layers), "recompute": list(ids)}
         for layers, ids in zip(pairwise(other.layout.edges), other.layout.recompute, strict=True)
     ]
-    return {"stages": stages, "step_seconds": other.step_seconds, "why": why}
+    predicted = predictions(problem, other.layout) | {"proven_best": False}
+    return {"stages": stages, "step_seconds": other.step_seconds, "why": why, "predicted": predicted}
 
 
 def _rank_seconds(problem: LayoutProblem, layout: Layout) -> Any:

@@ -1,0 +1,115 @@
+"""What the benchmarks of the planner share: a model profiled and trained on two gloo ranks of this machine.
+
+`profile` and `train` start torchrun on this file and read what the ranks found; nothing of torch is loaded here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from omnibal_ext.architectures import Architecture, LanguageArchitecture, VisionArchitecture
+from omnibal_ext.plan import Plan
+from omnibal_ext.profile_data import PackSizes, Profile
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Packs = tuple[tuple[int, tuple[int, ...]], ...]
+"""Tiles, and the lengths of the samples, of each pack of an iteration."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model and the budgets of its packs."""
+
+    name: str
+    vision: VisionArchitecture
+    language: LanguageArchitecture
+    vit_budget: int
+    llm_budget: int
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model."""
+        return Architecture(self.name, self.vision, self.language)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "Shape":
+        """The shape in a decoded JSON object."""
+        vision, language = VisionArchitecture(**record["vision"]), LanguageArchitecture(**record["language"])
+        return cls(**{**record, "vision": vision, "language": language})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan and the packs of one iteration."""
+
+    name: str
+    plan: Plan
+    packs: Packs
+
+    @property
+    def sizes(self) -> PackSizes:
+        """For the simulator: one iteration, one data-parallel rank."""
+        columns = zip(*((t, sum(n), sum(length**2 for length in n)) for t, n in self.packs), strict=True)
+        return PackSizes(*(np.array([[column]], dtype=np.int64) for column in columns))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the ranks found of a case."""
+
+    seconds: list[float]
+    """Of each iteration, the slower rank's."""
+    peak_bytes: list[float]
+    """Counted on each rank: weights, gradients, optimizer state, and the most that autograd held at once."""
+
+
+def profile(shape: Shape, steps: int = 9) -> Profile:
+    """Measured on both ranks at once."""
+    return Profile.from_record(_torchrun({"shape": asdict(shape), "steps": steps}))
+
+
+def train(shape: Shape, cases: Sequence[Case], rounds: int, warm_up: int = 2) -> list[Trained]:
+    """Train all cases in turns: a round is one iteration of each, so that they see the same weather."""
+    listed = [{"plan": case.plan.to_record(), "packs": case.packs} for case in cases]
+    found = _torchrun({"shape": asdict(shape), "cases": listed, "rounds": rounds + warm_up})
+    return [Trained(one["seconds"][warm_up:], one["peak_bytes"]) for one in found]
+
+
+def _torchrun(order: dict[str, Any]) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder) / "order.json", Path(folder) / "answer.json"
+        asked.write_text(json.dumps(order))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(
+            [*command, str(asked), str(answered)], env=environment, capture_output=True, text=True, check=False
+        )
+        if not answered.exists():
+            raise RuntimeError(done.stderr[-8000:])
+        return json.loads(answered.read_text())
+
+
+def _rank() -> None:
+    """What a rank of the torchrun does."""
+    import megatron.vlm  # noqa: F401 (readies the machine, before megatron.core is imported)
+    from benchmarks import ranks
+
+    order, answer = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    found = ranks.measure(Shape.from_record(order["shape"]), order)
+    if os.environ["RANK"] == "0":
+        partial = answer.with_suffix(".partial")
+        partial.write_text(json.dumps(found))
+        partial.replace(answer)
+
+
+if __name__ == "__main__":
+    _rank()

@@ -1,0 +1,71 @@
+"""What an action takes beside the layers of its stage: executor, wrappers, the loss, the pack's boundaries."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.enums import ModelType
+from megatron.training.training import get_model
+from torch import Tensor
+
+from megatron.vlm.layer_costs import Step
+from megatron.vlm.loss import token_loss
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.pipeline.executor import Executor
+from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.stopwatch import Stopwatch, timed
+from megatron.vlm.synthetic import synthetic_pack
+from omnibal_ext.architectures import Architecture
+
+FEW, MANY = 2, 10  # microbatches
+
+
+def measure_actions(
+    args: Namespace, architecture: Architecture, frozen: tuple[str, ...], stopwatch: Stopwatch
+) -> tuple[float, float]:
+    """Seconds of an action, and of an iteration, beside the layers.
+
+    1. A chain with one layer of every kind, on this rank alone, and the smallest packs.
+    2. Iterations of few and of many microbatches: the difference is what a microbatch takes, the rest an iteration.
+    3. Less what the same stage takes without executor, half for each of forward and backward.
+    """
+    vision, language = replace(architecture.vision, layers=1), replace(architecture.language, layers=1)
+    small = replace(architecture, vision=vision, language=language)
+    config = language_config(args, small)
+    chain = Chain(small, config, vision_config(config, small), args.padded_vocab_size, args.seed, frozen)
+
+    def provide(**_: object) -> Stage:
+        return Stage(chain, 0, len(chain.kinds))
+
+    model = get_model(provide, ModelType.encoder_or_decoder)
+    pack, executor = (
+        synthetic_pack(small, 1, [small.image_tokens_per_tile + args.tensor_model_parallel_size]),
+        Executor(),
+    )
+
+    def iterate(count: int) -> Callable[[], tuple[float, ...]]:
+        def run() -> None:
+            # Copies: what a pack computes once for all layers is computed again.
+            packs = iter([replace(pack) for _ in range(count)])
+            executor(forward_step_func=_forward_step, data_iterator=packs, model=model, num_microbatches=count)
+
+        return lambda: timed(run)
+
+    def alone() -> tuple[float, ...]:
+        step = Step(chain, model[0], pack)
+        return timed(step.forward, step.backward)
+
+    seconds = stopwatch.measure({"few": iterate(FEW), "many": iterate(MANY), "alone": alone})
+    few, many, layers = (sum(seconds[name]) for name in ("few", "many", "alone"))
+    microbatch = (many - few) / (MANY - FEW)
+    return max(0.0, microbatch - layers) / 2, max(0.0, few - FEW * microbatch)
+
+
+def _forward_step(packs: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+    pack = next(packs)
+    return model(pack), partial(token_loss, "token", pack)

@@ -1,0 +1,227 @@
+"""Measures one kind of layer: seconds in every mode and on several packs, bytes kept, its optimizer step."""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.enums import ModelType
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.utils import unwrap_model
+from megatron.training.training import get_megatron_optimizer_config, get_model
+from torch import Tensor
+
+from megatron.vlm.kept import KeptBytes
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.pipeline.weight_gradients import Linear, WeightGradients
+from megatron.vlm.stopwatch import Stopwatch, timed
+from megatron.vlm.synthetic import equal_lengths, synthetic_pack
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
+from omnibal_ext.profile_data import Fit, LayerCost
+
+SAMPLES = 4  # of the pack that is measured at the budgets
+LAYERS = 2  # of a kind that the chain has several of: caches and wrappers then weigh about as in a real stage
+MODES = ("recompute", "recompute_attention", "recompute_mlp")
+
+
+class Step:
+    """Forward and backward of one pack through a stage, without neighbours."""
+
+    def __init__(self, chain: Chain, module: torch.nn.Module, pack: Microbatch) -> None:
+        self.module, self.pack, self.stage = module, pack, unwrap_model(module)
+        self.output: Tensor | None = None
+        self.entering: Tensor | None = None
+        if self.stage.first > 0:
+            shape = list(chain.shape_before(self.stage.first, pack))
+            if self.stage.kinds[0] == "word_embed":
+                assert pack.image_positions is not None
+                shape[0] = len(pack.image_positions)
+            self.entering = torch.randn(shape, device="cuda", dtype=chain.language.pipeline_dtype)
+            self.entering.requires_grad_(self.stage.sends_gradient)
+
+    def forward(self) -> None:
+        """Run the stage."""
+        self.stage.set_input_tensor(self.entering)
+        self.output = self.module(self.pack)
+
+    def backward(self) -> None:
+        """Gradients of what is trained, and of the input where the stage before has a use for it."""
+        if self.stage.has_backward:
+            assert self.output is not None
+            torch.autograd.backward(self.output, torch.ones_like(self.output))
+
+
+class KindMeasurement:
+    """The figures of one kind of layer, all of one layer, at the budgets unless said."""
+
+    def __init__(
+        self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, int], stopwatch: Stopwatch
+    ) -> None:
+        link = chain.kinds.index(kind)
+        self.count = min(LAYERS, chain.kinds.count(kind))
+        self.chain, self.kind, self.stopwatch = chain, kind, stopwatch
+        self.packs = _packs(chain, kind, *budgets)
+
+        def provide(**_: object) -> Stage:
+            return Stage(chain, link, link + self.count)
+
+        (self.module,) = get_model(provide, ModelType.encoder_or_decoder)
+        self.stage: Stage = unwrap_model(self.module)
+        self.mode = chain.gradient_mode(link)
+        weights = list(self.module.parameters())
+        self.parameters = sum(map(_whole_size, weights)) // self.count
+        self.weights = sum(weight.numel() for weight in weights) / self.count
+        """On this tensor-parallel rank."""
+        self.trained = sum(weight.numel() for weight in weights if weight.requires_grad) / self.count
+        selective = MODES if kind in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
+        self.seconds = self._seconds(selective)
+        self.kept = {mode: self._kept(mode) for mode in ("", *selective)}
+        self.optimizer_seconds = self._optimizer_seconds(args) if self.trained else 0.0
+        # Last, because it changes how the linear layers multiply.
+        self.split = self._split_seconds() if self.mode == "trained" else None
+
+    def cost(self, weight_bytes: float, step_seconds: float) -> LayerCost:
+        """The profile's entry."""
+        forward, backward = zip(*(self.seconds[str(number)] for number in range(len(self.packs))), strict=True)
+        features = [_features(self.kind, pack) for pack in self.packs]
+        extra = {f"{mode}_seconds": self._extra_seconds(mode) for mode in self.kept if mode}
+        kept = {f"{mode}_kept_bytes": kept for mode, kept in self.kept.items() if mode}
+        return LayerCost(
+            forward_seconds=forward[0],
+            backward_seconds=backward[0],
+            kept_bytes=self.kept[""],
+            weight_bytes=weight_bytes,
+            output_bytes=self._output_bytes(),
+            weight_gradient_seconds=self.split[1] if self.split else 0.0,
+            split_backward_seconds=sum(self.split) if self.split else None,
+            step_seconds=step_seconds,
+            forward_fit=fit_seconds(features, forward),
+            backward_fit=fit_seconds(features, backward) if self.mode != "idle" else (0.0, 0.0, 0.0),
+            **{"recompute_kept_bytes": self.kept[""], **extra, **kept},
+        )
+
+    def _seconds(self, modes: Sequence[str]) -> dict[str, tuple[float, ...]]:
+        """(forward, backward) of each pack, by its number, and of the first pack by recompute mode."""
+        runs = {str(number): self._run("", pack) for number, pack in enumerate(self.packs)}
+        runs |= {mode: self._run(mode, self.packs[0]) for mode in modes}
+        return {name: tuple(s / self.count for s in found) for name, found in self.stopwatch.measure(runs).items()}
+
+    def _run(self, mode: str, pack: Microbatch) -> Callable[[], tuple[float, ...]]:
+        def run() -> tuple[float, ...]:
+            recompute(self.stage, mode)
+            step = Step(self.chain, self.module, pack)
+            return timed(step.forward, step.backward)
+
+        return run
+
+    def _extra_seconds(self, mode: str) -> float:
+        """What a mode adds to the backward, beside what its forward takes more or less."""
+        return max(0.0, sum(self.seconds[mode]) - sum(self.seconds["0"]))
+
+    def _kept(self, mode: str) -> float:
+        """Bytes kept for the backward pass, the input among them."""
+        recompute(self.stage, mode)
+        step = Step(self.chain, self.module, self.packs[0])
+        with KeptBytes(self.module.parameters()) as kept:
+            step.forward()
+            if step.entering is not None and self.mode != "idle":
+                kept.hold(step.entering.untyped_storage())
+        recompute(self.stage, "")
+        return kept.bytes / self.count
+
+    def _output_bytes(self) -> float:
+        step = Step(self.chain, self.module, self.packs[0])
+        step.forward()
+        assert step.output is not None
+        return float(step.output.numel() * step.output.element_size())
+
+    def _optimizer_seconds(self, args: Namespace) -> float:
+        """All layers' steps: what comes between the last backward of an iteration and the first forward of the next."""
+        config, overrides = get_megatron_optimizer_config(args)
+        groups = args.use_gloo_process_groups
+        optimizer = get_megatron_optimizer(config, [self.module], overrides, use_gloo_process_groups=groups)
+
+        def finish() -> None:
+            self.module.scale_gradients(1.0)
+            optimizer.step()
+            self.module.zero_grad_buffer()
+            optimizer.zero_grad()
+
+        return self.stopwatch.measure({"step": lambda: timed(finish)})["step"][0]
+
+    def _split_seconds(self) -> tuple[float, float]:
+        """(B, W) of a split backward."""
+        gradients = WeightGradients()
+        gradients.attach(self.stage)
+
+        def run() -> tuple[float, ...]:
+            step, aside = Step(self.chain, self.module, self.packs[0]), list[Linear]()
+            step.forward()
+            with gradients.put_aside(aside):
+                (backward,) = timed(step.backward)
+
+            def accumulate() -> None:
+                for linear in aside:
+                    linear.accumulate()
+
+            return backward, *timed(accumulate)
+
+        backward, weights = self.stopwatch.measure({"split": run})["split"]
+        return backward / self.count, weights / self.count
+
+
+def recompute(stage: Stage, mode: str) -> None:
+    """Put all layers of a stage into one of `MODES`, or "" for none: what `Stage` sets up when it is built."""
+    stage.recompute = frozenset(range(stage.first, stage.end) if mode == "recompute" else ())
+    links: list[Any] = list(stage.links.values())
+    for kind, link in zip(stage.kinds, links, strict=True):
+        if kind in RECOMPUTABLE_KINDS:
+            link.self_attention.checkpoint_core_attention = mode == "recompute_attention"
+            link.recompute_mlp = mode == "recompute_mlp"
+            # A bias that core's checkpoint returns would become part of its own graph, and backward never end.
+            link.mlp.linear_fc2.skip_bias_add = mode != "recompute_mlp"
+
+
+def _packs(chain: Chain, kind: str, tiles: int, tokens: int) -> list[Microbatch]:
+    """Packs at the budgets and, for the fit, half as large and otherwise divided."""
+
+    def make(tiles: int, tokens: int, samples: int = SAMPLES) -> Microbatch:
+        return synthetic_pack(chain.architecture, tiles, equal_lengths(tokens, min(samples, tokens)))
+
+    if kind in VISION_KINDS:
+        return [make(tiles, tokens), make(max(1, tiles // 2), tokens)]
+    packs = [make(tiles, tokens), make(tiles // 2, max(1, tokens // 2))]
+    return [*packs, make(tiles, tokens, 1)] if kind == "llm" else packs
+
+
+def _features(kind: str, pack: Microbatch) -> tuple[float, float, float]:
+    """What the time of a layer depends on: a constant, units (tiles or tokens), squared sample lengths."""
+    if kind in VISION_KINDS:
+        return (1.0, pack.tiles, 0.0)
+    return (1.0, pack.tokens, float(sum(length**2 for length in pack.lengths)) if kind == "llm" else 0.0)
+
+
+def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> Fit:
+    """Coefficients, none negative, that meet the time at the budgets exactly and the others as well as they can."""
+    matrix, times = np.array(features), np.array(seconds)
+    used = [column for column in range(3) if matrix[:, column].any()]
+    while True:
+        scale = np.abs(matrix[:, used]).max(axis=0)
+        found = np.linalg.lstsq(matrix[:, used] / scale, times, rcond=None)[0] / scale
+        if (found >= 0).all() or len(used) == 1:
+            break
+        used.remove(used[int(np.argmin(found * scale))])
+    coefficients = np.zeros(3)
+    coefficients[used] = found
+    coefficients *= times[0] / (matrix[0] @ coefficients)
+    return float(coefficients[0]), float(coefficients[1]), float(coefficients[2])
+
+
+def _whole_size(weight: torch.nn.Parameter) -> int:
+    """Numbers in a weight over all tensor-parallel ranks."""
+    ranks = parallel_state.get_tensor_model_parallel_world_size()
+    return weight.numel() * (ranks if getattr(weight, "tensor_model_parallel", False) else 1)

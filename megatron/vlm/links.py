@@ -1,0 +1,63 @@
+"""What it takes to carry tensors between ranks: transfers of the pipeline, reductions of data-parallel ranks."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from megatron.vlm.pipeline.communicator import Communicator
+from megatron.vlm.stopwatch import Stopwatch, timed
+
+TRANSFER_BYTES = 2**22
+REDUCTION_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Links:
+    """Seconds between two ranks. Zeros where there is only one rank."""
+
+    transfer_latency_seconds: float = 0.0
+    transfer_seconds_per_byte: float = 0.0
+    reduction_seconds_per_byte: float = 0.0
+    """Of an all-reduce between two ranks. Of d ranks, by a ring: times 2 (d - 1) / d."""
+
+
+def measure_links(stopwatch: Stopwatch) -> Links:
+    """Between every rank of the first half and its partner in the second, all pairs at once.
+
+    Two nodes given, that is the network between them; one node, the links inside it. A transfer there and back of
+    next to nothing is twice the latency; of `TRANSFER_BYTES`, twice latency and bytes.
+    """
+    half, here = dist.get_world_size() // 2, dist.get_rank()
+    if not half:
+        return Links()
+    pairs = [dist.new_group([rank, rank + half]) for rank in range(half)]
+    pair = pairs[here % half]
+    ring = Communicator(pair)
+    small, large = (torch.zeros(size // 4, device="cuda") for size in (4, TRANSFER_BYTES))
+    gradients = torch.zeros(REDUCTION_BYTES // 4, device="cuda")
+    seconds = stopwatch.measure(
+        {
+            "small": lambda: timed(lambda: _there_and_back(ring, small, here < half)),
+            "large": lambda: timed(lambda: _there_and_back(ring, large, here < half)),
+            "reduction": lambda: timed(lambda: dist.all_reduce(gradients, group=pair)),
+        }
+    )
+    small_seconds, large_seconds, reduction = (seconds[name][0] for name in ("small", "large", "reduction"))
+    return Links(
+        small_seconds / 2,
+        max(0.0, large_seconds - small_seconds) / 2 / TRANSFER_BYTES,
+        reduction / REDUCTION_BYTES,
+    )
+
+
+def _there_and_back(ring: Communicator, tensor: torch.Tensor, first: bool) -> None:
+    """On the channels that training uses: an activation there, a gradient back."""
+    shape = tuple(tensor.shape)
+    if first:
+        ring.send_activation(tensor)
+        ring.receive_gradient(shape, tensor.dtype).wait()
+    else:
+        ring.receive_activation(shape, tensor.dtype).wait()
+        ring.send_gradient(tensor)
+    ring.finish()

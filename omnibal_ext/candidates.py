@@ -1,0 +1,67 @@
+"""The measured last word: a plan's layouts as they are tried out, and the plan that keeps the fastest."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.plan import Plan
+
+STEPS = 3
+"""Of a trial; the first one warms up."""
+LEFT_OUT = ("--save", "--load", "--save-interval", "--log-interval", "--exit-interval", "--tensorboard-dir")
+"""Flags that a trial does without: it leaves nothing behind, and starts from new weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A layout, and what one step of it took."""
+
+    plan: Plan
+    measured_seconds: float | None
+    """None: it did not run to the end."""
+
+
+def layouts(plan: Plan, count: int) -> list[Plan]:
+    """The plan and its next-best layouts, `count` at most."""
+    return [plan, *(plan.alternative(i) for i in range(min(count - 1, len(plan.alternatives))))]
+
+
+def trial_flags(words: Sequence[str]) -> list[str]:
+    """Megatron's flags for a trial: those of the run, less `LEFT_OUT` and their values, ending after `STEPS`."""
+    kept, skipping = [], False
+    for word in words:
+        if word.startswith("--"):
+            skipping = word.partition("=")[0] in LEFT_OUT
+        if not skipping:
+            kept.append(word)
+    return [*kept, "--log-interval", "1", "--exit-interval", str(STEPS)]
+
+
+def measured_seconds(metrics: Path) -> float | None:
+    """Median step seconds of a trial's metrics.jsonl, the first step left out; None if it did not run to the end."""
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    if len(lines) < STEPS:
+        return None
+    return statistics.median(json.loads(line)["seconds"] for line in lines[1:STEPS])
+
+
+def keep_fastest(trials: Sequence[Trial]) -> Plan:
+    """The fastest layout's plan, with the figures of all. Raises UserError if none ran to the end."""
+    ran = [trial for trial in trials if trial.measured_seconds is not None]
+    if not ran:
+        raise UserError(f"none of {len(trials)} layouts ran {STEPS} steps; see the logs of the trials")
+    best = min(ran, key=lambda trial: trial.measured_seconds or 0.0)
+    figures = tuple(
+        {
+            "stages": [stage.to_record() for stage in trial.plan.stages],
+            "predicted_step_seconds": trial.plan.predicted["step_seconds"],
+            "measured_step_seconds": trial.measured_seconds,
+            "kept": trial is best,
+        }
+        for trial in trials
+    )
+    return dataclasses.replace(best.plan, trials=figures)
