@@ -16,7 +16,7 @@ VISION_TOWERS = {
     # 24 layers, the last of which LLaVA does not use.
     "clip-l-336": VisionArchitecture(
         23, 1024, 16, 4096, image_size=336, norm_epsilon=1e-5, activation="quick_gelu", patch_bias=False, pre_norm=True,
-        layer_scale=False,
+        layer_scale=False, pixels="clip",
     ),
     # EVA-CLIP (arXiv 2303.15389, 2402.04252), sizes only: what the planner needs.
     "eva-clip-1b": VisionArchitecture(40, 1408, 16, 6144),

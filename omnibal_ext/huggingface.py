@@ -161,7 +161,9 @@ def _llava(name: str, config: _Section) -> Architecture:
     section, text = config.inner("vision_config", "clip_vision_model"), config.inner("text_config", "llama")
     section.must(model_type="clip_vision_model")
     layers, _ = _layers_read(section, config["vision_feature_layer"])
-    vision = VisionArchitecture(**_vision_sizes(section, layers), patch_bias=False, pre_norm=True, layer_scale=False)
+    vision = VisionArchitecture(
+        **_vision_sizes(section, layers), patch_bias=False, pre_norm=True, layer_scale=False, pixels="clip"
+    )
     newline = config["model_type"] == "llava_next"
     class_token = config.choose("vision_feature_select_strategy", {"default": False, "full": True})
     if newline:

@@ -30,6 +30,7 @@ class VisionArchitecture:
     final_norm: bool = False
     """A LayerNorm behind the last layer."""
     layer_scale: bool = True
+    pixels: str = "imagenet"  # or "clip": mean and deviation that pixels are brought to
 
     @property
     def norm_bias(self) -> bool:

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from megatron.training.checkpointing import load_checkpoint
+from numpy.typing import NDArray
 from torch import Tensor
 
+from megatron.vlm.data.anyres import joined_orders
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
@@ -92,20 +94,34 @@ def _finished(answer: Answer) -> bool:
 
 def _image_tokens(vision: Stage, data: ChatDataset, answer: Answer) -> Tensor:
     """The projected tokens of the images that the prompt shows: [tiles * image tokens, 1, width]."""
-    tiles = answer.prompt.count(data.manifest["image_token_id"]) // data.manifest["tokens_per_tile"]
+    tiles = _tiles(data, _images_shown(data, answer))
     pixels = data.pixels(answer.sample)[:tiles].to("cuda")
     return vision(Microbatch(tiles=tiles, lengths=(len(answer.prompt),), samples=1, useful_tokens=0, pixels=pixels))
+
+
+def _images_shown(data: ChatDataset, answer: Answer) -> list[tuple[int, NDArray[np.int64]]]:
+    """Features of each image that the prompt shows, and which of them it reads."""
+    tokens = answer.prompt.count(data.manifest["image_token_id"])
+    features = [image.tiles * data.manifest["tokens_per_tile"] for image in data.images(answer.sample)]
+    orders = data.feature_orders(answer.sample)
+    shown = int(np.searchsorted(np.cumsum([len(order) for order in orders]), tokens, side="right"))
+    return list(zip(features, orders, strict=True))[:shown]
+
+
+def _tiles(data: ChatDataset, images: list[tuple[int, NDArray[np.int64]]]) -> int:
+    return sum(features for features, _ in images) // int(data.manifest["tokens_per_tile"])
 
 
 def _pack(data: ChatDataset, answers: Sequence[Answer]) -> Microbatch:
     texts = [answer.prompt + answer.generated for answer in answers]
     ids = torch.tensor([token for text in texts for token in text], device="cuda")
-    positions = (ids == data.manifest["image_token_id"]).nonzero().squeeze(1)
+    images = [image for answer in answers for image in _images_shown(data, answer)]
     return Microbatch(
-        tiles=len(positions) // data.manifest["tokens_per_tile"],
+        tiles=_tiles(data, images),
         lengths=tuple(map(len, texts)),
         samples=len(texts),
         useful_tokens=len(ids),
         input_ids=ids,
-        image_positions=positions,
+        image_positions=(ids == data.manifest["image_token_id"]).nonzero().squeeze(1),
+        image_sources=torch.from_numpy(joined_orders(images)).to("cuda"),
     )

@@ -109,19 +109,23 @@ def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:
 def _checked(data: ChatDataset, trainer: Trainer) -> ChatDataset:
     """Refuse a dataset whose tiles or vocabulary do not fit the model."""
     architecture, manifest = trainer.architecture, data.manifest
-    for what, made, wanted in (
-        ("tile_size", manifest["tile_size"], architecture.vision.image_size),
-        ("tokens_per_tile", manifest["tokens_per_tile"], architecture.image_tokens_per_tile),
+    rule = manifest["tiling"]["rule"]
+    for flag, made, wanted in (
+        ("tile-size", manifest["tile_size"], architecture.vision.image_size),
+        ("tokens-per-tile", manifest["tokens_per_tile"], architecture.image_tokens_per_tile),
+        ("normalize", manifest["normalization"], architecture.vision.pixels),
+        # Any rule serves a model that reads tile by tile, only one serves a model that joins them.
+        ("tiling", rule, "anyres" if architecture.newline else "internvl" if data.joins_tiles else rule),
     ):
         if made != wanted:
             raise UserError(
-                f"dataset {data.folder}: {what} is {made}, preset {architecture.name!r} needs {wanted}; "
-                f"preprocess with --{what.replace('_', '-')} {wanted}"
+                f"dataset {data.folder}: made with --{flag} {made}, preset {architecture.name!r} needs {wanted}; "
+                f"preprocess with --{flag} {wanted}"
             )
-    if manifest["vocab_size"] > trainer.args.padded_vocab_size:
+    if manifest["vocab_size"] > architecture.language.vocab_size:
         raise UserError(
             f"dataset {data.folder}: vocabulary of {manifest['vocab_size']} tokens, preset {architecture.name!r} "
-            f"has {trainer.args.padded_vocab_size}; use the model's own tokenizer"
+            f"has {architecture.language.vocab_size}; use the model's own tokenizer"
         )
     return data
 

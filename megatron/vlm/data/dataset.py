@@ -17,8 +17,9 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from numpy.typing import NDArray
 
+from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
-from megatron.vlm.data.tiles import TiledImage, cut_tiles
+from megatron.vlm.data.tiles import RULES, TiledImage, cut_tiles
 from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
 
@@ -58,6 +59,16 @@ class ChatDataset:
     def images(self, sample: int) -> list[TiledImage]:
         """The images of a sample and how each is cut, in the order of their marks."""
         return [TiledImage(**image) for image in json.loads(self._columns["images"][sample].tobytes())]
+
+    def feature_orders(self, sample: int) -> list[NDArray[np.int64]]:
+        """For each image of a sample, which features of its own tiles its tokens are; -1 is a newline."""
+        rule, per_tile = self.manifest["tiling"]["rule"], self.manifest["tokens_per_tile"]
+        return [feature_order(image, rule, per_tile) for image in self.images(sample)]
+
+    @property
+    def joins_tiles(self) -> bool:
+        """The language model reads an image's tiles as one picture (LLaVA-1.6)."""
+        return RULES[self.manifest["tiling"]["rule"]].joins_tiles
 
     def pixels(self, sample: int) -> torch.Tensor:
         """The tiles of a sample, normalised: float32 [tiles, 3, tile_size, tile_size].

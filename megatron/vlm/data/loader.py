@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from megatron.vlm.data.anyres import joined_orders
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.microbatch import Microbatch
 from omnibal_ext.errors import UserError
@@ -59,6 +60,7 @@ class PackDataset(Dataset):
             pixels=self._pixels(samples) if self.needs.pixels else None,
             input_ids=ids if self.needs.tokens else None,
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
+            image_sources=self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else None,
             labels=labels,
             loss_mask=mask,
         )
@@ -81,6 +83,16 @@ class PackDataset(Dataset):
 
     def _image_positions(self, ids: Tensor) -> Tensor:
         return (ids == self.data.manifest["image_token_id"]).nonzero().squeeze(1)
+
+    def _image_sources(self, samples: np.ndarray) -> Tensor:
+        """Which of the pack's features its image tokens are: the images' own orders, one behind the other."""
+        return torch.from_numpy(
+            joined_orders(
+                (image.tiles * self.data.manifest["tokens_per_tile"], order)
+                for sample in map(int, samples)
+                for image, order in zip(self.data.images(sample), self.data.feature_orders(sample), strict=True)
+            )
+        )
 
     def _pixels(self, samples: np.ndarray) -> Tensor:
         with_images = [int(sample) for sample in samples if self.data.sizes.tiles[sample]]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.chat import Rejected, parse_conversation
 from megatron.vlm.data.images import MAX_PIXELS, image_size, path_below_root
 from megatron.vlm.data.templates import IMAGE_CONTEXT, SYSTEM, Message, RenderedChat, chat_template, render_chat
@@ -65,7 +66,8 @@ class SampleMaker:
             messages = (Message(SYSTEM, self.system), *messages)
         images = self._tile_images(conversation.images)
         tokens, loss_mask = tokenize(render_chat(messages, self.template), self.tokenizer)
-        repeats = [image.tiles * self.recipe.tokens_per_tile for image in images]
+        rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
+        repeats = [len(feature_order(image, rule, per_tile)) for image in images]
         length, limit = len(tokens) + sum(repeats) - len(repeats), self.recipe.max_tokens
         if limit is not None and length > limit:
             raise Rejected("too_many_tokens", f"{length} tokens, limit {limit} (--max-tokens)")

@@ -6,7 +6,8 @@
     +---------+---------+                                    +---+ +---+ +-----------+
 
 Three rules: `internvl`, the dynamic tiling of InternVL 1.5 (arXiv 2404.16821, section 3.3); `anyres`, the grids of
-LLaVA-1.6, where the image keeps its aspect ratio on a black ground and the thumbnail comes first; `fixed`, one tile.
+LLaVA-1.6, where the image keeps its aspect ratio on a black ground, the thumbnail comes first and the language model
+sees the tiles joined (anyres.py); `fixed`, one tile.
 """
 
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from omnibal_ext.errors import UserError
 
 Grid = tuple[int, int]  # columns, rows
 
-# LLaVA-1.6's resolutions over its tile size, in its order, which settles ties.
-ANYRES_GRIDS: tuple[Grid, ...] = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
+# LLaVA-1.6's resolutions over its tile size. Small images fit several equally well; the first one wins. The order is
+# transformers', which reads the published list as (height, width).
+ANYRES_GRIDS: tuple[Grid, ...] = ((2, 1), (1, 2), (2, 2), (1, 3), (3, 1))
 
 
 @cache
@@ -74,11 +76,12 @@ class Rule:
     choose: Callable[[int, int, int, int, int], Grid]
     keeps_aspect: bool = False  # scaled to fit, the rest black; otherwise stretched over the grid
     thumbnail_first: bool = False
+    joins_tiles: bool = False  # the language model reads the tiles' features as one picture, without its padding
 
 
 RULES = {
     "internvl": Rule(internvl_grid),
-    "anyres": Rule(anyres_grid, keeps_aspect=True, thumbnail_first=True),
+    "anyres": Rule(anyres_grid, keeps_aspect=True, thumbnail_first=True, joins_tiles=True),
     "fixed": Rule(_one_tile),
 }
 
@@ -99,6 +102,8 @@ class Tiling:
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise UserError(f"unknown tiling rule {self.rule!r}; known: {', '.join(RULES)}")
+        if RULES[self.rule].joins_tiles and not self.thumbnail:
+            raise UserError(f"tiling rule {self.rule!r} has a thumbnail always; leave --no-thumbnail out")
         if not 1 <= self.min_tiles <= self.max_tiles or self.tile_size < 1:
             raise UserError(
                 f"tile size {self.tile_size}, {self.min_tiles} to {self.max_tiles} tiles: all must be 1 or more, "
@@ -108,12 +113,17 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class TiledImage:
-    """One image of a sample: its path relative to the image root, its grid, and whether it has a thumbnail."""
+    """One image of a sample: its path relative to the image root, its grid, and whether it has a thumbnail.
+
+    Its size in pixels is kept where the tokens depend on it, by rules that join tiles.
+    """
 
     path: str
     columns: int
     rows: int
     thumbnail: bool
+    width: int = 0
+    height: int = 0
 
     @property
     def tiles(self) -> int:
@@ -125,7 +135,8 @@ def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling) ->
     """Decide the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
     share = max(1, tiling.max_tiles // images)
     columns, rows = RULES[tiling.rule].choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
-    return TiledImage(path, columns, rows, tiling.thumbnail and columns * rows > 1)
+    kept = size if RULES[tiling.rule].joins_tiles else (0, 0)
+    return TiledImage(path, columns, rows, tiling.thumbnail and columns * rows > 1, *kept)
 
 
 def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -> NDArray[np.uint8]:

@@ -39,7 +39,7 @@ class WordEmbedding(MegatronModule):
 
     def forward(self, image: Tensor, batch: Microbatch) -> Tensor:
         words, tokens = self.embedding(batch.input_ids), image.squeeze(1)
-        if self.newline is not None:
+        if self.newline is not None and batch.image_sources is not None:
             tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])[batch.image_sources]
         merged = words.index_copy(0, batch.image_positions, tokens.to(words.dtype)).unsqueeze(1)
         return tensor_parallel.scatter_to_sequence_parallel_region(merged) if self.sequence_parallel else merged

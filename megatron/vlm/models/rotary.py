@@ -23,8 +23,8 @@ class Rotary(torch.nn.Module):
         longest = max(batch.lengths)
         if self.max_positions is not None and longest > self.max_positions:
             raise UserError(
-                f"a sample of {longest} tokens; beyond {self.max_positions} this model attends otherwise (a sliding "
-                "window or dynamic rotary scaling in its config.json); reject longer samples in preprocessing (--max-tokens)"
+                f"a sample of {longest} tokens; beyond {self.max_positions} this model slides a window or scales its "
+                "rotation (config.json), which is not done here; reject longer samples in preprocessing (--max-tokens)"
             )
         self.frequencies = self.frequencies.to(batch.positions.device)
         angles = torch.outer(batch.positions.float(), self.frequencies)

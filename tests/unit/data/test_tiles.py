@@ -8,7 +8,6 @@ from PIL import Image
 
 from megatron.vlm.data.demo import exact_grids
 from megatron.vlm.data.tiles import (
-    ANYRES_GRIDS,
     TiledImage,
     Tiling,
     anyres_grid,
@@ -77,10 +76,10 @@ def test_tiling_cuts_a_demo_picture_into_exactly_its_cells(images: int) -> None:
 
 
 @settings(deadline=None)  # the first call imports transformers
-@given(st.integers(16, 3000), st.integers(16, 3000))
+@given(st.integers(1, 3000), st.integers(1, 3000))
 def test_anyres_grids_are_those_that_hugging_face_chooses(width: int, height: int) -> None:
     processing = pytest.importorskip("transformers.image_processing_utils")
-    resolutions = [(rows * 336, columns * 336) for columns, rows in ANYRES_GRIDS]
+    resolutions = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]  # of the published models
     rows, columns = processing.select_best_resolution((height, width), resolutions)
     assert anyres_grid(width, height, 336, min_tiles=1, max_tiles=4) == (columns // 336, rows // 336)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from megatron.vlm.arguments import _preset_defaults
-from megatron.vlm.data.anyres import image_sources
+from megatron.vlm.data.anyres import image_sources, joined_orders
 from megatron.vlm.data.tiles import anyres_grid
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import WeightFolder
@@ -101,10 +101,8 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     tiles = {size: 1 + int(np.prod(grid_of(*size))) if architecture.newline else 1 for size in sources}
     samples = models.samples({size: (len(sources[size]), tiles[size]) for size in sources}, IMAGES)
     ids = torch.cat([sample.ids for sample in samples])
-    order, offset = [], 0
-    for size in (size for images in IMAGES for size in images):
-        order.append(np.where(sources[size] < 0, -1, sources[size] + offset))
-        offset += tiles[size] * architecture.image_tokens_per_tile
+    per_tile = architecture.image_tokens_per_tile
+    order = joined_orders((tiles[size] * per_tile, sources[size]) for images in IMAGES for size in images)
     batch = Microbatch(
         tiles=sum(len(sample.pixels) for sample in samples),
         lengths=tuple(len(sample.ids) for sample in samples),
@@ -113,7 +111,7 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
         pixels=torch.cat([sample.pixels for sample in samples]),
         input_ids=ids,
         image_positions=(ids == IMAGE_TOKEN).nonzero().squeeze(1),
-        image_sources=torch.from_numpy(np.concatenate(order)),
+        image_sources=torch.from_numpy(order),
         labels=torch.roll(ids, -1),
         loss_mask=torch.cat([torch.arange(len(sample.ids), 0, -1) > 1 for sample in samples]).float(),
     )

@@ -1,0 +1,127 @@
+"""Does a converted model answer as Hugging Face's own? Both in fp32 on random images and words."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from megatron.training.checkpointing import load_checkpoint
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megatron.vlm.data.anyres import image_sources, joined_orders
+from megatron.vlm.data.tiles import anyres_grid
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.single import single_process
+from omnibal_ext.architectures import Architecture, preset
+from omnibal_ext.errors import UserError
+from omnibal_ext.huggingface import config_path, read_config
+
+TOLERANCE = 1e-4
+WORDS = 16
+# Width and height of each sample's images, in tiles; one sample has none.
+IMAGES: tuple[tuple[tuple[float, float], ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.0),))
+
+
+def check_possible(theirs: Path) -> None:
+    """Raises UserError where there is no model of transformers to compare with."""
+    if read_config(config_path(theirs))["model_type"] == "internvl_chat":
+        raise UserError(
+            f"{theirs}: --check runs transformers' own models; this one's code is in its repository, and is not run. "
+            "Leave --check out, or convert the model's -hf variant"
+        )
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise UserError("--check needs transformers: pip install transformers") from error
+
+
+def logit_difference(ours: Path, theirs: Path) -> float:
+    """Largest absolute difference of the logits of one pack by us, of its samples one by one by transformers."""
+    architecture = preset(str(theirs))
+    image_token = _image_token(theirs)
+    samples = [_Sample(architecture, sizes, image_token, seed) for seed, sizes in enumerate(IMAGES)]
+    mine = _our_logits(ours, theirs, architecture, samples, image_token)
+    return max((a - b).abs().max().item() for a, b in zip(mine, _their_logits(theirs, samples), strict=True))
+
+
+def _image_token(theirs: Path) -> int:
+    config = read_config(config_path(theirs))
+    token = config.get("image_token_id", config.get("image_token_index"))
+    return 151667 if token is None else int(token)
+
+
+class _Sample:
+    """Random words, one run of image tokens for each image, random tiles."""
+
+    def __init__(
+        self, architecture: Architecture, sizes: tuple[tuple[float, float], ...], image_token: int, seed: int
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        tile, per_tile = architecture.vision.image_size, architecture.image_tokens_per_tile
+        self.sizes = [(round(width * tile), round(height * tile)) for width, height in sizes]
+        self.images: list[tuple[int, NDArray[np.int64]]] = []
+        ids, tiles = [self._words(architecture, image_token, generator)], 0
+        for size in self.sizes:
+            grid = anyres_grid(*size, tile, 1, 12) if architecture.newline else (1, 1)
+            order = np.arange(per_tile)
+            if architecture.newline:
+                order = image_sources(size, grid, architecture.vision.image_size // architecture.vision.patch_size)
+            shown = 1 + grid[0] * grid[1] if architecture.newline else 1
+            self.images.append((shown * per_tile, order))
+            tiles += shown
+            ids += [torch.full((len(order),), image_token), self._words(architecture, image_token, generator)]
+        self.ids = torch.cat(ids)
+        self.pixels = torch.randn(tiles, 3, tile, tile, generator=generator)
+
+    @staticmethod
+    def _words(architecture: Architecture, image_token: int, generator: torch.Generator) -> Tensor:
+        words = torch.randint(0, architecture.language.vocab_size - 1, (WORDS,), generator=generator)
+        return words + (words >= image_token).long()  # all but the image token
+
+
+def _our_logits(
+    ours: Path, theirs: Path, architecture: Architecture, samples: list[_Sample], image_token: int
+) -> tuple[Tensor, ...]:
+    flags = ["--load", str(ours), "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"]
+    with single_process(str(theirs), [*flags, "--ckpt-format", "torch_dist"]) as inputs, torch.no_grad():
+        language = language_config(inputs.args, architecture)
+        vision = vision_config(language, architecture)
+        chain = Chain(architecture, language, vision, inputs.args.padded_vocab_size, inputs.args.seed)
+        stage = Stage(chain, 0, len(chain.kinds))
+        load_checkpoint([stage], None, None)
+        logits = stage.eval()(_pack(samples, image_token)).cpu()
+    return logits[:, : architecture.language.vocab_size].float().split([len(sample.ids) for sample in samples])
+
+
+def _pack(samples: list[_Sample], image_token: int) -> Microbatch:
+    ids = torch.cat([sample.ids for sample in samples])
+    orders = joined_orders(image for sample in samples for image in sample.images)
+    return Microbatch(
+        tiles=sum(len(sample.pixels) for sample in samples),
+        lengths=tuple(len(sample.ids) for sample in samples),
+        samples=len(samples),
+        useful_tokens=len(ids),
+        pixels=torch.cat([sample.pixels for sample in samples]).to("cuda"),
+        input_ids=ids.to("cuda"),
+        image_positions=(ids == image_token).nonzero().squeeze(1).to("cuda"),
+        image_sources=torch.from_numpy(orders).to("cuda"),
+    )
+
+
+@torch.no_grad()
+def _their_logits(theirs: Path, samples: list[_Sample]) -> list[Tensor]:
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(theirs, dtype=torch.float32).eval()
+    found = []
+    for sample in samples:
+        images: dict[str, Tensor] = {}
+        if sample.sizes:
+            images["pixel_values"] = sample.pixels
+            if model.config.model_type == "llava_next":
+                images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
+        found.append(model(input_ids=sample.ids[None], **images).logits[0])
+    return found

@@ -1,0 +1,75 @@
+"""Hugging Face weights in and out, a weight at a time.
+
+    python tools/convert_checkpoint.py --from-hf InternVL3-8B-hf --output-dir internvl3-8b --check
+    torchrun ... -m megatron.vlm.pretrain --preset internvl3-8b --load internvl3-8b --save run/checkpoints ...
+    python tools/convert_checkpoint.py --to-hf run/checkpoints --output-dir InternVL3-8B-tuned --check
+
+A checkpoint of ours knows no layout: weights lie whole under the names of the chain's layers, and each rank of any
+tensor- and pipeline-parallel size reads its part. So there is nothing to re-cut: start with another plan, and --load.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from omnibal_ext.console import print_json, print_table
+from omnibal_ext.errors import UserError, run_tool
+
+
+def main() -> None:
+    """Parse, convert, check, print."""
+    arguments = _parser().parse_args()
+    from megatron.vlm.hf.check import TOLERANCE, check_possible, logit_difference
+    from megatron.vlm.hf.convert import from_hugging_face, to_hugging_face
+
+    output = Path(arguments.output_dir)
+    if arguments.from_hf:
+        ours, theirs = output, _existing(arguments.from_hf)
+        if arguments.check:
+            check_possible(theirs)
+        keys = from_hugging_face(theirs, ours)
+    else:
+        ours, theirs = _existing(arguments.to_hf), output
+        keys = to_hugging_face(ours, theirs, Path(arguments.like) if arguments.like else None)
+        if arguments.check:
+            check_possible(theirs)
+    difference = logit_difference(ours, theirs) if arguments.check else None
+    result = {
+        "model": keys.architecture.name,
+        "weights": len(keys.sources),
+        "parameters": sum(weight.numel() for weight in keys.shapes.values()),
+        "unused_weights": len(keys.idle),
+        "output": str(output),
+        "logit_difference": difference,
+    }
+    if arguments.json:
+        print_json(result)
+    else:
+        print_table(
+            "checkpoint", ("what", "value"), ((name.replace("_", " "), value) for name, value in result.items())
+        )
+    if difference is not None and not difference <= TOLERANCE:  # not a number fails too
+        print(f"error: logits differ from Hugging Face's by {difference:.2e}, limit {TOLERANCE}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _existing(folder: str) -> Path:
+    if not Path(folder).is_dir():
+        raise UserError(f"{folder}: no such folder; models are not downloaded")
+    return Path(folder)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    direction = parser.add_mutually_exclusive_group(required=True)
+    direction.add_argument("--from-hf", metavar="DIR", help="folder with config.json and safetensors weights")
+    direction.add_argument("--to-hf", metavar="OURS", help="checkpoint folder of this tool or of a training run")
+    parser.add_argument("--output-dir", required=True, help="where to write; must not exist or be empty")
+    parser.add_argument("--like", metavar="DIR", help="with --to-hf: the model it came from, if that is not found")
+    parser.add_argument("--check", action="store_true", help="compare logits with Hugging Face's; fail past 1e-4")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+if __name__ == "__main__":
+    run_tool(main)
