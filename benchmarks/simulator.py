@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.two_ranks import Case, Packs, Shape, profile, train
+from benchmarks.two_ranks import Case, Packs, Shape, profile, sizes_of, train
 from omnibal_ext.architectures import LanguageArchitecture, VisionArchitecture
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_table
@@ -27,12 +27,12 @@ from omnibal_ext.profile_data import Profile
 
 SHAPE = Shape(
     "simulated",
-    VisionArchitecture(layers=6, hidden_size=128, heads=4, ffn_hidden_size=512, patch_size=8, image_size=32),
-    LanguageArchitecture(layers=4, hidden_size=192, heads=4, kv_heads=2, ffn_hidden_size=512, vocab_size=512),
-    vit_budget=16,
-    llm_budget=256,
+    VisionArchitecture(layers=6, hidden_size=192, heads=4, ffn_hidden_size=768, patch_size=8, image_size=48),
+    LanguageArchitecture(layers=4, hidden_size=256, heads=4, kv_heads=2, ffn_hidden_size=768, vocab_size=512),
+    vit_budget=12,
+    llm_budget=384,
 )
-MICROBATCHES = 8
+MICROBATCHES = 6
 # Layer ids: patch_embed 0, vit 1 to 6, projector 7, word_embed 8, llm 9 to 12, head 13. Schedule, cuts, and the stages
 # whose layers are recomputed.
 LAYOUTS: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
@@ -80,10 +80,10 @@ def main() -> None:
 def packings(seed: int = 0) -> dict[str, Packs]:
     """Level packs at the budgets; packs of all sizes; short samples of which half have no image."""
     random = np.random.default_rng(seed)
-    level = tuple((SHAPE.vit_budget, (64, 64, 64, 64)) for _ in range(MICROBATCHES))
+    level = tuple((SHAPE.vit_budget, (96,) * 4) for _ in range(MICROBATCHES))
     tiles = random.integers(SHAPE.vit_budget // 4, SHAPE.vit_budget + 1, MICROBATCHES)
-    uneven = tuple((int(t), (int(t) * 5, int(t) * 5, int(t) * 6)) for t in tiles)
-    text = tuple((SHAPE.vit_budget if m % 2 else 0, (32,) * 8) for m in range(MICROBATCHES))
+    uneven = tuple((int(t), (int(t) * 10, int(t) * 10, int(t) * 12)) for t in tiles)
+    text = tuple((SHAPE.vit_budget if m % 2 else 0, (48,) * 8) for m in range(MICROBATCHES))
     return {"level": level, "uneven": uneven, "half text": text}
 
 
@@ -110,7 +110,7 @@ def predict(costs: Profile, case: Case) -> tuple[float, list[float]]:
     """Step seconds, and peak bytes of both ranks."""
     plan = case.plan
     chunks = plan.virtual_pipeline_model_parallel_size
-    problem = LayoutProblem(costs, 2, plan.num_microbatches, chunks, plan.schedule, packs=case.sizes)
+    problem = LayoutProblem(costs, 2, plan.num_microbatches, chunks, plan.schedule, packs=sizes_of(case.packs))
     layout = Layout((0, *(s.layers[1] for s in plan.stages)), tuple(s.recompute for s in plan.stages))
     return problem.step_seconds(layout), problem.simulate(layout).peak_bytes.tolist()
 

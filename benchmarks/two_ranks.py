@@ -55,11 +55,11 @@ class Case:
     plan: Plan
     packs: Packs
 
-    @property
-    def sizes(self) -> PackSizes:
-        """For the simulator: one iteration, one data-parallel rank."""
-        columns = zip(*((t, sum(n), sum(length**2 for length in n)) for t, n in self.packs), strict=True)
-        return PackSizes(*(np.array([[column]], dtype=np.int64) for column in columns))
+
+def sizes_of(packs: Packs) -> PackSizes:
+    """For the simulator: one iteration, one data-parallel rank."""
+    columns = zip(*((t, sum(n), sum(length**2 for length in n)) for t, n in packs), strict=True)
+    return PackSizes(*(np.array([[column]], dtype=np.int64) for column in columns))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from torch import Tensor
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches
+from megatron.vlm.drift import DriftMeter
 from megatron.vlm.loss import token_loss
 from megatron.vlm.meters import BalanceMeter
 from megatron.vlm.microbatch import Microbatch
@@ -40,7 +41,8 @@ class Trainer:
     def __init__(self, inputs: TrainingInputs) -> None:
         self.args, self.architecture, self.plan = inputs.args, inputs.architecture, inputs.plan
         self.meter = BalanceMeter(self.args.log_interval, self.args.train_iters, self.args.metrics_file)
-        self.executor = Executor(self.plan.schedule)
+        self.drift = DriftMeter(self.plan)
+        self.executor = Executor(self.plan.schedule, self.drift.watch)
 
     def model(
         self,
@@ -96,7 +98,8 @@ class Trainer:
 
     def forward_backward(self, **arguments: Any) -> list[Any]:
         """One iteration by the plan's schedule; a training iteration is metered."""
-        records = self.executor(forward_step_func=self.forward_step, **_without(arguments, "forward_step_func"))
+        with self.drift.iteration(training=not arguments.get("forward_only")):
+            records = self.executor(forward_step_func=self.forward_step, **_without(arguments, "forward_step_func"))
         if not arguments.get("forward_only") and parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             self.meter.end_iteration(get_args().curr_iteration + 1, records)
         return records

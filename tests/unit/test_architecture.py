@@ -19,7 +19,7 @@ FLOORS = [
     ("megatron.vlm.single", "megatron.vlm.hf"),
     ("megatron.vlm.kept", "megatron.vlm.links", "megatron.vlm.stopwatch", "megatron.vlm.synthetic"),
     ("megatron.vlm.layer_costs", "megatron.vlm.action_costs"),
-    ("megatron.vlm.profiler", "megatron.vlm.meters", "megatron.vlm.generate", "megatron.vlm.hf"),
+    ("megatron.vlm.profiler", "megatron.vlm.meters", "megatron.vlm.drift", "megatron.vlm.generate", "megatron.vlm.hf"),
     ("megatron.vlm.pretrain",),
     ("tools",),
 ]

@@ -1,0 +1,54 @@
+"""Stages that run as planned are reported so; one that does not is named, with what to run again."""
+
+from dataclasses import replace
+
+import pytest
+
+from megatron.vlm.drift import DriftMeter, drift_report
+from omnibal_ext.chain import layer_chain
+from omnibal_ext.plan import Plan
+from omnibal_ext.schedule import Action
+
+
+@pytest.fixture
+def plan() -> Plan:
+    predicted = {"step_seconds": 1.0, "stage_seconds": [0.010, 0.020]}
+    chain = layer_chain(2, 2)
+    return Plan.from_cuts(chain, (4,), num_microbatches=6, model="tiny", vit_budget=4, llm_budget=64, method="joint",
+                          predicted=predicted)  # fmt: skip
+
+
+def test_small_drifts_are_told_and_no_more(plan: Plan) -> None:
+    report = drift_report(plan, [0.011, 0.0165])
+    assert "stage 0: 11.0 ms, predicted 10.0 (+10%)" in report
+    assert "stage 1: 16.5 ms, predicted 20.0 (-17%)" in report
+    assert "plan again" not in report
+
+
+@pytest.mark.parametrize(("measured", "said"), [([0.0125, 0.020], "stage 0 drifts from the plan by +25%"),
+                                                ([0.010, 0.010], "stage 1 drifts from the plan by -50%")])  # fmt: skip
+def test_a_stage_that_drifts_is_named_with_what_to_run(plan: Plan, measured: list[float], said: str) -> None:
+    report = drift_report(plan, measured)
+    assert said in report
+    assert "tools/profile_layers.py --model tiny --vit-budget 4 --llm-budget 64" in report
+    assert "--pipeline-model-parallel-size 2" in report
+    assert "--num-microbatches 6" in report
+
+
+def test_only_training_iterations_after_the_warm_up_are_timed(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter, reports = DriftMeter(plan), []
+    monkeypatch.setattr(meter, "_report", lambda: reports.append(dict(meter.seconds)))
+    for number in range(10):
+        for training in (True, False):  # an evaluation after every iteration
+            with meter.iteration(training), meter.watch(Action("F", 0)):
+                pass
+        assert len(reports) == (number >= 4)
+    assert [len(seconds) for seconds in reports[0].values()] == [3]
+
+
+def test_a_plan_without_predictions_is_not_compared(plan: Plan) -> None:
+    meter = DriftMeter(replace(plan, predicted={}))
+    for _ in range(10):
+        with meter.iteration(True), meter.watch(Action("F", 0)):
+            pass
+    assert not meter.seconds
