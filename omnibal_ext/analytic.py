@@ -104,7 +104,7 @@ def analytic_profile(
     if min(sizes) < 1:
         raise UserError(f"budgets and parallel sizes must be at least 1, got {', '.join(map(str, sizes))}")
     gpu, t, d = DEVICES[device], tensor_model_parallel_size, data_parallel_size
-    works = _works(architecture, vit_budget, llm_budget)
+    works = _works(architecture, vit_budget, llm_budget, t)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
     layers = {
         kind: _in_mode(
@@ -186,30 +186,34 @@ def _step_seconds(weights: float, gpu: Device, t: int, d: int, distributed: bool
     return carried + 40 * weights / (d if distributed else 1) / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
 
 
-def _works(architecture: Architecture, tiles: int, tokens: int) -> dict[str, _Work]:
+def _works(architecture: Architecture, tiles: int, tokens: int, t: int) -> dict[str, _Work]:
+    """Of all `t` tensor-parallel ranks together; those that the ViT's heads do not divide by get heads of zeros too."""
     vision, language = architecture.vision, architecture.language
     h, g, tile = vision.hidden_size, language.hidden_size, vision.tokens_per_tile
-    key_value = 2 * g * language.kv_heads // language.heads
-    vit = 4 * h * h + 2 * h * vision.ffn_hidden_size
-    llm = g * (2 * g + key_value) + 3 * g * language.ffn_hidden_size
+    heads_h, heads_g = h // vision.heads * (-(-vision.heads // t) * t), language.heads * language.head_dim
+    key_value = 2 * language.kv_heads * language.head_dim
+    vit = 4 * h * heads_h + 2 * h * vision.ffn_hidden_size
+    llm = g * (2 * heads_g + key_value) + 3 * g * language.ffn_hidden_size
     shuffled, pixels, words = h * architecture.shuffle**2, 3 * vision.patch_size**2, language.vocab_size * g
     projector = shuffled * g + g * g
-    vit_passes = _passes(h, 2 * h, 2 * vision.ffn_hidden_size, 4 * vision.qk_norm + 4)
-    llm_passes = _passes(g, key_value, 3 * language.ffn_hidden_size, 2 * (1 + key_value / 2 / g))
-    vit_kept = _kept(h, 2 * h, 2 * vision.ffn_hidden_size, vision.qk_norm, layer_scale=True)
-    llm_kept = _kept(g, key_value, 3 * language.ffn_hidden_size)
+    # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
+    inside_h, inside_g = 2 * heads_h + 2 * (heads_h - h), key_value + 2 * (heads_g - g)
+    vit_passes = _passes(h, inside_h, 2 * vision.ffn_hidden_size, 4 * vision.qk_norm + 4 * vision.layer_scale)
+    llm_passes = _passes(g, inside_g, 3 * language.ffn_hidden_size, 2 * (1 + key_value / 2 / g))
+    vit_kept = _kept(h, inside_h, 2 * vision.ffn_hidden_size, vision.qk_norm, vision.layer_scale)
+    llm_kept = _kept(g, inside_g, 3 * language.ffn_hidden_size)
     vit_tokens, image_tokens = tiles * tile, tiles * architecture.image_tokens_per_tile
     return {
         "patch_embed": _Work(pixels * h + tile * h, pixels * h, vit_tokens, h, vit_tokens * (pixels + h) * BYTES),
         "vit": _Work(
-            vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES, attention=4 * h * tiles * tile**2,
+            vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES, attention=4 * heads_h * tiles * tile**2,
             passes=vit_passes, blocks=2,
         ),
         "projector": _Work(projector, projector, image_tokens, g, image_tokens * 2 * (shuffled + g) * BYTES),
         "word_embed": _Work(words, 0, tokens, g, tokens * 8),
         "llm": _Work(
-            llm + 2 * g, llm, tokens, g, tokens * llm_kept * BYTES, attention=2 * g * tokens**2, per_square=2 * g,
-            passes=llm_passes, blocks=2,
+            llm + 2 * g, llm, tokens, g, tokens * llm_kept * BYTES, attention=2 * heads_g * tokens**2,
+            per_square=2 * heads_g, passes=llm_passes, blocks=2,
         ),
         # Logits are kept in bf16 and their softmax in fp32.
         "head": _Work(words + g, words, tokens, g, tokens * (2 * g * BYTES + 6 * language.vocab_size)),
