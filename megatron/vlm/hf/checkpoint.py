@@ -46,7 +46,8 @@ def write_release(folder: Path, shapes: Mapping[str, Tensor], make: Callable[[st
     state: dict[str, Any] = {**shapes, COMMON: [{"checkpoint_version": 3.0, "iteration": 0}]}
     dcp.save(
         state,
-        storage_writer=dcp.FileSystemWriter(release, single_file_per_rank=True, thread_count=1),
+        # A file a weight: torch holds on to all tensors of a file until it is written.
+        storage_writer=dcp.FileSystemWriter(release, single_file_per_rank=False, thread_count=1),
         planner=_Lazily(make),
         no_dist=True,
     )

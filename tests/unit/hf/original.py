@@ -1,0 +1,98 @@
+"""A transformers InternVL's weights under the names and in the layout of InternVL's own code, written down by hand."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.unit.hf.models import SIDE, TEXT, TILE
+
+HEADS, GROUPS, WIDTH = TEXT["num_attention_heads"], TEXT["num_key_value_heads"], 12
+RENAMED = {
+    "vision_tower.embeddings.cls_token": "vision_model.embeddings.class_embedding",
+    "vision_tower.embeddings.position_embeddings": "vision_model.embeddings.position_embedding",
+    "vision_tower.embeddings.patch_embeddings.projection": "vision_model.embeddings.patch_embedding",
+    "vision_tower.encoder.layer.": "vision_model.encoder.layers.",
+    ".layernorm_before.": ".norm1.",
+    ".layernorm_after.": ".norm2.",
+    ".attention.projection_layer.": ".attn.proj.",
+    ".attention.q_norm.": ".attn.q_norm.",
+    ".attention.k_norm.": ".attn.k_norm.",
+    ".lambda_1": ".ls1",
+    ".lambda_2": ".ls2",
+    "multi_modal_projector.layer_norm.": "mlp1.0.",
+    "multi_modal_projector.linear_1.": "mlp1.1.",
+    "multi_modal_projector.linear_2.": "mlp1.3.",
+}
+INTERNLM2 = {
+    "model.embed_tokens.": "model.tok_embeddings.",
+    ".self_attn.o_proj.": ".attention.wo.",
+    ".input_layernorm.": ".attention_norm.",
+    ".post_attention_layernorm.": ".ffn_norm.",
+    ".mlp.gate_proj.": ".feed_forward.w1.",
+    ".mlp.up_proj.": ".feed_forward.w3.",
+    ".mlp.down_proj.": ".feed_forward.w2.",
+    "language_model.lm_head.": "language_model.output.",
+}
+
+
+def write_original(weights: dict[str, Tensor], folder: Path, internlm2: bool, qk_norm: bool) -> None:
+    """Write the folder that InternVL's own code would have saved for the same model."""
+    folder.mkdir()
+    save_file(original_weights(weights, internlm2), folder / "model.safetensors", metadata={"format": "pt"})
+    vision = {
+        "model_type": "intern_vit_6b",
+        "hidden_size": 40,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 5,
+        "image_size": TILE,
+        "patch_size": TILE // SIDE,
+        "norm_type": "rms_norm" if qk_norm else "layer_norm",
+        "qk_normalization": qk_norm,
+        "qkv_bias": any(name.endswith("attention.q_proj.bias") for name in weights),
+    }
+    language = {**TEXT, "rope_theta": 1e4, "rms_norm_eps": 1e-6, "bias": False, "tie_word_embeddings": False}
+    language["architectures"] = ["InternLM2ForCausalLM" if internlm2 else "Qwen2ForCausalLM"]
+    language["model_type"] = "internlm2" if internlm2 else "qwen2"
+    config = {"model_type": "internvl_chat", "ps_version": "v2", "downsample_ratio": 0.5, "select_layer": -1}
+    (folder / "config.json").write_text(json.dumps({**config, "vision_config": vision, "llm_config": language}))
+
+
+def original_weights(weights: dict[str, Tensor], internlm2: bool) -> dict[str, Tensor]:
+    """`weights` by transformers' names on disk."""
+    found, done = {}, set()
+    for name, tensor in weights.items():
+        if name.startswith("vision_tower") and ".q_proj." in name:
+            names = [name.replace(".q_proj.", f".{one}_proj.") for one in "qkv"]
+            done.update(names)
+            # One linear layer gives queries of all heads, then keys, then values: reshape(tokens, 3, heads, width).
+            found[renamed(name.replace(".attention.q_proj.", ".attn.qkv."), RENAMED)] = torch.cat(
+                [weights[part] for part in names]
+            )
+        elif internlm2 and ".self_attn.q_proj." in name:
+            names = [name.replace(".q_proj.", f".{one}_proj.") for one in "qkv"]
+            done.update(names)
+            found[name.replace(".self_attn.q_proj.", ".attention.wqkv.")] = packed_wqkv(
+                *(weights[part] for part in names)
+            )
+        elif name not in done:
+            found[renamed(name, RENAMED | (INTERNLM2 if internlm2 else {}))] = tensor.clone()
+    return {name: found[name] for name in found if name not in done}
+
+
+def packed_wqkv(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """InternLM2 reads its packed output as (group, queries of the group then key then value, width)."""
+    packed = torch.empty(GROUPS, HEADS // GROUPS + 2, WIDTH, query.shape[1])
+    packed[:, :-2] = query.view(GROUPS, HEADS // GROUPS, WIDTH, -1)
+    packed[:, -2] = key.view(GROUPS, WIDTH, -1)
+    packed[:, -1] = value.view(GROUPS, WIDTH, -1)
+    return packed.view(-1, query.shape[1])
+
+
+def renamed(name: str, table: dict[str, str]) -> str:
+    for old, new in table.items():
+        name = name.replace(old, new)
+    return name

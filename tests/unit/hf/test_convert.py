@@ -1,0 +1,258 @@
+"""Weights in and out: bit by bit, under every spelling, streaming, and refused in one line where they do not fit."""
+
+import gc
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron.vlm.hf.checkpoint import OurCheckpoint
+from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
+from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
+from megatron.vlm.hf.names import table_name
+from omnibal_ext.architectures import read_architecture
+from omnibal_ext.errors import UserError
+from tests.unit.hf import models
+from tests.unit.hf.original import write_original
+
+pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    theirs = WeightFolder(folder)
+    return {name: theirs.tensor(name) for name in theirs.stored}
+
+
+def ours_of(folder: Path) -> dict[str, Tensor]:
+    ours = OurCheckpoint(folder)
+    return {name: ours.tensor(name) for name in ours.weights}
+
+
+def assert_same(mine: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert mine.keys() == wanted.keys()
+    for name, tensor in mine.items():
+        assert tensor.dtype == wanted[name].dtype
+        bits, wanted_bits = (one.flatten().view(torch.uint8) for one in (tensor, wanted[name]))
+        assert torch.equal(bits, wanted_bits), name
+
+
+@pytest.fixture
+def internvl(tmp_path: Path) -> Path:
+    """A small InternVL in many files, with the files that come with a model."""
+    folder = tmp_path / "internvl"
+    models.build("internvl", seed=1).save_pretrained(folder, max_shard_size="60KB")
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_round_trip_keeps_every_bit_file_and_name(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
+    models.build(family, seed=1).to(dtype).save_pretrained(tmp_path / "theirs", max_shard_size="60KB")
+    from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
+    to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    before, after = WeightFolder(tmp_path / "theirs"), WeightFolder(tmp_path / "back")
+    assert after.stored == before.stored
+    assert len({entry.file for entry in before.stored.values()}) > 1
+    assert_same(weights_of(tmp_path / "back"), weights_of(tmp_path / "theirs"))
+    assert_same(safetensors.load_file(tmp_path / "back" / "model-00001-of-" f"{_files(before):05d}.safetensors"), {
+        name: before.tensor(name) for name, entry in before.stored.items() if entry.file.startswith("model-00001")
+    })  # fmt: skip
+
+
+def _files(folder: WeightFolder) -> int:
+    return len({entry.file for entry in folder.stored.values()})
+
+
+def test_transformers_loads_what_goes_back(internvl: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    from_hugging_face(internvl, tmp_path / "ours")
+    to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    assert (tmp_path / "back" / "tokenizer.json").exists()
+    loaded, report = AutoModelForImageTextToText.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert_same(dict(loaded.state_dict()), dict(AutoModelForImageTextToText.from_pretrained(internvl).state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("family", "internlm2"), [("internvl", False), ("internvl qk-norm rmsnorm", True)], ids=["qwen2", "internlm2"]
+)
+def test_the_original_internvl_gives_the_same_weights(tmp_path: Path, family: str, internlm2: bool) -> None:
+    models.build(family, seed=2).save_pretrained(tmp_path / "theirs")
+    write_original(weights_of(tmp_path / "theirs"), tmp_path / "original", internlm2, qk_norm=internlm2)
+    from_hugging_face(tmp_path / "theirs", tmp_path / "a")
+    from_hugging_face(tmp_path / "original", tmp_path / "b")
+    assert_same(ours_of(tmp_path / "b"), ours_of(tmp_path / "a"))
+    to_hugging_face(tmp_path / "b", tmp_path / "back")
+    assert_same(weights_of(tmp_path / "back"), weights_of(tmp_path / "original"))
+    one, other = (read_architecture(tmp_path / name) for name in ("theirs", "original"))
+    assert (one.vision, one.language, one.shuffle) == (other.vision, other.language, other.shuffle)
+
+
+def test_other_spellings_are_the_same_model(tmp_path: Path) -> None:
+    """Names as in memory, and with the inner `vision_model` that older checkpoints have."""
+    model = models.build("llava-next vicuna", seed=3)
+    model.save_pretrained(tmp_path / "theirs")
+    spelled = {
+        name.replace("vision_tower.", "vision_tower.vision_model."): weight.detach().clone()
+        for name, weight in model.state_dict().items()
+        if "position_ids" not in name
+    }
+    (tmp_path / "spelled").mkdir()
+    safetensors.save_file(spelled, tmp_path / "spelled" / "model.safetensors")
+    (tmp_path / "spelled" / "config.json").write_text((tmp_path / "theirs" / "config.json").read_text())
+    for name in ("theirs", "spelled"):
+        from_hugging_face(tmp_path / name, tmp_path / f"ours_{name}")
+    assert_same(ours_of(tmp_path / "ours_spelled"), ours_of(tmp_path / "ours_theirs"))
+    to_hugging_face(tmp_path / "ours_spelled", tmp_path / "back")
+    assert_same(weights_of(tmp_path / "back"), spelled)
+
+
+def test_a_head_in_the_weights_overrides_tied_embeddings(tmp_path: Path) -> None:
+    """As in transformers; and the converted model's own config.json says so."""
+    models.build("internvl", seed=1).save_pretrained(tmp_path / "theirs")
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
+    assert not read_architecture(tmp_path / "ours").tied
+    assert "links.head.linear.weight" in OurCheckpoint(tmp_path / "ours").weights
+
+
+def test_padding_of_vocabulary_and_heads_is_dropped(internvl: Path) -> None:
+    keys = KeyMap.of(internvl, WeightFolder(internvl).stored)
+    theirs = weights_of(internvl)
+    for ours, dim in (("links.word_embed.embedding.weight", 0), ("links.vit_0.self_attention.linear_proj.weight", 1)):
+        whole = keys.join(ours, (theirs[name] for name in keys.sources[ours].theirs))
+        filler = torch.full([16 if d == dim else n for d, n in enumerate(whole.shape)], 7.0)
+        parts = keys.split(ours, torch.cat([whole, filler], dim))
+        assert_same(parts, {name: theirs[name] for name in parts})
+
+
+def test_conversion_holds_a_weight_and_not_the_model(internvl: Path, tmp_path: Path) -> None:
+    """Memory that both directions take, seen every millisecond, against the model's size."""
+    from transformers import InternVLConfig, InternVLForConditionalGeneration
+
+    there_and_back(internvl, tmp_path / "warm")  # what is imported on first use is there now
+    text = {**models.QWEN, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8}
+    config = InternVLConfig(vision_config=models.INTERN_VIT, text_config=text, image_token_id=models.IMAGE_TOKEN)
+    InternVLForConditionalGeneration(config).save_pretrained(tmp_path / "theirs", max_shard_size="100MB")
+    whole = sum(entry.bytes for entry in WeightFolder(tmp_path / "theirs").stored.values())
+    assert whole > 2.5e8
+    taken = anonymous_memory_taken(lambda: there_and_back(tmp_path / "theirs", tmp_path / "large"))
+    assert taken < whole / 3, f"{taken / 1e6:.0f} MB for a model of {whole / 1e6:.0f} MB"
+
+
+def there_and_back(theirs: Path, folder: Path) -> None:
+    from_hugging_face(theirs, folder / "ours")
+    to_hugging_face(folder / "ours", folder / "back")
+
+
+def anonymous_memory_taken(work: Callable[[], object]) -> int:
+    """Peak bytes of this process beyond those at the start; pages of files that are only read do not count."""
+    gc.collect()
+    start, seen, done = _anonymous_memory(), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.001):
+            seen.append(_anonymous_memory() - start)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        work()
+    finally:
+        done.set()
+        watcher.join()
+    return max(seen)
+
+
+def _anonymous_memory() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def change_weights(folder: Path, change: dict[str, Tensor | None]) -> None:
+    """Rewrite a folder as one file with some weights replaced, added or (None) left out."""
+    weights = {**weights_of(folder), **change}
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    kept = {name: weight for name, weight in weights.items() if weight is not None}
+    safetensors.save_file(kept, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"language_model.model.norm.weight": None}, r"lacks 1 weights .* language_model\.model\.norm\.weight"),
+        (
+            {"language_model.model.layers.0.adapter": torch.ones(3)},
+            r"no place for, language_model\.model\.layers\.0\.ad",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(
+    internvl: Path, tmp_path: Path, change: dict[str, Tensor | None], message: str
+) -> None:
+    change_weights(internvl, change)
+    with pytest.raises(UserError, match=message):
+        from_hugging_face(internvl, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_damaged_and_absent_files_are_refused(internvl: Path, tmp_path: Path) -> None:
+    file = sorted(internvl.glob("*.safetensors"))[2]
+    content = file.read_bytes()
+    for damaged, message in ((content[:-10], "its header asks for"), (b"\xff" * 4, "is no safetensors file")):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=message):
+            from_hugging_face(internvl, tmp_path / "ours")
+    file.unlink()
+    with pytest.raises(UserError, match="No such file"):
+        from_hugging_face(internvl, tmp_path / "ours")
+
+
+def test_nothing_is_overwritten_and_no_model_is_made_up(internvl: Path, tmp_path: Path) -> None:
+    from_hugging_face(internvl, tmp_path / "ours")
+    with pytest.raises(UserError, match="is not empty"):
+        from_hugging_face(internvl, tmp_path / "ours")
+    with pytest.raises(UserError, match="no checkpoint here"):
+        to_hugging_face(internvl, tmp_path / "back")
+    for path in (tmp_path / "ours" / "huggingface").iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match="--like"):
+        to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    models.build("llava", seed=1).save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match="another model"):
+        to_hugging_face(tmp_path / "ours", tmp_path / "back", like=tmp_path / "other")
+
+
+def test_our_safetensors_are_safetensors(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(3, 5), "b": torch.tensor(2.0, dtype=torch.bfloat16), "c": torch.zeros(0, 4)}
+    stored = {
+        "a": Stored("f", "F32", (3, 5)),
+        "b": Stored("f", "BF16", ()),
+        "c": Stored("f", "F32", (0, 4)),
+    }
+    write_weights(tmp_path / "f", stored, reversed(tensors.items()))
+    assert_same(safetensors.load_file(tmp_path / "f"), tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("model.language_model.layers.3.mlp.up_proj.weight", "language_model.model.layers.3.mlp.up_proj.weight"),
+        ("lm_head.weight", "language_model.lm_head.weight"),
+        ("model.image_newline", "image_newline"),
+        ("model.vision_tower.vision_model.encoder.layers.0.mlp.fc1.bias", "vision_tower.encoder.layers.0.mlp.fc1.bias"),
+        ("vision_model.encoder.layers.0.ls1", "vision_model.encoder.layers.0.ls1"),
+    ],
+)
+def test_spellings(name: str, wanted: str) -> None:
+    assert table_name(name) == wanted
