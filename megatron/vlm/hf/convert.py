@@ -97,6 +97,7 @@ def from_hugging_face(folder: Path, output: Path) -> KeyMap:
 
     Raises UserError if the model or its weights cannot be honoured, or the output is there already.
     """
+    config_path(folder)  # says so if this is no model's folder at all
     theirs = WeightFolder(folder)
     keys = KeyMap.of(folder, theirs.stored)
     _make_empty(output)

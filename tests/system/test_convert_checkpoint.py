@@ -1,0 +1,111 @@
+"""From Hugging Face to a training run on two pipeline ranks and back, as a user does it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from omnibal_ext.architectures import preset
+from omnibal_ext.plan import Plan
+from tests.system.test_training import ROOT, tool
+from tests.system.test_training import folder as folder  # the demo dataset  # noqa: PLC0414
+from tests.unit.hf import models
+
+transformers = pytest.importorskip("transformers")
+INTERNVL = {**models.INTERN_VIT, "image_size": [32, 32], "patch_size": [8, 8]}
+TEXT = {**models.TEXT, "model_type": "llama", "vocab_size": 512, "tie_word_embeddings": False}
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An InternVL that fits the demo data: five heads, QK-norm."""
+    path = tmp_path_factory.mktemp("hf") / "theirs"
+    vision = {**INTERNVL, "use_qk_norm": True, "norm_type": "rms_norm"}
+    config = transformers.InternVLConfig(
+        vision_config=vision, text_config=TEXT, image_token_id=400, tie_word_embeddings=False
+    )
+    torch.manual_seed(0)
+    transformers.InternVLForConditionalGeneration(config).save_pretrained(path, max_shard_size="200KB")
+    return path
+
+
+def convert(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return tool("convert_checkpoint.py", *arguments, check=check)
+
+
+@pytest.fixture(scope="module")
+def ours(theirs: Path) -> Path:
+    done = convert("--from-hf", theirs, "--output-dir", theirs.parent / "ours", "--check", "--json")
+    assert json.loads(done.stdout)["logit_difference"] < 1e-4
+    return theirs.parent / "ours"
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in sorted(path.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def train(folder: Path, run: str, ours: Path, rate: str, *flags: object) -> list[dict[str, float]]:
+    model = preset(str(ours))
+    plan = Plan.from_cuts(model.chain, (3,), model=model.name, model_hash=model.hash)
+    plan.save(folder / f"{run}.json")
+    tool(
+        "launch.py", "--preset", ours, "--data", folder / "data", "--packs", folder / "packs", "--run-dir",
+        folder / run, "--plan", folder / f"{run}.json", "--nproc-per-node", 2, "--pipeline-model-parallel-size", 2,
+        "--", "--train-iters", 2, "--lr", rate, "--log-interval", 1, "--load", ours, "--save", folder / run / "saved",
+        "--save-interval", 2,         *flags,
+    )  # fmt: skip
+    return [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_starts_from_the_weights_and_they_come_back(folder: Path, theirs: Path, ours: Path) -> None:
+    """With a learning rate of zero what comes back is what went in, bit by bit; the run's --preset says how."""
+    lines = train(folder, "still", ours, "0")
+    assert [line["iteration"] for line in lines] == [1, 2]  # from the beginning: no iteration, no optimizer is loaded
+    convert("--to-hf", folder / "still" / "saved", "--output-dir", folder / "back")
+    before, after = weights(theirs), weights(folder / "back")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.fixture(scope="module")
+def tuned(folder: Path, ours: Path) -> Path:
+    train(folder, "moving", ours, "1e-3")
+    done = convert("--to-hf", folder / "moving" / "saved", "--output-dir", folder / "tuned", "--check", "--json")
+    assert json.loads(done.stdout)["logit_difference"] < 1e-4
+    return folder / "tuned"
+
+
+def test_what_was_trained_is_what_transformers_loads(theirs: Path, tuned: Path) -> None:
+    before, after = weights(theirs), weights(tuned)
+    assert not torch.equal(before["language_model.lm_head.weight"], after["language_model.lm_head.weight"])
+
+
+def test_the_check_sees_other_weights(ours: Path, tuned: Path) -> None:
+    """Two steps of training are far beyond the limit."""
+    program = "import sys, pathlib; from megatron.vlm.hf.check import logit_difference as difference\n"
+    program += "print('RESULT', difference(*map(pathlib.Path, sys.argv[1:])))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, ours, tuned],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert float(done.stdout.partition("RESULT")[2]) > 1e-2, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--from-hf", "nowhere"), "no such folder"),
+        (("--to-hf", "."), "no checkpoint here"),
+        (("--from-hf", "."), "no config.json here"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_two(tmp_path: Path, flags: tuple[str, str], words: str) -> None:
+    done = convert(*flags, "--output-dir", tmp_path / "out", check=False)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert words in line
+    assert "Traceback" not in done.stderr
