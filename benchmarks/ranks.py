@@ -1,17 +1,23 @@
 """The ranks' side of `two_ranks`: real stages, executor, wrappers and optimizer, without files and logging."""
 
+import json
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.training.training import get_megatron_optimizer_config
 
 from benchmarks.two_ranks import Shape
 from megatron.vlm.kept import KeptBytes
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.executor import Executor
+from megatron.vlm.pipeline.weight_gradients import Linear
 from megatron.vlm.profiler import Job, profile_on_this_machine
 from megatron.vlm.synthetic import synthetic_pack
 from omnibal_ext import architectures
@@ -33,19 +39,24 @@ def _train_all(shape: Shape, cases: Sequence[dict[str, Any]], rounds: int) -> li
     harness.MODELS[shape.name] = shape.architecture
     args = harness.start(shape.architecture, 1, 2)
     chain = harness.build_chain(args, shape.architecture)
+    communicator = Communicator(parallel_state.get_pipeline_model_parallel_group())
+    models: dict[str, _Training] = {}
     jobs = []
     for case in cases:
         plan = Plan.from_record(case["plan"])
         packs = [synthetic_pack(shape.architecture, tiles, lengths) for tiles, lengths in case["packs"]]
-        jobs.append(_Training(args, harness.build_model(chain, plan), plan, packs))
+        key = json.dumps(case["plan"])
+        if key not in models:
+            models[key] = _Training(args, harness.build_model(chain, plan), plan, communicator)
+        jobs.append((models[key], packs))
     seconds: list[list[float]] = [[] for _ in jobs]
     for _ in range(rounds):
-        for job, taken in zip(jobs, seconds, strict=True):
+        for (job, packs), taken in zip(jobs, seconds, strict=True):
             torch.distributed.barrier()
             started = time.perf_counter()
-            job.iterate()
+            job.iterate(packs)
             taken.append(time.perf_counter() - started)
-    peaks = [job.peak_bytes() for job in jobs]
+    peaks = [job.peak_bytes(packs) for job, packs in jobs]
     everyone: list[Any] = [None, None]
     torch.distributed.all_gather_object(everyone, (seconds, peaks))
     torch.distributed.destroy_process_group()
@@ -57,30 +68,42 @@ def _train_all(shape: Shape, cases: Sequence[dict[str, Any]], rounds: int) -> li
 
 
 class _Training:
-    """One case, ready to iterate."""
+    """One plan, ready to iterate."""
 
-    def __init__(self, args: Any, model: list[Any], plan: Plan, packs: Sequence[Microbatch]) -> None:
-        self.model, self.plan, self.packs = model, plan, packs
+    def __init__(self, args: Any, model: list[Any], plan: Plan, communicator: Communicator) -> None:
+        self.model, self.plan = model, plan
         self.executor = Executor(plan.schedule)
+        # One for all plans: every gloo group has a thread of its own that keeps waking up.
+        self.executor._communicator = communicator
         config, overrides = get_megatron_optimizer_config(args)
         self.optimizer = get_megatron_optimizer(
             config, model, overrides, use_gloo_process_groups=args.use_gloo_process_groups
         )
 
-    def iterate(self) -> None:
+    def iterate(self, packs: Sequence[Microbatch]) -> None:
         """What Megatron's `train_step` does."""
         self.optimizer.zero_grad()
-        harness.run_iteration(self.model, self.plan, self.packs, self.executor)
+        harness.run_iteration(self.model, self.plan, packs, self.executor)
         self.optimizer.step()
 
-    def peak_bytes(self) -> float:
+    def peak_bytes(self, packs: Sequence[Microbatch]) -> float:
         """Counted over one more iteration."""
         weights = [weight for chunk in self.model for weight in chunk.parameters()]
+        gradients = self.executor.weight_gradients
         with KeptBytes(weights) as kept:
-            harness.run_iteration(self.model, self.plan, self.packs, self.executor)
+            gradients.keep = partial(_counted, kept, type(gradients).keep.__get__(gradients))
+            harness.run_iteration(self.model, self.plan, packs, self.executor)
         state = [t for one in _optimizers(self.optimizer) for values in one.state.values() for t in values.values()]
         tensors = [*weights, *(weight.main_grad for weight in weights), *filter(torch.is_tensor, state)]
         return float(kept.peak + sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+
+
+def _counted(kept: KeptBytes, keep: Callable[[Linear], None], linear: Linear) -> None:
+    """What B puts aside is held until W."""
+    keep(linear)
+    for storage in (linear.entering.untyped_storage(), linear.grad_output.untyped_storage()):
+        kept.hold(storage)
+        weakref.finalize(linear, kept.release, storage)
 
 
 def _optimizers(optimizer: Any) -> Iterator[torch.optim.Optimizer]:

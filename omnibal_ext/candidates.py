@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 
@@ -65,3 +66,18 @@ def keep_fastest(trials: Sequence[Trial]) -> Plan:
         for trial in trials
     )
     return dataclasses.replace(best.plan, trials=figures)
+
+
+def print_trials(plan: Plan) -> None:
+    """Predicted and measured step time of the layouts that were run."""
+    rows = [
+        (
+            ", ".join(str(stage["layers"][1] - stage["layers"][0]) for stage in trial["stages"]),
+            sum(len(stage["recompute"]) for stage in trial["stages"]),
+            f"{trial['predicted_step_seconds'] * 1e3:.1f}",
+            f"{trial['measured_step_seconds'] * 1e3:.1f}" if trial["measured_step_seconds"] else "failed",
+            "kept" if trial["kept"] else "",
+        )
+        for trial in plan.trials
+    ]
+    print_table("layouts measured", ("layers a stage", "recomputed", "predicted ms", "measured ms", ""), rows)

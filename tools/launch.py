@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.architectures import Architecture, preset
-from omnibal_ext.candidates import Trial, keep_fastest, layouts, measured_seconds, trial_flags
-from omnibal_ext.console import follow_metrics, print_json, print_table, track
+from omnibal_ext.candidates import Trial, keep_fastest, layouts, measured_seconds, print_trials, trial_flags
+from omnibal_ext.console import follow_metrics, print_json, track
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.index import PackedIndex, sha256_of
 from omnibal_ext.plan import Plan
@@ -95,7 +95,7 @@ def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--use-distributed-optimizer", action="store_true")
     parser.add_argument("--freeze", nargs="+", default=[])
-    return parser.parse_known_args(arguments.megatron)[0]
+    return parser.parse_known_args([word for word in arguments.megatron if word != "--"])[0]
 
 
 def _ensure_profile(
@@ -189,21 +189,6 @@ def _measured_best(arguments: argparse.Namespace, plan: Plan, index: PackedIndex
     if not arguments.json:
         print_trials(best)
     return best
-
-
-def print_trials(plan: Plan) -> None:
-    """Predicted and measured step time of the layouts that were run."""
-    rows = [
-        (
-            ", ".join(str(stage["layers"][1] - stage["layers"][0]) for stage in trial["stages"]),
-            sum(len(stage["recompute"]) for stage in trial["stages"]),
-            f"{trial['predicted_step_seconds'] * 1e3:.1f}",
-            f"{trial['measured_step_seconds'] * 1e3:.1f}" if trial["measured_step_seconds"] else "failed",
-            "kept" if trial["kept"] else "",
-        )
-        for trial in plan.trials
-    ]
-    print_table("layouts measured", ("layers a stage", "recomputed", "predicted ms", "measured ms", ""), rows)
 
 
 def _tool(name: str, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:

@@ -88,7 +88,7 @@ class KindMeasurement:
         """The profile's entry."""
         forward, backward = zip(*(self.seconds[str(number)] for number in range(len(self.packs))), strict=True)
         features = [_features(self.kind, pack) for pack in self.packs]
-        extra = {f"{mode}_seconds": self._extra_seconds(mode) for mode in self.kept if mode}
+        extra = {f"{mode}_seconds": max(0.0, self.seconds[mode][0]) for mode in self.kept if mode}
         kept = {f"{mode}_kept_bytes": kept for mode, kept in self.kept.items() if mode}
         return LayerCost(
             forward_seconds=forward[0],
@@ -105,22 +105,24 @@ class KindMeasurement:
         )
 
     def _seconds(self, modes: Sequence[str]) -> dict[str, tuple[float, ...]]:
-        """(forward, backward) of each pack, by its number, and of the first pack by recompute mode."""
+        """(forward, backward) of each pack, by its number; by recompute mode, what it adds on the first pack."""
         runs = {str(number): self._run("", pack) for number, pack in enumerate(self.packs)}
-        runs |= {mode: self._run(mode, self.packs[0]) for mode in modes}
+        runs |= {mode: self._added(mode) for mode in modes}
         return {name: tuple(s / self.count for s in found) for name, found in self.stopwatch.measure(runs).items()}
 
     def _run(self, mode: str, pack: Microbatch) -> Callable[[], tuple[float, ...]]:
         def run() -> tuple[float, ...]:
             recompute(self.stage, mode)
             step = Step(self.chain, self.module, pack)
-            return timed(step.forward, step.backward)
+            forward, backward = timed(step.forward, step.backward)
+            return forward, backward if self.mode != "idle" else 0.0
 
         return run
 
-    def _extra_seconds(self, mode: str) -> float:
-        """What a mode adds to the backward, beside what its forward takes more or less."""
-        return max(0.0, sum(self.seconds[mode]) - sum(self.seconds["0"]))
+    def _added(self, mode: str) -> Callable[[], tuple[float, ...]]:
+        """A difference of two runs back to back: a disturbance of both leaves it as it is."""
+        again, plain = self._run(mode, self.packs[0]), self._run("", self.packs[0])
+        return lambda: (sum(again()) - sum(plain()),)
 
     def _kept(self, mode: str) -> float:
         """Bytes kept for the backward pass, the input among them."""

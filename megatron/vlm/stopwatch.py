@@ -48,8 +48,9 @@ class Stopwatch:
 
     def _median(self, seconds: tuple[float, ...]) -> float:
         median = statistics.median(seconds)
-        self._runs += len(seconds)
-        self._disturbed += sum(one > OUTLIER * median for one in seconds)
+        if min(seconds) > 0:  # a difference of two runs may be anything
+            self._runs += len(seconds)
+            self._disturbed += sum(one > OUTLIER * median for one in seconds)
         return median
 
 

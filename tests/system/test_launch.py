@@ -1,0 +1,120 @@
+"""tools/launch.py as a command: it plans for the run it starts, tries layouts out, and refuses what cannot run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from omnibal_ext.architectures import preset
+from omnibal_ext.plan import Plan
+from omnibal_ext.profile_data import Profile
+
+ROOT = Path(__file__).parents[2]
+
+
+def tool(name: str, *words: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", f"tools/{name}", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def made(name: str, *words: object) -> None:
+    done = tool(name, *words)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 48 conversations, packed for iterations of four packs and of one."""
+    folder = tmp_path_factory.mktemp("launch")
+    made("make_demo_data.py", "--output-dir", folder / "demo", "--samples", 48, "--heldout-samples", 4)
+    sources = ("--input", folder / "demo/train.jsonl", "--image-root", folder / "demo")
+    text = ("--tokenizer-model", folder / "demo/tokenizer.model", "--chat-template", "internlm2-chat")
+    tiles = ("--tile-size", 32, "--tokens-per-tile", 4, "--max-tiles", 32)
+    made("preprocess_data.py", *sources, *text, *tiles, "--output-dir", folder / "data")
+    for count in (4, 1):
+        budgets = ("--vit-budget", 40, "--llm-budget", 320, "--micro-batches", count)
+        made(
+            "pack_data.py", "--data", folder / "data", "--method", "isf", *budgets, "--output-dir", folder / f"{count}"
+        )
+    return folder
+
+
+def launch(folder: Path, run: str, packs: int, *flags: object) -> subprocess.CompletedProcess[str]:
+    files = ("--data", folder / "data", "--packs", folder / str(packs), "--run-dir", folder / run)
+    shape = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2)
+    return tool("launch.py", "--preset", "tiny", *files, *shape, *flags)
+
+
+def test_the_fastest_of_the_measured_layouts_runs_and_all_figures_are_recorded(folder: Path) -> None:
+    done = launch(folder, "top", 4, "--measure-top-k", 2, "--", "--train-iters", 6, "--lr", "1e-3",
+                  "--log-interval", 1, "--save", folder / "top/checkpoints", "--save-interval", 6)  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    plan = Plan.load(folder / "top/plan.json")
+    assert len(plan.trials) == 2
+    (kept,) = [trial for trial in plan.trials if trial["kept"]]
+    assert kept["measured_step_seconds"] == min(trial["measured_step_seconds"] for trial in plan.trials)
+    assert [stage.to_record() for stage in plan.stages] == kept["stages"]
+    assert all(trial["predicted_step_seconds"] > 0 for trial in plan.trials)
+    assert "layouts measured" in done.stdout
+    assert len((folder / "top/metrics.jsonl").read_text().splitlines()) == 6  # the run itself, from its first step
+    assert "stage 1: " in done.stdout  # how far the stages are from the plan
+    assert not list((folder / "top/trials").rglob("checkpoints"))
+
+
+def test_it_profiles_for_the_precision_and_the_frozen_parts_of_the_run(folder: Path) -> None:
+    done = launch(folder, "frozen", 4, "--analytic", "a100", "--dry-run", "--", "--freeze", "vit", "--lr", "1e-3")
+    assert done.returncode == 0, done.stderr
+    assert Profile.load(folder / "frozen/profile.json").frozen == ("vit",)
+    assert Plan.load(folder / "frozen/plan.json").frozen == ("vit",)
+    assert launch(folder, "frozen", 4, "--analytic", "a100", "--dry-run", "--", "--lr", "1e-3").returncode == 0
+    assert Plan.load(folder / "frozen/plan.json").frozen == ()
+
+
+@pytest.mark.parametrize(
+    ("packs", "flags", "message"),
+    [
+        (1, (), "one microbatch keeps one of 2 pipeline ranks busy"),
+        (4, ("--memory-gib", 0.001), "bytes"),
+        (4, ("--virtual-pipeline-model-parallel-size", 9), "chain has only 11 layers"),
+    ],
+    ids=["one microbatch", "memory", "more stages than layers"],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(
+    folder: Path, packs: int, flags: tuple[object, ...], message: str
+) -> None:
+    done = launch(folder, "refused", packs, "--analytic", "a100", *flags, "--dry-run")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert message in line
+
+
+def test_a_profile_of_another_model_or_other_frozen_parts_is_refused(folder: Path) -> None:
+    wrong = folder / "wrong.json"
+    made("profile_layers.py", "--model", "internvl-chat-1.5", "--analytic", "a100", "--vit-budget", 40,
+         "--llm-budget", 320, "--output", wrong)  # fmt: skip
+    done = launch(folder, "refused", 4, "--profile", wrong, "--dry-run")
+    assert done.returncode == 2
+    assert preset("tiny").hash in done.stderr
+    made("profile_layers.py", "--model", "tiny", "--analytic", "a100", "--vit-budget", 40, "--llm-budget", 320,
+         "--freeze", "vit", "--output", wrong)  # fmt: skip
+    done = launch(folder, "refused", 4, "--profile", wrong, "--dry-run")
+    assert done.returncode == 2
+    assert "'frozen': ['vit']" in done.stderr
+
+
+def test_what_was_measured_with_the_same_settings_is_not_measured_again(folder: Path) -> None:
+    words = ("--model", "tiny", "--vit-budget", 4, "--llm-budget", 32, "--steps", 1, "--output", folder / "p.json")
+    made("profile_layers.py", *words)
+    first = json.loads((folder / "p.json").read_text())
+    assert first["measured_with"]["processes"] >= 1
+    again = tool("profile_layers.py", *words)
+    assert "measured before with the same settings" in again.stdout
+    assert json.loads((folder / "p.json").read_text()) == first
+    made("profile_layers.py", *words, "--freeze", "vit")
+    frozen = Profile.load(folder / "p.json")
+    assert frozen.layers["vit"].backward_seconds == frozen.layers["vit"].kept_bytes == 0.0
+    assert frozen.layers["vit"].weight_bytes == first["layers"]["vit"]["weight_bytes"] / 4  # fp32, without Adam's state
