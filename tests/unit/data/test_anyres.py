@@ -1,0 +1,88 @@
+"""LLaVA-1.6's joined tiles: the tokens of an image are those of transformers, in its order."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.vlm.data.anyres import NEWLINE, feature_order, image_sources, joined_orders
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.demo import make_demo_data
+from megatron.vlm.data.job import open_job
+from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import TiledImage, Tiling, anyres_grid, tile_image
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing import Corpus, PackOptions, build_index
+
+PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 2000), st.integers(1, 2000), st.sampled_from([2, 3, 24]))
+def test_the_order_is_that_of_transformers(width: int, height: int, side: int) -> None:
+    modeling = pytest.importorskip("transformers.models.llava_next.modeling_llava_next")
+    grid = anyres_grid(width, height, 336, 1, 12)
+    tiles = 1 + grid[0] * grid[1]
+    numbered = torch.arange(tiles * side * side, dtype=torch.float64).view(tiles, side * side, 1)
+    vision = SimpleNamespace(image_size=336, patch_size=336 // side if side != 24 else 14)
+    model = SimpleNamespace(config=SimpleNamespace(vision_config=vision, image_grid_pinpoints=PINPOINTS))
+    (packed,), (length,) = modeling.LlavaNextModel.pack_image_features(
+        model, [numbered], [(height, width)], "default", torch.tensor([float(NEWLINE)], dtype=torch.float64)
+    )
+    mine = image_sources((width, height), grid, side)
+    assert len(mine) == length
+    assert mine.tolist() == packed[:, 0].long().tolist()
+
+
+def test_one_tile_is_its_features_and_a_newline() -> None:
+    assert image_sources((10, 10), (1, 1), 2).tolist() == [0, 1, 2, 3, NEWLINE]
+
+
+def test_orders_of_several_images_follow_each_other() -> None:
+    orders = [(4, np.array([0, 3, NEWLINE])), (8, np.array([7, NEWLINE, 0]))]
+    assert joined_orders(orders).tolist() == [0, 3, NEWLINE, 11, NEWLINE, 4]
+    assert joined_orders([]).dtype == np.int64
+
+
+def test_rules_that_keep_tiles_apart_read_every_feature() -> None:
+    assert feature_order(TiledImage("x.png", 2, 1, True), "internvl", 4).tolist() == list(range(12))
+
+
+def test_what_cannot_be_joined_is_refused() -> None:
+    image = tile_image("x.png", (100, 50), 1, Tiling(16, rule="anyres"))
+    with pytest.raises(UserError, match="are no square"):
+        feature_order(image, "anyres", 6)
+    with pytest.raises(UserError, match="preprocess again"):
+        feature_order(TiledImage("x.png", 2, 1, True), "anyres", 4)
+    with pytest.raises(UserError, match="has a thumbnail always"):
+        Tiling(rule="anyres", thumbnail=False)
+
+
+def test_a_pack_of_joined_images_reaches_the_model_in_order(tmp_path: Path) -> None:
+    """From chat lines to a microbatch: a source for every image token, numbered on through the pack's tiles."""
+    make_demo_data(tmp_path, samples=12, heldout_samples=1, seed=3)
+    tiling = Tiling(32, max_tiles=8, rule="anyres")
+    recipe = Recipe(tmp_path, tmp_path / "tokenizer.model", "internlm2-chat", tiling, tokens_per_tile=4)
+    preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "dataset"))
+    data = ChatDataset(tmp_path / "dataset")
+    options = PackOptions(vit_budget=60, llm_budget=600)
+    built_from = {"data": {"manifest": data.manifest}}
+    index = build_index(Corpus.of_dataset(data.folder), tmp_path / "packs", options, built_from)[0]
+    batch = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=False))[0]
+    assert batch.image_sources is not None
+    assert batch.image_positions is not None
+    assert batch.pixels is not None
+    assert len(batch.image_sources) == len(batch.image_positions)
+    expected, tiles = [], 0
+    for image in (image for sample in index.samples(0) for image in data.images(int(sample))):
+        own = image_sources((image.width, image.height), (image.columns, image.rows), side=2)
+        expected += [NEWLINE if source == NEWLINE else source + 4 * tiles for source in own.tolist()]
+        tiles += image.tiles
+    assert batch.image_sources.tolist() == expected
+    assert tiles == len(batch.pixels) == batch.tiles

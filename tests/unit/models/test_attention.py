@@ -1,0 +1,131 @@
+"""Attention stays inside a sample, whichever kernel computes it."""
+
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from megatron.vlm import platform
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models import attention
+from megatron.vlm.models.attention import IsolatedAttention, choose_kernel
+
+HEADS, GROUPS, WIDTH = 4, 2, 8
+
+
+def config(**changed: Any) -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=1, hidden_size=HEADS * WIDTH, num_attention_heads=HEADS, num_query_groups=GROUPS,
+        attention_dropout=0.0, **changed,
+    )  # fmt: skip
+
+
+def pack(lengths: tuple[int, ...], seed: int) -> tuple[Microbatch, list[Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(sum(lengths), 1, heads, WIDTH) for heads in (HEADS, GROUPS, GROUPS)]
+    tensors = [torch.randn(shape, generator=generator) for shape in shapes]
+    return Microbatch(0, lengths, len(lengths), sum(lengths)), tensors
+
+
+def by_hand(lengths: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Softmax over an explicit mask: the same sample, and not later."""
+    samples = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    allowed = (samples[:, None] == samples[None]) & torch.ones(len(samples), len(samples)).tril().bool()
+    q, k, v = (tensor[:, 0].transpose(0, 1) for tensor in (query, key, value))
+    k, v = (tensor.repeat_interleave(HEADS // GROUPS, dim=0) for tensor in (k, v))
+    scores = (q @ k.transpose(1, 2) / WIDTH**0.5).masked_fill(~allowed, -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1).unsqueeze(1)
+
+
+def varlen(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, **how: Any
+) -> Tensor:
+    """What torch's variable-length attention computes, on the CPU."""
+    assert how == {"window_size": (-1, 0), "enable_gqa": True}
+    assert max_q == max_k == int(cu_seq_q.diff().max())
+    lengths = tuple(cu_seq_q.diff().tolist())
+    return by_hand(lengths, *(tensor.unsqueeze(1) for tensor in (query, key, value))).reshape(query.shape)
+
+
+class DotProductAttention:
+    """What Transformer Engine's attention computes over THD, on the CPU."""
+
+    def __init__(self, heads: int, width: int, num_gqa_groups: int, qkv_format: str) -> None:
+        assert (heads, width, num_gqa_groups, qkv_format) == (HEADS, WIDTH, GROUPS, "thd")
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, **how: Any) -> Tensor:
+        assert how.pop("attn_mask_type") == "padding_causal"
+        assert set(how) == {"cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"}
+        lengths = tuple(cu_seqlens_q.diff().tolist())
+        return by_hand(lengths, *(tensor.unsqueeze(1) for tensor in (query, key, value))).squeeze(1)
+
+
+@pytest.mark.parametrize("kernel", ["sample_by_sample", "variable_length", "transformer_engine"])
+@pytest.mark.parametrize("lengths", [(7,), (5, 1, 9), (1, 1), (3, 8)])
+def test_every_kernel_gives_what_samples_give_alone(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, lengths: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(attention, "choose_kernel", lambda _: kernel)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    engine = types.SimpleNamespace(DotProductAttention=DotProductAttention)
+    monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
+    layer = IsolatedAttention(config(), 1, AttnMaskType.causal)
+    batch, tensors = pack(lengths, seed=1)
+    out = layer(*tensors, packed_seq_params=batch.segments)
+    assert torch.allclose(out, by_hand(lengths, *tensors), atol=1e-5)
+
+
+def test_torch_still_takes_what_we_pass() -> None:
+    from torch.nn.attention.varlen import varlen_attn
+
+    known = inspect.signature(varlen_attn).parameters
+    assert list(known)[:7] == list(inspect.signature(varlen).parameters)[:7]
+    assert {"window_size", "enable_gqa"} <= known.keys()
+
+
+def test_tiles_see_all_of_themselves_and_nothing_else() -> None:
+    layer = IsolatedAttention(config(), 1, AttnMaskType.no_mask)
+    generator = torch.Generator().manual_seed(2)
+    query, key, value = (torch.randn(6, 3, heads, WIDTH, generator=generator) for heads in (HEADS, GROUPS, GROUPS))
+    out = layer(query, key, value)
+    alone = [layer(query[:, tile : tile + 1], key[:, tile : tile + 1], value[:, tile : tile + 1]) for tile in range(3)]
+    assert torch.allclose(out, torch.cat(alone, dim=1), atol=1e-6)
+    changed = layer(query, key, torch.cat([value[:5], value[5:] + 1]))
+    assert not torch.allclose(out[0], changed[0])  # the last token counts for the first
+
+
+@pytest.mark.parametrize(
+    ("cuda", "engine", "dtype", "dropout", "wanted"),
+    [
+        (False, False, torch.float32, 0.0, "sample_by_sample"),
+        (False, False, torch.bfloat16, 0.0, "sample_by_sample"),
+        (True, False, torch.float32, 0.0, "sample_by_sample"),
+        (True, False, torch.bfloat16, 0.0, "variable_length"),
+        (True, True, torch.float16, 0.0, "transformer_engine"),
+        (True, True, torch.float32, 0.0, "sample_by_sample"),
+        (True, True, torch.bfloat16, 0.1, "sample_by_sample"),
+    ],
+)
+def test_the_kernel_is_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, engine: bool, dtype: torch.dtype, dropout: float, wanted: str
+) -> None:
+    monkeypatch.setattr(platform, "HAS_CUDA", cuda)
+    monkeypatch.setattr(platform, "HAS_TRANSFORMER_ENGINE", engine)
+    known = config(params_dtype=dtype)
+    known.attention_dropout = dropout
+    assert choose_kernel(known) == wanted
+
+
+def test_the_log_names_the_kernel_once(capsys: pytest.CaptureFixture[str]) -> None:
+    attention._say.cache_clear()
+    build: Callable[[int], IsolatedAttention] = lambda number: IsolatedAttention(config(), number, AttnMaskType.causal)  # noqa: E731
+    build(1), build(2)
+    assert capsys.readouterr().out.count("attention over packs: sample by sample") == 1

@@ -1,0 +1,51 @@
+"""Angles are transformers', scaled or not, and count from the start of each sample."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.rotary import Rotary, rotary_frequencies
+from omnibal_ext.architectures import TINY
+from omnibal_ext.errors import UserError
+from omnibal_ext.model_data import RopeScaling
+
+LANGUAGE = replace(TINY.language, rope_theta=5e5, hidden_size=512, heads=4)
+LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize("scaling", [None, RopeScaling("linear", 2.5), LLAMA3, replace(LLAMA3, factor=32.0)])
+def test_frequencies_are_those_of_transformers(scaling: RopeScaling | None) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = {"rope_type": scaling.kind if scaling else "default", "rope_theta": LANGUAGE.rope_theta}
+    if scaling:
+        rope["factor"] = scaling.factor
+    if scaling and scaling.kind == "llama3":
+        rope |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
+        rope["original_max_position_embeddings"] = scaling.original_positions
+    config = transformers.LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters=rope)
+    theirs = LlamaRotaryEmbedding(config).inv_freq
+    assert torch.allclose(rotary_frequencies(replace(LANGUAGE, rope_scaling=scaling)), theirs, rtol=1e-6, atol=0)
+
+
+def test_every_sample_counts_from_zero() -> None:
+    rotary = Rotary(LANGUAGE)
+    packed, alone = (rotary(Microbatch(0, lengths, len(lengths), sum(lengths))) for lengths in ((5, 3), (3,)))
+    assert packed.shape == (8, 1, 1, 128)
+    assert torch.equal(packed[5:], alone)
+    assert torch.equal(packed[:3], alone)
+
+
+def test_a_sample_beyond_the_exact_length_is_refused() -> None:
+    rotary = Rotary(replace(LANGUAGE, max_positions=4))
+    rotary(Microbatch(0, (4, 4), 2, 8))
+    with pytest.raises(UserError, match="a sample of 5 tokens; beyond 4"):
+        rotary(Microbatch(0, (4, 5), 2, 9))
+
+
+def test_an_unknown_scaling_is_refused() -> None:
+    with pytest.raises(UserError, match="'spiral' is not known"):
+        rotary_frequencies(replace(LANGUAGE, rope_scaling=RopeScaling("spiral", 2.0)))
