@@ -15,6 +15,7 @@ setup(
         "megatron.vlm",
         "megatron.vlm.models",
         "megatron.vlm.data",
+        "megatron.vlm.hf",
         "megatron.vlm.pipeline",
     ],
     install_requires=[
@@ -35,7 +36,7 @@ setup(
         "pillow>=11,<14",
     ],
     extras_require={
-        "hf": ["tokenizers>=0.22,<1"],
+        "hf": ["tokenizers>=0.22,<1", "safetensors>=0.5,<1"],
         "demo": ["scikit-learn>=1.5,<2"],
         "test": [
             "pytest>=8,<10",

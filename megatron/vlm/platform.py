@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 HAS_CUDA: bool = torch.cuda.is_available()
 HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and importlib.util.find_spec("transformer_engine") is not None
+HAS_VARIABLE_LENGTH: bool = HAS_CUDA and importlib.util.find_spec("torch.nn.attention.varlen") is not None
 HAS_APEX: bool = HAS_CUDA and importlib.util.find_spec("apex") is not None
 CPU = torch.device("cpu")
 

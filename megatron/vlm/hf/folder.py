@@ -62,8 +62,10 @@ class WeightFolder:
 
     def tensor(self, name: str) -> Tensor:
         """One weight, read now."""
-        from safetensors import safe_open
-
+        try:
+            from safetensors import safe_open
+        except ImportError as error:
+            raise UserError("reading weights needs a package that is not installed: pip install safetensors") from error
         with safe_open(self.folder / self.stored[name].file, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor

@@ -108,7 +108,9 @@ def choose_kernel(config: TransformerConfig) -> str:
     half = config.params_dtype in (torch.bfloat16, torch.float16)
     if not platform.HAS_CUDA or not half or config.attention_dropout:
         return "sample_by_sample"
-    return "transformer_engine" if platform.HAS_TRANSFORMER_ENGINE else "variable_length"
+    if platform.HAS_TRANSFORMER_ENGINE:
+        return "transformer_engine"
+    return "variable_length" if platform.HAS_VARIABLE_LENGTH else "sample_by_sample"
 
 
 @cache

@@ -119,6 +119,7 @@ def test_the_kernel_is_what_is_there(
 ) -> None:
     monkeypatch.setattr(platform, "HAS_CUDA", cuda)
     monkeypatch.setattr(platform, "HAS_TRANSFORMER_ENGINE", engine)
+    monkeypatch.setattr(platform, "HAS_VARIABLE_LENGTH", cuda)
     known = config(params_dtype=dtype)
     known.attention_dropout = dropout
     assert choose_kernel(known) == wanted
