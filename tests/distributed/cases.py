@@ -117,6 +117,14 @@ LAUNCHES = {
     "long pipeline": Launch(4, 1, 4, seed=6, count=32),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12),
 }
+TRAINING = {
+    "pipeline": Launch(2, 1, 2, seed=11, count=8),
+    "tensor": Launch(2, 2, 1, seed=12, count=3),
+    "data": Launch(2, 1, 1, seed=13, count=3),
+    "data and pipeline": Launch(4, 1, 2, seed=14, count=3),
+    "half precision": Launch(2, 1, 2, seed=15, count=3),
+}
+"""Launches that take optimizer steps."""
 
 
 def questions() -> set[Question]:

@@ -1,5 +1,6 @@
 """What the programs under torchrun share: a small model, packs of every kind, and one iteration of any plan."""
 
+import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -153,7 +154,7 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
         stage = plan.stages[stage_number(vp_stage)]
         return Stage(chain, *stage.layers, stage.recompute, stage.recompute_attention, stage.recompute_mlp, vp_stage)
 
-    _regroup(plan)
+    _regroup(chain, plan)
     model = get_model(provide, ModelType.encoder_or_decoder)
     config = get_model_config(model[0])
     config.finalize_model_grads_func = finalize_model_grads
@@ -162,11 +163,12 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
     return model
 
 
-def _regroup(plan: Plan) -> None:
+def _regroup(chain: Chain, plan: Plan) -> None:
     """What `initialize_megatron` would have set up for this plan: chunks a rank, and where the embeddings are."""
-    chunks = plan.virtual_pipeline_model_parallel_size
-    get_args().virtual_pipeline_model_parallel_size = chunks if chunks > 1 else None
-    parallel_state.set_virtual_pipeline_model_parallel_world_size(chunks if chunks > 1 else None)
+    chunks = plan.virtual_pipeline_model_parallel_size if plan.virtual_pipeline_model_parallel_size > 1 else None
+    get_args().virtual_pipeline_model_parallel_size = chunks
+    chain.language.virtual_pipeline_model_parallel_size = chunks
+    parallel_state.set_virtual_pipeline_model_parallel_world_size(chunks)
     ranks = torch.distributed.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
     everyone: list[list[int]] = [[] for _ in range(torch.distributed.get_world_size())]
     torch.distributed.all_gather_object(everyone, ranks)
@@ -260,3 +262,11 @@ def compare(model: list[torch.nn.Module], expected: Result, loss: float) -> floa
         scale = expected.gradients[name].abs().max().clamp(min=1e-8)
         worst = max(worst, ((mine - wanted).abs().max() / scale).item())
     return worst
+
+
+def report(worst: dict[str, float]) -> None:
+    """Print the largest of all ranks."""
+    gathered: list[dict[str, float]] = [{} for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(gathered, worst)
+    if torch.distributed.get_rank() == 0:
+        print("RESULT " + json.dumps({label: max(ranks[label] for ranks in gathered) for label in worst}))

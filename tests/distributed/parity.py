@@ -28,17 +28,9 @@ def main() -> None:
         harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
         answers = torch.load(Path(path), weights_only=False)
         worst = {str(case): difference(case, answers[case.question], launch.pipeline) for case in launch.cases()}
-        report(worst)
+        harness.report(worst)
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
-
-
-def report(worst: dict[str, float]) -> None:
-    """Print the largest of all ranks."""
-    gathered: list[dict[str, float]] = [{} for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather_object(gathered, worst)
-    if torch.distributed.get_rank() == 0:
-        print("RESULT " + json.dumps({label: max(ranks[label] for ranks in gathered) for label in worst}))
 
 
 def answer(question: cases.Question) -> harness.Result:

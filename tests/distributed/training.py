@@ -1,0 +1,104 @@
+"""Run under torchrun: twenty optimizer steps of generated layouts, against one process's.
+
+training.py compare LAUNCH ANSWERS.pt [flag...]
+    for every case the largest difference of any weight, and of the last loss
+training.py answers LAUNCH,LAUNCH... ANSWERS.pt [flag...]
+    writes one process's, for what these launches ask
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.utils import get_model_config
+from megatron.training import get_args
+from torch import Tensor
+
+from megatron.vlm import platform
+from megatron.vlm.pipeline.executor import Executor
+from omnibal_ext.plan import Plan, single_stage_plan
+from tests.distributed import cases, harness
+
+STEPS = 20
+PACKS = "one of many"
+
+
+def main() -> None:
+    what, names, path, *flags = sys.argv[1:]
+    platform.mend_distributed_optimizer()
+    if what == "answers":
+        harness.start(harness.SMALL, 1, 1, flags)
+        found = {question: one_process(question) for question in questions(names.split(","))}
+        torch.save(found, path)
+        print("RESULT " + json.dumps({str(question): loss for question, (loss, _) in found.items()}))
+    else:
+        launch = cases.TRAINING[names]
+        harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
+        answers = torch.load(Path(path), weights_only=False)
+        harness.report({str(case): difference(case, answers, launch.pipeline) for case in launch.cases()})
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+def questions(names: list[str]) -> list[cases.Question]:
+    """All that these launches ask, on packs of which one has tiles."""
+    asked = {case.question for name in names for case in cases.TRAINING[name].cases()}
+    return sorted({replace(question, packs=PACKS) for question in asked}, key=str)
+
+
+def one_process(question: cases.Question) -> tuple[float, dict[str, Tensor]]:
+    """The last loss and all weights."""
+    chain = harness.build_chain(get_args(), harness.MODELS[question.model], question.freeze)
+    plan = single_stage_plan(chain.kinds, frozen=question.freeze)
+    loss, weights = train(chain, plan, question.reduction, 1)
+    weights = {name: weight.detach().clone() for name, weight in weights.items()}
+    if chain.architecture.tied:
+        weights["head.linear.weight"] = weights["word_embed.embedding.weight"]
+    return loss, weights
+
+
+def difference(case: cases.Case, answers: dict, pipeline: int) -> float:
+    """Largest difference of any weight, or of the loss; in half precision of the loss alone."""
+    args = get_args()
+    args.sequence_parallel, args.overlap_grad_reduce = case.sequence_parallel, case.overlap
+    chain = harness.build_chain(args, harness.MODELS[case.question.model], case.question.freeze)
+    multiple = args.tensor_model_parallel_size if case.sequence_parallel else 1
+    loss, weights = train(chain, case.plan(chain.kinds, pipeline), case.question.reduction, multiple)
+    expected_loss, expected = answers[replace(case.question, packs=PACKS)]
+    worst = abs(loss - expected_loss)
+    for name, weight in weights.items() if args.params_dtype == torch.float32 else ():
+        worst = max(worst, (weight - harness.shard(expected[name], weight)).abs().max().item())
+    return worst
+
+
+def train(chain: harness.Chain, plan: Plan, reduction: str, multiple: int) -> tuple[float, dict[str, Tensor]]:
+    """The last step's loss, and this rank's weights after it."""
+    args, model = get_args(), harness.build_model(chain, plan)
+    config = OptimizerConfig(
+        lr=1e-3,
+        weight_decay=0.05,
+        params_dtype=args.params_dtype,
+        bf16=args.bf16,
+        fp16=args.fp16,
+        initial_loss_scale=2.0**12,
+        use_distributed_optimizer=args.use_distributed_optimizer,
+    )
+    optimizer = get_megatron_optimizer(config, model)
+    get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
+    executor, packs, loss = Executor(plan.schedule), harness.sample_packs(PACKS, multiple), 0.0
+    for step in range(STEPS):
+        turn = step % len(packs)
+        optimizer.zero_grad()
+        loss = harness.run_iteration(model, plan, packs[turn:] + packs[:turn], executor, reduction)
+        done, _, _ = optimizer.step()
+        assert done, "the optimizer skipped a step"
+    named = [pair for module in model for pair in module.named_parameters()]
+    return loss, {name.partition("links.")[2]: weight for name, weight in named}
+
+
+if __name__ == "__main__":
+    main()
