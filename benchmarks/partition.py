@@ -36,12 +36,12 @@ def _shape(name: str, vision_layers: int, vision_width: int, language_layers: in
         name,
         VisionArchitecture(vision_layers, vision_width, 4, 4 * vision_width, patch_size=8, image_size=48),
         LanguageArchitecture(language_layers, language_width, 4, 2, 3 * language_width, vocab_size=512),
-        vit_budget=12,
-        llm_budget=384,
+        vit_budget=8,
+        llm_budget=256,
     )
 
 
-SHAPES = (_shape("ViT-heavy", 7, 224, 3, 192), _shape("even", 5, 192, 4, 256), _shape("LLM-heavy", 4, 128, 6, 288))
+SHAPES = (_shape("ViT-heavy", 7, 224, 3, 160), _shape("even", 5, 192, 4, 256), _shape("LLM-heavy", 4, 128, 6, 288))
 
 
 def main() -> None:
