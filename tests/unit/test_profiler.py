@@ -1,0 +1,70 @@
+"""What the profiler makes of its measurements: bytes counted once while they are held, medians, fits, lines."""
+
+import pytest
+import torch
+
+from megatron.vlm.kept import KeptBytes
+from megatron.vlm.layer_costs import fit_seconds
+from megatron.vlm.links import Links
+from megatron.vlm.profiler import Job, fit_line, step_seconds_per_weight
+from megatron.vlm.synthetic import equal_lengths
+from omnibal_ext.errors import UserError
+from omnibal_ext.profile_data import Profile
+from tests.unit.layout.instances import make_profile
+
+
+def test_every_storage_counts_once_as_long_as_autograd_holds_it() -> None:
+    weight, entering = torch.ones(16, requires_grad=True), torch.ones(16)
+    with KeptBytes([weight]) as kept:
+        out = ((entering * weight) * entering).exp()  # holds `entering` twice and its own result, but no weight
+        assert kept.bytes == kept.peak == 2 * 16 * 4
+        more = (out * entering).sum()
+        out.sum().backward()
+        assert kept.bytes == 16 * 4  # the last product still holds `entering`
+        del more, out
+    assert (kept.bytes, kept.peak) == (0, 2 * 16 * 4)
+    assert weight.grad is not None
+
+
+def test_the_count_changes_no_gradient() -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    entering = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    layer(entering).sum().backward()
+    expected = [weight.grad.clone() for weight in layer.parameters()]
+    layer.zero_grad()
+    with KeptBytes(layer.parameters()):
+        layer(entering).sum().backward()
+    assert all(torch.equal(weight.grad, grad) for weight, grad in zip(layer.parameters(), expected, strict=True))
+
+
+def test_a_fit_meets_the_budgets_exactly_and_has_no_negative_part() -> None:
+    features = [(1.0, 100.0, 2500.0), (1.0, 50.0, 700.0), (1.0, 100.0, 10000.0)]
+    truth = (0.5, 0.02, 0.001)
+    seconds = [sum(a * b for a, b in zip(truth, row, strict=True)) for row in features]
+    assert fit_seconds(features, seconds) == pytest.approx(truth)
+    noisy = fit_seconds(features, [3.0, 1.0, 2.9])  # the longer sample was faster: no such thing
+    assert min(noisy) >= 0
+    assert sum(a * b for a, b in zip(noisy, features[0], strict=True)) == pytest.approx(3.0)
+
+
+def test_an_optimizer_step_is_a_constant_and_a_time_a_weight() -> None:
+    assert fit_line([(10.0, 3.0), (20.0, 5.0), (40.0, 9.0)]) == pytest.approx((1.0, 0.2))
+    assert fit_line([(10.0, 1.0), (20.0, 5.0)])[0] == 0.0  # never less than nothing
+    assert fit_line([(10.0, 1.0)]) == pytest.approx((0.0, 0.1))
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(1, 0.0), (2, 1.0), (4, 1.5)])
+def test_gradients_are_reduced_by_a_ring(ranks: int, share: float) -> None:
+    job = Job("tiny", 1, 1, data_parallel=ranks)
+    assert step_seconds_per_weight(job, 3.0, Links(reduction_seconds_per_byte=0.25)) == pytest.approx(3.0 + share)
+
+
+def test_samples_share_a_pack_evenly() -> None:
+    assert equal_lengths(10, 4) == [3, 3, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["transfer_latency_seconds", "action_seconds", "iteration_seconds", "overhead_bytes"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "x"])
+def test_impossible_constants_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(UserError, match=name):
+        Profile(**{**make_profile().__dict__, name: value}).validate()
