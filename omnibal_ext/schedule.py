@@ -153,6 +153,32 @@ def check_schedule(schedule: Schedule, microbatches: int, chunks: int = 1) -> li
     return _dependency_order(schedule, chunks)
 
 
+def check_channels(schedule: Schedule, chunks: int = 1) -> None:
+    """Refuse a schedule whose neighbours do not name their tensors in one order: they arrive in the order sent.
+
+    Raises UserError naming ranks and microbatches.
+    """
+    for rank in range(len(schedule)):
+        _check_channel("F", schedule, rank, (rank + 1) % len(schedule), chunks)
+        _check_channel("B", schedule, rank, (rank - 1) % len(schedule), chunks)
+
+
+def _check_channel(kind: str, schedule: Schedule, source: int, target: int, chunks: int) -> None:
+    """What `source` sends in its actions of that kind, `target` must take in the same order."""
+    step, ranks = 1 if kind == "F" else -1, len(schedule)
+    sent = ((a.microbatch, a.chunk * ranks + source + step) for a in schedule[source] if a.kind == kind)
+    taken = ((a.microbatch, a.chunk * ranks + target) for a in schedule[target] if a.kind == kind)
+    outermost = 0 if kind == "F" else ranks * chunks - 1  # takes nothing from a neighbour
+    sent_on = [tensor for tensor in sent if 0 <= tensor[1] < ranks * chunks]
+    taken_from = [tensor for tensor in taken if tensor[1] != outermost]
+    for position, (one, other) in enumerate(zip(sent_on, taken_from, strict=True)):
+        if one != other:
+            raise UserError(
+                f"schedule deadlocks: rank {source} sends as its {kind} number {position} microbatch {one[0]} "
+                f"to stage {one[1]}, rank {target} takes microbatch {other[0]} for stage {other[1]}; use one order"
+            )
+
+
 def dependencies(action: Action, rank: int, ranks: int, chunks: int) -> list[tuple[int, Action]]:
     """What an action waits for besides the rank's own list order: (rank, action) pairs."""
     stage = action.chunk * ranks + rank

@@ -36,6 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tool("pack_data.py", "--data", folder / "data", "--method", "isf", *budgets, "--output-dir", folder / "packs")
     Plan.from_cuts(TINY.chain, (4,), [(2,), (7,)], model="tiny", model_hash=TINY.hash).save(folder / "two.json")
     Plan.from_cuts(TINY.chain, (), model="tiny", model_hash=TINY.hash).save(folder / "one.json")
+    chunks = Plan.from_cuts(TINY.chain, (3, 5, 9), model="tiny", model_hash=TINY.hash, schedule="zb_h1",
+                            virtual_pipeline_model_parallel_size=2)  # fmt: skip
+    chunks.save(folder / "chunks.json")
     return folder
 
 
@@ -56,12 +59,16 @@ def uninterrupted(folder: Path) -> list[dict[str, float]]:
     return train(folder, "whole", "two.json", 2, 4, "--save", checkpoints, "--save-interval", "2")
 
 
-@pytest.mark.parametrize(("plan", "pipeline"), [("two.json", 2), ("one.json", 1)], ids=["same layout", "other layout"])
+@pytest.mark.parametrize(
+    ("plan", "pipeline"),
+    [("two.json", 2), ("one.json", 1), ("chunks.json", 2)],
+    ids=["same layout", "other layout", "chunks and zero bubble"],
+)
 def test_resuming_goes_on_with_the_same_data_and_loss(
     folder: Path, uninterrupted: list[dict[str, float]], plan: str, pipeline: int
 ) -> None:
     (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
-    resumed = train(folder, f"resumed-{pipeline}", plan, pipeline, 4, "--load", str(folder / "checkpoints"))
+    resumed = train(folder, f"resumed-{plan}", plan, pipeline, 4, "--load", str(folder / "checkpoints"))
     assert [line["iteration"] for line in resumed] == [3, 4]
     for line, expected in zip(resumed, uninterrupted[2:], strict=True):
         assert line["samples"] == expected["samples"]
@@ -118,10 +125,8 @@ def test_a_plan_that_loses_a_layer_is_refused_by_its_name(folder: Path) -> None:
     assert "vit.3" in launch_error(folder, "--plan", folder / "lossy.json", "--dry-run")
 
 
-def test_a_schedule_the_trainer_does_not_run_is_refused(folder: Path) -> None:
-    record = json.loads((folder / "two.json").read_text())
-    (folder / "split.json").write_text(json.dumps({**record, "schedule": "zb_h1"}))
-    assert "zb_h1" in launch_error(folder, "--plan", folder / "split.json", "--dry-run")
+def test_a_plan_with_other_frozen_parts_is_refused(folder: Path) -> None:
+    assert "freeze" in launch_error(folder, "--plan", folder / "two.json", "--dry-run", "--", "--freeze", "vit")
 
 
 def test_packs_of_another_dataset_are_refused(folder: Path) -> None:

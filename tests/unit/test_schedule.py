@@ -11,6 +11,7 @@ from omnibal_ext.schedule import (
     SCHEDULE_NAMES,
     Action,
     build_schedule,
+    check_channels,
     check_schedule,
     gpipe,
     in_flight_limits,
@@ -24,7 +25,9 @@ from omnibal_ext.schedule import (
 def test_every_schedule_does_all_work_once_without_deadlock(
     name: str, ranks: int, microbatches: int, chunks: int
 ) -> None:
-    check_schedule(build_schedule(name, ranks, microbatches, chunks), microbatches, chunks)
+    schedule = build_schedule(name, ranks, microbatches, chunks)
+    check_schedule(schedule, microbatches, chunks)
+    check_channels(schedule, chunks)
 
 
 def test_1f1b_written_out() -> None:
@@ -112,3 +115,12 @@ def test_built_lists_are_the_callers_own() -> None:
     build_schedule("1f1b", 2, 2)[0].clear()
     assert all(build_schedule("1f1b", 2, 2))
     assert len(list(itertools.chain(*build_schedule("zb_h1", 2, 2)))) == 12
+
+
+@pytest.mark.parametrize("kind", ["F", "B"])
+def test_neighbours_that_order_their_tensors_differently_are_refused(kind: str) -> None:
+    schedule = gpipe(2, 3)
+    first, second = (schedule[1].index(Action(kind, microbatch)) for microbatch in (0, 1))
+    schedule[1][first], schedule[1][second] = schedule[1][second], schedule[1][first]
+    with pytest.raises(UserError, match="use one order"):
+        check_channels(schedule)

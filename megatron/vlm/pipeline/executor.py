@@ -19,7 +19,7 @@ from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
-from omnibal_ext.schedule import Schedule, build_schedule, check_schedule, has_weight_gradients
+from omnibal_ext.schedule import Schedule, build_schedule, check_channels, check_schedule, has_weight_gradients
 
 
 def install(executor: Callable[..., Any]) -> None:
@@ -108,6 +108,7 @@ class Executor:
         if key not in self._schedules:
             schedule = build_schedule(self.schedule_name, *key)
             check_schedule(schedule, num_microbatches, len(chunks))
+            check_channels(schedule, len(chunks))
             if has_weight_gradients(schedule):
                 for chunk in chunks:
                     self.weight_gradients.attach(chunk.stage)
