@@ -48,22 +48,31 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in sorted(path.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
-def train(folder: Path, run: str, ours: Path, rate: str, *flags: object) -> list[dict[str, float]]:
+def train(
+    folder: Path,
+    run: str,
+    ours: Path,
+    rate: str,
+    *flags: object,
+    pipeline: int = 2,
+    tensor: int = 1,
+    load: Path | None = None,
+) -> list[dict[str, float]]:
     model = preset(str(ours))
-    plan = Plan.from_cuts(model.chain, (3,), model=model.name, model_hash=model.hash)
+    plan = Plan.from_cuts(model.chain, (3,) if pipeline == 2 else (), model=model.name, model_hash=model.hash)
     plan.save(folder / f"{run}.json")
     tool(
         "launch.py", "--preset", ours, "--data", folder / "data", "--packs", folder / "packs", "--run-dir",
-        folder / run, "--plan", folder / f"{run}.json", "--nproc-per-node", 2, "--pipeline-model-parallel-size", 2,
-        "--", "--train-iters", 2, "--lr", rate, "--log-interval", 1, "--load", ours, "--save", folder / run / "saved",
-        "--save-interval", 2,         *flags,
+        folder / run, "--plan", folder / f"{run}.json", "--nproc-per-node", 2, "--tensor-model-parallel-size", tensor,
+        "--pipeline-model-parallel-size", pipeline, "--", "--lr", rate, "--lr-decay-iters", 4, "--log-interval", 1,
+        "--load", load or ours, "--save", folder / run / "saved", "--save-interval", 2, *flags,
     )  # fmt: skip
     return [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_training_starts_from_the_weights_and_they_come_back(folder: Path, theirs: Path, ours: Path) -> None:
     """With a learning rate of zero what comes back is what went in, bit by bit; the run's --preset says how."""
-    lines = train(folder, "still", ours, "0")
+    lines = train(folder, "still", ours, "0", "--train-iters", 2)
     assert [line["iteration"] for line in lines] == [1, 2]  # from the beginning: no iteration, no optimizer is loaded
     convert("--to-hf", folder / "still" / "saved", "--output-dir", folder / "back")
     before, after = weights(theirs), weights(folder / "back")
@@ -73,7 +82,7 @@ def test_training_starts_from_the_weights_and_they_come_back(folder: Path, their
 
 @pytest.fixture(scope="module")
 def tuned(folder: Path, ours: Path) -> Path:
-    train(folder, "moving", ours, "1e-3")
+    train(folder, "moving", ours, "1e-3", "--train-iters", 2)
     done = convert("--to-hf", folder / "moving" / "saved", "--output-dir", folder / "tuned", "--check", "--json")
     assert json.loads(done.stdout)["logit_difference"] < 1e-4
     return folder / "tuned"
@@ -82,6 +91,16 @@ def tuned(folder: Path, ours: Path) -> Path:
 def test_what_was_trained_is_what_transformers_loads(theirs: Path, tuned: Path) -> None:
     before, after = weights(theirs), weights(tuned)
     assert not torch.equal(before["language_model.lm_head.weight"], after["language_model.lm_head.weight"])
+
+
+def test_a_run_goes_on_at_another_tensor_parallel_size(folder: Path, ours: Path) -> None:
+    """Five heads on one rank, then six on two: weights and optimizer state fit, the losses are the same."""
+    whole = train(folder, "whole", ours, "1e-3", "--train-iters", 4, pipeline=1)
+    saved = folder / "whole" / "saved"
+    (saved / "latest_checkpointed_iteration.txt").write_text("2")
+    resumed = train(folder, "resumed", ours, "1e-3", "--train-iters", 4, pipeline=1, tensor=2, load=saved)
+    assert [line["iteration"] for line in resumed] == [3, 4]
+    assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole[2:]], rel=1e-5)
 
 
 def test_the_check_sees_other_weights(ours: Path, tuned: Path) -> None:
