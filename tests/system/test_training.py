@@ -84,6 +84,16 @@ def test_the_distributed_optimizer_resumes_without_apex_or_transformer_engine(fo
     assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole[2:]], rel=1e-5)
 
 
+def test_a_rank_on_which_nothing_trains_takes_part(folder: Path) -> None:
+    """The ViT frozen, one rank has no optimizer; the loss is that of one stage."""
+    plan = {"model": "tiny", "model_hash": TINY.hash, "frozen": ("vit", "projector")}
+    Plan.from_cuts(TINY.chain, (5,), **plan).save(folder / "frozen-two.json")
+    Plan.from_cuts(TINY.chain, (), **plan).save(folder / "frozen-one.json")
+    flags = ("--freeze", "vit", "projector", "--use-distributed-optimizer", "--overlap-grad-reduce")
+    two, one = (train(folder, f"frozen-{p}", f"frozen-{n}.json", p, 3, *flags) for p, n in ((2, "two"), (1, "one")))
+    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+
+
 def test_a_global_batch_that_breaks_the_position_is_refused(folder: Path, uninterrupted: object) -> None:
     tool("pack_data.py", "--data", folder / "data", "--method", "isf", "--vit-budget", 40, "--llm-budget", 320,
          "--micro-batches", 3, "--output-dir", folder / "packs-3")  # fmt: skip
