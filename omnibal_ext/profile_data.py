@@ -61,6 +61,8 @@ class LayerCost:
     """What W takes in zero-bubble schedules; None: half of `backward_seconds`."""
     split_backward_seconds: float | None = None
     """What B and W take together there; None: `backward_seconds`."""
+    late_bytes: float | None = None
+    """Held from B to W there, recomputed or not: inputs and output gradients of linear layers; None: as before B."""
     step_seconds: float = 0.0
     """Once an iteration: data-parallel reduction and optimizer step."""
     forward_fit: Fit | None = None

@@ -51,7 +51,9 @@ class StageCosts:
     transfer: Floats
     """Carrying the stage's output to the next stage, and its gradient back; the last stage's is not used."""
     kept: Floats
-    """Bytes held from a microbatch's forward to the end of its backward."""
+    """Bytes held from a microbatch's forward to the end of its B."""
+    late: Floats
+    """Bytes held from then to the end of its W, where the schedule splits the backward."""
     transient: Floats
     """Bytes on top while its backward recomputes."""
     fixed_bytes: Floats
@@ -66,6 +68,7 @@ class StageCosts:
         given: dict[str, Any] = {"forward": forward, "backward": backward}
         given["weight"] = np.asarray(backward, dtype=np.float64) / 2
         given |= dict.fromkeys(("transfer", "kept", "transient", "fixed_bytes", "step"), 0.0)
+        given["late"] = others.get("kept", 0.0)
         given |= others
         per_stage = {name: np.broadcast_to(np.asarray(v, dtype=np.float64), stages) for name, v in given.items()}
         return cls(
@@ -137,8 +140,8 @@ def simulate(program: Program, costs: StageCosts) -> Simulation:
     """Play a program. Costs must be [program.stages, program.microbatches]."""
     ranks = program.ranks
     start, end, last, busy = _play(program.steps, ranks, _seconds(program, costs), costs.transfer)
-    release = WEIGHT if program.split_backward else BACKWARD
-    peak, after = _hold(program.steps, ranks, release, costs.kept, costs.transient)
+    late = costs.late if program.split_backward else np.zeros_like(costs.kept)
+    peak, after = _hold(program.steps, ranks, costs.kept, late, costs.transient)
     fixed = costs.fixed_bytes.reshape(-1, ranks).sum(axis=0)
     step = float((last + costs.step.reshape(-1, ranks).sum(axis=0)).max())
     return Simulation(program, start, end, step, busy, peak + fixed, after + fixed[program.steps[0]])
@@ -220,9 +223,9 @@ def _play(
 
 @njit(cache=True)
 def _hold(
-    steps: Ints, ranks: int, release: int, kept: Floats, transient: Floats
+    steps: Ints, ranks: int, kept: Floats, late: Floats, transient: Floats
 ) -> tuple[Floats, Floats]:  # pragma: no cover - compiled
-    """(peak of every rank, held after every action): a forward takes, the end of the backward gives back."""
+    """(peak of every rank, held after every action): F takes, B gives back all but what W needs."""
     held = np.zeros(ranks)
     peak = np.zeros(ranks)
     after = np.empty(steps.shape[1])
@@ -230,10 +233,11 @@ def _hold(
         rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
         if kind == FORWARD:
             held[rank] += kept[stage, microbatch]
-            peak[rank] = max(peak[rank], held[rank])
         elif kind == BACKWARD:
             peak[rank] = max(peak[rank], held[rank] + transient[stage, microbatch])
-        if kind == release:
-            held[rank] -= kept[stage, microbatch]
+            held[rank] += late[stage, microbatch] - kept[stage, microbatch]
+        else:
+            held[rank] -= late[stage, microbatch]
+        peak[rank] = max(peak[rank], held[rank])
         after[i] = held[rank]
     return peak, after

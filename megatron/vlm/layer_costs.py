@@ -82,7 +82,10 @@ class KindMeasurement:
         self.kept = {mode: self._kept(mode) for mode in ("", *selective)}
         self.optimizer_seconds = self._optimizer_seconds(args) if self.trained else 0.0
         # Last, because it changes how the linear layers multiply.
-        self.split = self._split_seconds() if self.mode == "trained" else None
+        self.split: tuple[float, float] | None = None
+        self.late_bytes = 0.0
+        if self.mode == "trained":
+            self.split, self.late_bytes = self._split()
 
     def cost(self, weight_bytes: float, step_seconds: float) -> LayerCost:
         """The profile's entry."""
@@ -98,6 +101,7 @@ class KindMeasurement:
             output_bytes=self._output_bytes(),
             weight_gradient_seconds=self.split[1] if self.split else 0.0,
             split_backward_seconds=sum(self.split) if self.split else None,
+            late_bytes=self.late_bytes,
             step_seconds=step_seconds,
             forward_fit=fit_seconds(features, forward),
             backward_fit=fit_seconds(features, backward) if self.mode != "idle" else (0.0, 0.0, 0.0),
@@ -170,8 +174,8 @@ class KindMeasurement:
 
         return self.stopwatch.measure({"step": lambda: timed(finish)})["step"][0]
 
-    def _split_seconds(self) -> tuple[float, float]:
-        """(B, W) of a split backward."""
+    def _split(self) -> tuple[tuple[float, float], float]:
+        """(B, W) seconds of a split backward, and the bytes held between the two."""
         gradients = WeightGradients()
         gradients.attach(self.stage)
 
@@ -185,10 +189,13 @@ class KindMeasurement:
                 for linear in aside:
                     linear.accumulate()
 
+            storages = [t.untyped_storage() for linear in aside for t in (linear.entering, linear.grad_output)]
+            held.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
             return backward, *timed(accumulate)
 
+        held: list[int] = []
         backward, weights = self.stopwatch.measure({"split": run})["split"]
-        return backward / self.count, weights / self.count
+        return (backward / self.count, weights / self.count), held[-1] / self.count
 
 
 def recompute(stage: Stage, mode: str) -> None:

@@ -95,7 +95,8 @@ def mend_distributed_optimizer() -> None:
        an assertion. Give it the state it starts from, step 0 and moments of zero.
     2. What is loaded is copied into shards that, in fp32, are views of trained weights: record no gradient then.
     3. All weights are handed one and the same step counter, which would count once a weight, and it is overwritten by
-       the fresh one: give each weight its own, at the checkpoint's step.
+       the fresh one, or looked for in vain (`--dist-ckpt-optim-fully-reshardable`): leave it out there, and give each
+       weight its own, at the checkpoint's step.
     """
     from megatron.core.optimizer import distrib_optimizer
 
@@ -103,6 +104,7 @@ def mend_distributed_optimizer() -> None:
         return
     cls = distrib_optimizer.DistributedOptimizer
     original_state_dict, original_load_state_dict = cls.state_dict, cls.load_state_dict
+    original_set_states = cls._set_main_param_and_optimizer_states
 
     def state_dict(self: Any) -> dict[str, Any]:
         if not self.optimizer.state:
@@ -118,8 +120,12 @@ def mend_distributed_optimizer() -> None:
         for values in self.optimizer.state.values():
             values["step"] = torch.tensor(step)
 
+    @torch.no_grad()
+    def set_states(self: Any, weight: torch.nn.Parameter, tensors: dict[str, Any]) -> None:
+        original_set_states(self, weight, {**tensors, "step": None})
+
     cls.state_dict, cls.load_state_dict = state_dict, load_state_dict
-    cls._set_main_param_and_optimizer_states = torch.no_grad()(cls._set_main_param_and_optimizer_states)
+    cls._set_main_param_and_optimizer_states = set_states
 
 
 class _CudaIsCpu(TorchFunctionMode):

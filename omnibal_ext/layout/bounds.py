@@ -76,10 +76,11 @@ class Bounds:
         """[layers + 1, layers + 1, cases]: least seconds of recomputing that free the bytes missing, as if layers could
         be split (the best bytes a second first); inf where even everything is too little."""
         problem, t = self.problem, self.problem.tables
-        in_flight = int(problem.held[s].max())
+        early, later = max(problem.moments[s][:, :, 0].tolist(), key=sum)  # one moment of those that must fit
+        kept, recompute_kept = early * t.kept + later * t.late, early * t.recompute_kept + later * t.recompute_late
         counts = self.kind_counts[None] - self.kind_counts[:, None]
-        missing = problem.profile.overhead_bytes + counts @ (t.fixed + in_flight * t.kept) - problem.memory_bytes
-        saved = in_flight * np.maximum(t.kept - t.recompute_kept, 0.0)
+        missing = problem.profile.overhead_bytes + counts @ (t.fixed + kept) - problem.memory_bytes
+        saved = np.maximum(kept - recompute_kept, 0.0)
         seconds = t.recompute.sum(axis=2)
         out = np.zeros((*missing.shape, seconds.shape[1]))
         if not np.isfinite(problem.memory_bytes):

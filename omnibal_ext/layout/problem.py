@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -48,6 +49,9 @@ class KindTables:
     """Units over the budget, [kinds, cases, microbatches]."""
     kept: Floats
     recompute_kept: Floats
+    late: Floats
+    """Between B and W where the schedule splits the backward."""
+    recompute_late: Floats
     fixed: Floats
     step: Floats
 
@@ -114,7 +118,7 @@ class LayoutProblem:
     def _kind_row(self, kind: str) -> tuple[Floats, ...]:
         shape = (self.cases[0] * self.cases[1], self.microbatches)
         if kind not in self.profile.layers:
-            return (*[np.zeros(shape)] * 6, *[np.zeros(())] * 4)
+            return (*[np.zeros(shape)] * 6, *[np.zeros(())] * 6)
         cost = self.profile.layers[kind]
         if self.packs is None:
             load = np.ones(shape)
@@ -135,22 +139,30 @@ class LayoutProblem:
         recompute = forward * (cost.extra_seconds / cost.forward_seconds)
         # Keeping more than the whole layer would make recomputing a loss of memory; nothing here plans that.
         recompute_kept = min(cost.recompute_kept_bytes, cost.kept_bytes)
-        bytes_ = [cost.kept_bytes, recompute_kept, cost.weight_bytes, cost.step_seconds]
+        late = (cost.kept_bytes, recompute_kept) if cost.late_bytes is None else (cost.late_bytes, cost.late_bytes)
+        bytes_ = [cost.kept_bytes, recompute_kept, *late, cost.weight_bytes, cost.step_seconds]
         weight = backward * (share if self.profile.mode(kind) == "trained" else 0.0)
         return forward, backward, recompute, weight, transfer, load, *map(np.asarray, bytes_)
 
     @cached_property
-    def held(self) -> list[Ints]:
-        """Per rank: int64 [vectors, chunks], the greatest numbers of microbatches held at once, chunk by chunk."""
-        release = "W" if self.program.split_backward else "B"
+    def moments(self) -> list[Ints]:
+        """Per rank: int64 [vectors, 2, chunks], the greatest numbers of microbatches at once, chunk by chunk: those
+        between F and the end of B, and those between B and W."""
         found = []
         for actions in self.schedule:
-            now, seen = [0] * self.chunks, {(0,) * self.chunks}
+            now = np.zeros((2, self.chunks), dtype=np.int64)
+            seen = {tuple(now.flat)}
             for action in actions:
-                now[action.chunk] += (action.kind == "F") - (action.kind == release)
-                seen.add(tuple(now))
-            found.append(_maximal(np.array(sorted(seen), dtype=np.int64)))
+                now[0, action.chunk] += (action.kind == "F") - (action.kind == "B")
+                now[1, action.chunk] += ((action.kind == "B") - (action.kind == "W")) * self.program.split_backward
+                seen.add(tuple(now.flat))
+            found.append(_maximal(np.array(sorted(seen), dtype=np.int64)).reshape(-1, 2, self.chunks))
         return found
+
+    @cached_property
+    def held(self) -> list[Ints]:
+        """Per rank: int64 [vectors, chunks], `moments` with both numbers in one."""
+        return [vectors.sum(axis=1) for vectors in self.moments]
 
     def counts(self, layout: Layout) -> tuple[Ints, Ints]:
         """int64 [stages, kinds]: layers of each kind a stage holds, and recomputes."""
@@ -168,21 +180,25 @@ class LayoutProblem:
     def bytes_of_counts(self, rank: int, held: Ints, again: Ints) -> Floats:
         """Peak bytes of a rank for many recompute counts int64 [ways, chunks, kinds] of its stages: float64 [ways].
 
-        Overhead + weights + the worst moment's microbatches x kept bytes + the layer being run again.
+        Overhead + weights + the worst moment's microbatches x bytes kept + the layer being run again.
         """
-        tables = self.tables
+        tables, moments = self.tables, self.moments[rank]
         kept = (held - again) @ tables.kept + again @ tables.recompute_kept
+        late = (held - again) @ tables.late + again @ tables.recompute_late
         fixed = self.profile.overhead_bytes + held.sum(axis=0) @ tables.fixed
-        return np.asarray(fixed + (kept @ self.held[rank].T).max(axis=1) + self.transient(held, again).max(axis=1))
+        in_flight = kept @ moments[:, 0].T + late @ moments[:, 1].T
+        return np.asarray(fixed + in_flight.max(axis=1) + self.transient(held, again).max(axis=1))
 
     def stage_fits(self, rank: int, held: Ints, again: Ints) -> bool:
         """Whether a rank of one stage fits; counts [kinds]. `bytes_of_counts` without arrays, for the searches."""
-        fixed, kept, recompute_kept, saved, in_flight = self._plain_tables
-        total = self.profile.overhead_bytes
+        fixed, kept, recompute_kept, late, recompute_late, saved, moments = self._plain_tables
+        total, a_microbatch, late_one = self.profile.overhead_bytes, 0.0, 0.0
         counts, recomputed = held.tolist(), again.tolist()
         for k, count in enumerate(counts):
             total += count * fixed[k]
-            total += in_flight[rank] * ((count - recomputed[k]) * kept[k] + recomputed[k] * recompute_kept[k])
+            a_microbatch += (count - recomputed[k]) * kept[k] + recomputed[k] * recompute_kept[k]
+            late_one += (count - recomputed[k]) * late[k] + recomputed[k] * recompute_late[k]
+        total += max(early * a_microbatch + later * late_one for early, later in moments[rank])
         vit, llm = (saved[_VIT] if recomputed[_VIT] else 0.0), (saved[_LLM] if recomputed[_LLM] else 0.0)
         if not self.program.split_backward:
             after = (counts[_LLM] - recomputed[_LLM]) * kept[_LLM] + counts[_HEAD] * kept[_HEAD]
@@ -192,11 +208,13 @@ class LayoutProblem:
         return total + max(vit, llm) <= self.memory_bytes
 
     @cached_property
-    def _plain_tables(self) -> tuple[list[float], list[float], list[float], list[float], list[int]]:
+    def _plain_tables(self) -> tuple[Any, ...]:
+        """Lists by kind, and by rank the moments of its one stage."""
         t = self.tables
         saved = np.maximum(t.kept - t.recompute_kept, 0.0)
-        in_flight = [int(vectors.max()) for vectors in self.held]
-        return t.fixed.tolist(), t.kept.tolist(), t.recompute_kept.tolist(), saved.tolist(), in_flight
+        moments = [vectors[:, :, 0].tolist() for vectors in self.moments]
+        by_kind = (t.fixed, t.kept, t.recompute_kept, t.late, t.recompute_late, saved)
+        return (*(column.tolist() for column in by_kind), moments)
 
     def transient(self, held: Ints, again: Ints) -> Floats:
         """Bytes above the held ones while a stage's backward recomputes; counts [..., kinds] -> float64 [...].
@@ -256,6 +274,7 @@ class LayoutProblem:
         forward, backward, recompute, weight, transfer, load = at
         last_kind = self.kind_ids[np.array(layout.edges[1:]) - 1]
         kept = ((held - again) * t.kept + again * t.recompute_kept) @ load
+        late = ((held - again) * t.late + again * t.recompute_late) @ load
         transient = self.transient(held, again)
         action, once_a_rank = self.profile.action_seconds, np.arange(self.stages) < self.ranks
         split = self.program.split_backward
@@ -265,6 +284,7 @@ class LayoutProblem:
             weight=held @ weight + action * split,
             transfer=transfer[last_kind] * (self.ranks > 1),
             kept=kept,
+            late=late,
             transient=np.broadcast_to(transient[:, None], kept.shape).copy(),
             fixed_bytes=held @ t.fixed + self.profile.overhead_bytes * once_a_rank,
             step=held @ t.step + self.profile.iteration_seconds * once_a_rank,

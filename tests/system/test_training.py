@@ -42,10 +42,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(folder: Path, run: str, plan: str, pipeline: int, iterations: int, *flags: str) -> list[dict[str, float]]:
+def train(
+    folder: Path, run: str, plan: str, pipeline: int, iterations: int, *flags: str, model: str = "tiny"
+) -> list[dict[str, float]]:
     """Train on two ranks; the metrics of every iteration."""
     tool(
-        "launch.py", "--preset", "tiny", "--data", folder / "data", "--packs", folder / "packs",
+        "launch.py", "--preset", model, "--data", folder / "data", "--packs", folder / "packs",
         "--run-dir", folder / run, "--plan", folder / plan, "--nproc-per-node", 2,
         "--pipeline-model-parallel-size", pipeline, "--", "--train-iters", iterations, "--lr", "1e-3",
         "--lr-decay-iters", "4", "--log-interval", "1", *flags,

@@ -81,9 +81,9 @@ def _slow(schedule: Schedule, costs: StageCosts, chunks: int) -> dict[tuple[int,
 def test_any_schedule_with_any_costs_follows_the_definition(name: str, p: int, m: int, v: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     v = 1 if name == "gpipe" and seed % 2 else v
-    forward, backward, transfer, kept = random.uniform(0.1, 2, (4, p * v, m))
+    forward, backward, transfer, kept, late = random.uniform(0.1, 2, (5, p * v, m))
     zeros = np.zeros(p * v)
-    costs = StageCosts(forward, backward, backward * 0.4, transfer, kept, np.zeros((p * v, m)), zeros, zeros)
+    costs = StageCosts(forward, backward, backward * 0.4, transfer, kept, late, np.zeros((p * v, m)), zeros, zeros)
     schedule = build_schedule(name, p, m, v)
     program = compile_schedule(schedule, m, v)
     played = simulate(program, costs)
@@ -102,6 +102,14 @@ def test_1f1b_holds_kept_bytes_of_the_microbatches_in_flight(p: int, m: int) -> 
     played = simulate(compile_schedule(one_f_one_b(p, m), m), costs)
     assert played.peak_bytes.tolist() == [100 + 5 * min(p - s, m) + 2 for s in range(p)]
     assert [played.memory_timeline(s)[-1][1] for s in range(p)] == [100.0] * p
+
+
+def test_between_b_and_w_only_what_w_needs_is_held() -> None:
+    schedule = [[Action("F", 0), Action("B", 0), Action("F", 1), Action("B", 1), Action("W", 0), Action("W", 1)]]
+    costs = StageCosts.uniform(2, [1.0], [2.0], kept=[10.0], late=[3.0], transient=[1.0])
+    played = simulate(compile_schedule(schedule, 2), costs)
+    assert [held for _, held in played.memory_timeline(0)] == [10, 3, 13, 6, 3, 0]
+    assert played.peak_bytes.tolist() == [14]
 
 
 def test_a_deadlock_is_refused_before_playing() -> None:

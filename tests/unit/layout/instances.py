@@ -31,6 +31,7 @@ def random_problem(seed: int, **changes: Any) -> LayoutProblem:
         costs[kind] = LayerCost(
             heavy * forward, heavy * (forward + backward), heavy * kept, 0.2 * kept, weight, output,
             weight_gradient_seconds=heavy * backward / 2,
+            late_bytes=heavy * kept * float(random.uniform(0.1, 1.2)) if seed % 2 else None,
         )  # fmt: skip
     profile = make_profile(int(random.integers(1, 4)), int(random.integers(1, 4)), costs)
     ranks = int(random.integers(1, 4))
