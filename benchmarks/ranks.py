@@ -1,6 +1,7 @@
 """The ranks' side of `two_ranks`: real stages, executor, wrappers and optimizer, without files and logging."""
 
 import json
+import random
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -50,12 +51,14 @@ def _train_all(shape: Shape, cases: Sequence[dict[str, Any]], rounds: int) -> li
             models[key] = _Training(args, harness.build_model(chain, plan), plan, communicator)
         jobs.append((models[key], packs))
     seconds: list[list[float]] = [[] for _ in jobs]
-    for _ in range(rounds):
-        for (job, packs), taken in zip(jobs, seconds, strict=True):
+    for number in range(rounds):
+        # Another order each round: what ran before leaves its traces in memory and caches.
+        for index in random.Random(number).sample(range(len(jobs)), len(jobs)):
+            job, packs = jobs[index]
             torch.distributed.barrier()
             started = time.perf_counter()
             job.iterate(packs)
-            taken.append(time.perf_counter() - started)
+            seconds[index].append(time.perf_counter() - started)
     peaks = [job.peak_bytes(packs) for job, packs in jobs]
     everyone: list[Any] = [None, None]
     torch.distributed.all_gather_object(everyone, (seconds, peaks))

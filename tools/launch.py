@@ -58,14 +58,15 @@ def main() -> None:
 
 
 def _checked_index(data: str | None, packs: str) -> PackedIndex:
-    """The packed index; UserError unless it was made from this dataset."""
+    """The packed index; UserError naming what differs unless it was made from this dataset and is undamaged."""
     if data is None:
         raise UserError(f"{packs}: give the dataset folder of these packs too")
     index = PackedIndex.open(packs)
     manifest = Path(data) / "manifest.json"
     if not manifest.is_file():
         raise UserError(f"{manifest}: no dataset here; make one with tools/preprocess_data.py")
-    index.check({"built_from.data.manifest_sha256": sha256_of(manifest)})
+    index.check({"built_from.data.manifest": json.loads(manifest.read_text())})
+    index.verify()
     return index
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.chain import KINDS
 from omnibal_ext.errors import UserError
+from omnibal_ext.layout.tables import KindTables, kind_tables
 from omnibal_ext.profile_data import PackSizes, Profile
 from omnibal_ext.schedule import Schedule, build_schedule
 from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
@@ -34,26 +35,6 @@ class Layout:
 
     edges: tuple[int, ...]
     recompute: tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KindTables:
-    """Costs by kind (in the order of `KINDS`): seconds float64 [kinds, cases, microbatches], bytes float64 [kinds]."""
-
-    forward: Floats
-    backward: Floats
-    recompute: Floats
-    weight: Floats
-    transfer: Floats
-    load: Floats
-    """Units over the budget, [kinds, cases, microbatches]."""
-    kept: Floats
-    recompute_kept: Floats
-    late: Floats
-    """Between B and W where the schedule splits the backward."""
-    recompute_late: Floats
-    fixed: Floats
-    step: Floats
 
 
 @dataclass(frozen=True)
@@ -112,37 +93,7 @@ class LayoutProblem:
     @cached_property
     def tables(self) -> KindTables:
         """Costs of every kind on every microbatch."""
-        rows = [self._kind_row(kind) for kind in KINDS]
-        return KindTables(*(np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True)))
-
-    def _kind_row(self, kind: str) -> tuple[Floats, ...]:
-        shape = (self.cases[0] * self.cases[1], self.microbatches)
-        if kind not in self.profile.layers:
-            return (*[np.zeros(shape)] * 6, *[np.zeros(())] * 6)
-        cost = self.profile.layers[kind]
-        if self.packs is None:
-            load = np.ones(shape)
-            forward, backward = load * cost.forward_seconds, load * cost.backward_seconds
-        else:
-            load = self.profile.load_factor(kind, self.packs).reshape(shape)
-            forward = self.profile.forward_seconds(kind, self.packs).reshape(shape)
-            backward = self.profile.backward_seconds(kind, self.packs).reshape(shape)
-        whole, share = cost.backward_seconds, 0.5
-        if self.program.split_backward and cost.split_backward_seconds is not None and whole:
-            whole = cost.split_backward_seconds
-            backward = backward * (whole / cost.backward_seconds)
-        if cost.weight_gradient_seconds is not None:
-            share = cost.weight_gradient_seconds / max(whole, cost.weight_gradient_seconds, 1e-300)
-        transfer = self.profile.transfer_latency_seconds + (
-            self.profile.transfer_seconds_per_byte * cost.output_bytes * load
-        )
-        recompute = forward * (cost.extra_seconds / cost.forward_seconds)
-        # Keeping more than the whole layer would make recomputing a loss of memory; nothing here plans that.
-        recompute_kept = min(cost.recompute_kept_bytes, cost.kept_bytes)
-        late = (cost.kept_bytes, recompute_kept) if cost.late_bytes is None else (cost.late_bytes, cost.late_bytes)
-        bytes_ = [cost.kept_bytes, recompute_kept, *late, cost.weight_bytes, cost.step_seconds]
-        weight = backward * (share if self.profile.mode(kind) == "trained" else 0.0)
-        return forward, backward, recompute, weight, transfer, load, *map(np.asarray, bytes_)
+        return kind_tables(self.profile, self.packs, self.microbatches, self.program.split_backward)
 
     @cached_property
     def moments(self) -> list[Ints]:

@@ -13,7 +13,10 @@ from tests.unit.hf import models
 transformers = pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("flags", [(), ("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable")], ids=["plain", "distributed optimizer"])
+RESHARDABLE = ("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardable")
+
+
+@pytest.mark.parametrize("flags", [(), RESHARDABLE], ids=["plain", "distributed optimizer"])
 def test_a_tied_model_goes_on_in_another_layout(folder: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
     vision = {**models.INTERN_VIT, "num_attention_heads": 4, "image_size": [32, 32], "patch_size": [8, 8]}
     text = {**models.QWEN, "vocab_size": 512, "tie_word_embeddings": True}

@@ -144,9 +144,11 @@ def test_a_plan_with_other_frozen_parts_is_refused(folder: Path) -> None:
 def test_packs_of_another_dataset_are_refused(folder: Path) -> None:
     manifest = folder / "data/manifest.json"
     text = manifest.read_text()
-    manifest.write_text(text + " ")
+    record = json.loads(text)
+    record["tiling"]["max_tiles"] += 1
+    manifest.write_text(json.dumps(record))
     try:
-        assert "pack again" in launch_error(folder, "--dry-run")
+        assert "manifest.tiling.max_tiles is 32, expected 33" in launch_error(folder, "--dry-run")
     finally:
         manifest.write_text(text)
 

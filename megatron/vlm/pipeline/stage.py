@@ -14,7 +14,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain, Links
 from megatron.vlm.models.rotary import Rotary
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
-from omnibal_ext.chain import VISION_KINDS
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
 
 
 class Stage(MegatronModule):
@@ -49,8 +49,9 @@ class Stage(MegatronModule):
         names = (name.replace(".", "_") for name in chain.names[first:end])
         self.links = Links({name: chain.build(link) for link, name in enumerate(names, start=first)})
         tie(chain, self.links)
-        for name, link in zip(self.links, range(first, end), strict=True):
-            _recompute_parts(self.links[name], link in recompute_attention, link in recompute_mlp)
+        for link, module in enumerate(self.links.values(), start=first):
+            if chain.kinds[link] in RECOMPUTABLE_KINDS:
+                set_selective_recompute(module, link in recompute_attention, link in recompute_mlp)
         if "llm" in self.kinds:
             self.rotary = Rotary(chain.architecture.language)
 
@@ -107,14 +108,12 @@ def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Tensor | None) 
     return module(hidden, batch, *extra)
 
 
-def _recompute_parts(link: Any, attention: bool, mlp: bool) -> None:
-    """Selective recomputation is core's own; its switches sit in the built layer."""
-    if attention:
-        link.self_attention.checkpoint_core_attention = True
-    if mlp:
-        link.recompute_mlp = True
-        # A bias that core's checkpoint returns would become part of its own graph: backward recurses without end.
-        link.mlp.linear_fc2.skip_bias_add = False
+def set_selective_recompute(layer: Any, attention: bool, mlp: bool) -> None:
+    """Switch on or off that the attention core or the perceptron of a layer is recomputed: core's own machinery."""
+    layer.self_attention.checkpoint_core_attention = attention
+    layer.recompute_mlp = mlp
+    # A bias that core's checkpoint returns would become part of its own graph, and backward never end.
+    layer.mlp.linear_fc2.skip_bias_add = not mlp
 
 
 def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, ...]) -> Tensor:

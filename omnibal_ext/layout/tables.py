@@ -1,0 +1,69 @@
+"""Costs of every kind of layer on every microbatch, as tables that a layout's figures are sums of."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.chain import KINDS
+from omnibal_ext.profile_data import LayerCost, PackSizes, Profile
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class KindTables:
+    """Costs by kind (in the order of `KINDS`): seconds float64 [kinds, cases, microbatches], bytes float64 [kinds]."""
+
+    forward: Floats
+    backward: Floats
+    recompute: Floats
+    weight: Floats
+    transfer: Floats
+    load: Floats
+    """Units over the budget, [kinds, cases, microbatches]."""
+    kept: Floats
+    recompute_kept: Floats
+    late: Floats
+    """Between B and W where the schedule splits the backward."""
+    recompute_late: Floats
+    fixed: Floats
+    step: Floats
+
+
+def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
+    """The tables for packs int64 [iterations, data-parallel ranks, microbatches]; without, all fill both budgets."""
+    rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in KINDS]
+    return KindTables(*(np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True)))
+
+
+def _row(
+    profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool, kind: str
+) -> tuple[Floats, ...]:
+    shape = (1 if packs is None else packs.tiles.shape[0] * packs.tiles.shape[1], microbatches)
+    if kind not in profile.layers:
+        return (*[np.zeros(shape)] * 6, *[np.zeros(())] * 6)
+    cost = profile.layers[kind]
+    if packs is None:
+        load = np.ones(shape)
+        forward, backward = load * cost.forward_seconds, load * cost.backward_seconds
+    else:
+        load = profile.load_factor(kind, packs).reshape(shape)
+        forward = profile.forward_seconds(kind, packs).reshape(shape)
+        backward = profile.backward_seconds(kind, packs).reshape(shape)
+    whole, share = cost.backward_seconds, 0.5
+    if split_backward and cost.split_backward_seconds is not None and whole:
+        backward, whole = backward * (cost.split_backward_seconds / whole), cost.split_backward_seconds
+    if cost.weight_gradient_seconds is not None:
+        share = cost.weight_gradient_seconds / max(whole, cost.weight_gradient_seconds, 1e-300)
+    weight = backward * (share if profile.mode(kind) == "trained" else 0.0)
+    transfer = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * cost.output_bytes * load
+    recompute = forward * (cost.extra_seconds / cost.forward_seconds)
+    return forward, backward, recompute, weight, transfer, load, *map(np.asarray, _bytes(cost))
+
+
+def _bytes(cost: LayerCost) -> tuple[float, ...]:
+    # Keeping more than the whole layer would make recomputing a loss of memory; nothing here plans that.
+    recompute_kept = min(cost.recompute_kept_bytes, cost.kept_bytes)
+    late = (cost.kept_bytes, recompute_kept) if cost.late_bytes is None else (cost.late_bytes, cost.late_bytes)
+    return cost.kept_bytes, recompute_kept, *late, cost.weight_bytes, cost.step_seconds
