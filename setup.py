@@ -17,6 +17,7 @@ setup(
         "megatron.vlm.data",
         "megatron.vlm.hf",
         "megatron.vlm.pipeline",
+        "megatron.vlm.profiling",
     ],
     install_requires=[
         "numpy>=1.26,<3",

@@ -17,9 +17,8 @@ FLOORS = [
     ("megatron.vlm.models", "megatron.vlm.data"),
     ("megatron.vlm.pipeline",),
     ("megatron.vlm.single", "megatron.vlm.hf"),
-    ("megatron.vlm.kept", "megatron.vlm.links", "megatron.vlm.stopwatch", "megatron.vlm.synthetic"),
-    ("megatron.vlm.layer_costs", "megatron.vlm.action_costs"),
-    ("megatron.vlm.profiler", "megatron.vlm.meters", "megatron.vlm.drift", "megatron.vlm.generate", "megatron.vlm.hf"),
+    ("megatron.vlm.profiling",),
+    ("megatron.vlm.profiler", "megatron.vlm.meters", "megatron.vlm.drift", "megatron.vlm.generate"),
     ("megatron.vlm.pretrain",),
     ("tools",),
 ]

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.vlm.pipeline.communicator import Communicator
-from megatron.vlm.stopwatch import Stopwatch, timed
+from megatron.vlm.profiling.stopwatch import Stopwatch, timed
 
 TRANSFER_BYTES = 2**22
 REDUCTION_BYTES = 2**24
