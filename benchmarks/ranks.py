@@ -14,12 +14,12 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.training.training import get_megatron_optimizer_config
 
 from benchmarks.two_ranks import Shape
-from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.weight_gradients import Linear
 from megatron.vlm.profiler import Job, profile_on_this_machine
+from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext import architectures
 from omnibal_ext.plan import Plan

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from megatron.vlm.profiling.action_costs import measure_actions
-from megatron.vlm.profiling.layer_costs import KindMeasurement
-from megatron.vlm.profiling.transfers import Links, measure_links
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
-from megatron.vlm.single import single_process
+from megatron.vlm.profiling.action_costs import measure_actions
+from megatron.vlm.profiling.layer_costs import KindMeasurement
 from megatron.vlm.profiling.stopwatch import Stopwatch
+from megatron.vlm.profiling.transfers import Links, measure_links
+from megatron.vlm.single import single_process
 from omnibal_ext.console import track
 from omnibal_ext.profile_data import Profile
 

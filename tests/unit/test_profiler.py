@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from megatron.vlm.profiler import Job, fit_line, step_seconds_per_weight
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import fit_seconds
-from megatron.vlm.profiling.transfers import Links
-from megatron.vlm.profiler import Job, fit_line, step_seconds_per_weight
 from megatron.vlm.profiling.synthetic import equal_lengths
+from megatron.vlm.profiling.transfers import Links
 from omnibal_ext.errors import UserError
 from omnibal_ext.profile_data import Profile
 from tests.unit.layout.instances import make_profile

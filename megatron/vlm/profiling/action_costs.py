@@ -11,13 +11,13 @@ from megatron.core.enums import ModelType
 from megatron.training.training import get_model
 from torch import Tensor
 
-from megatron.vlm.profiling.layer_costs import Step
 from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.profiling.layer_costs import Step
 from megatron.vlm.profiling.stopwatch import Stopwatch, timed
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.architectures import Architecture

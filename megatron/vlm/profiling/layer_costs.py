@@ -12,11 +12,11 @@ from megatron.core.utils import unwrap_model
 from megatron.training.training import get_megatron_optimizer_config, get_model
 from torch import Tensor
 
-from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage, set_selective_recompute
 from megatron.vlm.pipeline.weight_gradients import Linear, WeightGradients
+from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.stopwatch import Stopwatch, timed
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
