@@ -22,6 +22,7 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.index import PackedIndex, sha256_of
 from omnibal_ext.plan import Plan
 from omnibal_ext.profile_data import Profile
+from omnibal_ext.records import read_record
 
 TOOLS = Path(__file__).parent
 
@@ -62,10 +63,8 @@ def _checked_index(data: str | None, packs: str) -> PackedIndex:
     if data is None:
         raise UserError(f"{packs}: give the dataset folder of these packs too")
     index = PackedIndex.open(packs)
-    manifest = Path(data) / "manifest.json"
-    if not manifest.is_file():
-        raise UserError(f"{manifest}: no dataset here; make one with tools/preprocess_data.py")
-    index.check({"built_from.data.manifest": json.loads(manifest.read_text())})
+    manifest = read_record(Path(data) / "manifest.json", "dataset", "tools/preprocess_data.py", lambda record: record)
+    index.check({"built_from.data.manifest": manifest})
     index.verify()
     return index
 

@@ -1,10 +1,10 @@
 """Measures what a layer of every kind costs at the shapes that training runs: the `Profile` that plans are made from.
 
-1. Transfers and reductions between two ranks (`links`), where there are two.
-2. Every kind of layer (`layer_costs`), as a stage in Megatron's DDP wrapper, so that gradients are accumulated as in
-   training. All ranks measure at the same time: they share the machine as they do in training.
+1. Transfers and reductions between two ranks (`profiling.transfers`), where there are two.
+2. Every kind of layer (`profiling.layer_costs`), as a stage in Megatron's DDP wrapper, so that gradients are
+   accumulated as in training. All ranks measure at the same time: they share the machine as they do in training.
 3. The optimizer's step as a constant and a time for each weight, from all kinds together.
-4. What an action takes beside its layers (`action_costs`).
+4. What an action takes beside its layers (`profiling.action_costs`).
 """
 
 from argparse import Namespace

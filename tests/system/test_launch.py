@@ -1,9 +1,7 @@
 """tools/launch.py as a command: it plans for the run it starts, tries layouts out, and refuses what cannot run."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,42 +9,23 @@ import pytest
 from omnibal_ext.architectures import preset
 from omnibal_ext.plan import Plan
 from omnibal_ext.profile_data import Profile
-
-ROOT = Path(__file__).parents[2]
-
-
-def tool(name: str, *words: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", f"tools/{name}", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-
-def made(name: str, *words: object) -> None:
-    done = tool(name, *words)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+from tests.system.test_training import make_dataset, pack, tool
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 48 conversations, packed for iterations of four packs and of one."""
     folder = tmp_path_factory.mktemp("launch")
-    made("make_demo_data.py", "--output-dir", folder / "demo", "--samples", 48, "--heldout-samples", 4)
-    sources = ("--input", folder / "demo/train.jsonl", "--image-root", folder / "demo")
-    text = ("--tokenizer-model", folder / "demo/tokenizer.model", "--chat-template", "internlm2-chat")
-    tiles = ("--tile-size", 32, "--tokens-per-tile", 4, "--max-tiles", 32)
-    made("preprocess_data.py", *sources, *text, *tiles, "--output-dir", folder / "data")
+    make_dataset(folder, samples=48)
     for count in (4, 1):
-        budgets = ("--vit-budget", 40, "--llm-budget", 320, "--micro-batches", count)
-        made(
-            "pack_data.py", "--data", folder / "data", "--method", "isf", *budgets, "--output-dir", folder / f"{count}"
-        )
+        pack(folder, micro_batches=count, output=str(count))
     return folder
 
 
 def launch(folder: Path, run: str, packs: int, *flags: object) -> subprocess.CompletedProcess[str]:
     files = ("--data", folder / "data", "--packs", folder / str(packs), "--run-dir", folder / run)
     shape = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2)
-    return tool("launch.py", "--preset", "tiny", *files, *shape, *flags)
+    return tool("launch.py", "--preset", "tiny", *files, *shape, *flags, check=False)
 
 
 def test_the_fastest_of_the_measured_layouts_runs_and_all_figures_are_recorded(folder: Path) -> None:
@@ -94,12 +73,12 @@ def test_what_cannot_be_planned_is_refused_in_one_line(
 
 def test_a_profile_of_another_model_or_other_frozen_parts_is_refused(folder: Path) -> None:
     wrong = folder / "wrong.json"
-    made("profile_layers.py", "--model", "internvl-chat-1.5", "--analytic", "a100", "--vit-budget", 40,
+    tool("profile_layers.py", "--model", "internvl-chat-1.5", "--analytic", "a100", "--vit-budget", 40,
          "--llm-budget", 320, "--output", wrong)  # fmt: skip
     done = launch(folder, "refused", 4, "--profile", wrong, "--dry-run")
     assert done.returncode == 2
     assert preset("tiny").hash in done.stderr
-    made("profile_layers.py", "--model", "tiny", "--analytic", "a100", "--vit-budget", 40, "--llm-budget", 320,
+    tool("profile_layers.py", "--model", "tiny", "--analytic", "a100", "--vit-budget", 40, "--llm-budget", 320,
          "--freeze", "vit", "--output", wrong)  # fmt: skip
     done = launch(folder, "refused", 4, "--profile", wrong, "--dry-run")
     assert done.returncode == 2
@@ -108,13 +87,13 @@ def test_a_profile_of_another_model_or_other_frozen_parts_is_refused(folder: Pat
 
 def test_what_was_measured_with_the_same_settings_is_not_measured_again(folder: Path) -> None:
     words = ("--model", "tiny", "--vit-budget", 4, "--llm-budget", 32, "--steps", 1, "--output", folder / "p.json")
-    made("profile_layers.py", *words)
+    tool("profile_layers.py", *words)
     first = json.loads((folder / "p.json").read_text())
     assert first["measured_with"]["processes"] >= 1
-    again = tool("profile_layers.py", *words)
+    again = tool("profile_layers.py", *words, check=False)
     assert "measured before with the same settings" in again.stdout
     assert json.loads((folder / "p.json").read_text()) == first
-    made("profile_layers.py", *words, "--freeze", "vit")
+    tool("profile_layers.py", *words, "--freeze", "vit")
     frozen = Profile.load(folder / "p.json")
     assert frozen.layers["vit"].backward_seconds == frozen.layers["vit"].kept_bytes == 0.0
     assert frozen.layers["vit"].weight_bytes == first["layers"]["vit"]["weight_bytes"] / 4  # fp32, without Adam's state

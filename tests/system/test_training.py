@@ -23,17 +23,27 @@ def tool(name: str, *arguments: object, check: bool = True) -> subprocess.Comple
     return done
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 64 conversations, packed for iterations of 4 packs."""
-    folder = tmp_path_factory.mktemp("training")
-    tool("make_demo_data.py", "--output-dir", folder / "demo", "--samples", 64, "--heldout-samples", 4)
+def make_dataset(folder: Path, samples: int) -> None:
+    """Demo conversations, preprocessed into `folder`/data."""
+    tool("make_demo_data.py", "--output-dir", folder / "demo", "--samples", samples, "--heldout-samples", 4)
     sources = ("--input", folder / "demo/train.jsonl", "--image-root", folder / "demo")
     text = ("--tokenizer-model", folder / "demo/tokenizer.model", "--chat-template", "internlm2-chat")
     tiles = ("--tile-size", 32, "--tokens-per-tile", 4, "--max-tiles", 32)
     tool("preprocess_data.py", *sources, *text, *tiles, "--output-dir", folder / "data")
-    budgets = ("--vit-budget", 40, "--llm-budget", 320, "--micro-batches", 4)
-    tool("pack_data.py", "--data", folder / "data", "--method", "isf", *budgets, "--output-dir", folder / "packs")
+
+
+def pack(folder: Path, micro_batches: int, output: str) -> None:
+    """Pack `folder`/data into `folder`/`output`."""
+    budgets = ("--vit-budget", 40, "--llm-budget", 320, "--micro-batches", micro_batches)
+    tool("pack_data.py", "--data", folder / "data", "--method", "isf", *budgets, "--output-dir", folder / output)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 64 conversations, packed for iterations of 4 packs."""
+    folder = tmp_path_factory.mktemp("training")
+    make_dataset(folder, samples=64)
+    pack(folder, micro_batches=4, output="packs")
     Plan.from_cuts(TINY.chain, (4,), [(2,), (7,)], model="tiny", model_hash=TINY.hash).save(folder / "two.json")
     Plan.from_cuts(TINY.chain, (), model="tiny", model_hash=TINY.hash).save(folder / "one.json")
     chunks = Plan.from_cuts(TINY.chain, (3, 5, 9), model="tiny", model_hash=TINY.hash, schedule="zb_h1",
@@ -97,8 +107,7 @@ def test_a_rank_on_which_nothing_trains_takes_part(folder: Path) -> None:
 
 
 def test_a_global_batch_that_breaks_the_position_is_refused(folder: Path, uninterrupted: object) -> None:
-    tool("pack_data.py", "--data", folder / "data", "--method", "isf", "--vit-budget", 40, "--llm-budget", 320,
-         "--micro-batches", 3, "--output-dir", folder / "packs-3")  # fmt: skip
+    pack(folder, micro_batches=3, output="packs-3")
     done = launch_error(folder, "--packs", folder / "packs-3", "--plan", folder / "one.json", "--", "--train-iters", 9,
                         "--lr", "1e-3", "--override-opt-param-scheduler", "--load", folder / "checkpoints")  # fmt: skip
     assert "--global-batch-size" in done

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -45,11 +46,13 @@ class WeightGradients:
 
     def __init__(self) -> None:
         self._aside: list[Linear] | None = None
+        self._attached: WeakSet[torch.nn.Module] = WeakSet()
 
     def attach(self, module: torch.nn.Module) -> None:
-        """Make the linear layers in `module` put their weight gradients aside while `put_aside` is open."""
+        """Make the linear layers in `module` put their weight gradients aside while `put_aside` is open; once each."""
         for linear in module.modules():
-            if isinstance(linear, (ColumnParallelLinear, RowParallelLinear)):
+            if isinstance(linear, (ColumnParallelLinear, RowParallelLinear)) and linear not in self._attached:
+                self._attached.add(linear)
                 # The one method in which core's linear layers multiply; it says how, with keywords.
                 linear._forward_impl = _Multiply(self, linear._forward_impl)
 
