@@ -22,7 +22,6 @@ from megatron.vlm.profiling.layer_costs import KindMeasurement
 from megatron.vlm.profiling.stopwatch import Stopwatch
 from megatron.vlm.profiling.transfers import Links, measure_links
 from megatron.vlm.single import single_process
-from omnibal_ext.console import track
 from omnibal_ext.profile_data import Profile
 
 GRADIENT_BYTES = 4  # gradients are reduced in fp32
@@ -66,23 +65,25 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
     """Measure all kinds of layers on this device, with the parallelism and precision of Megatron's `args`."""
     stopwatch, budgets = Stopwatch(job.steps), (job.vit_budget, job.llm_budget)
     links = measure_links(stopwatch)
-    disturbed = {"links": stopwatch.told()}
-    kinds = list(dict.fromkeys(chain.kinds))
-    measured: dict[str, KindMeasurement] = {}
-    for kind in track(kinds, "profiling layers", len(kinds)) if torch.distributed.get_rank() == 0 else kinds:
-        measured[kind] = KindMeasurement(args, chain, kind, budgets, stopwatch)
-        disturbed[kind] = stopwatch.told()
+    measured = {kind: KindMeasurement(args, chain, kind, budgets) for kind in dict.fromkeys(chain.kinds)}
+    trained = {kind: k for kind, k in measured.items() if k.trained}
+    seconds = stopwatch.measure({kind: k.runs() for kind, k in measured.items()}, "profiling layers")
+    disturbed = dict(stopwatch.disturbed)
+    steps = stopwatch.measure({kind: k.optimizer_runs(args) for kind, k in trained.items()})
+    split = stopwatch.measure({kind: k.split_runs() for kind, k in trained.items()})
     action, iteration = measure_actions(args, chain.architecture, job.frozen, stopwatch)
-    disturbed["actions"] = stopwatch.told()
-    per_iteration, per_weight = fit_line(
-        [(k.trained * k.count, k.optimizer_seconds) for k in measured.values() if k.trained]
-    )
+    disturbed["actions"] = stopwatch.disturbed["actions"]
+    per_iteration, per_weight = fit_line([(k.trained * k.count, steps[kind]["step"][0]) for kind, k in trained.items()])
     step = step_seconds_per_weight(job, per_weight, links)
+    layers = {
+        kind: k.cost(seconds[kind], split.get(kind, {}).get("split"), weight_bytes(args, job, k), step * k.trained)
+        for kind, k in measured.items()
+    }
     return Profile(
         model=chain.architecture.name,
         model_hash=chain.architecture.hash,
         chain=chain.kinds,
-        layers={kind: k.cost(weight_bytes(args, job, k), step * k.trained) for kind, k in measured.items()},
+        layers=layers,
         vit_budget=job.vit_budget,
         llm_budget=job.llm_budget,
         parameters={kind: k.parameters for kind, k in measured.items()},

@@ -1,11 +1,14 @@
 """What the profiler makes of its measurements: bytes counted once while they are held, medians, fits, lines."""
 
+import statistics
+
 import pytest
 import torch
 
 from megatron.vlm.profiler import Job, fit_line, step_seconds_per_weight
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import fit_seconds
+from megatron.vlm.profiling.stopwatch import at_usual_pace
 from megatron.vlm.profiling.synthetic import equal_lengths
 from megatron.vlm.profiling.transfers import Links
 from omnibal_ext.errors import UserError
@@ -45,6 +48,15 @@ def test_a_fit_meets_the_budgets_exactly_and_has_no_negative_part() -> None:
     noisy = fit_seconds(features, [3.0, 1.0, 2.9])  # the longer sample was faster: no such thing
     assert min(noisy) >= 0
     assert sum(a * b for a, b in zip(noisy, features[0], strict=True)) == pytest.approx(3.0)
+
+
+def test_a_machine_that_turns_slow_between_two_runs_changes_no_share() -> None:
+    # Two rounds fast, two slow, and one in which the second run is slow already: medians of bare seconds say 2 to 4.5.
+    seconds = [(2.0, 3.0), (2.0, 3.0), (2.0, 4.5), (3.0, 4.5), (3.0, 4.5)]
+    rounds = [(a + b, {("vit", "0"): (a,), ("llm", "0"): (b,)}) for a, b in seconds]
+    found = {subject: statistics.median(parts[0]) for (subject, _), parts in at_usual_pace(rounds).items()}
+    assert found["vit"] / found["llm"] == pytest.approx(2 / 3)
+    assert found["vit"] + found["llm"] == pytest.approx(6.5)  # the median round
 
 
 def test_an_optimizer_step_is_a_constant_and_a_time_a_weight() -> None:

@@ -33,6 +33,8 @@ def measure_actions(
     1. A chain with one layer of every kind, on this rank alone, and the smallest packs.
     2. Iterations of few and of many microbatches: the difference is what a microbatch takes, the rest an iteration.
     3. Less what the same stage takes without executor, half for each of forward and backward.
+
+    Differences are taken within a round, so that a disturbance of the whole machine leaves them as they are.
     """
     vision, language = replace(architecture.vision, layers=1), replace(architecture.language, layers=1)
     small = replace(architecture, vision=vision, language=language)
@@ -48,22 +50,24 @@ def measure_actions(
         Executor(),
     )
 
-    def iterate(count: int) -> Callable[[], tuple[float, ...]]:
-        def run() -> None:
-            # Copies: what a pack computes once for all layers is computed again.
-            packs = iter([replace(pack) for _ in range(count)])
-            executor(forward_step_func=_forward_step, data_iterator=packs, model=model, num_microbatches=count)
+    def iterate(count: int) -> float:
+        # Copies: what a pack computes once for all layers is computed again.
+        packs = iter([replace(pack) for _ in range(count)])
+        return sum(
+            timed(
+                lambda: executor(
+                    forward_step_func=_forward_step, data_iterator=packs, model=model, num_microbatches=count
+                )
+            )
+        )
 
-        return lambda: timed(run)
+    def run() -> tuple[float, ...]:
+        few, many, step = iterate(FEW), iterate(MANY), Step(chain, model[0], pack)
+        microbatch = (many - few) / (MANY - FEW)
+        return (microbatch - sum(timed(step.forward, step.backward))) / 2, few - FEW * microbatch
 
-    def alone() -> tuple[float, ...]:
-        step = Step(chain, model[0], pack)
-        return timed(step.forward, step.backward)
-
-    seconds = stopwatch.measure({"few": iterate(FEW), "many": iterate(MANY), "alone": alone})
-    few, many, layers = (sum(seconds[name]) for name in ("few", "many", "alone"))
-    microbatch = (many - few) / (MANY - FEW)
-    return max(0.0, microbatch - layers) / 2, max(0.0, few - FEW * microbatch)
+    action, iteration = stopwatch.measure({"actions": {"run": run}})["actions"]["run"]
+    return max(0.0, action), max(0.0, iteration)
 
 
 def _forward_step(packs: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:

@@ -1,7 +1,7 @@
 """Measures one kind of layer: seconds in every mode and on several packs, bytes kept, its optimizer step."""
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage, set_selective_recompute
 from megatron.vlm.pipeline.weight_gradients import Linear, WeightGradients
 from megatron.vlm.profiling.kept import KeptBytes
-from megatron.vlm.profiling.stopwatch import Stopwatch, timed
+from megatron.vlm.profiling.stopwatch import Run, Seconds, timed
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
 from omnibal_ext.profile_data import Fit, LayerCost
@@ -55,14 +55,16 @@ class Step:
 
 
 class KindMeasurement:
-    """The figures of one kind of layer, all of one layer, at the budgets unless said."""
+    """The figures of one kind of layer, all of one layer, at the budgets unless said.
 
-    def __init__(
-        self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, int], stopwatch: Stopwatch
-    ) -> None:
+    What is timed is handed out as runs, so that all kinds are timed in the same rounds: layouts trade one kind for
+    another, and machines are faster at one time than at another.
+    """
+
+    def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, int]) -> None:
         link = chain.kinds.index(kind)
         self.count = min(LAYERS, chain.kinds.count(kind))
-        self.chain, self.kind, self.stopwatch = chain, kind, stopwatch
+        self.chain, self.kind = chain, kind
         self.packs = _packs(chain, kind, *budgets)
 
         def provide(**_: object) -> Stage:
@@ -76,52 +78,87 @@ class KindMeasurement:
         self.weights = sum(weight.numel() for weight in weights) / self.count
         """On this tensor-parallel rank."""
         self.trained = sum(weight.numel() for weight in weights if weight.requires_grad) / self.count
-        selective = MODES if kind in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
-        self.seconds = self._seconds(selective)
-        self.kept = {mode: self._kept(mode) for mode in ("", *selective)}
-        self.optimizer_seconds = self._optimizer_seconds(args) if self.trained else 0.0
-        # Last, because it changes how the linear layers multiply.
-        self.split: tuple[float, float] | None = None
+        self.modes = MODES if kind in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
+        self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
+        self.output_bytes = self._output_bytes()
         self.late_bytes = 0.0
-        if self.mode == "trained":
-            self.split, self.late_bytes = self._split()
 
-    def cost(self, weight_bytes: float, step_seconds: float) -> LayerCost:
-        """The profile's entry."""
-        forward, backward = zip(*(self.seconds[str(number)] for number in range(len(self.packs))), strict=True)
+    def runs(self) -> dict[str, Run]:
+        """(forward, backward) of each pack, by its number; by recompute mode, what it adds on the first pack."""
+        plain = [self._run("", pack) for pack in self.packs]
+        found: dict[str, Run] = {str(number): run for number, run in enumerate(plain)}
+        found |= {mode: self._added(mode, plain[0]) for mode in self.modes}
+        return found | ({"second forward": self._second_forward} if self.modes else {})
+
+    def optimizer_runs(self, args: Namespace) -> dict[str, Run]:
+        """All layers' step: what comes between the last backward of an iteration and the first forward of the next."""
+        config, overrides = get_megatron_optimizer_config(args)
+        groups = args.use_gloo_process_groups
+        optimizer = get_megatron_optimizer(config, [self.module], overrides, use_gloo_process_groups=groups)
+
+        def finish() -> None:
+            self.module.scale_gradients(1.0)
+            optimizer.step()
+            self.module.zero_grad_buffer()
+            optimizer.zero_grad()
+
+        return {"step": lambda: timed(finish)}
+
+    def split_runs(self) -> dict[str, Run]:
+        """(forward, B, W) of a split backward. Comes last: it changes how the linear layers multiply."""
+        gradients = WeightGradients()
+        gradients.attach(self.stage)
+
+        def run() -> Seconds:
+            step, aside = Step(self.chain, self.module, self.packs[0]), list[Linear]()
+            (forward,) = timed(step.forward)
+            with gradients.put_aside(aside):
+                (backward,) = timed(step.backward)
+
+            def accumulate() -> None:
+                for linear in aside:
+                    linear.accumulate()
+
+            storages = [t.untyped_storage() for linear in aside for t in (linear.entering, linear.grad_output)]
+            held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+            self.late_bytes = held / self.count
+            return forward, backward, *timed(accumulate)
+
+        return {"split": run}
+
+    def cost(
+        self, seconds: dict[str, Seconds], split: Seconds | None, weight_bytes: float, step_seconds: float
+    ) -> LayerCost:
+        """The profile's entry, from what `runs` and, where the layer is trained, `split_runs` took."""
+        each = {name: tuple(s / self.count for s in taken) for name, taken in seconds.items()}
+        forward, backward = zip(*(each[str(number)] for number in range(len(self.packs))), strict=True)
+        added = {mode: each[mode][0] for mode in self.modes}
+        if self.modes:  # whatever disturbed the difference: it is a forward at least
+            added["recompute"] = max(added["recompute"], each["second forward"][0])
+        extra = {f"{mode}_seconds": max(0.0, taken) for mode, taken in added.items()}
+        extra |= {f"{mode}_kept_bytes": self.kept[mode] for mode in self.modes}
+        # In other rounds than the rest: the forward says how fast the machine was then.
+        b, w = (forward[0] * part / split[0] for part in split[1:]) if split else (None, 0.0)
         features = [_features(self.kind, pack) for pack in self.packs]
-        extra = {f"{mode}_seconds": max(0.0, self.seconds[mode][0]) for mode in self.kept if mode}
-        kept = {f"{mode}_kept_bytes": kept for mode, kept in self.kept.items() if mode}
         return LayerCost(
             forward_seconds=forward[0],
             backward_seconds=backward[0],
             kept_bytes=self.kept[""],
             weight_bytes=weight_bytes,
-            output_bytes=self._output_bytes(),
-            weight_gradient_seconds=self.split[1] if self.split else 0.0,
-            split_backward_seconds=sum(self.split) if self.split else None,
+            output_bytes=self.output_bytes,
+            weight_gradient_seconds=w,
+            split_backward_seconds=None if b is None else b + w,
             late_bytes=self.late_bytes,
             step_seconds=step_seconds,
             forward_fit=fit_seconds(features, forward),
             backward_fit=fit_seconds(features, backward) if self.mode != "idle" else (0.0, 0.0, 0.0),
-            **{"recompute_kept_bytes": self.kept[""], **extra, **kept},
+            **{"recompute_kept_bytes": self.kept[""], **extra},
         )
 
-    def _seconds(self, modes: Sequence[str]) -> dict[str, tuple[float, ...]]:
-        """(forward, backward) of each pack, by its number; by recompute mode, what it adds on the first pack."""
-        runs = {str(number): self._run("", pack) for number, pack in enumerate(self.packs)}
-        runs |= {mode: self._added(mode) for mode in modes}
-        if "recompute" in modes:
-            runs["second forward"] = self._second_forward
-        found = self.stopwatch.measure(runs)
-        if "recompute" in modes:  # whatever disturbed the difference: it is a forward at least
-            found["recompute"] = max(found["recompute"], found.pop("second forward"))
-        return {name: tuple(s / self.count for s in taken) for name, taken in found.items()}
-
-    def _run(self, mode: str, pack: Microbatch) -> Callable[[], tuple[float, ...]]:
+    def _run(self, mode: str, pack: Microbatch) -> Run:
         flying: list[Step] = []
 
-        def run() -> tuple[float, ...]:
+        def run() -> Seconds:
             # As in a pipeline, another microbatch is in flight: its memory is not at hand, nor is it in the caches.
             recompute(self.stage, mode)
             flying.append(Step(self.chain, self.module, pack))
@@ -133,15 +170,15 @@ class KindMeasurement:
 
         return run
 
-    def _added(self, mode: str) -> Callable[[], tuple[float, ...]]:
+    def _added(self, mode: str, plain: Run) -> Run:
         """Seconds that a recompute mode adds to forward and backward together.
 
         A difference of two runs back to back: a disturbance of both leaves it as it is.
         """
-        again, plain = self._run(mode, self.packs[0]), self._run("", self.packs[0])
+        again = self._run(mode, self.packs[0])
         return lambda: (sum(again()) - sum(plain()),)
 
-    def _second_forward(self) -> tuple[float, ...]:
+    def _second_forward(self) -> Seconds:
         """Seconds of a forward that keeps nothing."""
         step = Step(self.chain, self.module, self.packs[0])
         with torch.no_grad():
@@ -163,43 +200,6 @@ class KindMeasurement:
         step.forward()
         assert step.output is not None
         return float(step.output.numel() * step.output.element_size())
-
-    def _optimizer_seconds(self, args: Namespace) -> float:
-        """All layers' steps: what comes between the last backward of an iteration and the first forward of the next."""
-        config, overrides = get_megatron_optimizer_config(args)
-        groups = args.use_gloo_process_groups
-        optimizer = get_megatron_optimizer(config, [self.module], overrides, use_gloo_process_groups=groups)
-
-        def finish() -> None:
-            self.module.scale_gradients(1.0)
-            optimizer.step()
-            self.module.zero_grad_buffer()
-            optimizer.zero_grad()
-
-        return self.stopwatch.measure({"step": lambda: timed(finish)})["step"][0]
-
-    def _split(self) -> tuple[tuple[float, float], float]:
-        """(B, W) seconds of a split backward, and the bytes held between the two."""
-        gradients = WeightGradients()
-        gradients.attach(self.stage)
-
-        def run() -> tuple[float, ...]:
-            step, aside = Step(self.chain, self.module, self.packs[0]), list[Linear]()
-            step.forward()
-            with gradients.put_aside(aside):
-                (backward,) = timed(step.backward)
-
-            def accumulate() -> None:
-                for linear in aside:
-                    linear.accumulate()
-
-            storages = [t.untyped_storage() for linear in aside for t in (linear.entering, linear.grad_output)]
-            held.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
-            return backward, *timed(accumulate)
-
-        held: list[int] = []
-        backward, weights = self.stopwatch.measure({"split": run})["split"]
-        return (backward / self.count, weights / self.count), held[-1] / self.count
 
 
 def recompute(stage: Stage, mode: str) -> None:

@@ -2,14 +2,21 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from megatron.vlm import platform
+from omnibal_ext.console import track
 
+Seconds = tuple[float, ...]
+Run = Callable[[], Seconds]
+Key = tuple[str, str]
+"""Subject and name of a run."""
+Round = tuple[float, dict[Key, Seconds]]
+"""Seconds of all runs together, without waiting for other ranks, and of every run's parts."""
 WARM_UP = 2
 OUTLIER = 1.5
 """A run that takes this many times its median was disturbed."""
@@ -19,39 +26,55 @@ class Stopwatch:
     """Times several runs side by side.
 
     1. A round does every run once; all ranks start each together, so they share the machine as they do in training.
-       Runs that are compared see the same weather.
+       Runs that are compared belong in one call: they then see the same weather.
     2. Two rounds warm up, then `steps` count.
-    3. The figure is the median over steps and ranks. How many runs were disturbed is counted, for people to see.
+    3. A run's figure is its median share of a round, over steps and ranks, times the median round: what changes the
+       pace of a whole machine for a while, as neighbours on a shared one do, changes no share. How many runs were
+       disturbed is counted, for people to see.
     """
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self._runs = self._disturbed = 0
+        self.disturbed: dict[str, str] = {}
+        """By subject, as in "2 of 40"."""
 
-    def measure(self, runs: Mapping[str, Callable[[], tuple[float, ...]]]) -> dict[str, tuple[float, ...]]:
-        """Each run returns the seconds of its parts; here are their medians, by the run's name. On all ranks alike."""
-        rounds = [{name: self._together(run) for name, run in runs.items()} for _ in range(WARM_UP + self.steps)]
+    def measure(self, runs: Mapping[str, Mapping[str, Run]], description: str = "") -> dict[str, dict[str, Seconds]]:
+        """Each run returns the seconds of its parts; here are their medians, by subject and name, on all ranks alike.
+
+        With a description, rank 0 shows a progress bar.
+        """
+        rounds: Iterable[int] = range(WARM_UP + self.steps)
+        if description and torch.distributed.get_rank() == 0:
+            rounds = track(rounds, description, WARM_UP + self.steps)
+        flat = {(subject, name): run for subject, named in runs.items() for name, run in named.items()}
+        mine = [self._round(flat) for _ in rounds]
         everyone: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everyone, rounds[WARM_UP:])
-        seen = [one for ranks in everyone for one in ranks]
-        return {name: tuple(map(self._median, zip(*(one[name] for one in seen), strict=True))) for name in runs}
+        torch.distributed.all_gather_object(everyone, mine[WARM_UP:])
+        columns = at_usual_pace([one for ranks in everyone for one in ranks])
+        for subject, named in runs.items():
+            self._count_disturbed(subject, [part for name in named for part in columns[subject, name]])
+        return {s: {n: tuple(map(statistics.median, columns[s, n])) for n in named} for s, named in runs.items()}
 
-    def told(self) -> str:
-        """How many runs were disturbed since this was last asked, as in "2 of 40"."""
-        text = f"{self._disturbed} of {self._runs}"
-        self._runs = self._disturbed = 0
-        return text
+    def _round(self, runs: Mapping[Key, Run]) -> Round:
+        took, found = 0.0, {}
+        for key, run in runs.items():
+            torch.distributed.barrier()
+            began = now()
+            found[key] = run()
+            took += now() - began
+        return took, found
 
-    def _together(self, run: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
-        torch.distributed.barrier()
-        return run()
+    def _count_disturbed(self, subject: str, parts: Sequence[Seconds]) -> None:
+        timed_parts = [part for part in parts if min(part) > 0]  # a difference of two runs may be anything
+        many = sum(one > OUTLIER * statistics.median(part) for part in timed_parts for one in part)
+        self.disturbed[subject] = f"{many} of {sum(map(len, timed_parts))}"
 
-    def _median(self, seconds: tuple[float, ...]) -> float:
-        median = statistics.median(seconds)
-        if min(seconds) > 0:  # a difference of two runs may be anything
-            self._runs += len(seconds)
-            self._disturbed += sum(one > OUTLIER * median for one in seconds)
-        return median
+
+def at_usual_pace(rounds: Sequence[Round]) -> dict[Key, list[Seconds]]:
+    """For every part of every run its seconds in all rounds, had each round taken as long as the median one."""
+    usual = statistics.median(took for took, _ in rounds)
+    paced = [{key: [s / took * usual for s in parts] for key, parts in found.items()} for took, found in rounds]
+    return {key: list(zip(*(found[key] for found in paced), strict=True)) for key in rounds[0][1]}
 
 
 def now() -> float:

@@ -36,13 +36,12 @@ def measure_links(stopwatch: Stopwatch) -> Links:
     ring = Communicator(pair)
     small, large = (torch.zeros(size // 4, device="cuda") for size in (4, TRANSFER_BYTES))
     gradients = torch.zeros(REDUCTION_BYTES // 4, device="cuda")
-    seconds = stopwatch.measure(
-        {
-            "small": lambda: timed(lambda: _there_and_back(ring, small, here < half)),
-            "large": lambda: timed(lambda: _there_and_back(ring, large, here < half)),
-            "reduction": lambda: timed(lambda: dist.all_reduce(gradients, group=pair)),
-        }
-    )
+    runs = {
+        "small": lambda: timed(lambda: _there_and_back(ring, small, here < half)),
+        "large": lambda: timed(lambda: _there_and_back(ring, large, here < half)),
+        "reduction": lambda: timed(lambda: dist.all_reduce(gradients, group=pair)),
+    }
+    seconds = stopwatch.measure({"links": runs})["links"]
     small_seconds, large_seconds, reduction = (seconds[name][0] for name in ("small", "large", "reduction"))
     return Links(
         small_seconds / 2,
