@@ -25,6 +25,9 @@ from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.profile_data import Profile
 
+PROFILER = 2
+"""Raised when figures are measured in another way, so that older ones are measured again."""
+
 
 def main() -> None:
     """Parse, measure, print, write."""
@@ -113,6 +116,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "threads": os.environ.get("OMP_NUM_THREADS", "1" if processes > 1 else ""),
         "torch": version("torch"),
         "megatron-core": version("megatron-core"),
+        "profiler": PROFILER,
         "model_hash": architecture.hash,
         "distributed_optimizer": arguments.use_distributed_optimizer,
         "freeze": sorted(arguments.freeze),
