@@ -47,9 +47,9 @@ def _rank(rounds: int) -> None:
     with single_process("tiny", sizes) as inputs:
         ours, core = _candidates(inputs.args)
         seconds: dict[str, list[float]] = {"megatron-core": [], "ours": []}
+        turns = [("megatron-core", core), ("ours", ours)]
         for number in range(rounds + 2):
             found = {}
-            turns = list({"megatron-core": core, "ours": ours}.items())
             for name, run in turns if number % 2 else reversed(turns):
                 torch.distributed.barrier()
                 started = time.perf_counter()

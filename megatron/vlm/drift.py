@@ -8,7 +8,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.training import print_rank_last
 
-from megatron.vlm.profiling.stopwatch import now
+from megatron.vlm.platform import now
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import Action
 

@@ -7,6 +7,7 @@ functions that Megatron calls, and a function mode that turns "cuda" devices int
 import contextlib
 import importlib.util
 import os
+import time
 import types
 import typing
 from collections.abc import Callable
@@ -52,10 +53,11 @@ def device_count() -> int:
     return torch.cuda.device_count() if HAS_CUDA else os.cpu_count() or 1
 
 
-def synchronize() -> None:
-    """Wait for the device, so that a clock read on the host means something."""
+def now() -> float:
+    """Seconds of a clock, once the device has done what it was asked."""
     if HAS_CUDA:
         torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def megatron_defaults() -> dict[str, Any]:

@@ -68,11 +68,9 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
     measured = {kind: KindMeasurement(args, chain, kind, budgets) for kind in dict.fromkeys(chain.kinds)}
     trained = {kind: k for kind, k in measured.items() if k.trained}
     seconds = stopwatch.measure({kind: k.runs() for kind, k in measured.items()}, "profiling layers")
-    disturbed = dict(stopwatch.disturbed)
     steps = stopwatch.measure({kind: k.optimizer_runs(args) for kind, k in trained.items()})
     split = stopwatch.measure({kind: k.split_runs() for kind, k in trained.items()})
     action, iteration = measure_actions(args, chain.architecture, job.frozen, stopwatch)
-    disturbed["actions"] = stopwatch.disturbed["actions"]
     per_iteration, per_weight = fit_line([(k.trained * k.count, steps[kind]["step"][0]) for kind, k in trained.items()])
     step = step_seconds_per_weight(job, per_weight, links)
     layers = {
@@ -96,7 +94,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         action_seconds=action,
         iteration_seconds=per_iteration + iteration,
         measured_with=measured_with,
-        notes={"disturbed": disturbed, "reduction_seconds_per_byte": links.reduction_seconds_per_byte},
+        notes={"disturbed": stopwatch.disturbed, "reduction_seconds_per_byte": links.reduction_seconds_per_byte},
     )
 
 

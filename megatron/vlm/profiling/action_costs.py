@@ -45,21 +45,16 @@ def measure_actions(
         return Stage(chain, 0, len(chain.kinds))
 
     model = get_model(provide, ModelType.encoder_or_decoder)
-    pack, executor = (
-        synthetic_pack(small, 1, [small.image_tokens_per_tile + args.tensor_model_parallel_size]),
-        Executor(),
-    )
+    pack = synthetic_pack(small, 1, [small.image_tokens_per_tile + args.tensor_model_parallel_size])
+    executor = Executor()
 
     def iterate(count: int) -> float:
         # Copies: what a pack computes once for all layers is computed again.
         packs = iter([replace(pack) for _ in range(count)])
-        return sum(
-            timed(
-                lambda: executor(
-                    forward_step_func=_forward_step, data_iterator=packs, model=model, num_microbatches=count
-                )
-            )
+        (seconds,) = timed(
+            lambda: executor(forward_step_func=_forward_step, data_iterator=packs, model=model, num_microbatches=count)
         )
+        return seconds
 
     def run() -> tuple[float, ...]:
         few, many, step = iterate(FEW), iterate(MANY), Step(chain, model[0], pack)

@@ -1,14 +1,14 @@
 """Seconds of what all ranks do at once: rounds, medians, outliers."""
 
 import statistics
-import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from megatron.vlm import platform
+from megatron.vlm.platform import now
 from omnibal_ext.console import track
 
 Seconds = tuple[float, ...]
@@ -35,8 +35,13 @@ class Stopwatch:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self.disturbed: dict[str, str] = {}
-        """By subject, as in "2 of 40"."""
+        self._runs: Counter[str] = Counter()
+        self._disturbed: Counter[str] = Counter()
+
+    @property
+    def disturbed(self) -> dict[str, str]:
+        """Of each subject's runs so far, as in "2 of 40"."""
+        return {subject: f"{self._disturbed[subject]} of {runs}" for subject, runs in self._runs.items()}
 
     def measure(self, runs: Mapping[str, Mapping[str, Run]], description: str = "") -> dict[str, dict[str, Seconds]]:
         """Each run returns the seconds of its parts; here are their medians, by subject and name, on all ranks alike.
@@ -66,8 +71,8 @@ class Stopwatch:
 
     def _count_disturbed(self, subject: str, parts: Sequence[Seconds]) -> None:
         timed_parts = [part for part in parts if min(part) > 0]  # a difference of two runs may be anything
-        many = sum(one > OUTLIER * statistics.median(part) for part in timed_parts for one in part)
-        self.disturbed[subject] = f"{many} of {sum(map(len, timed_parts))}"
+        self._runs[subject] += sum(map(len, timed_parts))
+        self._disturbed[subject] += sum(one > OUTLIER * statistics.median(part) for part in timed_parts for one in part)
 
 
 def at_usual_pace(rounds: Sequence[Round]) -> dict[Key, list[Seconds]]:
@@ -75,12 +80,6 @@ def at_usual_pace(rounds: Sequence[Round]) -> dict[Key, list[Seconds]]:
     usual = statistics.median(took for took, _ in rounds)
     paced = [{key: [s / took * usual for s in parts] for key, parts in found.items()} for took, found in rounds]
     return {key: list(zip(*(found[key] for found in paced), strict=True)) for key in rounds[0][1]}
-
-
-def now() -> float:
-    """Seconds of a clock, once the device has done what it was asked."""
-    platform.synchronize()
-    return time.perf_counter()
 
 
 def timed(*parts: Callable[[], object]) -> tuple[float, ...]:
