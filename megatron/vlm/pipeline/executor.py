@@ -19,7 +19,8 @@ from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
-from omnibal_ext.schedule import Schedule, build_schedule, check_channels, check_schedule, has_weight_gradients
+from omnibal_ext.posting import Postings, with_posts
+from omnibal_ext.schedule import build_schedule, check_channels, check_schedule, has_weight_gradients
 
 
 def install(executor: Callable[..., Any]) -> None:
@@ -38,7 +39,7 @@ class Executor:
         self.watch = watch
         self.weight_gradients = WeightGradients()
         self._communicator: Communicator | None = None
-        self._schedules: dict[tuple[int, int, int], Schedule] = {}
+        self._postings: dict[tuple[int, int, int], Postings] = {}
 
     def __call__(
         self,
@@ -64,7 +65,7 @@ class Executor:
         modules = model if isinstance(model, list) else [model]
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator] * len(modules)
         chunks = [Chunk(module, iterator) for module, iterator in zip(modules, iterators, strict=True)]
-        schedule = self._schedule(groups.pp.size(), num_microbatches, chunks)
+        postings = self._schedule(groups.pp.size(), num_microbatches, chunks)
         config = get_model_config(modules[0])
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
@@ -89,8 +90,8 @@ class Executor:
             return result
 
         iteration = Iteration(self._ring(groups), chunks, forward, self.weight_gradients, self.watch)
-        actions = schedule[groups.pp.rank()]
-        iteration.run([action for action in actions if action.kind == "F"] if forward_only else actions)
+        steps = postings[groups.pp.rank()]
+        iteration.run([step for step in steps if step.kind == "F"] if forward_only else steps)
         if not forward_only:
             _finalize(modules, iteration.normaliser, groups, force_all_reduce)
         if config.timers is not None:
@@ -102,18 +103,18 @@ class Executor:
             self._communicator = Communicator(groups.pp)
         return self._communicator
 
-    def _schedule(self, ranks: int, num_microbatches: int, chunks: Sequence[Chunk]) -> Schedule:
-        """The schedule for these counts, checked once; linear layers are readied where it splits the backward."""
+    def _schedule(self, ranks: int, num_microbatches: int, chunks: Sequence[Chunk]) -> Postings:
+        """The lists for these counts, checked once; linear layers are readied where they split the backward."""
         key = (ranks, num_microbatches, len(chunks))
-        if key not in self._schedules:
+        if key not in self._postings:
             schedule = build_schedule(self.schedule_name, *key)
             check_schedule(schedule, num_microbatches, len(chunks))
             check_channels(schedule, len(chunks))
             if has_weight_gradients(schedule):
                 for chunk in chunks:
                     self.weight_gradients.attach(chunk.stage)
-            self._schedules[key] = schedule
-        return self._schedules[key]
+            self._postings[key] = with_posts(schedule, len(chunks))
+        return self._postings[key]
 
 
 def _finalize(modules: list[Any], normaliser: Tensor, groups: ProcessGroupCollection, force_all_reduce: bool) -> None:

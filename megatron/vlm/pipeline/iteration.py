@@ -16,6 +16,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Linear, WeightGradients
+from omnibal_ext.posting import Post
 from omnibal_ext.schedule import Action
 
 Watch = Callable[[Action], contextlib.AbstractContextManager[Any]]
@@ -66,7 +67,7 @@ class Flight:
 class Iteration:
     """The state of one iteration on one rank.
 
-    1. Before an action is computed, the receive of the next one is posted: it travels meanwhile.
+    1. Receives are posted where the list says (`omnibal_ext.posting`): they travel while other actions are computed.
     2. F: take the pack and the input, compute, send the output on.
     3. B: take the output's gradient, compute, send the input's gradient back. Where nothing up to the stage is trained,
        there is nothing to do, and nothing comes or goes.
@@ -92,43 +93,49 @@ class Iteration:
         self.split = False
         self.normaliser = torch.zeros([], dtype=torch.float32, device="cuda")
 
-    def run(self, actions: Sequence[Action]) -> None:
+    def run(self, steps: Sequence[Action | Post]) -> None:
         """Obey the list. Without backwards in it nothing is kept for them."""
+        actions = [step for step in steps if isinstance(step, Action)]
         self.split = any(action.kind == "W" for action in actions)
         self.last = set({a.chunk: a for a in actions if a.kind == ("W" if self.split else "B")}.values())
         compute = {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
-        for action, following in zip(actions, [*actions[1:], None], strict=True):
-            self._post_receive(action)
-            if following is not None and self._shape_is_known(following):
-                self._post_receive(following)
-            compute[action.kind](action)
+        for step in steps:
+            if isinstance(step, Post):
+                self._post_receive(step.action)
+            else:
+                compute[step.kind](step)
         self.communicator.finish()
 
-    def _shape_is_known(self, action: Action) -> bool:
-        """A gradient has its output's shape, known once that exists."""
-        return action.kind == "F" or (action.microbatch, action.chunk) in self.flights
-
     def _post_receive(self, action: Action) -> None:
-        """Start receiving what `action` needs, unless that has happened."""
-        if action in self.receives or action.kind == "W":
-            return
-        chunk = self.chunks[action.chunk]
-        dtype, receive = chunk.config.pipeline_dtype, self.communicator.receive_activation
-        shape: tuple[int, ...] | None = None
+        """Start receiving what `action` needs, if anything comes."""
+        chunk, communicator = self.chunks[action.chunk], self.communicator
+        dtype = chunk.config.pipeline_dtype
         if action.kind == "F":
-            self.packs[action] = next(chunk.packs)
-            shape = chunk.stage.input_shape(self.packs[action])
+            shape = chunk.stage.input_shape(self._pack(action))
+            self.receives[action] = communicator.receive_activation(shape, dtype)
         elif chunk.stage.receives_gradient:
             shape = self.flights[action.microbatch, action.chunk].output_shape
-            receive = self.communicator.receive_gradient
-        self.receives[action] = Receive(None, None) if shape is None else receive(shape, dtype)
+            self.receives[action] = communicator.receive_gradient(shape, dtype)
+
+    def _received(self, action: Action) -> Tensor | None:
+        """What came for `action`; None where nothing does."""
+        receive = self.receives.pop(action, None)
+        return None if receive is None else receive.wait()
+
+    def _pack(self, action: Action) -> Microbatch:
+        """The pack of a forward, taken when it is first asked for."""
+        if action not in self.packs:
+            self.packs[action] = next(self.chunks[action.chunk].packs)
+        return self.packs[action]
 
     def _forward(self, action: Action) -> None:
-        chunk, entering = self.chunks[action.chunk], self.receives.pop(action).wait()
+        chunk, entering = self.chunks[action.chunk], self._received(action)
         if entering is not None and self.last and chunk.stage.sends_gradient:
             entering.requires_grad_()
+        pack = self._pack(action)
         with self.watch(action):
-            output, normaliser = self.forward(chunk, self.packs.pop(action), entering, action.microbatch)
+            output, normaliser = self.forward(chunk, pack, entering, action.microbatch)
+        del self.packs[action]
         self.normaliser += normaliser
         if not chunk.stage.post_process:
             self.communicator.send_activation(output)
@@ -139,7 +146,7 @@ class Iteration:
             schedules.deallocate_output_tensor(keep, free)
 
     def _backward(self, action: Action) -> None:
-        chunk, gradient = self.chunks[action.chunk], self.receives.pop(action).wait()
+        chunk, gradient = self.chunks[action.chunk], self._received(action)
         flight = self.flights[action.microbatch, action.chunk]
         if chunk.stage.has_backward:
             entering = flight.entering if chunk.stage.sends_gradient else None
