@@ -8,7 +8,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.training import print_rank_last
 
-from megatron.vlm.platform import now
+from megatron.vlm.platform import Moment
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import Action
 
@@ -20,7 +20,7 @@ class DriftMeter:
     """Times the actions of some iterations, and says how far each stage is from its prediction.
 
     1. The first iterations warm up: nothing is timed.
-    2. In the next ones the device is synchronised around every action.
+    2. In the next ones a moment is taken before and after every action; nothing waits for it.
     3. Then each rank's figures are gathered over its pipeline and compared; no more is timed.
 
     Plans without predictions (written by hand) are not compared.
@@ -30,8 +30,8 @@ class DriftMeter:
         self.plan = plan
         self.iterations = 0
         self.timing = False
-        self.seconds: defaultdict[int, list[float]] = defaultdict(list)
-        """By chunk: of each action that was timed."""
+        self.actions: defaultdict[int, list[tuple[Moment, Moment]]] = defaultdict(list)
+        """By chunk: start and end of each action that was timed."""
 
     @contextmanager
     def iteration(self, training: bool) -> Iterator[None]:
@@ -50,13 +50,16 @@ class DriftMeter:
         if not self.timing:
             yield
             return
-        started = now()
+        started = Moment()
         yield
-        self.seconds[action.chunk].append(now() - started)
+        self.actions[action.chunk].append((started, Moment()))
 
     def _report(self) -> None:
         microbatches = TIMED * self.plan.num_microbatches
-        mine = {chunk: sum(seconds) / microbatches for chunk, seconds in self.seconds.items()}
+        mine = {
+            chunk: sum(start.seconds_until(end) for start, end in moments) / microbatches
+            for chunk, moments in self.actions.items()
+        }
         group = parallel_state.get_pipeline_model_parallel_group()
         ranks: list[dict[int, float]] = [{} for _ in range(group.size())]
         torch.distributed.all_gather_object(ranks, mine, group=group)

@@ -60,6 +60,51 @@ def now() -> float:
     return time.perf_counter()
 
 
+class Moment:
+    """A point in what this rank's device is doing. Taking one waits for nothing; comparing two does."""
+
+    def __init__(self) -> None:
+        self._seconds = time.perf_counter()
+        self._event = torch.cuda.Event(enable_timing=True) if HAS_CUDA else None
+        if self._event is not None:
+            self._event.record()
+
+    def seconds_until(self, later: "Moment") -> float:
+        """Seconds between two moments; waits until the device has reached the later one."""
+        if self._event is None or later._event is None:
+            return later._seconds - self._seconds
+        later._event.synchronize()
+        return self._event.elapsed_time(later._event) / 1e3
+
+
+def point_to_point_options() -> Any:
+    """Of a process group between two pipeline neighbours; None for the backend's own.
+
+    A message must not queue behind computing, and a receive that waits must not hold many thread blocks meanwhile.
+    """
+    if not HAS_CUDA:
+        return None
+    options = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = 8
+    return options
+
+
+def beside_computing() -> contextlib.AbstractContextManager[Any]:
+    """A block in which what is allocated and received does not wait for what has been given the device to compute."""
+    return torch.cuda.stream(_receiving_stream()) if HAS_CUDA else contextlib.nullcontext()
+
+
+@cache
+def _receiving_stream() -> Any:
+    return torch.cuda.Stream()
+
+
+def used_here(tensor: torch.Tensor) -> None:
+    """Keep the memory of a tensor made `beside_computing` until what computes with it is done."""
+    if HAS_CUDA:
+        tensor.record_stream(torch.cuda.current_stream())
+
+
 def megatron_defaults() -> dict[str, Any]:
     """Defaults of Megatron's own flags (by attribute name) that this machine needs."""
     defaults: dict[str, Any] = {}

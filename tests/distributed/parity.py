@@ -6,6 +6,7 @@ parity.py LAUNCH ANSWERS.pt [flag...]
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -39,8 +40,13 @@ def answer(question: cases.Question) -> harness.Result:
     return harness.reference(chain, harness.sample_packs(question.packs), question.reduction)
 
 
-def difference(case: cases.Case, expected: harness.Result, pipeline: int) -> float:
-    """Largest relative difference of the loss and any gradient."""
+def difference(
+    case: cases.Case,
+    expected: harness.Result,
+    pipeline: int,
+    make_executor: Callable[[str], Executor] = Executor,
+) -> float:
+    """Largest relative difference of the loss and any gradient; `make_executor` gets the schedule's name."""
     args = get_args()
     args.sequence_parallel = case.sequence_parallel
     args.overlap_grad_reduce = case.overlap
@@ -50,7 +56,7 @@ def difference(case: cases.Case, expected: harness.Result, pipeline: int) -> flo
     model = harness.build_model(chain, plan)
     multiple = args.tensor_model_parallel_size if case.sequence_parallel else 1
     packs = harness.sample_packs(case.question.packs, multiple)
-    loss = harness.run_iteration(model, plan, packs, Executor(plan.schedule), case.question.reduction)
+    loss = harness.run_iteration(model, plan, packs, make_executor(plan.schedule), case.question.reduction)
     return harness.compare(model, expected, loss)
 
 

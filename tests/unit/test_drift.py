@@ -37,13 +37,13 @@ def test_a_stage_that_drifts_is_named_with_what_to_run(plan: Plan, measured: lis
 
 def test_only_training_iterations_after_the_warm_up_are_timed(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     meter, reports = DriftMeter(plan), []
-    monkeypatch.setattr(meter, "_report", lambda: reports.append(dict(meter.seconds)))
+    monkeypatch.setattr(meter, "_report", lambda: reports.append(dict(meter.actions)))
     for number in range(10):
         for training in (True, False):  # an evaluation after every iteration
             with meter.iteration(training), meter.watch(Action("F", 0)):
                 pass
         assert len(reports) == (number >= 4)
-    assert [len(seconds) for seconds in reports[0].values()] == [3]
+    assert [len(moments) for moments in reports[0].values()] == [3]
 
 
 def test_a_plan_without_predictions_is_not_compared(plan: Plan) -> None:
@@ -51,4 +51,4 @@ def test_a_plan_without_predictions_is_not_compared(plan: Plan) -> None:
     for _ in range(10):
         with meter.iteration(True), meter.watch(Action("F", 0)):
             pass
-    assert not meter.seconds
+    assert not meter.actions

@@ -47,7 +47,9 @@ def test_the_order_of_actions_stays_and_each_tensor_from_elsewhere_is_posted_onc
 def test_posting_one_action_ahead_would_hang(ranks: int) -> None:
     """The check itself can fail: what the executor did before."""
     schedule = build_schedule("1f1b", ranks, 8)
-    assert not ends_when_everything_blocks([one_ahead(actions, rank, ranks) for rank, actions in enumerate(schedule)], 1)
+    assert not ends_when_everything_blocks(
+        [one_ahead(actions, rank, ranks) for rank, actions in enumerate(schedule)], 1
+    )
 
 
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)

@@ -2,14 +2,19 @@
 
 Every pair of neighbours on the ring of pipeline ranks has two channels, activations one way and gradients the other.
 Each channel is a process group of its own, so a message waits only for those before it on its own channel and the two
-directions can never block each other.
+directions can never block each other. All channels are opened at the start, in one order on all ranks: NCCL would open
+each at its first message, where the neighbours of a rank disagree on which comes first.
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from megatron.core.parallel_state import create_group
 from torch import Tensor
+
+from megatron.vlm import platform
 
 
 @dataclass
@@ -21,15 +26,17 @@ class Receive:
 
     def wait(self) -> Tensor | None:
         """The tensor, arrived; None where nothing comes."""
-        if self.work is not None:
+        if self.work is not None and self.tensor is not None:
             self.work.wait()
+            platform.used_here(self.tensor)
         return self.tensor
 
 
 class Communicator:
     """Sends and receives of one pipeline rank. Empty tensors (a pack without tiles) are not sent: both sides know."""
 
-    def __init__(self, pipeline_group: dist.ProcessGroup) -> None:
+    def __init__(self, pipeline_group: dist.ProcessGroup, timeout: timedelta | None = None) -> None:
+        """All ranks of the job open the channels together. A message that takes longer than `timeout` is an error."""
         ranks = dist.get_process_group_ranks(pipeline_group)
         here = dist.get_rank(pipeline_group)
         self.previous, self.next = ranks[here - 1], ranks[(here + 1) % len(ranks)]
@@ -37,9 +44,15 @@ class Communicator:
         self.channels: dict[tuple[int, str], dist.ProcessGroup] = {}
         for source, target in _all_edges(ranks):
             for kind in ("activation", "gradient"):
-                group = dist.new_group(sorted({source, target}), group_desc=f"pipeline_{kind}")
+                group = create_group(
+                    sorted({source, target}),
+                    timeout=timeout,
+                    pg_options=platform.point_to_point_options(),
+                    group_desc=f"pipeline_{kind}",
+                )
                 if ranks[here] in (source, target):
                     self.channels[source, kind] = group
+                    _open(group, *((source, target) if kind == "activation" else (target, source)))
         self.rank = ranks[here]
 
     def send_activation(self, tensor: Tensor) -> None:
@@ -75,8 +88,18 @@ class Communicator:
     def _receive(
         self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup | None
     ) -> Receive:
-        tensor = torch.empty(shape, dtype=dtype, device="cuda")
-        return Receive(tensor, dist.irecv(tensor, source, group=channel) if tensor.numel() else None)
+        with platform.beside_computing():
+            tensor = torch.empty(shape, dtype=dtype, device="cuda")
+            return Receive(tensor, dist.irecv(tensor, source, group=channel) if tensor.numel() else None)
+
+
+def _open(channel: dist.ProcessGroup, source: int, target: int) -> None:
+    """Send one number: the connection is made now."""
+    number = torch.zeros(1, device="cuda")
+    post = dist.isend if dist.get_rank() == source else dist.irecv
+    work = post(number, target if dist.get_rank() == source else source, group=channel)
+    assert work is not None
+    work.wait()
 
 
 def _all_edges(ranks: list[int]) -> list[tuple[int, int]]:

@@ -6,12 +6,13 @@ loss and its scaling stay with core's `forward_step` and `backward_step`.
 
 import contextlib
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
-from megatron.training import training
+from megatron.training import get_args, training
 from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
@@ -100,7 +101,8 @@ class Executor:
 
     def _ring(self, groups: ProcessGroupCollection) -> Communicator:
         if self._communicator is None:
-            self._communicator = Communicator(groups.pp)
+            timeout = timedelta(minutes=get_args().distributed_timeout_minutes)
+            self._communicator = Communicator(groups.pp, timeout)
         return self._communicator
 
     def _schedule(self, ranks: int, num_microbatches: int, chunks: Sequence[Chunk]) -> Postings:

@@ -108,14 +108,15 @@ class Iteration:
 
     def _post_receive(self, action: Action) -> None:
         """Start receiving what `action` needs, if anything comes."""
-        chunk, communicator = self.chunks[action.chunk], self.communicator
-        dtype = chunk.config.pipeline_dtype
+        stage, communicator = self.chunks[action.chunk].stage, self.communicator
+        dtype = self.chunks[action.chunk].config.pipeline_dtype
         if action.kind == "F":
-            shape = chunk.stage.input_shape(self._pack(action))
-            self.receives[action] = communicator.receive_activation(shape, dtype)
-        elif chunk.stage.receives_gradient:
-            shape = self.flights[action.microbatch, action.chunk].output_shape
-            self.receives[action] = communicator.receive_gradient(shape, dtype)
+            entering = stage.input_shape(self._pack(action))
+            assert entering is not None  # the first stage has nothing to post
+            self.receives[action] = communicator.receive_activation(entering, dtype)
+        elif stage.receives_gradient:
+            leaving = self.flights[action.microbatch, action.chunk].output_shape
+            self.receives[action] = communicator.receive_gradient(leaving, dtype)
 
     def _received(self, action: Action) -> Tensor | None:
         """What came for `action`; None where nothing does."""

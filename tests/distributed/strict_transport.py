@@ -1,0 +1,112 @@
+"""Run under torchrun: the parity cases over a transport as strict as NCCL's worst, ended by every rank.
+
+strict_transport.py LAUNCH ANSWERS.pt
+
+Gloo forgives what hangs on a GPU. Here a send is not done before its receive is posted, and at random moments (before
+and after every action, before every message) a rank waits for all that it has posted, as a device synchronisation does.
+"""
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from megatron.vlm.pipeline.communicator import Communicator, Receive
+from megatron.vlm.pipeline.executor import Executor
+from omnibal_ext.schedule import Action
+from tests.distributed import cases, harness, parity
+
+PATIENCE = timedelta(seconds=60)
+
+
+class Once:
+    """Work that may be waited for by several: gloo's own hangs the second time."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self.work, self.done = work, False
+
+    def wait(self) -> None:
+        if not self.done:
+            self.work.wait()
+            self.done = True
+
+    def is_completed(self) -> bool:
+        return self.done
+
+
+class StrictCommunicator(Communicator):
+    """A communicator whose sends wait for their receives, and whose rank synchronises now and then."""
+
+    def __init__(self, group: dist.ProcessGroup, seed: int) -> None:
+        super().__init__(group, PATIENCE)
+        self.answers = Communicator(group, PATIENCE).channels
+        """Beside each channel one on which its receiver says that it has posted."""
+        self.posted: list[Once] = []
+        self.generator = random.Random(seed * 1000 + dist.get_rank())
+        self.sources = {id(channel): edge for edge, channel in self.channels.items()}
+
+    def perhaps_synchronise(self) -> None:
+        """Wait, at every other moment, for everything that was posted."""
+        if self.generator.random() < 0.5:
+            for work in self.posted:
+                work.wait()
+            self.posted.clear()
+
+    def _send(self, tensor: Tensor, target: int, channel: dist.ProcessGroup | None) -> None:
+        self.perhaps_synchronise()
+        super()._send(tensor, target, channel)
+        if tensor.numel():
+            answer = dist.irecv(torch.empty(1), target, group=self.answers[self.sources[id(channel)]])
+            work, kept = self.pending[-1]
+            self.pending[-1] = Once(work), kept
+            self.posted += [Once(answer), self.pending[-1][0]]
+
+    def _receive(
+        self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup | None
+    ) -> Receive:
+        self.perhaps_synchronise()
+        receive = super()._receive(shape, dtype, source, channel)
+        if receive.work is not None:
+            answer = dist.isend(torch.zeros(1), source, group=self.answers[self.sources[id(channel)]])
+            receive.work = Once(receive.work)
+            self.posted += [receive.work, Once(answer)]
+        return receive
+
+
+def main() -> None:
+    name, path = sys.argv[1:]
+    launch = cases.LAUNCHES[name]
+    harness.start(harness.SMALL, launch.tensor, launch.pipeline)
+    answers = torch.load(Path(path), weights_only=False)
+    communicator = StrictCommunicator(parallel_state.get_pipeline_model_parallel_group(), launch.seed)
+
+    @contextlib.contextmanager
+    def watch(_: Action) -> Iterator[None]:
+        communicator.perhaps_synchronise()
+        yield
+        communicator.perhaps_synchronise()
+
+    def make_executor(schedule: str) -> Executor:
+        executor = Executor(schedule, watch)
+        executor._communicator = communicator
+        return executor
+
+    harness.report(
+        {
+            str(case): parity.difference(case, answers[case.question], launch.pipeline, make_executor)
+            for case in launch.cases()
+        }
+    )
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
