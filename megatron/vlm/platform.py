@@ -17,17 +17,22 @@ from typing import Any
 
 import typing_extensions
 
-# Read by torch when it is imported: Megatron compiles small functions, and compilers are not at hand on every CPU.
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+# Read by CUDA when it starts: reductions then begin in the order in which they were asked for.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 HAS_CUDA: bool = torch.cuda.is_available()
+if not HAS_CUDA:
+    # Read when torch first compiles: Megatron compiles small functions, and not every CPU machine has a compiler.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and importlib.util.find_spec("transformer_engine") is not None
 HAS_VARIABLE_LENGTH: bool = HAS_CUDA and importlib.util.find_spec("torch.nn.attention.varlen") is not None
-HAS_APEX: bool = HAS_CUDA and importlib.util.find_spec("apex") is not None
+# Apex can be installed without its kernels: then it has nothing that we would use.
+HAS_APEX: bool = HAS_CUDA and all(
+    importlib.util.find_spec(module) is not None for module in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda")
+)
 CPU = torch.device("cpu")
 
 
@@ -110,6 +115,7 @@ def megatron_defaults() -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     if not HAS_TRANSFORMER_ENGINE:
         defaults |= {"transformer_impl": "local", "persist_layer_norm": False, "no_persist_layer_norm": True}
+        defaults |= {"apply_rope_fusion": False}
     if not HAS_APEX:
         defaults |= {"gradient_accumulation_fusion": False, "masked_softmax_fusion": False}
     if not HAS_CUDA:
@@ -119,7 +125,6 @@ def megatron_defaults() -> dict[str, Any]:
             "bias_swiglu_fusion": False,
             "bias_gelu_fusion": False,
             "bias_dropout_fusion": False,
-            "apply_rope_fusion": False,
             "num_workers": 0,
         }
     return defaults
