@@ -5,8 +5,10 @@ A fork is a fresh interpreter in all but its imports: nothing that one program d
 crashes or hangs is its own job's failure. `tests.programs` is the other end.
 """
 
+import atexit
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -14,9 +16,11 @@ import runpy
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 PRELOADED = ("megatron.vlm.pretrain", "tests.distributed.harness")
 GRACE_SECONDS = 10.0
@@ -42,6 +46,8 @@ class Job:
 def main() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # or a fork would copy every page that its collector looks at
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if job := serve():
         become(job)
@@ -80,13 +86,25 @@ def enter(job: Job, rank: int) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-def become(job: Job) -> None:
-    """Run the program as Python would."""
-    sys.argv = [job.program, *job.arguments]
-    if job.program.endswith(".py"):
-        runpy.run_path(job.program, run_name="__main__")
-    else:
-        runpy.run_module(job.program, run_name="__main__", alter_sys=True)
+def become(job: Job) -> NoReturn:
+    """Run the program as Python would, and end at once: to take Megatron's modules apart would take a second."""
+    sys.argv, code = [job.program, *job.arguments], 0
+    try:
+        if job.program.endswith(".py"):
+            runpy.run_path(job.program, run_name="__main__")
+        else:
+            runpy.run_module(job.program, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def wait(processes: Iterable[int], time_limit: float) -> dict[int, int]:
