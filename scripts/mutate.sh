@@ -2,4 +2,4 @@
 # Do the tests see faults? Plants those of tests/mutations one by one and lists the ones that survive:
 #   bash scripts/mutate.sh [names]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-python -m tests.mutations.run "$@"
+python tests/mutations/run.py "$@"

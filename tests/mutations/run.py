@@ -24,9 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from faults import Fault, all_faults, write_fault
+
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError, run_tool
-from tests.mutations.faults import Fault, all_faults, write_fault
 
 ROOT = Path(__file__).parents[2]
 WORKERS = 2
@@ -88,7 +89,8 @@ def _copy(target: Path) -> Path:
 def _check_clean(faults: Sequence[Fault], copy: Path) -> None:
     tests = sorted({test for fault in faults for test in fault.tests})
     print(f"{len(tests)} nearest tests on the clean tree ...", flush=True)
-    code = _pytest(copy, [*tests, "-n", str(WORKERS), "--dist", "loadfile"], copy / ".numba", len(tests) * TIME_LIMIT)
+    shared = [*tests, "-n", str(WORKERS), "--dist", "loadfile"]
+    code = _pytest(copy, shared, copy / ".numba", len(tests) * TIME_LIMIT, shown=True)
     if code != 0:
         raise UserError(f"the nearest tests fail without any fault (pytest's exit code {code}); mend them first")
 
@@ -138,12 +140,13 @@ def _planted(fault: Fault, copy: Path) -> Iterator[None]:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # what was compiled of it is good again
 
 
-def _pytest(copy: Path, arguments: Sequence[str], numba: Path, limit: float) -> int | None:
-    """Pytest's exit code in a copy, None if it had to be ended."""
+def _pytest(copy: Path, arguments: Sequence[str], numba: Path, limit: float, shown: bool = False) -> int | None:
+    """Pytest's exit code in a copy, None if it had to be ended; what it says is `shown` or dropped."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_CACHE_DIR": str(numba), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        cwd=copy, env=environment, stdout=None if shown else subprocess.DEVNULL, stderr=None if shown else subprocess.DEVNULL,
+        start_new_session=True,
     )  # fmt: skip
     try:
         return process.wait(limit)
