@@ -41,6 +41,7 @@ setup(
         "demo": ["scikit-learn>=1.5,<2"],
         "test": [
             "pytest>=8,<10",
+            "pytest-xdist>=3.6,<4",
             "hypothesis>=6.100,<7",
             "ruff>=0.12,<0.18",
             "mypy>=1.16,<3",

@@ -1,6 +1,17 @@
 #!/usr/bin/env bash
-# Lint, types and tests, from a fresh clone: `bash scripts/test.sh [pytest arguments]`.
+# Lint, types and tests, from a fresh clone:
+#   bash scripts/test.sh                      everything
+#   bash scripts/test.sh --quick              without the tests that start ranks and whole commands
+#   bash scripts/test.sh [pytest arguments]   the tests they choose
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-echo "== lint ==" && ruff check . && ruff format --check .
-echo "== types ==" && mypy omnibal_ext megatron/vlm tools
-echo "== tests ==" && python -m pytest "$@"
+if [[ "${1:-}" == --quick ]]; then
+    set -- tests/unit "${@:2}"
+fi
+echo "== lint =="
+ruff check .
+ruff format --check .
+echo "== types =="
+mypy omnibal_ext megatron/vlm tools
+echo "== tests =="
+# Two test processes: while one waits for its ranks the other works. A file stays in one process, for its fixtures.
+python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

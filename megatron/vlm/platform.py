@@ -187,7 +187,7 @@ class _CudaIsCpu(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if str(kwargs.get("device")).startswith("cuda"):
+        if "device" in kwargs and _names_cuda(kwargs["device"]):
             kwargs["device"] = CPU
         if func is torch.Tensor.cuda:
             return args[0]
@@ -229,7 +229,7 @@ def _stand_in_for_cuda() -> None:
     stand_ins: dict[str, Callable[..., Any]] = {
         "is_available": _returns(True),
         "current_device": _returns(CPU),
-        "device_count": _returns(max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))),
+        "device_count": lambda: max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "manual_seed": torch.manual_seed,
@@ -250,6 +250,12 @@ def _stand_in_for_cuda() -> None:
         stand_ins[name] = _returns(0)
     for name, stand_in in stand_ins.items():
         setattr(torch.cuda, name, stand_in)
+    for accelerator in (
+        torch.cuda,
+        torch.mtia,
+        torch.xpu,
+    ):  # torch notes every seed for one that may come, stack and all
+        setattr(accelerator, "manual_seed_all", _returns(None))  # noqa: B010 (mypy refuses a plain assignment)
     setattr(torch.nn.Module, "cuda", lambda self, *_, **__: self)  # noqa: B010 (mypy refuses a plain assignment)
     _CudaIsCpu().__enter__()
 

@@ -1,8 +1,10 @@
 """The grid of cases that every layout must compute alike: generated, so that nobody picks the easy ones."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.plan import Plan, Stage
@@ -25,6 +27,17 @@ REDUCTIONS = ("token", "square", "sample")
 MODELS = ("small", "wide_norm", "tied")
 
 
+Value = TypeVar("Value")
+
+
+def spread(values: Sequence[Value], count: int, generator: random.Random) -> list[Value]:
+    """Draws in any order, in which every value comes up about equally often."""
+    rounds, rest = divmod(count, len(values))
+    drawn = [*values] * rounds + generator.sample(values, rest)
+    generator.shuffle(drawn)
+    return drawn
+
+
 @dataclass(frozen=True)
 class Question:
     """What one process is asked: the answer depends on nothing else."""
@@ -33,6 +46,13 @@ class Question:
     freeze: tuple[str, ...]
     packs: str
     reduction: str
+
+    @staticmethod
+    def draw(count: int, seed: int) -> list["Question"]:
+        """Questions in which every value of every dimension comes up about equally often."""
+        generator = random.Random(seed)
+        columns = (spread(values, count, generator) for values in (MODELS, FREEZE, PACKS, REDUCTIONS))
+        return [Question(*row) for row in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -86,24 +106,23 @@ class Launch:
     pipeline: int
     seed: int
     count: int
+    questions: int = 48
+    """How many different ones are asked; launches that ask as many share the answers."""
 
     def cases(self) -> list[Case]:
         """Cases in which every value of every dimension comes up about equally often."""
         generator = random.Random(self.seed)
-
-        def spread(values: tuple) -> list:
-            drawn = [values[i % len(values)] for i in range(self.count)]
-            generator.shuffle(drawn)
-            return drawn
-
-        schedules = spread(SCHEDULES if self.pipeline > 1 else (("1f1b", 1), ("zb_h1", 1)))
-        questions = zip(spread(MODELS), spread(FREEZE), spread(PACKS), spread(REDUCTIONS), strict=True)
-        sequence_parallel = spread((False, True) if self.tensor > 1 else (False,))
+        dimensions = (
+            Question.draw(self.questions, seed=0),
+            SCHEDULES if self.pipeline > 1 else (("1f1b", 1), ("zb_h1", 1)),
+            RECOMPUTE,
+            (False, True) if self.tensor > 1 else (False,),
+            (False, True),
+        )
+        columns = (spread(values, self.count, generator) for values in dimensions)
         return [
-            Case(Question(*question), *schedule, recompute, share, overlap, generator.randrange(2**31))
-            for question, schedule, recompute, share, overlap in zip(
-                questions, schedules, spread(RECOMPUTE), sequence_parallel, spread((False, True)), strict=True
-            )
+            Case(question, *schedule, recompute, share, overlap, generator.randrange(2**31))
+            for question, schedule, recompute, share, overlap in zip(*columns, strict=True)
         ]
 
 
@@ -118,11 +137,11 @@ LAUNCHES = {
     "data and tensor": Launch(4, 2, 1, seed=7, count=12),
 }
 TRAINING = {
-    "pipeline": Launch(2, 1, 2, seed=11, count=8),
-    "tensor": Launch(2, 2, 1, seed=12, count=3),
-    "data": Launch(2, 1, 1, seed=13, count=3),
-    "data and pipeline": Launch(4, 1, 2, seed=14, count=3),
-    "half precision": Launch(2, 1, 2, seed=15, count=3),
+    "pipeline": Launch(2, 1, 2, seed=11, count=8, questions=8),
+    "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
+    "data": Launch(2, 1, 1, seed=13, count=3, questions=8),
+    "data and pipeline": Launch(4, 1, 2, seed=14, count=3, questions=8),
+    "half precision": Launch(2, 1, 2, seed=15, count=3, questions=8),
 }
 """Launches that take optimizer steps."""
 

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,8 @@ import pytest
 
 from omnibal_ext.packing import PackedIndex
 from omnibal_ext.sizes import Sizes
+from tests.programs import run_tool
 
-REPOSITORY = Path(__file__).parents[2]
 CONTRACT = {
     "packs", "samples", "rejected", "lower_bound_packs", "vit_budget", "llm_budget", "pad_ratio", "dist_ratio_vit",
     "dist_ratio_llm", "dist_ratio_attention", "seconds", "samples_per_second",
@@ -19,8 +18,7 @@ CONTRACT = {
 
 
 def pack_data(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(REPOSITORY / "tools" / "pack_data.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    return run_tool("pack_data.py", *arguments)
 
 
 @pytest.fixture

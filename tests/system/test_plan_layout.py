@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,7 @@ from omnibal_ext.packing import PackOptions, build_index
 from omnibal_ext.plan import Plan
 from omnibal_ext.profile_data import LayerCost, Profile
 from omnibal_ext.sizes import Sizes
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import run_tool
 
 
 @pytest.fixture
@@ -26,8 +24,7 @@ def profile(tmp_path: Path) -> Path:
 
 
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "tools/plan_layout.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return run_tool("plan_layout.py", *arguments)
 
 
 def test_writes_the_plan_it_prints(profile: Path, tmp_path: Path) -> None:

@@ -1,24 +1,21 @@
 """Training as a user starts it: saved, resumed and resumed in another layout it goes on as if nothing had happened."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from omnibal_ext.architectures import preset
 from omnibal_ext.plan import Plan
+from tests.programs import ROOT as ROOT  # noqa: PLC0414
+from tests.programs import run_tool
 
-ROOT = Path(__file__).parents[2]
 TINY = preset("tiny")
 
 
 def tool(name: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tools" / name), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = run_tool(name, *arguments)
     assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done
 

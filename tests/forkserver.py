@@ -1,0 +1,135 @@
+"""One process imports torch and Megatron once, and forks: a program of the tests starts in milliseconds.
+
+The server reads one job a line from stdin, forks a process for every rank of it, and answers on stdout how they ended.
+A fork is a fresh interpreter in all but its imports: nothing that one program does reaches the next, and one that
+crashes or hangs is its own job's failure. `tests.programs` is the other end.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+PRELOADED = ("megatron.vlm.pretrain", "tests.distributed.harness")
+GRACE_SECONDS = 10.0
+"""What other ranks have to end by themselves once one has failed."""
+TIMED_OUT = 124
+"""Exit code of a rank that was still running when its time was up."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program, as in `python -m module` or `python path.py`, on ranks that differ in their environment alone."""
+
+    program: str
+    arguments: Sequence[str]
+    environments: Sequence[Mapping[str, str]]
+    """One a rank."""
+    outputs: Sequence[str]
+    """One a rank: the file that its stdout goes to; its stderr goes to the file beside it that ends with `.err`."""
+    time_limit: float
+    """Seconds."""
+
+
+def main() -> None:
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # or a fork would copy every page that its collector looks at
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    if job := serve():
+        become(job)
+
+
+def serve() -> Job | None:
+    """Fork a process for every rank of every job until stdin ends; a job is returned in its forks only."""
+    for line in sys.stdin:
+        job = Job(**json.loads(line))
+        if not job.program.endswith(".py"):
+            with contextlib.suppress(Exception):  # the fork, which imports it again, says what is wrong
+                importlib.import_module(job.program)
+        assert sum(1 for _ in Path("/proc/self/task").iterdir()) == 1, "a fork would lack the other threads"
+        ranks: dict[int, int] = {}
+        for rank in range(len(job.outputs)):
+            pid = os.fork()
+            if not pid:
+                enter(job, rank)
+                return job
+            os.setpgid(pid, pid)
+            ranks[pid] = rank
+        codes = wait(ranks, job.time_limit)
+        print(json.dumps([codes[pid] for pid in ranks]), flush=True)
+    return None
+
+
+def enter(job: Job, rank: int) -> None:
+    """Make this fork the rank's process: its group, environment and files."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(job.environments[rank])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, path in ((1, job.outputs[rank]), (2, job.outputs[rank] + ".err")):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+
+def become(job: Job) -> NoReturn:
+    """Run the program as Python would, and end at once: to take Megatron's modules apart would take a second."""
+    sys.argv, code = [job.program, *job.arguments], 0
+    try:
+        if job.program.endswith(".py"):
+            runpy.run_path(job.program, run_name="__main__")
+        else:
+            runpy.run_module(job.program, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def wait(processes: Iterable[int], time_limit: float) -> dict[int, int]:
+    """Exit codes; at the limit, or soon after one failed, those that still run say where they are and are killed."""
+    codes: dict[int, int] = {}
+    running, limit = set(processes), time.monotonic() + time_limit
+    try:
+        while running and time.monotonic() < limit:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                time.sleep(0.005)
+                continue
+            running.remove(pid)
+            codes[pid] = os.waitstatus_to_exitcode(status)
+            if codes[pid]:
+                limit = min(limit, time.monotonic() + GRACE_SECONDS)
+        for pid in running:
+            os.kill(pid, signal.SIGUSR1)  # faulthandler's
+            time.sleep(0.2)
+    finally:
+        for pid in running:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return codes | dict.fromkeys(running, TIMED_OUT)
+
+
+if __name__ == "__main__":
+    main()

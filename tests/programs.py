@@ -1,0 +1,111 @@
+"""Runs the programs of the tests: ranks as torchrun starts them, and tools as a user does."""
+
+import atexit
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from random import SystemRandom
+
+from tests.forkserver import TIMED_OUT, Job
+
+ROOT = Path(__file__).parents[1]
+TIME_LIMIT = 300.0
+"""Seconds that a program has."""
+
+
+class ForkServer:
+    """The process that forks for us."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "tests.forkserver"]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        atexit.register(self.close)
+
+    def run(self, job: Job) -> list[int]:
+        """The exit codes of the ranks; a negative one is a signal's."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(asdict(job)) + "\n")
+            self._process.stdin.flush()
+            codes: list[int] = json.loads(self._process.stdout.readline())
+        except BaseException:
+            fork_server.cache_clear()
+            self.close()  # an interrupted job does not go on behind the tests
+            raise
+        return codes
+
+    def close(self) -> None:
+        """End the server, and what it runs."""
+        self._process.terminate()
+        self._process.wait()
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """The one of this test process, started when it is needed first."""
+    return ForkServer()
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """What every program of the tests finds in its environment."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **changes}
+
+
+def run_ranks(module: str, ranks: int, arguments: Sequence[str], time_limit: float = TIME_LIMIT) -> str:
+    """Run a module on ranks that find each other as under torchrun; what they printed.
+
+    AssertionError with the stderr of all ranks that failed.
+    """
+    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost",
+              "MASTER_PORT": str(free_port())}  # fmt: skip
+    environments = [environment(RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(ranks)]
+    codes, stdout, stderr = _run(module, arguments, environments, time_limit)
+    failed = [
+        f"rank {rank} of {module}: {_meaning(code)}\n{stderr[rank][-4000:]}" for rank, code in enumerate(codes) if code
+    ]
+    assert not failed, "\n".join(failed)
+    return "".join(stdout)
+
+
+def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run `python tools/name` in a process of its own that has the imports behind it."""
+    path, words = str(ROOT / "tools" / name), [str(argument) for argument in arguments]
+    codes, stdout, stderr = _run(path, words, [environment()], TIME_LIMIT)
+    return subprocess.CompletedProcess([path, *words], codes[0], stdout[0], stderr[0])
+
+
+def _run(
+    program: str, arguments: Sequence[str], environments: Sequence[Mapping[str, str]], time_limit: float
+) -> tuple[list[int], list[str], list[str]]:
+    """Exit code, stdout and stderr of every rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [f"{folder}/{rank}" for rank in range(len(environments))]
+        codes = fork_server().run(Job(program, arguments, environments, outputs, time_limit))
+        stdout = [Path(path).read_text() for path in outputs]
+        stderr = [Path(path + ".err").read_text() for path in outputs]
+    return codes, stdout, stderr
+
+
+def _meaning(code: int) -> str:
+    if code == TIMED_OUT:
+        return "still ran when its time was up"
+    return f"exit code {code}" if code > 0 else f"killed by signal {-code}"
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that the system gives away: gloo and torchrun take theirs there."""
+    while True:
+        port = SystemRandom().randrange(15000, 30000)
+        with socket.socket() as candidate:
+            if candidate.connect_ex(("localhost", port)):
+                return port
