@@ -224,9 +224,16 @@ def gradients(model: list[torch.nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def reference(chain: Chain, packs: Sequence[Microbatch], reduction: str = "token") -> Result:
-    """One process, no schedule, no wrapper: the sum of all losses, backward, divided by the sum of all weights."""
+def reference(
+    chain: Chain, packs: Sequence[Microbatch], reduction: str = "token", weights: dict[str, Tensor] | None = None
+) -> Result:
+    """One process, no schedule, no wrapper: the sum of all losses, backward, divided by the sum of all weights.
+
+    `weights` take the place of those that the chain starts with.
+    """
     stage = Stage(chain, 0, len(chain.kinds))
+    for name, weight in stage.named_parameters() if weights is not None else ():
+        weight.data.copy_(weights[name])
     total, normaliser = torch.zeros(()), 0.0
     for pack in packs:
         loss, weight, _ = token_loss(reduction, pack, stage(pack))
