@@ -19,7 +19,7 @@ from megatron.vlm.arguments import TrainingInputs, parse_arguments
 def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs]:
     """Initialise Megatron for `preset` and the flags; its own messages are left out, so that stdout is the tool's.
 
-    Left in order, Megatron is as before and can be initialised again. Left by an error, nothing is waited for: the other
+    Left in order, Megatron is as before and can be initialised again. Left by an error, nothing is waited for: other
     ranks may be waiting for this one, and torchrun ends them once it has failed.
     """
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):

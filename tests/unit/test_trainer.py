@@ -1,7 +1,6 @@
 """The trainer obeys its flags and the plan: what is frozen, how losses are weighed, what is recomputed; one rank."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest

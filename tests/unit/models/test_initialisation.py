@@ -121,7 +121,7 @@ def generators() -> list[object]:
         torch.cuda.get_rng_state().tolist(),
         states,
         random.getstate(),
-        np.random.get_state()[1].tolist(),  # noqa: NPY002 (Megatron seeds this one)
+        np.random.get_state()[1].tolist(),
     ]
 
 
