@@ -1,8 +1,8 @@
 """Run on two pipeline ranks: one iteration in half precision against fp32 on the same rounded weights.
 
 Prints by precision and schedule the largest difference of the loss, and of any gradient relative to its weight's
-largest, in units of the precision's last bit. The loss is scaled as Megatron's loop has it: its function is set on the first
-chunk's configuration, gradients carry the scale.
+largest, in units of the precision's last bit. The loss is scaled as Megatron's loop has it: its function is set on the
+first chunk's configuration, gradients carry the scale.
 """
 
 import sys

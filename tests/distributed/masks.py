@@ -65,9 +65,8 @@ def run(args: Namespace, sequence_parallel: bool, way: str) -> dict[str, float]:
         loss.backward()
     with Masks() as evaluation, torch.no_grad():
         stage.eval()(pack)
-    again = [
-        mask for mask in forward.drawn if way == "full" and mask.dim() > 2 or way == "attention" and mask.dim() > 3
-    ]
+    kept = {"none": 4, "full": 2, "attention": 3}[way]  # masks of no more dimensions are not drawn again
+    again = [mask for mask in forward.drawn if mask.dim() > kept]
     return {
         "between ranks": between_ranks(forward.drawn, sequence_parallel),
         "recomputed": 0.0 if counts(again) == counts(backward.drawn) else 1.0,

@@ -1,4 +1,4 @@
-"""Dropout under recomputation, tensor and sequence parallelism: drawn alike where it must be, and not where it must not."""
+"""Dropout under recomputation, tensor and sequence parallelism: drawn alike where it must be, and nowhere else."""
 
 from tests.distributed.conftest import run_program
 

@@ -123,7 +123,7 @@ class Reference:
     def _heads(
         self, entering: Tensor, name: str, heads: int, groups: int
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Query, key and value of every head; Megatron's weight holds, group by group, its queries, its key, its value."""
+        """Query, key and value of every head; the weight holds group by group its queries, its key, its value."""
         out = self._linear(entering, f"{name}.linear_qkv")
         share = heads // groups
         width = out.shape[-1] // (groups * (share + 2))

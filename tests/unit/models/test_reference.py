@@ -51,8 +51,8 @@ def random_weights(architecture: Architecture, args: Namespace, seed: int) -> di
     """fp32, none of them at its start: norms, scales and biases too are random."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, weight in build(architecture, args, torch.float32, {}).named_parameters():
-        name = name.removeprefix("links.")
+    for full_name, weight in build(architecture, args, torch.float32, {}).named_parameters():
+        name = full_name.removeprefix("links.")
         spread = 0.004 if any(part in name for part in SMALL_ACTIVATIONS) else 0.12
         center = 1.0 if weight.dim() == 1 and not name.endswith("bias") else 0.0
         weights[name] = center + spread * torch.randn(weight.shape, generator=generator)
