@@ -6,6 +6,7 @@ functions that Megatron calls, and a function mode that turns "cuda" devices int
 
 import contextlib
 import importlib.util
+import logging
 import os
 import time
 import types
@@ -264,4 +265,6 @@ def _stand_in_for_cuda() -> None:
 
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    # It warns, mask by mask, that the host's generator moves with the device's: here they are one.
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)
     dataset_utils.compile_helpers = _returns(None)  # it wants make; the wheel carries the compiled helpers

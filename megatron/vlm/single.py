@@ -10,27 +10,52 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from megatron.training.initialize import initialize_megatron
+from megatron.training.training import destroy_global_state
 
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
 
 
 @contextlib.contextmanager
 def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs]:
-    """Initialise Megatron for `preset` and the flags; its own messages are left out, so that stdout is the tool's."""
+    """Initialise Megatron for `preset` and the flags; its own messages are left out, so that stdout is the tool's.
+
+    Left in order, Megatron is as before and can be initialised again. Left by an error, nothing is waited for: other
+    ranks may be waiting for this one, and torchrun ends them once it has failed.
+    """
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_PORT", str(_free_port()))
-    sys.argv = [sys.argv[0], "--preset", preset, *flags, "--no-check-for-nan-in-loss-and-grad"]
-    sys.argv += ["--lr", "0", "--train-iters", "1", "--global-batch-size", os.environ["WORLD_SIZE"]]
-    logging.disable(logging.WARNING)
-    with contextlib.redirect_stdout(io.StringIO()):
+    flags = [*flags, "--no-check-for-nan-in-loss-and-grad", "--lr", "0", "--train-iters", "1"]
+    arguments = ["--preset", preset, *flags, "--global-batch-size", os.environ["WORLD_SIZE"]]
+    with _quiet(), _command_line(arguments):
         inputs = parse_arguments()
         initialize_megatron()
-        try:
-            yield inputs
-        finally:
-            torch.distributed.barrier()
-            torch.distributed.destroy_process_group()
+        yield inputs
+        torch.distributed.barrier()
+        destroy_global_state()
+        torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(level)
+
+
+@contextlib.contextmanager
+def _command_line(arguments: Sequence[str]) -> Iterator[None]:
+    """What Megatron's parser reads."""
+    before = sys.argv
+    sys.argv = [before[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _free_port() -> int:

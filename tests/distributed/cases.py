@@ -141,7 +141,6 @@ TRAINING = {
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
     "data": Launch(2, 1, 1, seed=13, count=3, questions=8),
     "data and pipeline": Launch(4, 1, 2, seed=14, count=3, questions=8),
-    "half precision": Launch(2, 1, 2, seed=15, count=3, questions=8),
 }
 """Launches that take optimizer steps."""
 

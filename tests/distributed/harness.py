@@ -4,6 +4,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -152,7 +153,8 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
 
     def provide(vp_stage: int | None = None, **_: object) -> Stage:
         stage = plan.stages[stage_number(vp_stage)]
-        return Stage(chain, *stage.layers, stage.recompute, stage.recompute_attention, stage.recompute_mlp, vp_stage)
+        own = replace(chain, language=copy(chain.language))  # as Megatron's providers: every chunk has its own
+        return Stage(own, *stage.layers, stage.recompute, stage.recompute_attention, stage.recompute_mlp, vp_stage)
 
     _regroup(chain, plan)
     model = get_model(provide, ModelType.encoder_or_decoder)
@@ -222,9 +224,16 @@ def gradients(model: list[torch.nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def reference(chain: Chain, packs: Sequence[Microbatch], reduction: str = "token") -> Result:
-    """One process, no schedule, no wrapper: the sum of all losses, backward, divided by the sum of all weights."""
+def reference(
+    chain: Chain, packs: Sequence[Microbatch], reduction: str = "token", weights: dict[str, Tensor] | None = None
+) -> Result:
+    """One process, no schedule, no wrapper: the sum of all losses, backward, divided by the sum of all weights.
+
+    `weights` take the place of those that the chain starts with.
+    """
     stage = Stage(chain, 0, len(chain.kinds))
+    for name, weight in stage.named_parameters() if weights is not None else ():
+        weight.data.copy_(weights[name])
     total, normaliser = torch.zeros(()), 0.0
     for pack in packs:
         loss, weight, _ = token_loss(reduction, pack, stage(pack))

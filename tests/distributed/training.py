@@ -62,7 +62,7 @@ def one_process(question: cases.Question) -> tuple[float, dict[str, Tensor]]:
 
 
 def difference(case: cases.Case, answers: dict, pipeline: int) -> float:
-    """Largest difference of any weight, or of the loss; in half precision of the loss alone."""
+    """Largest difference of any weight, or of the loss."""
     args = get_args()
     args.sequence_parallel, args.overlap_grad_reduce = case.sequence_parallel, case.overlap
     chain = harness.build_chain(args, harness.MODELS[case.question.model], case.question.freeze)
@@ -70,7 +70,7 @@ def difference(case: cases.Case, answers: dict, pipeline: int) -> float:
     loss, weights = train(chain, case.plan(chain.kinds, pipeline), case.question.reduction, multiple)
     expected_loss, expected = answers[replace(case.question, packs=PACKS)]
     worst = abs(loss - expected_loss)
-    for name, weight in weights.items() if args.params_dtype == torch.float32 else ():
+    for name, weight in weights.items():
         worst = max(worst, (weight - harness.shard(expected[name], weight)).abs().max().item())
     return worst
 

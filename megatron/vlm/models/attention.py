@@ -63,7 +63,9 @@ class IsolatedAttention(MegatronModule):
         """A batch of sequences of one length: query [b, s, heads, d] -> [b, s, heads * d]."""
         q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
         dropout = self.config.attention_dropout if self.training else 0.0
-        with tensor_parallel.get_cuda_rng_tracker().fork() if dropout else nullcontext():
+        # Heads differ between ranks, so do their masks; under sequence parallelism the whole layer draws so already.
+        own = dropout and not self.config.sequence_parallel
+        with tensor_parallel.get_cuda_rng_tracker().fork() if own else nullcontext():
             out = scaled_dot_product_attention(
                 q, k, v, dropout_p=dropout, is_causal=self.causal, enable_gqa=query.shape[2] != key.shape[2]
             )

@@ -18,6 +18,9 @@ from megatron.vlm.models.vision import PatchEmbed, vision_layer_spec
 from omnibal_ext.architectures import Architecture
 from omnibal_ext.chain import GradientMode, gradient_mode, layer_names
 
+SEEDS_APART = 2**20
+"""Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -100,10 +103,14 @@ class Links(torch.nn.ModuleDict):
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Draw from generators seeded by `seed`; afterwards all generators are as they were."""
+    """Draw from generators seeded by `seed`; afterwards all generators are as they were.
+
+    The host draws whole weights, of which every rank takes its part. On the device each tensor-parallel rank draws its
+    own part: core adds the rank to the seed.
+    """
     tracker = tensor_parallel.get_cuda_rng_tracker()
     states, host, device = tracker.get_states(), torch.get_rng_state(), torch.cuda.get_rng_state()
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed * SEEDS_APART)
     torch.manual_seed(seed)
     try:
         yield

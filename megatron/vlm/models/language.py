@@ -1,5 +1,6 @@
 """The language model's links of the chain: word embedding with the image tokens merged in, layers, head."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
+from torch.nn.functional import dropout
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention import IsolatedAttention
@@ -23,7 +25,8 @@ class WordEmbedding(MegatronModule):
     """Embeds the pack's tokens and puts the projected image tokens in their places.
 
     image [tiles * image tokens, 1, width] -> [T, 1, width]; under sequence parallelism this rank's share of T. With a
-    newline (LLaVA-1.6), `batch.image_sources` says which image token goes where, and where the newline does.
+    newline (LLaVA-1.6), `batch.image_sources` says which image token goes where, and where the newline does. Hidden
+    dropout is applied to the words, as core's LLaVA does, before the sequence is shared out: one mask on all ranks.
     """
 
     def __init__(self, config: TransformerConfig, vocab_size: int, newline: bool = False) -> None:
@@ -38,7 +41,9 @@ class WordEmbedding(MegatronModule):
             config.embedding_init_method(self.newline.data)
 
     def forward(self, image: Tensor, batch: Microbatch) -> Tensor:
-        words, tokens = self.embedding(batch.input_ids), image.squeeze(1)
+        assert batch.input_ids is not None and batch.image_positions is not None
+        words = dropout(self.embedding(batch.input_ids), self.config.hidden_dropout, self.training)
+        tokens = image.squeeze(1)
         if self.newline is not None and batch.image_sources is not None:
             tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])[batch.image_sources]
         merged = words.index_copy(0, batch.image_positions, tokens.to(words.dtype)).unsqueeze(1)
@@ -46,10 +51,19 @@ class WordEmbedding(MegatronModule):
 
 
 class LanguageLayer(TransformerLayer):
-    """Core's transformer layer over a pack: [T, 1, width] -> the same."""
+    """Core's transformer layer over a pack: [T, 1, width] -> the same.
+
+    Under sequence parallelism ranks hold other tokens, and draw other dropout: core forks its generators around all
+    layers, we around each, inside what may be recomputed.
+    """
 
     def forward(self, hidden: Tensor, batch: Microbatch, rotary: Tensor) -> Tensor:
-        return super().forward(hidden, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=batch.segments)[0]
+        draws = self.training and (self.config.hidden_dropout or self.config.attention_dropout)
+        own = draws and self.config.sequence_parallel
+        with tensor_parallel.get_cuda_rng_tracker().fork() if own else nullcontext():
+            return super().forward(
+                hidden, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=batch.segments
+            )[0]
 
 
 def language_layer_spec(config: TransformerConfig) -> ModuleSpec:

@@ -65,9 +65,9 @@ class Executor:
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
         modules = model if isinstance(model, list) else [model]
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator] * len(modules)
-        chunks = [Chunk(module, iterator) for module, iterator in zip(modules, iterators, strict=True)]
-        postings = self._schedule(groups.pp.size(), num_microbatches, chunks)
         config = get_model_config(modules[0])
+        chunks = [Chunk(module, iterator, config) for module, iterator in zip(modules, iterators, strict=True)]
+        postings = self._schedule(groups.pp.size(), num_microbatches, chunks)
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
 

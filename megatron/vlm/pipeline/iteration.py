@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.pipeline_parallel import schedules
-from megatron.core.utils import get_model_config, unwrap_model
+from megatron.core.utils import unwrap_model
 from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
@@ -28,18 +28,13 @@ class Chunk:
 
     module: Any  # DistributedDataParallel around a Stage
     packs: Iterator[Microbatch]
+    config: ModelParallelConfig  # the first chunk's: Megatron's loop sets its functions there alone
 
     @cached_property
     def stage(self) -> Stage:
         """The stage itself, without the wrappers."""
         stage: Stage = unwrap_model(self.module)
         return stage
-
-    @cached_property
-    def config(self) -> ModelParallelConfig:
-        """Core's configuration."""
-        config: ModelParallelConfig = get_model_config(self.module)
-        return config
 
     @property
     def overlaps(self) -> bool:

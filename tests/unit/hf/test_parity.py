@@ -6,7 +6,7 @@ from tests.distributed.conftest import run_program
 from tests.unit.hf.models import FAMILIES
 
 pytest.importorskip("transformers")
-TOLERANCE = 1e-4
+TOLERANCE = 2e-5  # seen: 2e-6
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two tensor-parallel ranks"])

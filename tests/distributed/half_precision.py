@@ -1,0 +1,74 @@
+"""Run on two pipeline ranks: one iteration in half precision against fp32 on the same rounded weights.
+
+Prints by precision and schedule the largest difference of the loss, and of any gradient relative to its weight's
+largest, in units of the precision's last bit. The loss is scaled as Megatron's loop has it: its function is set on the
+first chunk's configuration, gradients carry the scale.
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.utils import get_model_config
+
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.pipeline.executor import Executor
+from megatron.vlm.pipeline.stage import Stage
+from tests.distributed import cases, harness
+
+BITS = {torch.bfloat16: 8, torch.float16: 11}
+LOSS_SCALE = 2.0**12
+SCHEDULES = (("1f1b", 1), ("1f1b", 2), ("zb_h1", 2))
+
+
+def main() -> None:
+    del sys.argv[1:]
+    args, worst = harness.start(harness.SMALL, 1, 2), {}
+    for dtype in BITS:
+        for schedule, chunks in SCHEDULES:
+            loss, gradient = differences(args, dtype, schedule, chunks)
+            name = f"{str(dtype).removeprefix('torch.')} {schedule} {chunks}"
+            worst |= {f"{name}: loss": loss, f"{name}: gradients": gradient}
+    harness.report(worst)
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+def differences(args: Namespace, dtype: torch.dtype, schedule: str, chunks: int) -> tuple[float, float]:
+    """Of the loss and of the gradients, in units of the last bit."""
+    args.params_dtype, args.bf16, args.fp16 = dtype, dtype == torch.bfloat16, dtype == torch.float16
+    args.accumulate_allreduce_grads_in_fp32 = True
+    chain = harness.build_chain(args, harness.SMALL)
+    stage = Stage(chain, 0, len(chain.kinds))
+    weights = {name: weight.detach().float() for name, weight in stage.named_parameters()}
+    packs = [rounded(pack, dtype) for pack in harness.sample_packs()]
+    question = cases.Question("small", (), "all", "square")
+    plan = cases.Case(question, schedule, chunks, "mixed", False, False, seed=chunks).plan(chain.kinds, 2)
+    model = harness.build_model(chain, plan)
+    get_model_config(model[0]).grad_scale_func = lambda loss: loss * LOSS_SCALE
+    loss = harness.run_iteration(model, plan, packs, Executor(schedule), question.reduction)
+    expected = in_full_precision(args, packs, question.reduction, weights)
+    unit, worst = 2.0 ** -BITS[dtype], 0.0
+    for name, mine in harness.gradients(model).items():
+        wanted = expected.gradients[name]
+        worst = max(worst, ((mine / LOSS_SCALE - wanted).abs().max() / wanted.abs().max()).item())
+    return abs(loss - expected.loss) / unit, worst / unit
+
+
+def rounded(pack: Microbatch, dtype: torch.dtype) -> Microbatch:
+    return replace(pack, pixels=None if pack.pixels is None else pack.pixels.to(dtype).float())
+
+
+def in_full_precision(
+    args: Namespace, packs: Sequence[Microbatch], reduction: str, weights: dict[str, torch.Tensor]
+) -> harness.Result:
+    """Loss and gradients of one process in fp32."""
+    args.params_dtype, args.bf16, args.fp16 = torch.float32, False, False
+    return harness.reference(harness.build_chain(args, harness.SMALL), packs, reduction, weights)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Initial weights: every link and tensor-parallel rank draws its own numbers, of the size asked for."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from torch import Tensor
+
+from megatron.vlm.arguments import TrainingInputs
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.stage import Stage
+from tests.distributed import harness
+from tests.unit.alone import megatron_alone
+
+RANKS, STD = 4, 0.02
+ALIKE_ON_ALL_RANKS = ("patch_embed", "newline")
+OUTPUT_LAYERS = ("self_attention.linear_proj.weight", "mlp.linear_fc2.weight")
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Iterator[TrainingInputs]:
+    with megatron_alone("small") as inputs:
+        yield inputs
+
+
+@pytest.fixture(params=["host", "device"])
+def drawn_on(request: pytest.FixtureRequest, inputs: TrainingInputs, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where Megatron draws initial weights: `--use-cpu-initialization` or without."""
+    monkeypatch.setattr(inputs.args, "use_cpu_initialization", request.param == "host")
+    return request.param
+
+
+def chain_of(inputs: TrainingInputs, model: str, seed: int) -> Chain:
+    return replace(harness.build_chain(inputs.args, harness.MODELS[model]), seed=seed)
+
+
+def drawn_weights(chain: Chain) -> dict[str, Tensor]:
+    """Matrices and learned tokens of all links, by link and name."""
+    return {
+        f"{name}.{weight_name}": weight.detach()
+        for link, name in enumerate(chain.names)
+        for weight_name, weight in chain.build(link).named_parameters()
+        if weight.dim() > 1
+    }
+
+
+def first_numbers(weight: Tensor) -> tuple[float, ...]:
+    """Sixteen numbers that a stream begins with, whatever the deviation they were drawn for."""
+    numbers = weight.flatten()[:16].double()
+    return tuple((numbers / numbers.abs().max()).mul(1e4).round().tolist())
+
+
+@pytest.mark.parametrize("seed", [7, 1234, 2**32 - 40])
+def test_no_two_links_and_ranks_draw_the_same_numbers(
+    inputs: TrainingInputs, drawn_on: str, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chain, seen = chain_of(inputs, "wide_norm", seed), {}
+    for rank in range(RANKS):
+        monkeypatch.setattr(parallel_state, "_MPU_TENSOR_MODEL_PARALLEL_RANK", rank)
+        for name, weight in drawn_weights(chain).items():
+            # What is not cut, and what the host draws whole, is the same on all ranks.
+            alike = drawn_on == "host" or name.startswith(ALIKE_ON_ALL_RANKS)
+            owner = (name, 0 if alike else rank)
+            assert seen.setdefault(first_numbers(weight), owner) == owner
+    drawn = drawn_weights(chain)
+    own = sum(not name.startswith(ALIKE_ON_ALL_RANKS) for name in drawn) if drawn_on == "device" else 0
+    assert len(seen) == len(drawn) + (RANKS - 1) * own
+
+
+@pytest.mark.parametrize("link", ["word_embed", "head"])
+def test_the_host_draws_from_the_seed_and_the_place_in_the_chain(inputs: TrainingInputs, link: str) -> None:
+    """These numbers are those of all runs before: a change would make results incomparable."""
+    chain = chain_of(inputs, "small", seed=5)
+    place = chain.names.index(link)
+    wanted = torch.empty(128, 48).normal_(0.0, STD, generator=torch.Generator().manual_seed(5 + place))
+    (weight,) = (weight for weight in chain.build(place).parameters() if weight.dim() > 1)
+    assert torch.equal(weight, wanted)
+
+
+@pytest.mark.parametrize("model", harness.MODELS)
+def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, drawn_on: str, model: str) -> None:
+    """Matrices 0.02, those that write to the residual stream 0.02 / sqrt(2 layers); norms, LayerScale 1; biases 0."""
+    known = harness.MODELS[model]
+    shallow = replace(known, vision=replace(known.vision, layers=2))  # fewer than the language model has
+    chain = replace(harness.build_chain(inputs.args, shallow), seed=9)
+    layers = {"vit": chain.architecture.vision.layers, "llm": chain.architecture.language.layers}
+    for link, name in enumerate(chain.names):
+        for weight_name, weight in chain.build(link).named_parameters():
+            if weight.dim() == 1:
+                wanted = 0.0 if weight_name.endswith("bias") else 1.0
+                assert torch.equal(weight, torch.full_like(weight, wanted)), f"{name}.{weight_name}"
+                continue
+            spread = STD / math.sqrt(2 * layers[name[:3]]) if weight_name in OUTPUT_LAYERS else STD
+            count = weight.numel()
+            assert weight.std().item() == pytest.approx(spread, rel=4 / math.sqrt(2 * count)), f"{name}.{weight_name}"
+            assert abs(weight.mean().item()) < 4.5 * spread / math.sqrt(count), f"{name}.{weight_name}"
+
+
+@pytest.mark.parametrize("model", ["small", "tied"])
+def test_building_a_stage_leaves_the_generators_of_training_alone(
+    inputs: TrainingInputs, drawn_on: str, model: str
+) -> None:
+    chain = chain_of(inputs, model, seed=11)
+    before = generators()
+    Stage(chain, len(chain.kinds) - 2, len(chain.kinds))  # a tied head builds the word embedding for itself
+    Stage(chain, 0, 2)
+    assert generators() == before
+
+
+def generators() -> list[object]:
+    """The state of every generator there is, and the next number of each stream that dropout draws from."""
+    tracker = tensor_parallel.get_cuda_rng_tracker()
+    states = {name: state.tolist() for name, state in tracker.get_states().items()}
+    return [
+        torch.get_rng_state().tolist(),
+        torch.cuda.get_rng_state().tolist(),
+        states,
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+    ]
+
+
+def test_copies_of_a_tied_weight_start_alike(inputs: TrainingInputs, drawn_on: str) -> None:
+    chain = chain_of(inputs, "tied", seed=13)
+    first, last = Stage(chain, 0, len(chain.kinds) - 1), Stage(chain, len(chain.kinds) - 1, len(chain.kinds))
+    assert torch.equal(first.links["word_embed"].embedding.weight, last.links["head"].linear.weight)

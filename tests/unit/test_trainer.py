@@ -1,0 +1,167 @@
+"""The trainer obeys its flags and the plan: what is frozen, how losses are weighed, what is recomputed; one rank."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.enums import ModelType
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.utils import get_model_config
+
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.pretrain import Trainer
+from omnibal_ext.chain import PARTS
+from omnibal_ext.plan import Plan, Stage
+from tests.distributed import harness
+from tests.distributed.harness import get_model
+from tests.unit.alone import megatron_alone
+from tests.unit.test_loss import closed_form
+
+CHAIN = harness.SMALL.chain
+RECOMPUTED, ATTENTION, PERCEPTRON = (1, 8), (2, 9), (3, 10)  # a ViT and an LLM layer each
+CASES = {
+    "vit": (("vit",), "token"),
+    "projector": (("projector",), "sample"),
+    "llm": (("llm",), "square"),
+    "nothing": ((), "square"),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trainer, Any]]:
+    """A trainer as the command line makes it, and the model that Megatron gets from it."""
+    frozen, reduction = CASES[request.param]
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    stage = Stage((0, len(CHAIN)), RECOMPUTED, ATTENTION, PERCEPTRON)
+    Plan(
+        chain=CHAIN,
+        stages=(stage,),
+        num_microbatches=4,
+        pipeline_model_parallel_size=1,
+        model="small",
+        model_hash=harness.SMALL.hash,
+        frozen=frozen,
+    ).save(path)
+    flags = ["--plan", str(path), "--loss-reduction", reduction, *(["--freeze", *frozen] if frozen else [])]
+    with megatron_alone("small", *flags) as inputs:
+        trainer = Trainer(inputs)
+        yield trainer, get_model(trainer.model, ModelType.encoder_or_decoder)
+
+
+def frozen_links(frozen: tuple[str, ...]) -> set[str]:
+    """Names of the links of frozen parts, spelled out."""
+    kinds = {kind for part in frozen for kind in PARTS[part]}
+    names = {"vit": [f"vit_{i}" for i in range(4)], "llm": [f"llm_{i}" for i in range(4)]}
+    return {name for kind in kinds for name in names.get(kind, [kind])}
+
+
+def link_of(name: str) -> str:
+    return name.partition("links.")[2].split(".")[0]
+
+
+def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(case: tuple[Trainer, Any]) -> None:
+    trainer, model = case
+    frozen = frozen_links(tuple(trainer.args.freeze))
+    before = {name: weight.detach().clone() for name, weight in model[0].named_parameters()}
+    config = OptimizerConfig(lr=1e-2, weight_decay=0.1, params_dtype=torch.float32)
+    optimizer = get_megatron_optimizer(config, model)
+    optimizer.zero_grad()
+    run(trainer, model, harness.sample_packs())
+    done, _, _ = optimizer.step()
+    assert done
+    for name, weight in model[0].named_parameters():
+        held = link_of(name) in frozen
+        assert weight.requires_grad != held, name
+        assert torch.equal(weight, before[name]) == held, name
+
+
+def run(trainer: Trainer, model: Any, packs: list[Microbatch]) -> list[Any]:
+    """One training iteration as Megatron's loop calls it."""
+    for module in model:
+        module.zero_grad_buffer()
+    get_model_config(model[0]).finalize_model_grads_func = finalize_model_grads
+    records: list[Any] = trainer.executor(
+        forward_step_func=trainer.forward_step,
+        data_iterator=iter(packs),
+        model=model,
+        num_microbatches=len(packs),
+    )
+    return records
+
+
+def test_the_loss_is_weighed_as_the_flag_says(case: tuple[Trainer, Any]) -> None:
+    trainer, model = case
+    pack = harness.sample_packs()[7]
+    losses, weigh = trainer.forward_step(iter([pack]), model[0])
+    total, normaliser, _ = weigh(losses)
+    samples = list(
+        zip(
+            [part.tolist() for part in losses.detach().split(pack.lengths)],
+            [part.int().tolist() for part in pack.loss_mask.split(pack.lengths)],
+            strict=True,
+        )
+    )
+    wanted_total, wanted_normaliser, _ = closed_form(trainer.args.loss_reduction, samples)
+    assert total.item() == pytest.approx(wanted_total, rel=1e-5)
+    assert normaliser.item() == pytest.approx(wanted_normaliser, rel=1e-5)
+
+
+def test_what_the_plan_recomputes_runs_twice_and_the_rest_once(case: tuple[Trainer, Any]) -> None:
+    """Counted where the work is done: a layer, its attention core, its perceptron's last projection."""
+    trainer, model = case
+    counts = {"layer": [0] * len(CHAIN), "attention": [0] * len(CHAIN), "perceptron": [0] * len(CHAIN)}
+    stage = model[0].module
+    hooks = []
+    for link, module in enumerate(stage.links.values()):
+        watched = {"layer": module}
+        if CHAIN[link] in ("vit", "llm"):
+            watched |= {"attention": module.self_attention.core_attention, "perceptron": module.mlp.linear_fc1}
+        for what, part in watched.items():
+            hooks.append(part.register_forward_hook(counter(counts[what], link)))
+    run(trainer, model, [harness.sample_packs()[0]])
+    for hook in hooks:
+        hook.remove()
+    # Nothing before the first trained part has a backward pass, so there is nothing to recompute for.
+    idle = {"vit"} if trainer.args.freeze == ["vit"] else set()
+    for link, kind in enumerate(CHAIN):
+        whole = link in RECOMPUTED
+        twice = {"layer": whole, "attention": whole or link in ATTENTION, "perceptron": whole or link in PERCEPTRON}
+        for what, again in twice.items():
+            if what == "layer" or kind in ("vit", "llm"):
+                wanted = 2 if again and kind not in idle else 1
+                assert counts[what][link] == wanted, f"{what} of link {link}"
+
+
+def counter(counts: list[int], link: int) -> Any:
+    def count(*_: Any) -> None:
+        counts[link] += 1
+
+    return count
+
+
+def test_evaluation_computes_no_gradient(case: tuple[Trainer, Any]) -> None:
+    """As Megatron evaluates: model in evaluation, no gradient recorded, `forward_only`."""
+    trainer, model = case
+    packs = harness.sample_packs()[:2]
+    weights = [weight for weight in model[0].parameters() if weight.requires_grad]
+    for weight in weights:
+        weight.main_grad.fill_(7.0)
+    calls = []
+    backward = torch.autograd.backward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.autograd, "backward", lambda *a, **k: calls.append(a) or backward(*a, **k))
+        model[0].eval()
+        records = trainer.executor(
+            forward_step_func=trainer.forward_step,
+            data_iterator=iter(packs),
+            model=model,
+            num_microbatches=2,
+            forward_only=True,
+        )
+        model[0].train()
+    assert not calls
+    assert len(records) == 2
+    assert all(not record["lm loss"].requires_grad for record in records)
+    assert all(bool((weight.main_grad == 7.0).all()) for weight in weights)
