@@ -75,11 +75,12 @@ def set_evaluation(args: Namespace) -> None:
             flag, other = f"--{given.replace('_', '-')}", f"--{missing.replace('_', '-')}"
             raise UserError(f"{flag} {getattr(args, given)} without {other}: evaluation needs a dataset and its packs")
     held_out = HeldOutPass(PackedIndex.open(args.eval_packs), args.data_parallel_size)
-    if args.eval_iters not in (None, held_out.iterations):
-        raise UserError(
-            f"--eval-iters {args.eval_iters}, but a pass over {args.eval_packs} takes {held_out.iterations} iterations "
-            f"of {held_out.global_batch} packs; leave the flag out"
-        )
+    for flag, given, unset, wanted in (
+        ("--eval-iters", args.eval_iters, None, held_out.iterations),
+        ("--eval-global-batch-size", args.eval_global_batch_size, args.global_batch_size, held_out.global_batch),
+    ):
+        if given not in (unset, wanted):
+            raise UserError(f"{flag} {given}: a pass over {args.eval_packs} is by {wanted}; leave the flag out")
     args.eval_iters, args.eval_global_batch_size = held_out.iterations, held_out.global_batch
     iterations = args.train_iters or (args.train_samples or 0) // args.global_batch_size
     args.eval_interval = args.eval_interval or max(1, iterations // EVALUATIONS)
