@@ -1,7 +1,6 @@
 """The measured last word: a plan's layouts as they are tried out, and the plan that keeps the fastest."""
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +9,12 @@ from pathlib import Path
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
+from omnibal_ext.run_metrics import training_intervals
 
 STEPS = 3
 """Of a trial; the first one warms up."""
-LEFT_OUT = ("--save", "--load", "--save-interval", "--log-interval", "--exit-interval", "--tensorboard-dir")
+LEFT_OUT = ("--save", "--load", "--save-interval", "--log-interval", "--exit-interval", "--tensorboard-dir",
+            "--eval-data", "--eval-packs", "--eval-interval")  # fmt: skip
 """Flags that a trial does without: it leaves nothing behind, and starts from new weights."""
 
 
@@ -44,10 +45,10 @@ def trial_flags(words: Sequence[str]) -> list[str]:
 
 def measured_seconds(metrics: Path) -> float | None:
     """Median step seconds of a trial's metrics.jsonl, the first step left out; None if it did not run to the end."""
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    lines = training_intervals(metrics)
     if len(lines) < STEPS:
         return None
-    return statistics.median(json.loads(line)["seconds"] for line in lines[1:STEPS])
+    return statistics.median(line["seconds"] for line in lines[1:STEPS])
 
 
 def keep_fastest(trials: Sequence[Trial]) -> Plan:

@@ -21,6 +21,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from omnibal_ext.run_metrics import training_intervals
+
 Item = TypeVar("Item")
 
 
@@ -71,10 +73,10 @@ def follow_metrics(path: Path, is_running: Callable[[], bool]) -> None:
         while running:
             running = is_running()
             time.sleep(0.5)
-            lines = path.read_text().splitlines() if path.exists() else []
+            lines = training_intervals(path)
             if not lines:
                 continue
-            last = json.loads(lines[-1])
+            last = lines[-1]
             text = f"loss {last['loss']:.3f}, {last['samples_per_second']:.0f} samples/s"
             progress.update(bar, completed=last["iteration"], total=last["iterations"], description=text)
             if not console.is_terminal and last["iteration"] * 10 // last["iterations"] > tenths:

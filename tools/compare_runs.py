@@ -11,6 +11,7 @@ from pathlib import Path
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.plan import Plan
+from omnibal_ext.run_metrics import evaluations, training_intervals
 
 
 def main() -> None:
@@ -34,9 +35,9 @@ def main() -> None:
 def summary(folder: Path) -> dict[str, float]:
     """What a run was: rates are of its whole length, the first interval (start-up) left out."""
     path = folder / "metrics.jsonl"
-    if not path.exists():
+    lines = training_intervals(path)
+    if not lines:
         raise UserError(f"{path}: no metrics; has this run been started by tools/launch.py and ended an interval?")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
     steady = lines[1:] or lines
     samples, seconds = (sum(line[name] for line in steady) for name in ("samples", "seconds"))
     result = {
@@ -47,6 +48,8 @@ def summary(folder: Path) -> dict[str, float]:
         "final_loss": lines[-1]["loss"],
         "recomputed_layers": sum(len(stage.recompute) for stage in Plan.load(folder / "plan.json").stages),
     }
+    if held_out := evaluations(path):
+        result["held-out_loss"] = held_out[max(held_out)]["loss"]
     evaluation = folder / "evaluation.json"
     if evaluation.exists():
         result["held-out_digits_read_right"] = json.loads(evaluation.read_text())["share_right"]

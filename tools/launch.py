@@ -219,8 +219,8 @@ def _torchrun(arguments: argparse.Namespace, plan: Path, index: PackedIndex, met
         "--metrics-file": metrics,
         "--tensorboard-dir": Path(arguments.run_dir) / "tensorboard",
     }
-    if arguments.eval_packs:
-        flags |= {"--eval-data": arguments.eval_data, "--eval-packs": arguments.eval_packs}
+    held_out = {"--eval-data": arguments.eval_data, "--eval-packs": arguments.eval_packs}
+    flags |= {flag: path for flag, path in held_out.items() if path}
     if arguments.epochs:
         flags["--train-iters"] = -(-round(arguments.epochs * index.num_packs) // index.global_batch)
     words += [str(word) for flag in flags.items() for word in flag]

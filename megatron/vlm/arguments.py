@@ -9,6 +9,7 @@ from megatron.training.arguments import parse_args, validate_args
 from megatron.training.global_vars import set_global_variables
 
 from megatron.vlm import platform
+from megatron.vlm.evaluation import set_evaluation
 from omnibal_ext.architectures import Architecture, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
@@ -31,7 +32,7 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument("--plan", help="plan.json of tools/plan_layout.py; not needed on a single pipeline rank")
     group.add_argument("--data", help="dataset folder of tools/preprocess_data.py")
     group.add_argument("--packs", help="packed index of tools/pack_data.py over --data")
-    group.add_argument("--eval-data", help="held-out dataset folder")
+    group.add_argument("--eval-data", help="held-out dataset folder, evaluated on whole")
     group.add_argument("--eval-packs", help="packed index over --eval-data")
     group.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
     group.add_argument(
@@ -47,7 +48,8 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
 def parse_arguments() -> TrainingInputs:
     """Parse and validate the command line and set Megatron's globals.
 
-    Raises UserError for an unknown preset, a plan made for another model or parallel size, a schedule we do not run.
+    Raises UserError for an unknown preset, a plan made for another model or parallel size, a schedule we do not run,
+    held-out data without packs.
     """
     early = ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--pipeline-model-parallel-size", type=int)
@@ -65,6 +67,7 @@ def parse_arguments() -> TrainingInputs:
     platform.mend_distributed_optimizer()
     args = parse_args(add_with_defaults)
     validate_args(args)
+    set_evaluation(args)
     # The true count from here on: a checkpoint records it, and is compared with it at any layout.
     args.num_layers = args.encoder_num_layers = architecture.language.layers
     set_global_variables(args)
@@ -121,6 +124,6 @@ def _preset_defaults(architecture: Architecture, plan: Plan) -> dict[str, Any]:
         "micro_batch_size": 1,
         "calculate_per_token_loss": True,
         "dataloader_type": "external",
-        "eval_iters": 0,
-        "eval_interval": 10**9,
+        "eval_iters": None,
+        "eval_interval": None,
     }

@@ -16,17 +16,23 @@ def token_loss(reduction: str, batch: Microbatch, losses: Tensor) -> tuple[Tenso
     losses [T] fp32, from the last stage. One normaliser for the global batch: the mean depends on no packing, no number
     of microbatches, no layout.
     """
-    weights = token_weights(batch, REDUCTIONS[reduction])
+    return weighted_loss(losses, token_weights(batch, REDUCTIONS[reduction]))
+
+
+def weighted_loss(losses: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """What Megatron takes of a loss function: sum to differentiate, normaliser, and both as a record; all [T] fp32."""
     total, normaliser = (losses * weights).sum(), weights.sum()
     return total, normaliser, {"lm loss": torch.stack([total.detach(), normaliser])}
 
 
 def token_weights(batch: Microbatch, power: float) -> Tensor:
-    """[T] fp32: n^-power for the tokens that count, n the number of those in their sample; 0 for the others."""
+    """[T] fp32: n^-power for the tokens that count, n the number of those in their sample; 0 for the others.
+
+    Everything it needs is on the device already: nothing is copied there, and the host waits for nothing.
+    """
     assert batch.loss_mask is not None
     if not power:
         return batch.loss_mask
-    lengths = torch.tensor(batch.lengths, device=batch.loss_mask.device)
-    sample = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths, output_size=batch.tokens)
-    counts = torch.zeros(len(lengths), device=lengths.device).index_add_(0, sample, batch.loss_mask)
-    return batch.loss_mask * counts.clamp(min=1).pow(-power)[sample]
+    assert batch.segment_ids is not None
+    counts = batch.loss_mask.new_zeros(len(batch.lengths)).index_add_(0, batch.segment_ids, batch.loss_mask)
+    return batch.loss_mask * counts.clamp(min=1).pow(-power)[batch.segment_ids]

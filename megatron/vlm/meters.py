@@ -1,85 +1,151 @@
-"""What Megatron does not log: samples and useful tokens a second, padding, and how level the iterations were."""
+"""What Megatron does not log: samples and useful tokens a second, padding, levelness, and the loss of every source."""
 
-import json
 import time
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.training import print_rank_last
+from torch import Tensor
 
+from megatron.vlm.journal import Journal
 from megatron.vlm.microbatch import Microbatch
 
+SIZES = ("tiles", "tokens", "useful_tokens", "samples")
 
-class BalanceMeter:
-    """Counts what every microbatch of an interval held and reports once an interval, over all data-parallel ranks.
 
-    The counting is the last pipeline stage's (it sees every pack); the report is one line in the log and one in a file.
+class Tally:
+    """What the microbatches of one rank held: sizes on the host, losses on the device. Adding waits for nothing."""
+
+    def __init__(self, sources: int) -> None:
+        self.sizes = [0] * len(SIZES)
+        self.losses = torch.zeros(sources, 2, dtype=torch.float64, device="cuda")
+        """[sources, 2] weighted sum of the losses and sum of the weights of each source's tokens."""
+
+    def add(self, batch: Microbatch, losses: Tensor, weights: Tensor) -> None:
+        """Add a microbatch that was run; losses and weights [T]."""
+        assert batch.sources is not None
+        assert batch.segment_ids is not None
+        self.sizes = [total + getattr(batch, name) for total, name in zip(self.sizes, SIZES, strict=True)]
+        pairs = torch.stack([losses.detach() * weights, weights], dim=1)
+        self.losses.index_add_(0, batch.sources[batch.segment_ids], pairs.double())
+
+
+class TrainingMeter:
+    """Reports every `interval` iterations what the training iterations since the last report were.
+
+    The last pipeline stage meters (it sees every pack and its losses). The host waits for the device, and ranks for
+    each other, only at a report. An iteration that is run again (Megatron's rerun machine) counts once.
     """
 
-    def __init__(self, log_interval: int, iterations: int, metrics_file: str | None) -> None:
-        self.log_interval, self.total_iterations = log_interval, iterations
-        self.metrics_file = Path(metrics_file) if metrics_file else None
-        self.iterations: list[list[float]] = []  # an iteration: the places of `interval_report`
+    def __init__(self, sources: Sequence[str], interval: int, journal: Journal) -> None:
+        self.sources, self.interval, self.journal = tuple(sources), interval, journal
+        self.closed: dict[int, Tally] = {}
+        self.tally = Tally(len(self.sources))
+        self.start(None, 0, 1.0)
+
+    def start(self, iterations: int | None, consumed_samples: int, samples_per_epoch: float) -> None:
+        """Training of so many iterations begins, or goes on after so many samples."""
+        self.iterations = iterations
+        self.consumed_samples, self.samples_per_epoch = consumed_samples, samples_per_epoch
         self.started = time.perf_counter()
-        self.current = [0.0] * 6
 
-    def count(self, batch: Microbatch) -> None:
-        """Add a microbatch that was trained on."""
-        for place, value in enumerate((batch.tiles, batch.tokens, batch.useful_tokens, batch.samples)):
-            self.current[place] += value
+    def leave_out(self, seconds: float) -> None:
+        """Seconds that were spent on something else than training."""
+        self.started += seconds
 
-    def end_iteration(self, iteration: int, records: list[dict[str, torch.Tensor]]) -> None:
-        """Close an iteration (counted from 1) with its microbatches' losses; reports when it ends an interval."""
-        total, tokens = torch.stack([record["lm loss"] for record in records]).sum(0).tolist()
-        self.current[4:] = total, tokens
-        self.iterations.append(self.current)
-        self.current = [0.0] * 6
-        if iteration % self.log_interval == 0 or iteration == self.total_iterations:
+    def end_iteration(self, iteration: int) -> None:
+        """Close an iteration, counted from 1; reports if it ends an interval or training."""
+        self.closed[iteration] = self.tally
+        self.tally = Tally(len(self.sources))
+        if iteration % self.interval == 0 or iteration == self.iterations:
             self._report(iteration)
-            self.iterations, self.started = [], time.perf_counter()
+            self.closed, self.started = {}, time.perf_counter()
 
     def _report(self, iteration: int) -> None:
-        mine = torch.tensor(self.iterations, dtype=torch.float64, device="cuda")
-        group = parallel_state.get_data_parallel_group()
-        ranks = [torch.empty_like(mine) for _ in range(group.size())]
-        torch.distributed.all_gather(ranks, mine, group=group)
-        counts = torch.stack(ranks).cpu()  # [ranks, iterations, 6]
+        sizes, losses = gather(list(self.closed.values()))
+        report = interval_report(sizes, losses, time.perf_counter() - self.started, self.sources)
+        self.consumed_samples += report["samples"]
+        position = {
+            "iterations": self.iterations,
+            "consumed_samples": self.consumed_samples,
+            "epoch": self.consumed_samples / self.samples_per_epoch,
+        }
+        self.journal.training(iteration, {**position, **report})
+
+
+class EvaluationMeter:
+    """Reports what a pass over the held-out packs found: the mean over all of its counted tokens, exactly."""
+
+    def __init__(self, sources: Sequence[str], iterations: int, journal: Journal) -> None:
+        self.sources, self.iterations, self.journal = tuple(sources), iterations, journal
+        self.done = 0
+        self.started = 0.0
+        self.tally = Tally(len(self.sources))
+
+    def begin_iteration(self) -> None:
+        """The first one of a pass starts the clock."""
+        if self.done == 0:
+            self.started = time.perf_counter()
+
+    def end_iteration(self) -> bool:
+        """Whether the pass is complete; the next iteration begins another."""
+        self.done = (self.done + 1) % self.iterations
+        return self.done == 0
+
+    def end_pass(self, iteration: int) -> float:
+        """Report a pass after `iteration` iterations of training; what it took, in seconds."""
+        sizes, losses = gather([self.tally])
         seconds = time.perf_counter() - self.started
-        report = interval_report(counts, seconds)
-        print_rank_last(
-            f" balance after iteration {iteration} | samples/s: {report['samples_per_second']:.1f} | "
-            f"useful tokens/s: {report['useful_tokens_per_second']:.0f} | padding: {report['padding']:.1%} | "
-            f"DistRatio ViT: {report['dist_ratio_vit']:.4f} LLM: {report['dist_ratio_llm']:.4f} |"
+        samples = int(sizes[..., SIZES.index("samples")].sum())
+        self.journal.evaluation(
+            iteration, {**mean_losses(losses, self.sources), "samples": samples, "seconds": seconds}
         )
-        last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
-        if self.metrics_file and last:
-            self.metrics_file.parent.mkdir(parents=True, exist_ok=True)
-            line = {"iteration": iteration, "iterations": self.total_iterations, **report}
-            with self.metrics_file.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        self.tally = Tally(len(self.sources))
+        return seconds
 
 
-def interval_report(counts: torch.Tensor, seconds: float) -> dict[str, float]:
+def gather(tallies: Sequence[Tally]) -> tuple[Tensor, Tensor]:
+    """Sizes [ranks, tallies, 4] and losses [sources, 2] over all data-parallel ranks; waits for the device once."""
+    sizes = torch.tensor([tally.sizes for tally in tallies], dtype=torch.float64)
+    losses = torch.stack([tally.losses for tally in tallies]).sum(0)
+    mine = torch.cat([sizes.to(losses.device).flatten(), losses.flatten()])
+    group = parallel_state.get_data_parallel_group()
+    ranks = [torch.empty_like(mine) for _ in range(group.size())]
+    torch.distributed.all_gather(ranks, mine, group=group)
+    everything = torch.stack(ranks).cpu()
+    return everything[:, : sizes.numel()].view(-1, *sizes.shape), everything[:, sizes.numel() :].sum(0).view(-1, 2)
+
+
+def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequence[str]) -> dict[str, Any]:
     """Rates, padding and DistRatios (OmniBal, section 3) of an interval.
 
-    counts [ranks, iterations, 6]: tiles, tokens, useful tokens and samples that each rank ran in each iteration, the
-    sum of its losses and the tokens they are of.
+    sizes [ranks, iterations, 4]: what each rank ran in each iteration, see `SIZES`; losses [sources, 2] of all of them.
     """
-    tiles, tokens, useful, samples, loss, supervised = counts.unbind(-1)
+    tiles, tokens, useful, samples = sizes.unbind(-1)
     return {
         "seconds": seconds,
-        "loss": loss.sum().item() / max(1.0, supervised.sum().item()),
-        "samples": samples.sum().item(),
+        **mean_losses(losses, sources),
+        "samples": int(samples.sum()),
         "samples_per_second": samples.sum().item() / seconds,
         "useful_tokens_per_second": useful.sum().item() / seconds,
-        "padding": 1 - useful.sum().item() / tokens.sum().item(),
+        "padding": 1 - useful.sum().item() / max(1.0, tokens.sum().item()),
         "dist_ratio_vit": _dist_ratio(tiles),
         "dist_ratio_llm": _dist_ratio(tokens),
     }
 
 
-def _dist_ratio(work: torch.Tensor) -> float:
+def mean_losses(losses: Tensor, sources: Sequence[str]) -> dict[str, Any]:
+    """The mean loss over all tokens that count, and over those of each source that has any; losses [sources, 2]."""
+    totals, weights = losses.unbind(-1)
+    counted = [source for source, weight in enumerate(weights.tolist()) if weight]
+    return {
+        "loss": totals.sum().item() / max(1.0, weights.sum().item()),
+        "source_losses": {sources[i]: totals[i].item() / weights[i].item() for i in counted},
+    }
+
+
+def _dist_ratio(work: Tensor) -> float:
     """Mean over iterations of sum_i (T_max - T_i) / (T_max N); work [ranks, iterations]."""
     most = work.max(dim=0).values
     waiting = ((most - work) / most.clamp(min=1)).mean(dim=0)

@@ -1,5 +1,6 @@
 """One pack as the model sees it: what a stage is handed for one microbatch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +18,11 @@ class Segments(PackedSeqParams):
     """
 
     lengths: tuple[int, ...] = ()
+
+
+def segment_ids(lengths: Sequence[int]) -> Tensor:
+    """[T] the number of the segment that each token is of, on the host."""
+    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,8 @@ class Microbatch:
     image_sources: Tensor | None = None  # [image tokens], into the projector's output, -1 a newline; None: in order
     labels: Tensor | None = None  # [T]
     loss_mask: Tensor | None = None  # [T], 1 where the label counts
+    segment_ids: Tensor | None = None  # [T], which of `lengths` the token is of
+    sources: Tensor | None = None  # [len(lengths)], which input file of the dataset each sample came from
 
     @property
     def tokens(self) -> int:

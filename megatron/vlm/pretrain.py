@@ -13,17 +13,19 @@ from megatron.core import parallel_state
 from megatron.core.enums import ModelType
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.utils import get_attr_wrapped_model
 from megatron.training import get_args, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from torch import Tensor
 
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches
+from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches, samples_before
+from megatron.vlm.data.sources import Sources
 from megatron.vlm.drift import DriftMeter
-from megatron.vlm.loss import token_loss
-from megatron.vlm.meters import BalanceMeter
+from megatron.vlm.evaluation import HeldOutPass
+from megatron.vlm.journal import Journal
+from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
+from megatron.vlm.meters import EvaluationMeter, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
@@ -39,10 +41,15 @@ class Trainer:
     """The providers that Megatron's `pretrain` asks for, over one set of inputs."""
 
     def __init__(self, inputs: TrainingInputs) -> None:
+        """Raises UserError where a dataset cannot be opened."""
         self.args, self.architecture, self.plan = inputs.args, inputs.architecture, inputs.plan
-        self.meter = BalanceMeter(self.args.log_interval, self.args.train_iters, self.args.metrics_file)
+        args, journal = self.args, Journal(self.args.metrics_file)
+        self.meter = TrainingMeter(_sources(args.data), args.log_interval, journal)
+        self.evaluation = EvaluationMeter(_sources(args.eval_data), args.eval_iters, journal)
         self.drift = DriftMeter(self.plan)
         self.executor = Executor(self.plan.schedule, self.drift.watch)
+        self.iteration = 0
+        """Iterations of training behind us, those before a resume included."""
 
     def model(
         self,
@@ -64,45 +71,69 @@ class Trainer:
     def datasets(
         self, _: Any, vp_stage: int | None = None
     ) -> tuple[Iterator[Microbatch] | None, Iterator[Microbatch] | None, None]:
-        """Training and validation microbatches of this rank, from where the checkpoint left off."""
+        """Training microbatches of this rank from where the checkpoint left off, held-out ones from the first."""
         args = self.args
-        train = self._microbatches(args.data, args.packs, vp_stage, args.global_batch_size, args.consumed_train_samples)
-        valid = None
-        if args.eval_packs:
-            valid = self._microbatches(args.eval_data, args.eval_packs, vp_stage, args.eval_global_batch_size, 0)
-        return train, valid, None
+        train = self._dataset(args.data, args.packs, vp_stage)
+        stream = PackStream(train.index, args.data_parallel_size, args.global_batch_size // args.data_parallel_size)
+        self.iteration = first_iteration(args.consumed_train_samples, args.global_batch_size)
+        samples_per_epoch = len(train.index.sample_ids) / len(train.index.manifest["epoch_packs"])
+        self.meter.start(args.train_iters, samples_before(stream, train.index, self.iteration), samples_per_epoch)
+        rank = parallel_state.get_data_parallel_rank()
+        packs = microbatches(train, PackOrder(stream, rank, self.iteration), args.num_workers)
+        if not args.eval_packs:
+            return packs, None, None
+        held_out = self._dataset(args.eval_data, args.eval_packs, vp_stage)
+        order = HeldOutPass(held_out.index, args.data_parallel_size).of_rank(rank)
+        return packs, microbatches(held_out, order, args.num_workers), None
 
-    def _microbatches(
-        self, data: str, packs: str, vp_stage: int | None, packs_an_iteration: int, consumed: int
-    ) -> Iterator[Microbatch]:
-        args = self.args
+    def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
         first, end = self.plan.stages[stage_number(vp_stage)].layers
-        dataset = PackDataset(
+        return PackDataset(
             _checked(ChatDataset(data), self),
             PackedIndex.open(packs),
             Needs.of(self.plan.chain[first:end]),
-            args.tensor_model_parallel_size if args.sequence_parallel else 1,
+            self.args.tensor_model_parallel_size if self.args.sequence_parallel else 1,
         )
-        stream = PackStream(dataset.index, args.data_parallel_size, packs_an_iteration // args.data_parallel_size)
-        order = PackOrder(
-            stream, parallel_state.get_data_parallel_rank(), first_iteration(consumed, packs_an_iteration)
-        )
-        return microbatches(dataset, order, args.num_workers)
 
     def forward_step(self, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
         """Run one microbatch through a stage."""
         batch = next(data)
-        if model.training and get_attr_wrapped_model(model, "post_process"):
-            self.meter.count(batch)
-        return model(batch), partial(token_loss, self.args.loss_reduction, batch)
+        tally = self.meter.tally if model.training else self.evaluation.tally
+        return model(batch), partial(self._loss, tally, batch)
+
+    def _loss(self, tally: Tally, batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        weights = token_weights(batch, REDUCTIONS[self.args.loss_reduction])
+        tally.add(batch, losses, weights)
+        return weighted_loss(losses, weights)
 
     def forward_backward(self, **arguments: Any) -> list[Any]:
-        """One iteration by the plan's schedule; a training iteration is metered."""
-        with self.drift.iteration(training=not arguments.get("forward_only")):
+        """One iteration of training or of evaluation by the plan's schedule, metered."""
+        training = not arguments.get("forward_only")
+        if not training:
+            self.evaluation.begin_iteration()
+        with self.drift.iteration(training):
             records = self.executor(forward_step_func=self.forward_step, **_without(arguments, "forward_step_func"))
-        if not arguments.get("forward_only") and parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-            self.meter.end_iteration(get_args().curr_iteration + 1, records)
+        if training:
+            self._trained(get_args().curr_iteration + 1)
+        elif self.evaluation.end_iteration():
+            self._evaluated()
         return records
+
+    def _trained(self, iteration: int) -> None:
+        self.iteration = iteration
+        if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+            self.meter.end_iteration(iteration)
+
+    def _evaluated(self) -> None:
+        if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+            self.meter.leave_out(self.evaluation.end_pass(self.iteration))
+        if self.iteration == self.args.train_iters:
+            self.args.do_valid = False  # Megatron evaluates after training again: the same weights on the same packs
+
+
+def _sources(data: str | None) -> tuple[str, ...]:
+    """The short names of a dataset's input files."""
+    return Sources(ChatDataset(data).manifest).names if data else ()
 
 
 def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from megatron.vlm.arguments import parse_arguments
 from megatron.vlm.data.loader import Needs
 from megatron.vlm.loss import token_loss
-from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.executor import Executor
@@ -126,6 +126,7 @@ def _pack(
         image_positions=(tokens == IMAGE_TOKEN).nonzero().squeeze(1),
         labels=torch.roll(tokens, -1),
         loss_mask=torch.tensor(mask),
+        segment_ids=segment_ids(lengths),
     )
 
 

@@ -3,15 +3,23 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from megatron.vlm.data.job import open_job
+from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import Tiling
 from omnibal_ext.architectures import preset
+from omnibal_ext.packing import Corpus, PackedIndex, PackOptions, build_index
 from omnibal_ext.plan import Plan
+from omnibal_ext.run_metrics import evaluations, training_intervals
 from tests.programs import ROOT as ROOT  # noqa: PLC0414
 from tests.programs import run_tool
 
 TINY = preset("tiny")
+HELD_OUT = 23
 
 
 def tool(name: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -20,10 +28,15 @@ def tool(name: str, *arguments: object, check: bool = True) -> subprocess.Comple
     return done
 
 
-def make_dataset(folder: Path, samples: int) -> None:
-    """Demo conversations, preprocessed into `folder`/data."""
-    tool("make_demo_data.py", "--output-dir", folder / "demo", "--samples", samples, "--heldout-samples", 4)
-    sources = ("--input", folder / "demo/train.jsonl", "--image-root", folder / "demo")
+def make_dataset(folder: Path, samples: int, heldout_samples: int = 4) -> None:
+    """Demo conversations in two files, preprocessed into `folder`/data; others are left in demo/heldout.jsonl."""
+    counts = ("--samples", samples, "--heldout-samples", heldout_samples)
+    tool("make_demo_data.py", "--output-dir", folder / "demo", *counts)
+    lines = (folder / "demo/train.jsonl").read_text().splitlines(keepends=True)
+    inputs = {folder / "demo/first.jsonl": lines[: samples // 3], folder / "demo/second.jsonl": lines[samples // 3 :]}
+    for path, part in inputs.items():
+        path.write_text("".join(part))
+    sources = ("--input", *inputs, "--image-root", folder / "demo")
     text = ("--tokenizer-model", folder / "demo/tokenizer.model", "--chat-template", "internlm2-chat")
     tiles = ("--tile-size", 32, "--tokens-per-tile", 4, "--max-tiles", 32)
     tool("preprocess_data.py", *sources, *text, *tiles, "--output-dir", folder / "data")
@@ -37,10 +50,19 @@ def pack(folder: Path, micro_batches: int, output: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 64 conversations, packed for iterations of 4 packs."""
+    """A dataset of 80 conversations, packed for iterations of 4 packs; another, held out, for iterations of 3."""
     folder = tmp_path_factory.mktemp("training")
-    make_dataset(folder, samples=64)
+    make_dataset(folder, samples=80, heldout_samples=HELD_OUT)
     pack(folder, micro_batches=4, output="packs")
+    epoch = PackedIndex.open(folder / "packs").num_packs
+    assert epoch % 4, "an epoch must end inside an iteration, or a resume that starts anew is not seen"
+    recipe = Recipe(folder / "demo", folder / "demo/tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), 4)
+    manifest = preprocess(open_job([folder / "demo/heldout.jsonl"], recipe, folder / "heldout"))
+    options = PackOptions(vit_budget=40, llm_budget=200, micro_batches=3)
+    corpus = Corpus.of_dataset(folder / "heldout")
+    held_out = build_index(corpus, folder / "heldout-packs", options, {"data": {"manifest": manifest}})[0]
+    assert held_out.num_packs > 3
+    assert held_out.num_packs % 3
     Plan.from_cuts(TINY.chain, (4,), [(2,), (7,)], model="tiny", model_hash=TINY.hash).save(folder / "two.json")
     Plan.from_cuts(TINY.chain, (), model="tiny", model_hash=TINY.hash).save(folder / "one.json")
     chunks = Plan.from_cuts(TINY.chain, (3, 5, 9), model="tiny", model_hash=TINY.hash, schedule="zb_h1",
@@ -51,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(
     folder: Path, run: str, plan: str, pipeline: int, iterations: int, *flags: str, model: str = "tiny"
-) -> list[dict[str, float]]:
+) -> list[dict[str, Any]]:
     """Train on two ranks; the metrics of every iteration."""
     tool(
         "launch.py", "--preset", model, "--data", folder / "data", "--packs", folder / "packs",
@@ -59,29 +81,94 @@ def train(
         "--pipeline-model-parallel-size", pipeline, "--", "--train-iters", iterations, "--lr", "1e-3",
         "--lr-decay-iters", "4", "--log-interval", "1", *flags,
     )  # fmt: skip
-    return [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
+    return training_intervals(folder / run / "metrics.jsonl")
+
+
+def held_out(folder: Path) -> tuple[str, ...]:
+    """Flags that give the held-out data."""
+    return "--eval-data", str(folder / "heldout"), "--eval-packs", str(folder / "heldout-packs")
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(folder: Path) -> list[dict[str, float]]:
-    checkpoints = str(folder / "checkpoints")
-    return train(folder, "whole", "two.json", 2, 4, "--save", checkpoints, "--save-interval", "2")
+def uninterrupted(folder: Path) -> list[dict[str, Any]]:
+    """A run that evaluates after its second and fourth iteration, and saves."""
+    flags = ("--save", str(folder / "checkpoints"), "--save-interval", "2", "--eval-interval", "2", *held_out(folder))
+    return train(folder, "whole", "two.json", 2, 4, *flags)
 
 
 @pytest.mark.parametrize(
-    ("plan", "pipeline"),
-    [("two.json", 2), ("one.json", 1), ("chunks.json", 2)],
-    ids=["same layout", "other layout", "chunks and zero bubble"],
+    ("plan", "pipeline", "evaluates"),
+    [("two.json", 2, False), ("one.json", 1, True), ("chunks.json", 2, True)],
+    ids=["same layout, not evaluating", "other layout", "chunks and zero bubble"],
 )
 def test_resuming_goes_on_with_the_same_data_and_loss(
-    folder: Path, uninterrupted: list[dict[str, float]], plan: str, pipeline: int
+    folder: Path, uninterrupted: list[dict[str, Any]], plan: str, pipeline: int, evaluates: bool
 ) -> None:
+    """In the middle of an epoch, in any layout, whether or not there are evaluations in between."""
     (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
-    resumed = train(folder, f"resumed-{plan}", plan, pipeline, 4, "--load", str(folder / "checkpoints"))
+    flags = ("--load", str(folder / "checkpoints"), "--eval-interval", "4", *(held_out(folder) if evaluates else ()))
+    run = f"resumed-{plan}"
+    resumed = train(folder, run, plan, pipeline, 4, *flags)
     assert [line["iteration"] for line in resumed] == [3, 4]
     for line, expected in zip(resumed, uninterrupted[2:], strict=True):
-        assert line["samples"] == expected["samples"]
+        for name in ("samples", "consumed_samples", "epoch", "iterations"):
+            assert line[name] == expected[name]
         assert line["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        assert line["source_losses"] == pytest.approx(expected["source_losses"], rel=1e-5)
+    found, expected = (evaluations(folder / name / "metrics.jsonl") for name in (run, "whole"))
+    assert list(found) == [4] * evaluates
+    for evaluation in found.values():
+        assert evaluation["loss"] == pytest.approx(expected[4]["loss"], rel=1e-5)
+
+
+def test_an_evaluation_is_every_held_out_token_once(folder: Path, uninterrupted: list[dict[str, Any]]) -> None:
+    """On two ranks of packs, and on one sample at a time without our loader, loss or meters: the same mean."""
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")
+    # Data-parallel, 4 packs an iteration instead of 3, and dropouts that evaluation must not obey.
+    dropouts = ("--hidden-dropout", "0.5", "--attention-dropout", "0.5")
+    flags = ("--load", str(folder / "checkpoints"), "--skip-train", *dropouts, *held_out(folder))
+    assert not train(folder, "only-evaluated", "one.json", 1, 4, *flags)
+    module = [sys.executable, "-W", "ignore", "-m", "tests.system.held_out_loss"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    words = [*module, str(folder / "checkpoints"), str(folder / "heldout")]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    (result,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")] or [done.stderr[-2000:]]
+    expected = json.loads(result.removeprefix("RESULT "))["loss"]
+    whole, alone = (evaluations(folder / run / "metrics.jsonl") for run in ("whole", "only-evaluated"))
+    assert list(whole) == [2, 4]
+    assert list(alone) == [4]
+    # Megatron's evaluation after training is left out where the last one was of the same weights.
+    assert (folder / "whole/metrics.jsonl").read_text().count("evaluation") == 2
+    for evaluation in (whole[4], alone[4]):
+        assert evaluation["loss"] == pytest.approx(expected, rel=1e-6)
+        assert evaluation["samples"] == HELD_OUT
+        assert evaluation["source_losses"] == {"heldout": evaluation["loss"]}
+
+
+def test_figures_are_in_tensorboard_as_in_the_metrics(folder: Path, uninterrupted: list[dict[str, Any]]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "whole/tensorboard"))
+    events.Reload()
+
+    def curve(name: str) -> dict[int, float]:
+        return {event.step: event.value for event in events.Scalars(name)}
+
+    for name in ("samples_per_second", "useful_tokens_per_second", "padding", "dist_ratio_vit", "dist_ratio_llm"):
+        written = {line["iteration"]: line[name] for line in uninterrupted}
+        assert curve(name.replace("_", "-")) == pytest.approx(written)
+    for source in ("first", "second"):
+        written = {line["iteration"]: line["source_losses"][source] for line in uninterrupted}
+        assert curve(f"lm loss of {source}") == pytest.approx(written)
+    found = evaluations(folder / "whole/metrics.jsonl")
+    assert curve("lm loss validation") == pytest.approx({i: line["loss"] for i, line in found.items()})
+    assert set(curve("lm loss validation of heldout")) == set(found) == {2, 4}
+
+
+def test_half_an_evaluation_is_refused(folder: Path) -> None:
+    flags = ("--plan", folder / "one.json")
+    lone = launch_error(folder, *flags, "--eval-data", folder / "heldout", "--", "--train-iters", 1, "--lr", "1e-3")
+    assert "without --eval-packs" in lone
 
 
 def test_the_distributed_optimizer_resumes_without_apex_or_transformer_engine(folder: Path) -> None:

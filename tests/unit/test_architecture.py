@@ -13,12 +13,24 @@ ROOT = Path(__file__).parents[2]
 # Ground first; a module imports only from its own floor or floors below. The longest matching name counts.
 FLOORS = [
     ("omnibal_ext",),
-    ("megatron.vlm.platform", "megatron.vlm.arguments", "megatron.vlm.microbatch", "megatron.vlm.loss"),
+    (
+        "megatron.vlm.platform",
+        "megatron.vlm.evaluation",
+        "megatron.vlm.arguments",
+        "megatron.vlm.microbatch",
+        "megatron.vlm.loss",
+    ),
     ("megatron.vlm.models", "megatron.vlm.data"),
     ("megatron.vlm.pipeline",),
     ("megatron.vlm.single", "megatron.vlm.hf"),
     ("megatron.vlm.profiling",),
-    ("megatron.vlm.profiler", "megatron.vlm.meters", "megatron.vlm.drift", "megatron.vlm.generate"),
+    (
+        "megatron.vlm.profiler",
+        "megatron.vlm.journal",
+        "megatron.vlm.meters",
+        "megatron.vlm.drift",
+        "megatron.vlm.generate",
+    ),
     ("megatron.vlm.pretrain",),
     ("tools",),
 ]

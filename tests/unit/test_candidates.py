@@ -50,9 +50,11 @@ def test_a_trial_saves_and_loads_nothing_and_stops() -> None:
 def test_the_first_step_warms_up(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     assert measured_seconds(metrics) is None
-    metrics.write_text("\n".join(json.dumps({"seconds": s}) for s in (9.0, 2.0, 4.0)))
+    lines = [{"iteration": number, "seconds": s} for number, s in enumerate((9.0, 2.0, 4.0), start=1)]
+    lines.insert(1, {"iteration": 1, "evaluation": {"seconds": 100.0}})
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert measured_seconds(metrics) == 3.0
-    metrics.write_text(json.dumps({"seconds": 1.0}))
+    metrics.write_text(json.dumps({"iteration": 1, "seconds": 1.0}) + "\n")
     assert measured_seconds(metrics) is None
 
 

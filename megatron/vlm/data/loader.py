@@ -1,6 +1,6 @@
 """From a packed index to the microbatches of one stage: what to read, how to lay it out, where to resume."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from megatron.vlm.data.anyres import joined_orders
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.data.sources import Sources
+from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.dispatch import PackStream
+from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index import PackedIndex
 
 
@@ -42,6 +43,7 @@ class PackDataset(Dataset):
         index.check({"built_from.data.manifest": data.manifest})
         index.verify()
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
+        self.sources = Sources(data.manifest)
 
     def __getitem__(self, pack: int) -> Microbatch:
         samples = self.index.samples(pack) if pack >= 0 else np.empty(0, dtype=np.int64)
@@ -63,6 +65,8 @@ class PackDataset(Dataset):
             image_sources=self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else None,
             labels=labels,
             loss_mask=mask,
+            segment_ids=segment_ids(lengths) if self.needs.labels else None,
+            sources=self._sources(samples, len(lengths)) if self.needs.labels else None,
         )
 
     def _ids(self, samples: np.ndarray, lengths: list[int]) -> Tensor:
@@ -80,6 +84,12 @@ class PackDataset(Dataset):
             counts = self.data.loss_mask(int(sample))[1:]
             mask[start : start + len(counts)] = torch.from_numpy(counts.astype(np.float32))
         return labels, mask
+
+    def _sources(self, samples: np.ndarray, segments: int) -> Tensor:
+        """Of each segment; padding, in which no token counts, is put down to the first file."""
+        sources = torch.zeros(segments, dtype=torch.long)
+        sources[: len(samples)] = torch.from_numpy(self.sources.of(samples))
+        return sources
 
     def _image_positions(self, ids: Tensor) -> Tensor:
         return (ids == self.data.manifest["image_token_id"]).nonzero().squeeze(1)
@@ -115,7 +125,7 @@ class PackOrder:
             iteration += 1
 
 
-def microbatches(dataset: PackDataset, order: PackOrder, num_workers: int = 0) -> Iterator[Microbatch]:
+def microbatches(dataset: PackDataset, order: Iterable[int], num_workers: int = 0) -> Iterator[Microbatch]:
     """The microbatches of a rank's packs, on its device, read ahead by `num_workers` processes."""
     loader = DataLoader(
         dataset,
@@ -146,3 +156,11 @@ def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:
             "packs; resume with the --global-batch-size the run was started with"
         )
     return consumed_packs // packs_an_iteration
+
+
+def samples_before(stream: PackStream, index: PackedIndex, iteration: int) -> int:
+    """Samples that the iterations before this one run, over all ranks; padding is none."""
+    sizes = np.append(np.diff(index.pack_offsets), 0)  # an empty pack is number -1: the last entry
+    assert EMPTY_PACK == -1
+    starts = range(0, iteration, 1000)
+    return sum(int(sizes[stream.iterations(start, min(start + 1000, iteration))].sum()) for start in starts)

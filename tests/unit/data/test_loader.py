@@ -1,20 +1,26 @@
 """What training reads: an index of another dataset is refused by the field that differs, damage before it is used."""
 
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.demo import make_demo_data
 from megatron.vlm.data.job import open_job
-from megatron.vlm.data.loader import Needs, PackDataset, first_iteration
+from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches, samples_before
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.sources import Sources, short_names
 from megatron.vlm.data.tiles import Tiling
+from megatron.vlm.evaluation import HeldOutPass
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing import Corpus, PackedIndex, PackOptions, build_index
-from omnibal_ext.packing.dispatch import EMPTY_PACK
+from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream
 
 ALL = Needs(pixels=True, tokens=True, labels=True)
 
@@ -64,6 +70,100 @@ def test_a_flipped_byte_is_found_before_training(dataset: ChatDataset, index: Pa
     path.write_bytes(damaged)
     with pytest.raises(UserError, match=r"sample_ids\.npy: damaged"):
         PackDataset(dataset, PackedIndex.open(index.folder), ALL)
+
+
+@pytest.mark.parametrize("last_iteration", ["next_epoch", "empty"])
+@pytest.mark.parametrize("resumed_at", [1, 2, 4, 7])
+def test_a_resumed_rank_reads_on_where_it_stood(
+    dataset: ChatDataset, tmp_path: Path, resumed_at: int, last_iteration: str
+) -> None:
+    """Also in the middle of an epoch, and at another data-parallel size: the samples read are those that come next."""
+    index = pack(dataset, tmp_path, data_parallel_size=2, micro_batches=2, last_iteration=last_iteration)
+    stream = PackStream(index, 2, 2)
+    assert index.num_packs % 4, "an epoch must end inside an iteration"
+    whole = [read(index, islice(PackOrder(stream, rank, 0), 20)) for rank in range(2)]
+    resumed = [read(index, islice(PackOrder(stream, rank, resumed_at), 20 - 2 * resumed_at)) for rank in range(2)]
+    assert resumed == [samples[2 * resumed_at :] for samples in whole]
+    assert resumed[0] != whole[0][: 20 - 2 * resumed_at]
+    (alone,) = [read(index, islice(PackOrder(PackStream(index, 1, 4), 0, resumed_at), 4))]
+    assert sorted(alone) == sorted(resumed[0][:2] + resumed[1][:2])
+    before = [sample for samples in whole for pack in samples[: 2 * resumed_at] for sample in pack]
+    assert samples_before(stream, index, resumed_at) == len(before)
+
+
+def test_the_loader_reads_on_where_it_stood(dataset: ChatDataset, tmp_path: Path) -> None:
+    index = pack(dataset, tmp_path, data_parallel_size=1, micro_batches=2)
+    stream = PackStream(index, 1, 2)
+    data = PackDataset(dataset, index, Needs(pixels=False, tokens=True, labels=False))
+    for start in (0, 2):
+        batches = islice(microbatches(data, PackOrder(stream, 0, start)), 4)
+        for batch, wanted in zip(batches, stream.iterations(start, start + 2).ravel(), strict=True):
+            assert batch.input_ids is not None
+            expected = np.concatenate([dataset.tokens(int(i)) for i in index.samples(int(wanted))])
+            assert batch.input_ids.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("global_batch", [1, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_held_out_pass_is_every_sample_once(
+    dataset: ChatDataset, tmp_path: Path, global_batch: int, ranks: int, epochs: int
+) -> None:
+    index = pack(dataset, tmp_path, micro_batches=global_batch, epochs=epochs)
+    held_out = HeldOutPass(index, ranks)
+    assert held_out.global_batch % ranks == 0
+    a_pass = held_out.iterations * held_out.global_batch // ranks
+    orders = [list(islice(held_out.of_rank(rank), 2 * a_pass)) for rank in range(ranks)]
+    for packs in orders:
+        assert packs[:a_pass] == packs[a_pass:]  # and the next one reads the same
+    read_once = [sample for packs in orders for samples in read(index, packs[:a_pass]) for sample in samples]
+    assert sorted(read_once) == list(range(len(dataset)))
+    assert sum(packs[:a_pass].count(EMPTY_PACK) for packs in orders) < held_out.global_batch
+
+
+def pack(dataset: ChatDataset, folder: Path, **options: Any) -> PackedIndex:
+    """The dataset's packs, of few samples."""
+    chosen = PackOptions(**{"vit_budget": 40, "llm_budget": 160, **options})
+    built_from = {"data": {"manifest": dataset.manifest}}
+    return build_index(Corpus.of_dataset(dataset.folder), folder / "packs", chosen, built_from)[0]
+
+
+def read(index: PackedIndex, packs: Iterable[int]) -> list[tuple[int, ...]]:
+    """The samples of these packs."""
+    return [tuple(index.samples(number).tolist()) if number != EMPTY_PACK else () for number in packs]
+
+
+def test_every_token_is_of_its_sample_and_its_file(dataset: ChatDataset, index: PackedIndex) -> None:
+    halves = [{"file": "in/a.jsonl", "samples": 15}, {"file": "in/b.jsonl", "samples": 0},
+              {"file": "in/c.jsonl", "samples": len(dataset) - 15}]  # fmt: skip
+    data = PackDataset(dataset, index, ALL, sequence_multiple=64)
+    data.sources = Sources({"sources": halves})
+    batch, samples = data[0], index.samples(0).tolist()
+    assert {sample < 15 for sample in samples} == {True, False}, "the pack must have samples of both"
+    assert batch.segment_ids is not None
+    assert batch.sources is not None
+    assert torch.bincount(batch.segment_ids).tolist() == list(batch.lengths)
+    assert batch.sources[: len(samples)].tolist() == [0 if sample < 15 else 2 for sample in samples]
+    assert len(batch.sources) == len(batch.lengths) == len(samples) + 1
+    assert data.sources.names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (("a/train.jsonl",), ("train",)),
+        (("a/train.jsonl", "b/train.jsonl", "b/more.v2.jsonl"), ("a/train", "b/train", "more.v2")),
+        (("/x/s/t.jsonl", "/y/s/t.jsonl", "t.jsonl"), ("x/s/t", "y/s/t", "t")),
+    ],
+)
+def test_sources_have_the_shortest_names_that_tell_them_apart(files: tuple[str, ...], names: tuple[str, ...]) -> None:
+    assert short_names(files) == names
+
+
+def test_a_file_given_twice_is_one_source() -> None:
+    sources = Sources({"sources": [{"file": f"{name}.jsonl", "samples": 2} for name in ("a", "b", "a")]})
+    assert sources.names == ("a", "b")
+    assert sources.of(np.arange(6)).tolist() == [0, 0, 1, 1, 0, 0]
 
 
 def test_a_position_inside_an_iteration_is_refused() -> None:

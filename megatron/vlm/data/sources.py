@@ -1,0 +1,37 @@
+"""Where samples came from: the input files of a dataset, by short names."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Sources:
+    """The input files of a dataset folder, and which of them each sample came from."""
+
+    def __init__(self, manifest: Mapping[str, Any]) -> None:
+        """`manifest["sources"]`: file and count of samples of each input, in the order of the samples."""
+        entries = manifest["sources"]
+        files = list(dict.fromkeys(str(entry["file"]) for entry in entries))
+        self.names = short_names(files)
+        self._ends = np.cumsum([entry["samples"] for entry in entries])
+        self._numbers = np.array([files.index(str(entry["file"])) for entry in entries])
+
+    def of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number in `names` of the file that each sample came from."""
+        return self._numbers[np.searchsorted(self._ends, samples, side="right")]
+
+
+def short_names(files: Sequence[str]) -> tuple[str, ...]:
+    """Of each file the last part of its path without the ending, with as many folders before it as tell them apart.
+
+    a/train.jsonl, b/train.jsonl, b/more.jsonl: a/train, b/train, more
+    """
+    paths = [PurePath(file).with_suffix("").parts for file in files]
+    names = []
+    for parts in paths:
+        length = next((n for n in range(1, len(parts)) if [p[-n:] for p in paths].count(parts[-n:]) == 1), len(parts))
+        names.append("/".join(parts[-length:]))
+    return tuple(names)

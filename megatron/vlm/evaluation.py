@@ -1,0 +1,86 @@
+"""What an evaluation runs: one pass over the held-out packs, the same every time."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.dispatch import EMPTY_PACK, deal
+from omnibal_ext.packing.index import PackedIndex
+
+EVALUATIONS = 10
+"""Of a run, where --eval-interval does not say otherwise."""
+
+
+@dataclass(frozen=True)
+class HeldOutPass:
+    """Every pack of an index once, in its order, dealt over the data-parallel ranks.
+
+    An iteration is a global batch of the index, or a little more where the ranks do not divide it. What is missing of
+    the last iteration are empty packs, which weigh nothing.
+    """
+
+    index: PackedIndex
+    data_parallel_size: int
+
+    @property
+    def global_batch(self) -> int:
+        """Packs an iteration, over all ranks."""
+        return -(-self.index.global_batch // self.data_parallel_size) * self.data_parallel_size
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of a pass."""
+        return len(self._packs())
+
+    def of_rank(self, rank: int) -> "HeldOutOrder":
+        """The packs that a rank runs."""
+        return HeldOutOrder(deal(self._packs(), self.data_parallel_size)[:, rank].ravel().tolist())
+
+    def _packs(self) -> NDArray[np.int64]:
+        """[iterations, global batch]; an index that stores several epochs has every sample in the first."""
+        packs = np.arange(self.index.manifest["epoch_packs"][0])
+        missing = -len(packs) % self.global_batch
+        return np.append(packs, np.full(missing, EMPTY_PACK)).reshape(-1, self.global_batch)
+
+
+@dataclass(frozen=True)
+class HeldOutOrder:
+    """One rank's packs of a pass, again and again: wherever training stands, an evaluation starts at the first."""
+
+    packs: list[int]
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from self.packs
+
+
+def set_evaluation(args: Namespace) -> None:
+    """Fill in Megatron's flags of evaluation from --eval-data and --eval-packs; `args` are validated.
+
+    Raises UserError if only one of the two is given, or evaluation is asked for otherwise than by them.
+    """
+    if not args.eval_data and not args.eval_packs:
+        if args.eval_iters:
+            raise UserError(
+                f"--eval-iters {args.eval_iters}: nothing to evaluate on; give --eval-data and --eval-packs"
+            )
+        args.eval_iters, args.eval_interval = 0, 10**9  # Megatron divides by it
+        return
+    for given, missing in (("eval_data", "eval_packs"), ("eval_packs", "eval_data")):
+        if not getattr(args, missing):
+            flag, other = f"--{given.replace('_', '-')}", f"--{missing.replace('_', '-')}"
+            raise UserError(f"{flag} {getattr(args, given)} without {other}: evaluation needs a dataset and its packs")
+    held_out = HeldOutPass(PackedIndex.open(args.eval_packs), args.data_parallel_size)
+    for flag, given, unset, wanted in (
+        ("--eval-iters", args.eval_iters, None, held_out.iterations),
+        ("--eval-global-batch-size", args.eval_global_batch_size, args.global_batch_size, held_out.global_batch),
+    ):
+        if given not in (unset, wanted):
+            raise UserError(f"{flag} {given}: a pass over {args.eval_packs} is by {wanted}; leave the flag out")
+    args.eval_iters, args.eval_global_batch_size = held_out.iterations, held_out.global_batch
+    iterations = args.train_iters or (args.train_samples or 0) // args.global_batch_size
+    args.eval_interval = args.eval_interval or max(1, iterations // EVALUATIONS)

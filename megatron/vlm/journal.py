@@ -1,0 +1,67 @@
+"""Where a run's figures go: a line in the log, a line in metrics.jsonl, TensorBoard and W&B by Megatron's writers."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.training import get_tensorboard_writer, get_wandb_writer, print_rank_last
+
+RATES = ("samples_per_second", "useful_tokens_per_second", "padding", "dist_ratio_vit", "dist_ratio_llm", "epoch")
+
+
+class Journal:
+    """Writes what the meters report; the last rank writes, as with Megatron's own figures."""
+
+    def __init__(self, metrics_file: str | None) -> None:
+        self.metrics_file = Path(metrics_file) if metrics_file else None
+
+    def training(self, iteration: int, report: Mapping[str, Any]) -> None:
+        """An interval that ended with this iteration, see `meters.TrainingMeter`."""
+        print_rank_last(training_line(iteration, report))
+        self._append({"iteration": iteration, **report})
+        curves = {name.replace("_", "-"): report[name] for name in RATES}
+        curves |= {f"lm loss of {source}": loss for source, loss in report["source_losses"].items()}
+        write_curves(iteration, curves)
+
+    def evaluation(self, iteration: int, report: Mapping[str, Any]) -> None:
+        """A pass over the held-out packs after this iteration, see `meters.EvaluationMeter`."""
+        print_rank_last(evaluation_line(iteration, report))
+        self._append({"iteration": iteration, "evaluation": dict(report)})
+        losses = report["source_losses"].items()
+        write_curves(iteration, {f"lm loss validation of {source}": loss for source, loss in losses})
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+        if self.metrics_file and last:
+            self.metrics_file.parent.mkdir(parents=True, exist_ok=True)
+            with self.metrics_file.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+
+def write_curves(iteration: int, curves: Mapping[str, float]) -> None:
+    """Hand figures to the writers that Megatron opened; on most ranks there are none."""
+    if tensorboard := get_tensorboard_writer():
+        for name, value in curves.items():
+            tensorboard.add_scalar(name, value, iteration)
+    if wandb := get_wandb_writer():
+        wandb.log(dict(curves), iteration)
+
+
+def training_line(iteration: int, report: Mapping[str, Any]) -> str:
+    """An interval for people."""
+    return (
+        f" after iteration {iteration}/{report['iterations']} | epoch {report['epoch']:.2f} | "
+        f"loss {report['loss']:.4f} | samples/s {report['samples_per_second']:.1f} | "
+        f"useful tokens/s {report['useful_tokens_per_second']:,.0f} | padding {report['padding']:.1%} | "
+        f"DistRatio ViT {report['dist_ratio_vit']:.4f} LLM {report['dist_ratio_llm']:.4f} |"
+    )
+
+
+def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:
+    """An evaluation for people; sources where there are several."""
+    losses = report["source_losses"]
+    sources = "".join(f" {name} {loss:.4f} |" for name, loss in losses.items()) if len(losses) > 1 else ""
+    found = f"loss {report['loss']:.6f} | {report['samples']:,} samples |"
+    return f" evaluation after iteration {iteration} | {found}{sources}"

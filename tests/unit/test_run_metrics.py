@@ -1,0 +1,27 @@
+"""metrics.jsonl is read as the run went: resumed, evaluated, while a line is being written."""
+
+import json
+from pathlib import Path
+
+from omnibal_ext.run_metrics import evaluations, training_intervals
+
+
+def test_what_ran_again_after_a_resume_counts_as_it_last_ran(tmp_path: Path) -> None:
+    lines = [
+        {"iteration": 1, "loss": 5.0},
+        {"iteration": 2, "loss": 4.0},
+        {"iteration": 2, "evaluation": {"loss": 4.5}},
+        {"iteration": 3, "loss": 3.0},  # lost: the checkpoint was of iteration 1
+        {"iteration": 2, "loss": 4.1},
+        {"iteration": 2, "evaluation": {"loss": 4.6}},
+        {"iteration": 3, "loss": 3.1},
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"iteration": 4, "lo')
+    assert [(line["iteration"], line["loss"]) for line in training_intervals(path)] == [(1, 5.0), (2, 4.1), (3, 3.1)]
+    assert evaluations(path) == {2: {"loss": 4.6}}
+
+
+def test_a_run_that_has_not_reported_has_no_intervals(tmp_path: Path) -> None:
+    assert training_intervals(tmp_path / "metrics.jsonl") == []
+    assert evaluations(tmp_path / "metrics.jsonl") == {}
