@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from megatron.vlm.data.chat import Rejected, parse_conversation
+from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, chat_template
 
-RESERVED = chat_template("internlm2-chat").reserved
+RESERVED = (*chat_template("internlm2-chat").tokens, *MARKUPS["internvl"].reserved)
 
 
 def turns(*words: str) -> list[dict[str, str]]:

@@ -206,7 +206,7 @@ def test_every_kind_of_image_ends_as_a_sample_or_as_a_reject(tmp_path: Path) -> 
     (tmp_path / "chat.jsonl").write_text("\n".join(lines))
     (tmp_path / "tokenizer.model").write_bytes(train_tokenizer())
     recipe = Recipe(root, tmp_path / "tokenizer.model", "internlm2-chat", Tiling(tile_size=16))
-    preprocess(open_job([tmp_path / "chat.jsonl"], recipe, tmp_path / "dataset"))
+    preprocess(open_job([tmp_path / "chat.jsonl"], recipe, tmp_path / "dataset"), max_rejects=len(rejected))
     dataset = ChatDataset(tmp_path / "dataset")
     assert [dataset.images(sample)[0].path for sample in range(len(dataset))] == list(usable)
     for sample in range(len(dataset)):

@@ -296,7 +296,7 @@ def test_samples_and_rejects_are_the_input(raw: Path, tmp_path: Path, lines: lis
     for left in tmp_path.glob("dataset*"):
         shutil.rmtree(left)
     try:
-        preprocess(open_job([source], recipe(raw), output, lines_per_part=5))
+        preprocess(open_job([source], recipe(raw), output, lines_per_part=5), max_rejects=len(lines))
         samples = len(ChatDataset(output))
     except UserError as error:
         assert "no line of the input can be used" in str(error)  # noqa: PT017 - other inputs have usable lines
