@@ -5,8 +5,9 @@ structure: a PNG is walked chunk by chunk (eight bytes a chunk are read, the res
 must end with its end-of-image marker, a WebP must be as long as it says. A file that fails this, or is of another
 format, is decoded in full and Pillow decides.
 
-Pixels are those of transformers' `load_image`: turned upright as EXIF says, alpha dropped. One thing differs
-on purpose: 16-bit grey is scaled, which Pillow's own conversion would clip to white.
+Pixels are those of transformers' processors for the same file: turned upright as EXIF says, alpha dropped, the
+transparent colour of a palette white. One thing differs on purpose: 16-bit grey is scaled, which Pillow's own
+conversion would clip to white.
 """
 
 import os
@@ -172,4 +173,8 @@ def load_rgb(path: Path) -> Image.Image:
         upright = image if turn is None else image.transpose(turn)
         if upright.mode.startswith("I;16"):
             return upright.convert("I").point(lambda value: value / 257).convert("L").convert("RGB")
-        return upright.convert("RGB")
+        rgb = upright.convert("RGB")
+        if rgb.info.get("transparency") is None:
+            return rgb
+        ground = Image.new("RGBA", rgb.size, "white")
+        return Image.alpha_composite(ground, rgb.convert("RGBA")).convert("RGB")

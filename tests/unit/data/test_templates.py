@@ -67,3 +67,41 @@ def test_an_image_token_becomes_as_many_as_its_tiles_need_and_none_is_trained(to
 def test_an_unknown_template_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match="internlm2-chat"):
         chat_template("alpaca")
+
+
+def test_a_turn_that_is_not_trained_is_read_and_not_trained(tokenizer: ChatTokenizer) -> None:
+    half = (*CHAT[:2], Message(ASSISTANT, "a5b3", trained=False), *CHAT[3:])
+    read, trained = tokenize(render_chat(CHAT, chat_template("internlm2-chat"), INTERNVL), tokenizer)
+    ids, mask = tokenize(render_chat(half, chat_template("internlm2-chat"), INTERNVL), tokenizer)
+    assert ids.tolist() == read.tolist()
+    first = tokenizer.encode("a5b3<|im_end|>").ids
+    assert mask.sum() == trained.sum() - len(first)
+    assert ids[mask == 1].tolist() == tokenizer.encode("a5<|im_end|>").ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", "<s>[INST] <image>\nRead [/INST] a5</s>[INST] More [/INST] b3</s>"),
+        ("vicuna", "<s>USER: <image>\nRead ASSISTANT: a5</s>USER: More ASSISTANT: b3</s>"),
+        (
+            "hermes-2",
+            "<|im_start|>user\n<image>\nRead<|im_end|>\n<|im_start|>assistant\na5<|im_end|>\n"
+            "<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\nb3<|im_end|>\n",
+        ),
+    ],
+)
+def test_llavas_prompts_have_the_bare_mark(name: str, text: str) -> None:
+    words = ("<image>\nRead", "a5", "More", "b3")
+    chat = [Message((USER, ASSISTANT)[number % 2], spoken) for number, spoken in enumerate(words)]
+    rendered = render_chat(chat, chat_template(name), MARKUPS["llava"])
+    assert rendered.text == text
+    assert [rendered.text[start:end] for start, end in rendered.trained] == [
+        answer + chat_template(name).end_of_turn for answer in ("a5", "b3")
+    ]
+
+
+def test_templates_are_one_if_they_write_the_same() -> None:
+    assert chat_template("hermes-2").writes_as(chat_template("chatml"))
+    assert not chat_template("hermes-2").writes_as(chat_template("internlm2-chat"))
+    assert not chat_template("llama3").writes_as(chat_template("llava-llama3"))  # another system message
