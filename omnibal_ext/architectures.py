@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.huggingface import read_architecture
-from omnibal_ext.model_data import Architecture, LanguageArchitecture, VisionArchitecture
+from omnibal_ext.model_data import Architecture, LanguageArchitecture, PromptFormat, VisionArchitecture
 
 VISION_TOWERS = {
     "internvit-6b": VisionArchitecture(45, 3200, 25, 12800, normalization="RMSNorm", qkv_bias=False, qk_norm=True),
@@ -25,9 +25,11 @@ VISION_TOWERS = {
 }  # fmt: skip
 
 
-def _qwen(layers: int, hidden_size: int, heads: int, kv_heads: int, ffn_hidden_size: int) -> LanguageArchitecture:
+def _qwen(
+    layers: int, hidden_size: int, heads: int, kv_heads: int, ffn_hidden_size: int, vocab_size: int = 151674
+) -> LanguageArchitecture:
     return LanguageArchitecture(
-        layers, hidden_size, heads, kv_heads, ffn_hidden_size, vocab_size=151674, norm_epsilon=1e-6, qkv_bias=True
+        layers, hidden_size, heads, kv_heads, ffn_hidden_size, vocab_size, norm_epsilon=1e-6, qkv_bias=True
     )
 
 
@@ -35,6 +37,7 @@ LANGUAGE_MODELS = {
     "internlm2-1.8b": LanguageArchitecture(24, 2048, 16, 8, 8192, vocab_size=92553),
     "internlm2-7b": LanguageArchitecture(32, 4096, 32, 8, 14336, vocab_size=92553),
     "internlm2-20b": LanguageArchitecture(48, 6144, 48, 8, 16384, vocab_size=92553),
+    "qwen2-0.5b": _qwen(24, 896, 14, 2, 4864, vocab_size=151655),
     "qwen2.5-0.5b": _qwen(24, 896, 14, 2, 4864),
     "qwen2.5-1.5b": _qwen(28, 1536, 12, 2, 8960),
     "qwen2.5-3b": _qwen(36, 2048, 16, 2, 11008),
@@ -51,36 +54,43 @@ LANGUAGE_MODELS = {
     "vicuna-13b": LanguageArchitecture(40, 5120, 40, 40, 13824, vocab_size=32064, rope_theta=1e4),
 }
 
+# Name: ViT, language model, chat template.
 INTERNVL = {
-    "internvl-chat-1.5": ("internvit-6b", "internlm2-20b"),
-    "internvl-chat-1.5-plus": ("internvit-6b", "yi-34b"),
-    "internvl2-1b": ("internvit-300m", "qwen2.5-0.5b"),
-    "internvl2-2b": ("internvit-300m", "internlm2-1.8b"),
-    "internvl2-8b": ("internvit-300m", "internlm2-7b"),
-    "internvl2-26b": ("internvit-6b", "internlm2-20b"),
-    "internvl2-40b": ("internvit-6b", "yi-34b"),
-    "internvl2-76b": ("internvit-6b", "llama3-70b"),
-    "internvl2.5-1b": ("internvit-300m", "qwen2.5-0.5b"),
-    "internvl2.5-2b": ("internvit-300m", "internlm2-1.8b"),
-    "internvl2.5-4b": ("internvit-300m", "qwen2.5-3b"),
-    "internvl2.5-8b": ("internvit-300m", "internlm2-7b"),
-    "internvl2.5-26b": ("internvit-6b", "internlm2-20b"),
-    "internvl2.5-38b": ("internvit-6b", "qwen2.5-32b"),
-    "internvl2.5-78b": ("internvit-6b", "qwen2.5-72b"),
-    "internvl3-1b": ("internvit-300m", "qwen2.5-0.5b"),
-    "internvl3-2b": ("internvit-300m", "qwen2.5-1.5b"),
-    "internvl3-8b": ("internvit-300m", "qwen2.5-7b"),
-    "internvl3-14b": ("internvit-300m", "qwen2.5-14b"),
-    "internvl3-38b": ("internvit-6b", "qwen2.5-32b"),
-    "internvl3-78b": ("internvit-6b", "qwen2.5-72b"),
+    "internvl-chat-1.5": ("internvit-6b", "internlm2-20b", "internlm2-chat"),
+    "internvl-chat-1.5-plus": ("internvit-6b", "yi-34b", "hermes-2"),
+    "internvl2-1b": ("internvit-300m", "qwen2-0.5b", "hermes-2"),
+    "internvl2-2b": ("internvit-300m", "internlm2-1.8b", "internlm2-chat"),
+    "internvl2-8b": ("internvit-300m", "internlm2-7b", "internlm2-chat"),
+    "internvl2-26b": ("internvit-6b", "internlm2-20b", "internlm2-chat"),
+    "internvl2-40b": ("internvit-6b", "yi-34b", "hermes-2"),
+    "internvl2-76b": ("internvit-6b", "llama3-70b", "hermes-2-llama3"),
+    "internvl2.5-1b": ("internvit-300m", "qwen2.5-0.5b", "hermes-2"),
+    "internvl2.5-2b": ("internvit-300m", "internlm2-1.8b", "internlm2-chat"),
+    "internvl2.5-4b": ("internvit-300m", "qwen2.5-3b", "hermes-2"),
+    "internvl2.5-8b": ("internvit-300m", "internlm2-7b", "internlm2-chat"),
+    "internvl2.5-26b": ("internvit-6b", "internlm2-20b", "internlm2-chat"),
+    "internvl2.5-38b": ("internvit-6b", "qwen2.5-32b", "hermes-2"),
+    "internvl2.5-78b": ("internvit-6b", "qwen2.5-72b", "hermes-2"),
+    "internvl3-1b": ("internvit-300m", "qwen2.5-0.5b", "hermes-2"),
+    "internvl3-2b": ("internvit-300m", "qwen2.5-1.5b", "hermes-2"),
+    "internvl3-8b": ("internvit-300m", "qwen2.5-7b", "hermes-2"),
+    "internvl3-14b": ("internvit-300m", "qwen2.5-14b", "hermes-2"),
+    "internvl3-38b": ("internvit-6b", "qwen2.5-32b", "hermes-2"),
+    "internvl3-78b": ("internvit-6b", "qwen2.5-72b", "hermes-2"),
 }
+# Name: language model, chat template, tiling.
 LLAVA = {
-    "llava-1.5-7b": ("vicuna-7b", False),
-    "llava-1.5-13b": ("vicuna-13b", False),
-    "llava-1.6-vicuna-7b": ("vicuna-7b", True),
-    "llava-1.6-vicuna-13b": ("vicuna-13b", True),
-    "llava-1.6-mistral-7b": ("mistral-7b", True),
-    "llava-1.6-llama3-8b": ("llama3-8b", True),
+    "llava-1.5-7b": ("vicuna-7b", "vicuna", "pad"),
+    "llava-1.5-13b": ("vicuna-13b", "vicuna", "pad"),
+    "llava-1.6-vicuna-7b": ("vicuna-7b", "vicuna", "anyres"),
+    "llava-1.6-vicuna-13b": ("vicuna-13b", "vicuna", "anyres"),
+    "llava-1.6-mistral-7b": ("mistral-7b", "mistral", "anyres"),
+    "llava-1.6-llama3-8b": ("llama3-8b", "llava-llama3", "anyres"),
+}
+# Where image features go: a token that the model's makers added, so its id follows from the vocabulary before it.
+IMAGE_TOKEN_IDS = {
+    "internvl": {"internlm2": 92546, "qwen2": 151648, "qwen2.5": 151667},
+    "llava": {"vicuna": 32000, "mistral": 32000, "llama3": 128256, "yi": 64000},
 }
 TINY = Architecture(
     "tiny",
@@ -91,23 +101,27 @@ TINY = Architecture(
 )
 
 
-def _assembled(name: str, vision: str, language: str, newline: bool = False) -> Architecture:
-    """A ViT and a language model with the projector that goes with the ViT: CLIP's is LLaVA's, others' InternVL's."""
+def _assembled(name: str, vision: str, language: str, template: str | None = None, tiling: str = "") -> Architecture:
+    """A ViT and a language model, with the projector and prompts that go with the ViT: CLIP's are LLaVA's."""
     llava = vision.startswith("clip")
+    markup = "llava" if llava else "internvl"
+    token = IMAGE_TOKEN_IDS[markup].get(language.split("-", 1)[0])
+    tiling = tiling or ("pad" if llava else "internvl")
     return Architecture(
         name,
         VISION_TOWERS[vision],
         LANGUAGE_MODELS[language],
         shuffle=1 if llava else 2,
         projector_norm=not llava,
-        newline=newline,
+        newline=tiling == "anyres",
+        prompt=PromptFormat(markup, token, template, tiling),
     )
 
 
 PRESETS: dict[str, Architecture] = {
     "tiny": TINY,
-    **{name: _assembled(name, vision, language) for name, (vision, language) in INTERNVL.items()},
-    **{name: _assembled(name, "clip-l-336", language, newline) for name, (language, newline) in LLAVA.items()},
+    **{name: _assembled(name, *parts) for name, parts in INTERNVL.items()},
+    **{name: _assembled(name, "clip-l-336", *parts) for name, parts in LLAVA.items()},
 }
 
 

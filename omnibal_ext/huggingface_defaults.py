@@ -1,4 +1,7 @@
-"""What a config.json leaves out: the defaults of transformers, and of InternVL's own code, by model type."""
+"""What a config.json leaves out: the defaults of transformers, and of InternVL's own code, by model type.
+
+And which of its fields say nothing about training, so that all others are read, or refused.
+"""
 
 from typing import Any
 
@@ -59,6 +62,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "qk_normalization": True,
     },
     "internvl": {
+        "image_token_id": 151667,
         "downsample_ratio": 0.5,
         "projector_hidden_act": "gelu",
         "vision_feature_layer": -1,
@@ -67,6 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "internvl_chat": {"downsample_ratio": 0.5, "select_layer": -1, "ps_version": "v1"},
     "llava": {
+        "image_token_index": 32000,
         "projector_hidden_act": "gelu",
         "vision_feature_layer": -2,
         "vision_feature_select_strategy": "default",
@@ -75,3 +80,51 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 DEFAULTS["llava_next"] = {**DEFAULTS["llava"], "image_grid_pinpoints": None}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Of every config.json: names, versions, what generation and other heads do, how weights were drawn.
+_GENERAL = _names(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation
+    auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward decoder_start_token_id
+    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id id2label
+    initializer_factor initializer_range is_decoder label2id length_penalty max_length min_length model_type
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
+    output_scores pad_token_id prefix problem_type remove_invalid_values repetition_penalty return_dict
+    return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+    tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version
+    typical_p use_bfloat16 use_cache use_flash_attn
+    """
+)
+_LANGUAGE = _GENERAL | {"max_position_embeddings", "model_max_length"}  # a limit, which changes no result below it
+_EXPERTS = _names(  # of a ViT with experts, which `use_moe` turns on
+    """
+    capacity_factor ep_size eval_capacity_factor laux_allreduce moe_coeff_ratio moe_intermediate_size moe_output_scale
+    noisy_gate_policy num_experts num_routed_experts num_shared_experts shared_expert_intermediate_size use_residual
+    use_rts use_weighted_residual
+    """
+)
+_DATA = _names(  # how images were cut: the dataset's own
+    """
+    dynamic_image_size ignore_index image_fold image_seq_length max_dynamic_patch min_dynamic_patch
+    system_message template use_thumbnail
+    """
+)
+WITHOUT_EFFECT: dict[str, frozenset[str]] = {
+    "llama": _LANGUAGE,
+    "mistral": _LANGUAGE,
+    "qwen2": _LANGUAGE | {"max_window_layers", "sliding_window"},  # the window is read where it is used
+    "internlm2": _LANGUAGE,
+    "clip_vision_model": _GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
+    "internvl_vision": _GENERAL | {"layer_scale_init_value", "use_mean_pooling"},  # read where the last norm is
+    "intern_vit_6b": _GENERAL | _EXPERTS,
+    "internvl": _GENERAL | _DATA,
+    "internvl_chat": _GENERAL | _DATA | {"hidden_size"},  # repeated from below
+    "llava": _GENERAL | _DATA | {"vocab_size"},
+    "llava_next": _GENERAL | _DATA | {"vocab_size"},
+}

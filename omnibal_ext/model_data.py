@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from omnibal_ext.chain import layer_chain
+from omnibal_ext.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,13 @@ class VisionArchitecture:
     """A LayerNorm behind the last layer."""
     layer_scale: bool = True
     pixels: str = "imagenet"  # or "clip": mean and deviation that pixels are brought to
+
+    def __post_init__(self) -> None:
+        if self.image_size % self.patch_size:
+            raise UserError(
+                f"image size {self.image_size} is no multiple of patch size {self.patch_size}: "
+                "patches would not cover the tile"
+            )
 
     @property
     def norm_bias(self) -> bool:
@@ -85,8 +93,24 @@ class LanguageArchitecture:
 
 
 @dataclass(frozen=True)
+class PromptFormat:
+    """What the model reads, as text: what a dataset must have been made with. It changes no size and no cost."""
+
+    image_markup: str = "internvl"  # or "llava": the words around an image (megatron.vlm.data.markup)
+    image_token_id: int | None = None
+    """Id of the token that stands for one image feature, where it is known."""
+    chat_template: str | None = None
+    """The template that the model was trained with (megatron.vlm.data.templates), where it is known."""
+    tiling: str = "internvl"
+    """The rule by which the model was shown images (megatron.vlm.data.tiles)."""
+
+
+@dataclass(frozen=True)
 class Architecture:
-    """A vision-language model. The projector shuffles `shuffle` x `shuffle` patches into one LLM token."""
+    """A vision-language model. The projector shuffles `shuffle` x `shuffle` patches into one LLM token.
+
+    Raises UserError if the patches of a tile cannot be shuffled so.
+    """
 
     name: str
     vision: VisionArchitecture
@@ -100,6 +124,16 @@ class Architecture:
     """Tiles of an image are joined, its padding is cut off, and every row ends with a learned token (LLaVA-1.6)."""
     tied: bool = False
     """Word embedding and head share one weight."""
+    prompt: PromptFormat = PromptFormat()
+
+    def __post_init__(self) -> None:
+        side = self.vision.image_size // self.vision.patch_size
+        if side % self.shuffle:
+            raise UserError(
+                f"model {self.name!r}: a tile has {side} x {side} patches (image size {self.vision.image_size}, patch "
+                f"size {self.vision.patch_size}), which cannot be joined {self.shuffle} x {self.shuffle}; "
+                f"the side must be a multiple of {self.shuffle}"
+            )
 
     @property
     def untied(self) -> bool:
@@ -119,5 +153,6 @@ class Architecture:
     @property
     def hash(self) -> str:
         """Names the sizes: two models with the same hash can share a profile and a plan."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        sizes = {name: value for name, value in dataclasses.asdict(self).items() if name != "prompt"}
+        text = json.dumps(sizes, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -10,8 +10,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron.vlm.data.images import NORMALIZATIONS
 from megatron.vlm.data.job import Shard, open_job
+from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.model_recipe import USUAL, check_tokenizer, settle
 from megatron.vlm.data.preprocess import merge_shards, preprocess, preprocess_shard
-from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.samples import Recipe, open_recipe
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.data.tiles import RULES, Tiling
 from omnibal_ext.console import print_json, print_table
@@ -29,24 +31,27 @@ def positive(text: str) -> int:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    usual = {flag: f"(default {value}, or the model's)" for flag, value in USUAL.items()}
     add = parser.add_argument
     add("--input", type=Path, nargs="+", required=True, help="InternVL chat JSONL files")
     add("--image-root", type=Path, required=True, help="the folder that image paths start from")
-    add("--tokenizer-model", type=Path, required=True, help="a sentencepiece .model or a tokenizer.json")
-    add("--chat-template", required=True, help=f"one of {', '.join(TEMPLATES)}")
+    add("--model", help="a preset or a Hugging Face folder that the data is for: it decides what is not given below")
+    add("--tokenizer-model", type=Path, help="a sentencepiece .model or a tokenizer.json (or the model folder's)")
+    add("--chat-template", help=f"one of {', '.join(TEMPLATES)} (or the model's)")
     add("--output-dir", type=Path, required=True)
     add("--workers", type=positive, default=1, help="processes")
-    add("--tiling", choices=list(RULES), default="internvl", help="(default %(default)s)")
-    add("--tile-size", type=positive, default=448, help="pixels a side (default %(default)s)")
-    add("--tokens-per-tile", type=positive, default=256, help="LLM tokens a tile (default %(default)s)")
+    add("--image-markup", choices=list(MARKUPS), help=f"the words around images {usual['image-markup']}")
+    add("--tiling", choices=list(RULES), help=usual["tiling"])
+    add("--tile-size", type=positive, help=f"pixels a side {usual['tile-size']}")
+    add("--tokens-per-tile", type=positive, help=f"LLM tokens a tile {usual['tokens-per-tile']}")
     add("--min-tiles", type=positive, default=1)
     add("--max-tiles", type=positive, default=12, help="a conversation, thumbnails not counted (default %(default)s)")
     add("--no-thumbnail", action="store_true", help="no tile of the whole image beside the others")
-    add("--normalize", choices=list(NORMALIZATIONS), default="imagenet", help="(default %(default)s)")
+    add("--normalize", choices=list(NORMALIZATIONS), help=usual["normalize"])
     add("--max-tokens", type=positive, help="reject longer samples (nothing is ever cut)")
     add("--decode-images", action="store_true", help="decode every image: slow, finds flipped bits too")
     add("--system-message", help='for conversations without one; "" for none')
-    add("--max-rejects", type=int, help="fail if more lines than this cannot be used")
+    add("--max-rejects", type=int, help="fail if more lines than this cannot be used (default 1%%, at least 10)")
     add("--shard", type=str, metavar="I/N", help="prepare only every N-th part from I on, and do not join")
     add("--merge", action="store_true", help="join what all shards have prepared")
     add("--json", action="store_true", help="print one JSON object")
@@ -54,25 +59,30 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe:
-    """What the flags say a line is to become."""
+    """What flags and model say a line is to become."""
+    decided = ("tokenizer-model", "chat-template", *USUAL)
+    chosen = settle({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
+    thumbnail = not arguments.no_thumbnail
     return Recipe(
         image_root=arguments.image_root,
-        tokenizer=arguments.tokenizer_model,
-        template=arguments.chat_template,
-        tiling=Tiling(
-            arguments.tile_size, arguments.min_tiles, arguments.max_tiles, not arguments.no_thumbnail, arguments.tiling
-        ),
-        tokens_per_tile=arguments.tokens_per_tile,
+        tokenizer=chosen["tokenizer-model"],
+        template=chosen["chat-template"],
+        tiling=Tiling(chosen["tile-size"], arguments.min_tiles, arguments.max_tiles, thumbnail, chosen["tiling"]),
+        tokens_per_tile=chosen["tokens-per-tile"],
         max_tokens=arguments.max_tokens,
         decode_images=arguments.decode_images,
         system_message=arguments.system_message,
-        normalization=arguments.normalize,
+        normalization=chosen["normalize"],
+        markup=chosen["image-markup"],
     )
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Do what was asked; return what there is to tell."""
-    job = open_job(arguments.input, recipe_of(arguments), arguments.output_dir)
+    recipe = recipe_of(arguments)
+    if arguments.model:
+        check_tokenizer(open_recipe(recipe), arguments.model)
+    job = open_job(arguments.input, recipe, arguments.output_dir)
     if arguments.shard:
         return preprocess_shard(job, Shard.parse(arguments.shard), arguments.workers, arguments.max_rejects)
     if arguments.merge:

@@ -102,6 +102,46 @@ def test_every_line_is_either_a_sample_or_a_named_reject(raw: Path, tmp_path: Pa
     assert summary["rejected_by_reason"] == dict.fromkeys(sorted(bad), 1)
 
 
+def test_a_model_decides_what_no_flag_says(raw: Path, tmp_path: Path) -> None:
+    flags = ["--input", raw / "train.jsonl", "--image-root", raw, "--tokenizer-model", raw / "tokenizer.model"]
+    flags += ["--chat-template", "internlm2-chat", "--max-tiles", 32, "--json", "--output-dir"]
+    for name, model in (("by_model", ["--model", "tiny"]), ("by_flags", ["--tile-size", 32, "--tokens-per-tile", 4])):
+        result = run("preprocess_data.py", *flags, tmp_path / name, *model)
+        assert result.returncode == 0, result.stderr
+    assert contents(tmp_path / "by_model") == contents(tmp_path / "by_flags")
+    manifest = json.loads((tmp_path / "by_model" / "manifest.json").read_text())
+    assert manifest["image_markup"] == "internvl"
+    assert manifest["special_tokens"]["<IMG_CONTEXT>"] == manifest["image_token_id"]
+    assert manifest["tokenizer"]["vocabulary"]["size"] <= manifest["vocab_size"]
+
+
+@pytest.mark.parametrize(
+    ("model", "flag", "value", "refusal"),
+    [
+        ("tiny", "tile_size", 448, "--tile-size 448, but model 'tiny' needs 32"),
+        ("llava-1.5-7b", "chat_template", "mistral", "but model 'llava-1.5-7b' needs"),
+        ("nowhere", "tile_size", 32, "unknown preset 'nowhere'"),
+    ],
+)
+def test_flags_against_the_model_end_with_exit_code_2(
+    raw: Path, tmp_path: Path, model: str, flag: str, value: object, refusal: str
+) -> None:
+    result = run("preprocess_data.py", *preprocess_flags(raw, tmp_path / "dataset", model=model, **{flag: value}))
+    assert result.returncode == 2
+    assert refusal in result.stderr.splitlines()[-1]
+
+
+def test_a_misnamed_field_does_not_end_with_exit_code_0(raw: Path, tmp_path: Path) -> None:
+    (raw / "renamed.jsonl").write_text((raw / "train.jsonl").read_text().replace('"image":', '"image_file":'))
+    flags = preprocess_flags(raw, tmp_path / "dataset", input=raw / "renamed.jsonl")
+    result = run("preprocess_data.py", *flags)
+    assert result.returncode == 2
+    assert "unsupported_field" in result.stderr.splitlines()[-1]
+    assert "'image_file' is not read" in result.stderr.splitlines()[-1]
+    again = run("preprocess_data.py", *flags, "--max-rejects", SAMPLES, "--json")
+    assert json.loads(again.stdout)["rejected_by_reason"]["unsupported_field"] > 10
+
+
 def test_several_workers_write_the_same_bytes_as_one(raw: Path, tmp_path: Path) -> None:
     preprocess(raw, tmp_path / "one")
     preprocess(raw, tmp_path / "two", workers=2)

@@ -1,6 +1,7 @@
 """Published config.json files are read as the models they are; what cannot be honoured is refused by name."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from omnibal_ext.model_data import RopeScaling
 INTERNVIT_6B = {
     "architectures": ["InternVisionModel"],
     "attention_dropout": 0.0,
-    "drop_path_rate": 0.1,
+    "drop_path_rate": 0.0,
     "dropout": 0.0,
     "hidden_act": "gelu",
     "hidden_size": 3200,
@@ -117,6 +118,10 @@ def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dic
     # Dynamic scaling of the rotation begins behind 32768 tokens: up to there the models are the same.
     expected = 32768 if name == "internvl-chat-1.5" else None
     assert read.language.max_positions == expected
+    # No LLaVA folder names its chat template, and no InternVL folder of the first kind its image token.
+    prompt = {**asdict(read.prompt), "chat_template": known.prompt.chat_template}
+    assert prompt == asdict(known.prompt) | ({"image_token_id": None} if name == "internvl-chat-1.5" else {})
+    read = replace(read, prompt=known.prompt)
     assert str(read).replace("max_positions=32768", "max_positions=None") == str(known)
 
 
@@ -163,6 +168,29 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (LLAVA_1_6_MISTRAL, "image_grid_pinpoints", [[336, 336]], r"image_grid_pinpoints is not"),
         (LLAVA_1_6_MISTRAL, "vision_config.image_size", [336, 224], r"only squares"),
         (LLAVA_1_5, "model_type", "blip", r"'blip' is not supported"),
+        (
+            INTERNVL_CHAT,
+            "vision_config.drop_path_rate",
+            0.1,
+            r"vision_config\.drop_path_rate is 0\.1: .*set it to 0\.0",
+        ),
+        (INTERNVL_CHAT, "vision_config.use_moe", True, r"vision_config\.use_moe is True"),
+        (INTERNVL_CHAT, "pad2square", True, r"pad2square is True"),
+        (INTERNVL_CHAT, "use_llm_lora", 16, r"use_llm_lora is 16"),
+        (INTERNVL_CHAT, "vision_config.patch_size", 15, r"image size 448 is no multiple of patch size 15"),
+        (INTERNVL_CHAT, "llm_config.residual_scale", 0.5, r"llm_config\.residual_scale is '0\.5', which is not known"),
+        (LLAVA_1_5, "mm_hidden_size", 1024, r"mm_hidden_size is '1024', which is not known here; remove it"),
+        (LLAVA_1_5, "hidden_size", 5120, r"hidden_size is '5120', which is not known"),  # the original LLaVA's
+        (LLAVA_1_5, "text_config.sliding_window_pattern", 6, r"sliding_window_pattern is '6', which is not known"),
+        (LLAVA_1_5, "text_config.layer_types", ["full_attention", "sliding_attention"], r"layer_types has others"),
+        (
+            LLAVA_1_5,
+            "text_config.rope_scaling",
+            {"type": "linear", "factor": 2.0, "mrope_section": [1]},
+            "mrope_section",
+        ),
+        (LLAVA_1_5, "vision_config.num_channels", 4, r"num_channels is 4"),
+        (LLAVA_1_6_MISTRAL, "use_image_newline_parameter", False, r"use_image_newline_parameter is False"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
@@ -200,3 +228,69 @@ def test_every_tower_and_language_model_has_whole_heads() -> None:
         assert tower.hidden_size % tower.heads == 0
     for language in LANGUAGE_MODELS.values():
         assert language.hidden_size % language.heads == language.heads % language.kv_heads == 0
+
+
+def test_patches_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
+    vision = {**INTERNVIT_6B, "image_size": 238}
+    config = {**INTERNVL_CHAT, "force_image_size": None, "vision_config": vision}
+    with pytest.raises(UserError, match=r"17 x 17 patches .*image size 238, patch size 14.* 2 x 2"):
+        preset(str(write(tmp_path / "model", config)))
+
+
+# What the published files hold beside: dumps of all settings by older transformers, and what belongs to data and tools.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "internvl_chat": {
+        "_commit_hash": None, "auto_map": {"AutoModel": "x"}, "dynamic_image_size": True, "hidden_size": 6144,
+        "max_dynamic_patch": 12, "min_dynamic_patch": 1, "pad2square": False, "template": "internlm2-chat",
+        "torch_dtype": "bfloat16", "transformers_version": None, "use_backbone_lora": 0, "use_llm_lora": 0,
+        "use_thumbnail": True, "image_fold": None, "tie_word_embeddings": False, "output_attentions": False,
+    },
+    "vision": {
+        "_name_or_path": "", "initializer_factor": 0.1, "initializer_range": 1e-10, "max_length": 20, "num_beams": 1,
+        "repetition_penalty": 1.0, "return_dict": True, "temperature": 1.0, "id2label": {"0": "LABEL_0"}, "top_k": 50,
+        "tie_word_embeddings": True, "use_bfloat16": True, "use_flash_attn": True, "is_decoder": False,
+        "capacity_factor": 1.2, "eval_capacity_factor": 1.4, "laux_allreduce": "all_nodes", "moe_coeff_ratio": 0.5,
+        "moe_intermediate_size": 768, "moe_output_scale": 4.0, "noisy_gate_policy": "RSample_before", "num_experts": 8,
+        "num_routed_experts": 4, "num_shared_experts": 4, "shared_expert_intermediate_size": 3072, "use_moe": False,
+        "use_residual": True, "use_rts": False, "use_weighted_residual": False, "ep_size": 1,
+    },
+    "internlm2": {
+        "attn_implementation": "flash_attention_2", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+        "initializer_range": 0.02, "use_cache": True, "typical_p": 1.0, "length_penalty": 1.0,
+    },
+    "qwen2": {
+        "max_window_layers": 70, "sliding_window": None, "use_sliding_window": False, "moe_config": None,
+        "rope_scaling": {"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"}, "use_bfloat16": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["internlm2", "qwen2"])
+def test_what_published_files_hold_beside_is_no_hindrance(tmp_path: Path, language: str) -> None:
+    llm = {**INTERNVL_CHAT["llm_config"], **PUBLISHED[language], "model_type": language}
+    if language == "qwen2":
+        del llm["bias"]
+        llm["architectures"] = ["Qwen2ForCausalLM"]
+    config = {**INTERNVL_CHAT, **PUBLISHED["internvl_chat"], "llm_config": llm}
+    config["vision_config"] = {**INTERNVIT_6B, **PUBLISHED["vision"]}
+    read = preset(str(write(tmp_path / "model", config)))
+    assert read.vision == PRESETS["internvl-chat-1.5"].vision
+    assert read.prompt.chat_template == "internlm2-chat"
+
+
+@pytest.mark.parametrize("family", ["internvl", "llava", "llava_next"])
+def test_what_transformers_writes_by_itself_is_read(tmp_path: Path, family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    for language in ("qwen2", "llama", "mistral"):
+        written = transformers.AutoConfig.for_model(family, text_config={"model_type": language})
+        written.vision_config.patch_size = [14, 14] if family == "internvl" else 14
+        written.save_pretrained(tmp_path)
+        read = preset(str(tmp_path))
+        assert read.prompt.image_token_id == written.image_token_id
+        assert read.language.vocab_size == written.text_config.vocab_size
+
+
+def test_what_a_model_is_told_changes_no_profile() -> None:
+    model = PRESETS["llava-1.5-7b"]
+    other = replace(model, prompt=replace(model.prompt, chat_template=None, image_token_id=None))
+    assert other.hash == model.hash != replace(model, newline=True).hash

@@ -4,7 +4,7 @@ tokens.bin/.idx     int32   the LLM's sequence of every sample, image tokens in 
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
 images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}
 sizes.npz                   tiles and tokens of every sample, and the line of its input file that it was
-manifest.json               tokenizer, template, tiling, counts, samples of each input file, hashes
+manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, hashes
 rejected.jsonl              {"file", "line", "reason", "detail"} of every line that was left out
 """
 
@@ -23,7 +23,7 @@ from megatron.vlm.data.tiles import RULES, TiledImage, cut_tiles
 from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 COLUMNS = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
 
 

@@ -28,7 +28,8 @@ import sentencepiece
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from megatron.vlm.data.templates import IMAGE_MARK, TEMPLATES
+from megatron.vlm.data.markup import IMAGE_MARK, MARKUPS
+from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.data.tiles import Grid, internvl_grid
 
 TILE = 32  # pixels a side of a cell, a tile of the tiny preset
@@ -164,7 +165,8 @@ def _turns(*exchanges: tuple[str, str]) -> list[dict[str, str]]:
 
 def train_tokenizer() -> bytes:
     """A sentencepiece model in which every letter and digit of an answer is exactly one token, always the same."""
-    special = dict.fromkeys(token for template in TEMPLATES.values() for token in template.special_tokens)
+    images = MARKUPS["internvl"].tokens
+    special = dict.fromkeys(token for template in TEMPLATES.values() for token in (*template.tokens, *images))
     words = ["\n", "user", "assistant", "system", "Read", "▁the", "▁digits", SPELLING]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(

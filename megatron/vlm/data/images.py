@@ -4,6 +4,10 @@ Checking reads headers only. Pillow's lazy `open` gives format and size; whether
 structure: a PNG is walked chunk by chunk (eight bytes a chunk are read, the rest is skipped) up to its IEND, a JPEG
 must end with its end-of-image marker, a WebP must be as long as it says. A file that fails this, or is of another
 format, is decoded in full and Pillow decides.
+
+Pixels are those of transformers' processors for the same file: turned upright as EXIF says, alpha dropped, the
+transparent colour of a palette white. One thing differs on purpose: 16-bit grey is scaled, which Pillow's own
+conversion would clip to white.
 """
 
 import os
@@ -14,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from PIL import Image
+from PIL import ExifTags, Image
 
 from megatron.vlm.data.chat import Rejected
 
@@ -32,7 +36,20 @@ NORMALIZATIONS = {
 }
 
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 2**26  # Pillow's own guard against decompression bombs: 89 megapixels
+UPRIGHT = {  # what turns an image upright, by the orientation that EXIF names
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = (5, 6, 7, 8)
+_NO_RANGE = ("F", "I")  # pixels of which nobody says what is white
 _JPEG_END = b"\xff\xd9"
+_EXIF_NOTE = b"Raw profile type"
+_PNG_NOTES = {b"eXIf": b"", b"tEXt": _EXIF_NOTE, b"zTXt": _EXIF_NOTE, b"iTXt": b"XML:com.adobe"}  # may hold EXIF or XMP
 _JPEG_TAIL = 64  # some writers pad the file after the end marker
 
 
@@ -48,10 +65,10 @@ def path_below_root(reference: str) -> str:
 
 
 def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False) -> tuple[int, int]:
-    """Width and height in pixels of a usable image. `decode` reads every pixel, which finds flipped bits too.
+    """Width and height in pixels of a usable image, upright. `decode` reads every pixel, which finds flipped bits too.
 
     Raises `Rejected`: missing_image, unreadable_image, empty_image, not_an_image, truncated_image, too_many_pixels,
-    animated_image.
+    animated_image, unscaled_pixels.
     """
     try:
         status = path.stat()
@@ -71,7 +88,7 @@ def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False) -
 
 def _checked_size(path: Path, file: BinaryIO, max_pixels: int, decode: bool) -> tuple[int, int]:
     try:
-        image = Image.open(file)
+        image: Image.Image = Image.open(file)
     except Image.DecompressionBombError as error:
         raise Rejected("too_many_pixels", f"{path}: {error}") from error
     except Exception as error:  # a broken header makes Pillow's readers raise nearly anything
@@ -83,29 +100,49 @@ def _checked_size(path: Path, file: BinaryIO, max_pixels: int, decode: bool) -> 
         raise Rejected("too_many_pixels", f"{path}: {width} x {height} pixels, limit {max_pixels}; scale it down")
     if getattr(image, "is_animated", False):
         raise Rejected("animated_image", f"{path}: {getattr(image, 'n_frames', 'several')} frames; save the one meant")
+    if image.mode in _NO_RANGE:
+        raise Rejected(
+            "unscaled_pixels", f"{path}: pixels of mode {image.mode}, whose range is unknown; save 8 or 16 bits"
+        )
     is_whole = _WHOLE.get(image.format or "")
     if decode or is_whole is None or not is_whole(file):
-        _decode(path, file)
-    return width, height
+        image = _decode(path, file)
+    width, height = image.size
+    return (height, width) if orientation(image) in _SIDEWAYS else (width, height)
 
 
-def _decode(path: Path, file: BinaryIO) -> None:
+def _decode(path: Path, file: BinaryIO) -> Image.Image:
     try:
         file.seek(0)
-        Image.open(file).load()
+        image = Image.open(file)
+        image.load()
     except Exception as error:  # as above
         raise Rejected("truncated_image", f"{path}: {error}") from error
+    return image
+
+
+def orientation(image: Image.Image) -> int:
+    """How the camera was held (EXIF, 1 to 8), as far as the file was read; 1 where it is not said or makes no sense."""
+    try:
+        # PNG's own getexif would decode the image to see what stands behind its pixels.
+        return int(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
+    except Exception:  # damaged EXIF says nothing, as in other programs that show images
+        return 1
 
 
 def _png_is_whole(file: BinaryIO) -> bool:
+    """Its structure ends well, and nothing behind the pixels turns the image: what does is found by decoding."""
     end = file.seek(0, os.SEEK_END)
-    position = 8  # behind the signature
+    position, behind_pixels = 8, False  # behind the signature
     while position + 12 <= end:
         file.seek(position)
         length, kind = struct.unpack(">I4s", file.read(8))
         position += 12 + length
+        behind_pixels = behind_pixels or kind == b"IDAT"
         if kind == b"IEND":
             return True
+        if behind_pixels and kind in _PNG_NOTES and file.read(len(_EXIF_NOTE)).startswith(_PNG_NOTES[kind]):
+            return False
     return False
 
 
@@ -129,11 +166,15 @@ _WHOLE: dict[str, Callable[[BinaryIO], bool]] = {
 
 
 def load_rgb(path: Path) -> Image.Image:
-    """Decode an image as eight-bit RGB; 16-bit grey is scaled, since Pillow's own conversion would clip it to white.
-
-    Raises what Pillow raises.
-    """
+    """Decode an image as eight-bit RGB, upright. Raises what Pillow raises."""
     with Image.open(path) as image:
-        if image.mode.startswith("I;16"):
-            return image.convert("I").point(lambda value: value / 257).convert("L").convert("RGB")
-        return image.convert("RGB")
+        image.load()
+        turn = UPRIGHT.get(orientation(image))
+        upright = image if turn is None else image.transpose(turn)
+        if upright.mode.startswith("I;16"):
+            return upright.convert("I").point(lambda value: value / 257).convert("L").convert("RGB")
+        rgb = upright.convert("RGB")
+        if rgb.info.get("transparency") is None:
+            return rgb
+        ground = Image.new("RGBA", rgb.size, "white")
+        return Image.alpha_composite(ground, rgb.convert("RGBA")).convert("RGB")

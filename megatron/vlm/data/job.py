@@ -51,6 +51,11 @@ class Job:
         """Where the lines of every part are, in the order of the inputs."""
         return tuple(part for file in self.inputs for part in file.parts)
 
+    @property
+    def lines(self) -> int:
+        """Lines of all inputs, blank ones included."""
+        return sum(file.lines for file in self.inputs)
+
     def part_path(self, number: int) -> Path:
         """The file of a part."""
         return self.work / f"{number:07d}.npz"
@@ -94,7 +99,6 @@ def open_job(inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_par
 
 def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
     maker = open_recipe(recipe)
-    special = {token: maker.tokenizer.token_id(token) for token in maker.template.special_tokens}
     return {
         "schema_version": SCHEMA_VERSION,
         "inputs": [{"path": str(file.path), "sha256": file.sha256, "lines": file.lines} for file in files],
@@ -102,6 +106,6 @@ def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
             **asdict(recipe),
             "image_root": str(recipe.image_root.resolve()),
             "tokenizer": hashlib.sha256(recipe.tokenizer.read_bytes()).hexdigest(),
-            "special_tokens": special,
+            "special_tokens": maker.special_tokens,
         },
     }

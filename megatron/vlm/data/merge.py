@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from megatron.vlm.data.dataset import COLUMNS, SCHEMA_VERSION, ColumnWriter
 from megatron.vlm.data.job import Job
 from megatron.vlm.data.parts import Part
-from megatron.vlm.data.rejects import RejectCount
+from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.samples import open_recipe
-from megatron.vlm.data.templates import IMAGE_CONTEXT
 from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
 
@@ -34,16 +33,16 @@ class _Joined:
 def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
     """Join the parts into the dataset folder and return its manifest.
 
-    Raises `UserError` if more than `max_rejects` lines were rejected, or all of them; the parts are kept then.
+    Raises `UserError` if more lines than `reject_limit` were rejected, or all of them; the parts are kept then.
     """
     folder = job.work / "dataset"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     joined = _join_parts(job, folder)
-    joined.rejects.check(max_rejects)
+    rejected = folder / "rejected.jsonl"
     if not any(source["samples"] for source in joined.sources):
-        found = joined.rejects.describe()
-        raise UserError(f"no line of the input can be used: {found}; see {folder / 'rejected.jsonl'}")
+        raise UserError(f"no line of the input can be used: {joined.rejects.describe()}; all are in {rejected}")
+    joined.rejects.check(reject_limit(job.lines, max_rejects), job.lines, rejected)
     sizes = Sizes.from_arrays(np.concatenate(joined.tiles), np.concatenate(joined.tokens))
     sizes.save(folder / "sizes.npz", lines=np.concatenate(joined.lines))
     manifest = _manifest(job, sizes, joined)
@@ -60,12 +59,12 @@ def _join_parts(job: Job, folder: Path) -> _Joined:
     parts = (Part.load(job.part_path(number)) for number in range(len(job.sources)))
     with (folder / "rejected.jsonl").open("wb") as rejected:
         for file in job.inputs:
-            samples, rejected_before = 0, joined.rejects.by_reason.total()
+            samples, rejected_before = 0, joined.rejects.total
             for part in islice(parts, len(file.parts)):
                 _append(part, writers, joined)
                 rejected.write(part.rejected.tobytes())
                 samples += len(part.tiles)
-            rejects = joined.rejects.by_reason.total() - rejected_before
+            rejects = joined.rejects.total - rejected_before
             joined.sources.append({"file": str(file.path), "samples": samples, "rejected": rejects})
     for writer in writers.values():
         writer.close()
@@ -85,18 +84,26 @@ def _append(part: Part, writers: dict[str, ColumnWriter], joined: _Joined) -> No
 def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
     recipe, maker = job.recipe, open_recipe(job.recipe)
     tokenizer, digest = maker.tokenizer, job.identity["recipe"]["tokenizer"]
+    vocabulary = {"size": tokenizer.vocabulary_size, "sha256": tokenizer.vocabulary_hash()}
     return {
         "schema_version": SCHEMA_VERSION,
         "samples": len(sizes),
-        "rejected": joined.rejects.by_reason.total(),
+        "rejected": joined.rejects.total,
         "rejected_by_reason": dict(sorted(joined.rejects.by_reason.items())),
         "sources": joined.sources,
         "tiles": int(sizes.tiles.sum()),
         "tokens": int(sizes.tokens.sum()),
         "image_root": str(recipe.image_root.resolve()),
-        "tokenizer": {"path": str(recipe.tokenizer.resolve()), "sha256": digest, "type": tokenizer.kind},
+        "tokenizer": {
+            "path": str(recipe.tokenizer.resolve()),
+            "sha256": digest,
+            "type": tokenizer.kind,
+            "vocabulary": vocabulary,
+        },
         "vocab_size": tokenizer.vocab_size,
-        "image_token_id": tokenizer.token_id(IMAGE_CONTEXT),
+        "special_tokens": maker.special_tokens,
+        "image_markup": recipe.markup,
+        "image_token_id": maker.image_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.token_id(maker.template.end_of_turn),
         "chat_template": recipe.template,

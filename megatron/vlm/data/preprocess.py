@@ -17,8 +17,8 @@ from typing import Any
 
 from megatron.vlm.data.job import Job, Shard
 from megatron.vlm.data.merge import merge
-from megatron.vlm.data.parts import PartSource, prepare_part
-from megatron.vlm.data.rejects import RejectCount
+from megatron.vlm.data.parts import Part, PartSource, prepare_part
+from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.samples import Recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
@@ -29,7 +29,7 @@ Rejections = list[dict[str, Any]]
 def preprocess(job: Job, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
     """Write the job's dataset folder and return its manifest; a folder that the job wrote before is left alone.
 
-    Raises `UserError` if the output folder holds something else, or more than `max_rejects` lines cannot be used.
+    Raises `UserError` if the output folder holds something else, or more lines than `reject_limit` cannot be used.
     """
     done = _finished(job, max_rejects)
     if done is not None:
@@ -65,23 +65,39 @@ def _finished(job: Job, max_rejects: int | None) -> dict[str, Any] | None:
     manifest = job.finished()
     if manifest is not None:
         job.tidy()
-        RejectCount.of_file(job.output / "rejected.jsonl").check(max_rejects)
+        rejected = job.output / "rejected.jsonl"
+        RejectCount.of_file(rejected).check(reject_limit(job.lines, max_rejects), job.lines, rejected)
     return manifest
 
 
 def _prepare(job: Job, shard: Shard, workers: int, max_rejects: int | None) -> None:
-    """Make the parts of a shard that are not there. Raises `UserError` once more than `max_rejects` are rejected."""
+    """Make the parts of a shard that are not there.
+
+    Raises `UserError` once too many lines are rejected and they are most of those seen, as under a wrong image root:
+    then nobody waits for the last line.
+    """
     job.work.mkdir(parents=True, exist_ok=True)
-    numbers, rejects = job.missing(shard), RejectCount()
+    numbers, rejects, limit = job.missing(shard), RejectCount(), reject_limit(job.lines, max_rejects)
 
     def lines() -> Iterator[int]:  # one step of the progress bar a line
+        seen = 0
         for count, rejections in _prepared(job, numbers, workers):
             rejects.add(rejections)
-            rejects.check(max_rejects)
+            seen += count
+            if rejects.total > max(limit, seen // 2):
+                rejects.check(limit, seen, _list_rejects(job))
             yield from range(count)
 
     for _ in track(lines(), "preprocess", total=sum(job.sources[number].lines for number in numbers)):
         pass
+
+
+def _list_rejects(job: Job) -> Path:
+    """Write down the rejects of all parts that are ready."""
+    path, missing = job.work / "rejected.jsonl", set(job.missing())
+    ready = (number for number in range(len(job.sources)) if number not in missing)
+    path.write_bytes(b"".join(Part.load(job.part_path(number)).rejected.tobytes() for number in ready))
+    return path
 
 
 def _prepared(job: Job, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Rejections]]:

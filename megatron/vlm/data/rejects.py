@@ -8,6 +8,13 @@ from typing import Any
 
 from omnibal_ext.errors import UserError
 
+FEW, ONE_IN = 10, 100
+
+
+def reject_limit(lines: int, limit: int | None) -> int:
+    """How many of `lines` may be rejected: `limit`, or where nobody says, one in a hundred and ten of few."""
+    return max(FEW, lines // ONE_IN) if limit is None else limit
+
 
 class RejectCount:
     """Rejected lines by reason, and the first of them."""
@@ -30,11 +37,17 @@ class RejectCount:
         if rejections and self._first is None:
             self._first = rejections[0]
 
-    def check(self, limit: int | None) -> None:
-        """Raise `UserError` if more than `limit` lines were rejected."""
-        if limit is not None and self.by_reason.total() > limit:
+    @property
+    def total(self) -> int:
+        """Rejected lines."""
+        return self.by_reason.total()
+
+    def check(self, limit: int, lines: int, where: Path) -> None:
+        """Raise `UserError` if more than `limit` of the `lines` seen were rejected; `where` lists them."""
+        if self.total > limit:
             raise UserError(
-                f"{self.by_reason.total()} lines rejected, limit {limit} (--max-rejects): {self.describe()}"
+                f"{self.total} of {lines} lines rejected, limit {limit}: {self.describe()}; all are in {where}; "
+                f"mend the input, or allow them with --max-rejects {self.total} (what was prepared is kept)"
             )
 
     def describe(self) -> str:

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.chat import Rejected, parse_conversation
 from megatron.vlm.data.images import MAX_PIXELS, image_size, path_below_root
-from megatron.vlm.data.templates import IMAGE_CONTEXT, SYSTEM, Message, RenderedChat, chat_template, render_chat
+from megatron.vlm.data.markup import image_markup
+from megatron.vlm.data.templates import SYSTEM, Message, RenderedChat, chat_template, render_chat
 from megatron.vlm.data.tiles import TiledImage, Tiling, tile_image
 from megatron.vlm.data.tokenizer import ChatTokenizer, load_tokenizer
+from omnibal_ext.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Recipe:
     decode_images: bool = False  # read every pixel of every image, not headers only
     system_message: str | None = None  # for conversations that bring none; None is the template's, "" is none
     normalization: str = "imagenet"  # of pixels, by name
+    markup: str = "internvl"  # how the text shows an image, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,19 @@ class Sample:
 
 
 class SampleMaker:
-    """A recipe with its tokenizer open."""
+    """A recipe with its tokenizer open. Raises UserError if parts of it do not go together."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.template = chat_template(recipe.template)
-        self.tokenizer = load_tokenizer(recipe.tokenizer, self.template.special_tokens)
+        self.template, self.markup = chat_template(recipe.template), image_markup(recipe.markup)
+        special = (*self.template.tokens, *self.markup.tokens)
+        self.tokenizer = load_tokenizer(recipe.tokenizer, special)
+        self.special_tokens = {token: self.tokenizer.token_id(token) for token in special}
+        self.image_token_id = self.special_tokens[self.markup.context]
+        self.reserved = (*self.template.tokens, *self.markup.reserved)
         self.system = self.template.system if recipe.system_message is None else recipe.system_message
+        if self.system and SYSTEM not in self.template.turns:
+            raise UserError(f"chat template {self.template.name!r} has no system turn; leave --system-message out")
 
     def make(self, line: bytes) -> Sample:
         """Check and prepare one line of chat JSONL.
@@ -60,18 +69,20 @@ class SampleMaker:
         Raises `Rejected`: the reasons of `parse_conversation` and `image_size`, path_outside_root, too_many_images,
         too_many_tokens.
         """
-        conversation = parse_conversation(line, self.template.reserved)
+        conversation = parse_conversation(line, self.reserved)
         messages = conversation.messages
+        if messages[0].role not in self.template.turns:
+            raise Rejected("bad_roles", f"chat template {self.template.name!r} has no {messages[0].role} turn")
         if self.system and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.system), *messages)
         images = self._tile_images(conversation.images)
-        tokens, loss_mask = tokenize(render_chat(messages, self.template), self.tokenizer)
+        tokens, loss_mask = tokenize(render_chat(messages, self.template, self.markup), self.tokenizer)
         rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
         repeats = [len(feature_order(image, rule, per_tile)) for image in images]
         length, limit = len(tokens) + sum(repeats) - len(repeats), self.recipe.max_tokens
         if limit is not None and length > limit:
             raise Rejected("too_many_tokens", f"{length} tokens, limit {limit} (--max-tokens)")
-        return Sample(*expand_images(tokens, loss_mask, self.tokenizer.token_id(IMAGE_CONTEXT), repeats), images)
+        return Sample(*expand_images(tokens, loss_mask, self.image_token_id, repeats), images)
 
     def _tile_images(self, references: tuple[str, ...]) -> tuple[TiledImage, ...]:
         recipe, count = self.recipe, len(references)

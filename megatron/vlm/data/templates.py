@@ -11,26 +11,24 @@ them token for token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from megatron.vlm.data.markup import IMAGE_MARK, ImageMarkup
 from omnibal_ext.errors import UserError
-
-IMAGE_MARK = "<image>"  # in the user's data
-IMAGE_START, IMAGE_CONTEXT, IMAGE_END = "<img>", "<IMG_CONTEXT>", "</img>"  # in the text that the model reads
-IMAGE_TEXT = IMAGE_START + IMAGE_CONTEXT + IMAGE_END  # the context token is repeated later, once the tiles are counted
-
-# The nine tokens that InternVL adds to a language model, in its order, so that vocabularies agree with its checkpoints.
-IMAGE_TOKENS = (IMAGE_START, IMAGE_END, IMAGE_CONTEXT, "<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>")
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn: who speaks (`SYSTEM`, `USER`, `ASSISTANT`) and the words, with `<image>` marks still in them."""
+    """One turn: who speaks (`SYSTEM`, `USER`, `ASSISTANT`) and the words, with `<image>` marks still in them.
+
+    Of the assistant's turns those count that are `trained`.
+    """
 
     role: str
     words: str
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A chat format. `tokens` are the special tokens it relies on; `end_of_turn` closes the assistant's words."""
+    """A chat format. `tokens` are the special tokens it relies on; `end_of_turn` closes the assistant's words.
+
+    A role without a `Turn` is one that the model never saw.
+    """
 
     name: str
     beginning: str
@@ -58,15 +59,9 @@ class ChatTemplate:
         """The token at which a reply stops."""
         return self.turns[ASSISTANT].end
 
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        """All tokens that a tokenizer must know as one id each, ours for images included."""
-        return (*self.tokens, *IMAGE_TOKENS)
-
-    @property
-    def reserved(self) -> tuple[str, ...]:
-        """What nobody's words may contain: it would be read as structure."""
-        return (*self.tokens, IMAGE_START, IMAGE_CONTEXT, IMAGE_END)
+    def writes_as(self, other: "ChatTemplate") -> bool:
+        """Both write every conversation in the same way."""
+        return replace(self, name="") == replace(other, name="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +78,13 @@ def _chatml(name: str, beginning: str = "") -> ChatTemplate:
     return ChatTemplate(name, beginning, turns, (beginning, *tokens) if beginning else tokens)
 
 
-def _llama3() -> ChatTemplate:
+def _llama3(name: str, system: str | None = None) -> ChatTemplate:
     turns = {
         role: Turn(f"<|start_header_id|>{role}<|end_header_id|>\n\n", end="<|eot_id|>")
         for role in (SYSTEM, USER, ASSISTANT)
     }
     tokens = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-    return ChatTemplate("llama3", tokens[0], turns, tokens, strips_words=True)
+    return ChatTemplate(name, tokens[0], turns, tokens, strips_words=True, system=system)
 
 
 def _vicuna() -> ChatTemplate:
@@ -105,13 +100,26 @@ def _vicuna() -> ChatTemplate:
     return ChatTemplate("vicuna", "<s>", turns, ("<s>", "</s>"), system=system)
 
 
+def _mistral() -> ChatTemplate:
+    """Mistral-Instruct 0.2's, as LLaVA-1.6 has it. Neither has a place for a system message."""
+    turns = {USER: Turn("[INST] ", end=" [/INST]"), ASSISTANT: Turn(" ", end="</s>")}
+    return ChatTemplate("mistral", "<s>", turns, ("<s>", "</s>"))
+
+
+LLAVA_LLAMA3_SYSTEM = (
+    "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
+    "provides, and assist the user with a variety of tasks using natural language."
+)
 TEMPLATES = {
     template.name: template
     for template in (
         _chatml("internlm2-chat", beginning="<s>"),
         _chatml("hermes-2"),
         _chatml("chatml"),
-        _llama3(),
+        _chatml("hermes-2-llama3", beginning="<|begin_of_text|>"),
+        _llama3("llama3"),
+        _llama3("llava-llama3", LLAVA_LLAMA3_SYSTEM),
+        _mistral(),
         _vicuna(),
     )
 }
@@ -124,14 +132,14 @@ def chat_template(name: str) -> ChatTemplate:
     return TEMPLATES[name]
 
 
-def render_chat(messages: Sequence[Message], template: ChatTemplate) -> RenderedChat:
-    """Write a conversation down as `template` has it, every `<image>` mark as `IMAGE_TEXT`."""
+def render_chat(messages: Sequence[Message], template: ChatTemplate, markup: ImageMarkup) -> RenderedChat:
+    """Write a conversation down as `template` has it, every `<image>` mark as `markup` has it."""
     pieces, trained, length = [template.beginning], [], len(template.beginning)
     for message in messages:
         turn = template.turns[message.role]
         words = message.words.strip() if template.strips_words else message.words
-        words = words.replace(IMAGE_MARK, IMAGE_TEXT)
-        if message.role == ASSISTANT:
+        words = words.replace(IMAGE_MARK, markup.text)
+        if message.role == ASSISTANT and message.trained:
             start = length + len(turn.opening)
             trained.append((start, start + len(words) + len(turn.end)))
         pieces.append(turn.opening + words + turn.end + turn.gap)

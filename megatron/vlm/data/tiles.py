@@ -5,9 +5,12 @@
     |    0    |    1    |   resized to (2 T) x (1 T) pixels   | 0 | | 1 | | thumbnail |
     +---------+---------+                                    +---+ +---+ +-----------+
 
-Three rules: `internvl`, the dynamic tiling of InternVL 1.5 (arXiv 2404.16821, section 3.3); `anyres`, the grids of
-LLaVA-1.6, where the image keeps its aspect ratio on a black ground, the thumbnail comes first and the language model
-sees the tiles joined (anyres.py); `fixed`, one tile.
+Rules of several tiles: `internvl`, the dynamic tiling of InternVL 1.5 (arXiv 2404.16821, section 3.3); `anyres`, the
+grids of LLaVA-1.6, where the image keeps its aspect ratio on a black ground, the thumbnail comes first and the language
+model sees the tiles joined (anyres.py). Of one tile: `pad`, the whole image on a square of the ViT's mean colour, as
+LLaVA-1.5 was trained; `crop`, the middle square, as its published processor does; `fixed`, the image stretched.
+
+Pixels are those of transformers' image processors (the ones on Pillow), to which the tests compare them.
 """
 
 from collections.abc import Callable
@@ -19,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from megatron.vlm.data.chat import Rejected
 from omnibal_ext.errors import UserError
 
 Grid = tuple[int, int]  # columns, rows
@@ -26,6 +30,8 @@ Grid = tuple[int, int]  # columns, rows
 # LLaVA-1.6's resolutions over its tile size. Small images fit several equally well; the first one wins. The order is
 # transformers', which reads the published list as (height, width).
 ANYRES_GRIDS: tuple[Grid, ...] = ((2, 1), (1, 2), (2, 2), (1, 3), (3, 1))
+MAX_CANVAS = 2**28  # pixels, 0.8 GB
+LLAVA_GROUND = (122, 116, 104)  # the mean of CLIP's pixels, of 255
 
 
 @cache
@@ -69,20 +75,68 @@ def _one_tile(*_: int) -> Grid:
     return (1, 1)
 
 
+def _one_padded(width: int, height: int, *_: int) -> Grid:
+    return _within(max(width, height) ** 2, f"{width} x {height} pixels, padded to a square")
+
+
+def _one_cropped(width: int, height: int, tile_size: int, *_: int) -> Grid:
+    return _within(
+        tile_size**2 * max(width, height) // min(width, height), f"{width} x {height} pixels, scaled to be cut"
+    )
+
+
+def _within(pixels: int, what: str) -> Grid:
+    """One tile, unless a long strip would take all memory on its way there."""
+    if pixels > MAX_CANVAS:
+        raise Rejected("too_many_pixels", f"{what}, are {pixels}, limit {MAX_CANVAS}; cut it into parts")
+    return (1, 1)
+
+
+def _stretch(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    return image.resize(size, Image.Resampling.BICUBIC)
+
+
+def _letterbox(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    (width, height), (full_width, full_height) = image.size, size
+    if full_width / width < full_height / height:
+        inner = (full_width, min(ceil(height * full_width / width), full_height))
+    else:
+        inner = (min(ceil(width * full_height / height), full_width), full_height)
+    ground = Image.new("RGB", size)
+    ground.paste(_stretch(image, inner), ((full_width - inner[0]) // 2, (full_height - inner[1]) // 2))
+    return ground
+
+
+def _pad(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    side = max(image.size)
+    ground = Image.new("RGB", (side, side), LLAVA_GROUND)
+    ground.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return _stretch(ground, size)
+
+
+def _crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    (width, height), short = size, min(image.size)
+    scaled = _stretch(image, (int(width * image.width / short), int(height * image.height / short)))
+    left, top = (scaled.width - width) // 2, (scaled.height - height) // 2
+    return scaled.crop((left, top, left + width, top + height))
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How a tiling rule chooses a grid, from (width, height, tile_size, min_tiles, max_tiles), and lays it out."""
 
     choose: Callable[[int, int, int, int, int], Grid]
-    keeps_aspect: bool = False  # scaled to fit, the rest black; otherwise stretched over the grid
+    lay: Callable[[Image.Image, tuple[int, int]], Image.Image]  # the image over width and height of the whole grid
     thumbnail_first: bool = False
     joins_tiles: bool = False  # the language model reads the tiles' features as one picture, without its padding
 
 
 RULES = {
-    "internvl": Rule(internvl_grid),
-    "anyres": Rule(anyres_grid, keeps_aspect=True, thumbnail_first=True, joins_tiles=True),
-    "fixed": Rule(_one_tile),
+    "internvl": Rule(internvl_grid, _stretch),
+    "anyres": Rule(anyres_grid, _letterbox, thumbnail_first=True, joins_tiles=True),
+    "pad": Rule(_one_padded, _pad),
+    "crop": Rule(_one_cropped, _crop),
+    "fixed": Rule(_one_tile, _stretch),
 }
 
 
@@ -143,25 +197,10 @@ def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -
     """Resize (bicubic) and cut an RGB image, row by row: uint8 [plan.tiles, tile_size, tile_size, 3]."""
     size = (plan.columns * tile_size, plan.rows * tile_size)
     layout = RULES[rule]
-    resized = np.asarray(_letterbox(image, size) if layout.keeps_aspect else _stretch(image, size))
+    resized = np.asarray(layout.lay(image, size))
     cells = resized.reshape(plan.rows, tile_size, plan.columns, tile_size, 3).swapaxes(1, 2)
     tiles = cells.reshape(-1, tile_size, tile_size, 3)
     if not plan.thumbnail:
         return tiles
     thumbnail = np.asarray(_stretch(image, (tile_size, tile_size)))[None]
     return np.concatenate([thumbnail, tiles] if layout.thumbnail_first else [tiles, thumbnail])
-
-
-def _stretch(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    return image.resize(size, Image.Resampling.BICUBIC)
-
-
-def _letterbox(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    (width, height), (full_width, full_height) = image.size, size
-    if full_width / width < full_height / height:
-        inner = (full_width, min(ceil(height * full_width / width), full_height))
-    else:
-        inner = (min(ceil(width * full_height / height), full_width), full_height)
-    ground = Image.new("RGB", size)
-    ground.paste(_stretch(image, inner), ((full_width - inner[0]) // 2, (full_height - inner[1]) // 2))
-    return ground

@@ -5,6 +5,7 @@ vocabulary. What the model's folder declares in `added_tokens.json` or `tokenize
 sentencepiece file of InternLM2, for one, does not know the name of its own `<|im_end|>`.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -45,6 +46,7 @@ class ChatTokenizer(Protocol):
 
     kind: str
     vocab_size: int  # all ids are below it, those of appended special tokens included
+    vocabulary_size: int  # of the file alone, nothing added
     pad_token_id: int  # never trained; any valid id where the tokenizer has none
 
     def encode(self, text: str) -> Encoding:
@@ -52,6 +54,9 @@ class ChatTokenizer(Protocol):
 
     def token_id(self, token: str) -> int:
         """The id of a special token."""
+
+    def vocabulary_hash(self) -> str:
+        """Names the vocabulary of the file, nothing added: the same for every file format of one tokenizer."""
 
 
 class SentencePieceTokenizer:
@@ -62,7 +67,8 @@ class SentencePieceTokenizer:
     def __init__(self, path: Path, special_tokens: Iterable[str]) -> None:
         self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         self._special = declared_tokens(path.parent)
-        self.vocab_size = max([self._model.vocab_size(), *(number + 1 for number in self._special.values())])
+        self.vocabulary_size: int = self._model.vocab_size()
+        self.vocab_size = max([self.vocabulary_size, *(number + 1 for number in self._special.values())])
         for token in special_tokens:
             if token not in self._special:
                 self._special[token] = self._known_or_new(token)
@@ -98,6 +104,10 @@ class SentencePieceTokenizer:
         """The id of a special token."""
         return self._special[token]
 
+    def vocabulary_hash(self) -> str:
+        """Names the vocabulary of the file."""
+        return _vocabulary_hash((self._model.id_to_piece(number), number) for number in range(self.vocabulary_size))
+
 
 class HuggingFaceTokenizer:
     """A `tokenizer.json` of Hugging Face's `tokenizers` library."""
@@ -111,6 +121,7 @@ class HuggingFaceTokenizer:
         self._model.no_truncation()
         self._model.no_padding()
         self._model.add_special_tokens([tokenizers.AddedToken(token, normalized=False) for token in special_tokens])
+        self.vocabulary_size: int = self._model.get_vocab_size(with_added_tokens=False)
         self._ids: dict[str, int] = self._model.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._ids.values()) + 1
         padding = _content(_read_json(path.parent / "tokenizer_config.json").get("pad_token"))
@@ -124,6 +135,15 @@ class HuggingFaceTokenizer:
     def token_id(self, token: str) -> int:
         """The id of a special token."""
         return self._ids[token]
+
+    def vocabulary_hash(self) -> str:
+        """Names the vocabulary of the file."""
+        return _vocabulary_hash(self._model.get_vocab(with_added_tokens=False).items())
+
+
+def _vocabulary_hash(pieces: Iterable[tuple[str, int]]) -> str:
+    lines = sorted(f"{number}\t{piece}\n" for piece, number in pieces)
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
@@ -140,6 +160,14 @@ def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
         raise UserError(f"{path}: reading it needs a package that is not installed: pip install tokenizers") from error
     except Exception as error:  # both libraries raise plain Exceptions on a file that is not theirs
         raise UserError(f"{path}: not a {known.kind} tokenizer ({error})") from error
+
+
+def model_tokenizer(folder: Path) -> Path:
+    """The tokenizer file of a model's folder. Raises `UserError` if there is none we read."""
+    for name in ("tokenizer.json", "tokenizer.model"):
+        if (folder / name).is_file():
+            return folder / name
+    raise UserError(f"{folder}: neither tokenizer.json nor tokenizer.model is here; give --tokenizer-model")
 
 
 def declared_tokens(folder: Path) -> dict[str, int]:

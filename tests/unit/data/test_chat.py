@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from megatron.vlm.data.chat import Rejected, parse_conversation
+from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, chat_template
 
-RESERVED = chat_template("internlm2-chat").reserved
+RESERVED = (*chat_template("internlm2-chat").tokens, *MARKUPS["internvl"].reserved)
 
 
 def turns(*words: str) -> list[dict[str, str]]:
@@ -87,3 +88,85 @@ def test_lines_that_are_no_json_are_rejected(reason: str, line: bytes) -> None:
     with pytest.raises(Rejected) as verdict:
         parse_conversation(line, RESERVED)
     assert verdict.value.reason == reason
+
+
+GOOD = turns("Hi", "Hello")
+
+
+@pytest.mark.parametrize(
+    ("reason", "field", "record"),
+    [
+        ("unsupported_media", "video", {"video": "a.mp4", "conversations": GOOD}),
+        ("unsupported_media", "videos", {"videos": ["a.mp4"], "conversations": GOOD}),
+        ("unsupported_media", "audioPath", {"audioPath": "a.wav", "conversations": GOOD}),
+        ("unsupported_media", "frames", {"frames": ["1.png", "2.png"], "conversations": GOOD}),
+        ("unsupported_media", "<video>", {"conversations": turns("<video>\nWhat happens?", "Hello")}),
+        ("unsupported_media", "<audio>", {"conversations": turns("Hi <audio>", "Hello")}),
+        ("unsupported_media", "<image_1>", {"conversations": turns("<image_1> Hi", "Hello")}),
+        ("unsupported_media", "<|video_pad|>", {"conversations": turns("<|video_pad|>", "Hello")}),
+        ("unsupported_field", "image_path", {"image_path": "a.png", "conversations": GOOD}),
+        ("unsupported_field", "img", {"img": "a.png", "conversations": GOOD}),
+        ("unsupported_field", "imageFile", {"imageFile": "a.png", "conversations": GOOD}),
+        (
+            "unsupported_field",
+            "image2",
+            {"image2": "b.png", "image": "a.png", "conversations": turns("<image>", "Hello")},
+        ),
+        ("unsupported_field", "pictures", {"pictures": ["a.png"], "conversations": GOOD}),
+        ("unsupported_field", "tools", {"tools": "[{}]", "conversations": GOOD}),
+        ("unsupported_field", "rejected", {"rejected": {"from": "gpt", "value": "Go"}, "conversations": GOOD}),
+        ("unsupported_field", "objects", {"objects": {"bbox": [[1, 2, 3, 4]]}, "conversations": GOOD}),
+        ("unsupported_field", "weight", {"weight": 0.5, "conversations": GOOD}),
+        ("unsupported_field", "weight", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0.5}]}),
+        ("unsupported_field", "train", {"conversations": [{**GOOD[0], "train": True}, GOOD[1]]}),
+        ("unsupported_field", "tool_calls", {"conversations": [GOOD[0], {**GOOD[1], "tool_calls": [{}]}]}),
+        ("unsupported_media", "video", {"conversations": [{**GOOD[0], "video": "a.mp4"}, GOOD[1]]}),
+        ("bad_roles", "observation", {"conversations": [*GOOD, {"from": "observation", "value": "4"}, GOOD[1]]}),
+        ("malformed_line", "images", {"images": [{"bytes": "..."}], "conversations": turns("<image>", "Hello")}),
+        (
+            "malformed_line",
+            "images",
+            {"image": "a.png", "images": ["a.png"], "conversations": turns("<image>", "Hello")},
+        ),
+        ("malformed_line", "system", {"system": 3, "conversations": GOOD}),
+        ("bad_roles", "system", {"system": "Be", "conversations": [{"from": "system", "value": "Go"}, *GOOD]}),
+        ("empty_conversation", "no words", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0}]}),
+    ],
+)
+def test_what_would_change_the_meaning_is_rejected_by_name(reason: str, field: str, record: dict[str, Any]) -> None:
+    with pytest.raises(Rejected) as verdict:
+        parse(record)
+    assert verdict.value.reason == reason
+    assert field in verdict.value.detail
+
+
+def test_what_says_nothing_to_the_model_passes() -> None:
+    about = {
+        "id": 7, "source": "coco", "width_list": [448], "height_list": [448], "image_id": "000123", "img_width": 640,
+        "video_id": 3, "image_source": "coco", "video": None, "videos": [], "audio": "", "tools": "", "weight": 1,
+        "length": 12, "score": 0.7, "imagery": "rich", "frames_count": 3,
+    }  # fmt: skip
+    chat = parse(
+        {**about, "image": "a.png", "conversations": [{**GOOD[0], "value": "<image>", "markdown": None}, GOOD[1]]}
+    )
+    assert chat.images == ("a.png",)
+
+
+@pytest.mark.parametrize("paths", ["a.png", ["a.png"], ["a.png", "b.png"]])
+def test_images_is_another_name_of_image(paths: Any) -> None:
+    count = 1 if isinstance(paths, str) else len(paths)
+    conversations = turns("<image>" * count, "Hello")
+    assert parse({"images": paths, "conversations": conversations}) == parse(
+        {"image": paths, "conversations": conversations}
+    )
+
+
+def test_a_system_field_is_a_system_turn() -> None:
+    as_turn = parse({"conversations": [{"from": "system", "value": "Be kind."}, *GOOD]})
+    assert parse({"system": "Be kind.", "conversations": GOOD}) == as_turn
+
+
+@pytest.mark.parametrize("field", ["weight", "loss", "train"])
+def test_a_turn_can_be_left_out_of_the_loss(field: str) -> None:
+    said = [{**turn, field: int(number == 3)} for number, turn in enumerate([*GOOD, *turns("More?", "No")])]
+    assert [message.trained for message in parse({"conversations": said}).messages] == [False, False, False, True]

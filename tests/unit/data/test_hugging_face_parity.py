@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
+from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.samples import tokenize
 from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, Message, chat_template, render_chat
 from megatron.vlm.data.tokenizer import load_tokenizer
@@ -34,13 +35,25 @@ VICUNA = (
     "{% else %}{{ 'ASSISTANT: ' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{% endif %}"
     "{% endfor %}"
 )
+# Mistral-Instruct 0.2's. LLaVA-1.6's own is this with a misspelt end of turn, "<\\s> ".
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' ' }}"
+    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
+)
 CASES = {
     "internlm2-chat": (CHATML, "<s>", {"with_bos": True}),
     "hermes-2": (CHATML, "<s>", {"with_bos": False}),
     "chatml": (CHATML, "<s>", {"with_bos": False}),
+    "hermes-2-llama3": (CHATML, "<|begin_of_text|>", {"with_bos": True}),
     "llama3": (LLAMA3, "<|begin_of_text|>", {}),
+    "llava-llama3": (LLAMA3, "<|begin_of_text|>", {}),
+    "mistral": (MISTRAL, "<s>", {}),
     "vicuna": (VICUNA, "<s>", {}),
 }
+
+MARKUP_OF = {"llava-llama3": "llava", "mistral": "llava", "vicuna": "llava"}
 
 CHATS = [
     [(USER, "What is in the picture?"), (ASSISTANT, "A cat, asleep.")],
@@ -127,13 +140,17 @@ def converted(model: bytes, dummy_prefix: bool) -> Any:
 def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> None:
     """Ours, opened from `ours_file`, does what Hugging Face does with `tokenizer`."""
     template, (jinja, beginning, variables) = chat_template(name), CASES[name]
-    ours = load_tokenizer(ours_file, template.special_tokens)
-    tokenizer.add_special_tokens(list(template.special_tokens))
+    markup = MARKUPS[MARKUP_OF.get(name, "internvl")]
+    special = [*template.tokens, *markup.tokens]
+    ours = load_tokenizer(ours_file, special)
+    tokenizer.add_special_tokens(special)
     tokenizer.save(str(folder / "theirs.json"))
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "theirs.json"), bos_token=beginning, eos_token="</s>"
     )
     for chat in CHATS:
+        if chat[0][0] not in template.turns:
+            continue
         expected = theirs.apply_chat_template(
             [{"role": role, "content": words} for role, words in chat],
             chat_template=jinja,
@@ -141,7 +158,7 @@ def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> N
             return_assistant_tokens_mask=True,
             **variables,
         )
-        rendered = render_chat([Message(role, words) for role, words in chat], template)
+        rendered = render_chat([Message(role, words) for role, words in chat], template, markup)
         ids, mask = tokenize(rendered, ours)
         assert ids.tolist() == expected["input_ids"]
         assert mask.tolist() == expected["assistant_masks"]
@@ -172,8 +189,8 @@ def test_appended_tokens_have_the_ids_that_hugging_face_gives_them(tmp_path: Pat
     tokenizer = byte_level()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
-    special = chat_template("llama3").special_tokens
-    theirs.add_tokens(list(special), special_tokens=True)
+    special = [*chat_template("llama3").tokens, *MARKUPS["internvl"].tokens]
+    theirs.add_tokens(special, special_tokens=True)
     ours = load_tokenizer(tmp_path / "tokenizer.json", special)
-    assert [ours.token_id(token) for token in special] == theirs.convert_tokens_to_ids(list(special))
+    assert [ours.token_id(token) for token in special] == theirs.convert_tokens_to_ids(special)
     assert ours.vocab_size == len(theirs)

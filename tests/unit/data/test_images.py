@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from megatron.vlm.data.chat import Rejected
 from megatron.vlm.data.dataset import ChatDataset
@@ -206,7 +206,7 @@ def test_every_kind_of_image_ends_as_a_sample_or_as_a_reject(tmp_path: Path) -> 
     (tmp_path / "chat.jsonl").write_text("\n".join(lines))
     (tmp_path / "tokenizer.model").write_bytes(train_tokenizer())
     recipe = Recipe(root, tmp_path / "tokenizer.model", "internlm2-chat", Tiling(tile_size=16))
-    preprocess(open_job([tmp_path / "chat.jsonl"], recipe, tmp_path / "dataset"))
+    preprocess(open_job([tmp_path / "chat.jsonl"], recipe, tmp_path / "dataset"), max_rejects=len(rejected))
     dataset = ChatDataset(tmp_path / "dataset")
     assert [dataset.images(sample)[0].path for sample in range(len(dataset))] == list(usable)
     for sample in range(len(dataset)):
@@ -214,3 +214,48 @@ def test_every_kind_of_image_ends_as_a_sample_or_as_a_reject(tmp_path: Path) -> 
     found = [json.loads(line) for line in (tmp_path / "dataset" / "rejected.jsonl").read_text().splitlines()]
     assert [row["reason"] for row in found] == [reason for reason, _ in rejected.values()]
     assert [row["line"] for row in found] == list(range(len(usable) + 1, len(lines) + 1))
+
+
+def with_orientation(turned: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    return exif
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("turned", range(1, 9))
+def test_an_image_is_read_upright_and_its_size_too(tmp_path: Path, kind: str, turned: int) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(encoded(noise(), kind, exif=with_orientation(turned)))
+    upright = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    assert image_size(path) == image_size(path, decode=True) == upright.size == load_rgb(path).size
+    assert upright.size == ((30, 40) if turned >= 5 else (40, 30))
+    assert load_rgb(path).tobytes() == upright.tobytes()
+
+
+def test_a_png_says_behind_its_pixels_how_it_was_held(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    plain, exif = encoded(noise(), "PNG"), with_orientation(6).tobytes()[6:]  # without the prefix JPEG has
+    chunk = struct.pack(">I", len(exif)) + b"eXIf" + exif + struct.pack(">I", zlib.crc32(b"eXIf" + exif))
+    path.write_bytes(plain[:-12] + chunk + plain[-12:])
+    assert image_size(path) == load_rgb(path).size == (30, 40)
+
+
+def test_damaged_exif_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "image.jpg"
+    path.write_bytes(encoded(noise(), "JPEG", exif=b"Exif\0\0not a TIFF header at all"))
+    assert image_size(path) == load_rgb(path).size == (40, 30)
+
+
+def test_sixteen_bits_are_turned_too(tmp_path: Path) -> None:
+    path = tmp_path / "deep.png"
+    values = np.arange(0, 65_536, 8192, dtype=np.uint16).reshape(2, 4)
+    Image.fromarray(values).save(path, exif=with_orientation(6))
+    assert np.asarray(load_rgb(path))[..., 0].tolist() == np.rot90(values // 257, -1).tolist()
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_pixels_without_a_range_are_rejected(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "image.tiff"
+    Image.new(mode, (4, 4), 1).save(path)
+    assert verdict_on(path) == "unscaled_pixels"

@@ -1,13 +1,16 @@
 """What training reads: an index of another dataset is refused by the field that differs, damage before it is used."""
 
+import json
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
+from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.demo import make_demo_data
@@ -23,6 +26,28 @@ from omnibal_ext.packing import Corpus, PackedIndex, PackOptions, build_index
 from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream
 
 ALL = Needs(pixels=True, tokens=True, labels=True)
+
+
+class OnePack:
+    """An index of one pack, the samples given, in their order."""
+
+    pad = False
+
+    def __init__(self, samples: np.ndarray) -> None:
+        self._samples = samples
+
+    def samples(self, _: int) -> np.ndarray:
+        return self._samples
+
+    def check(self, _: object) -> None:
+        """It was made here."""
+
+    def verify(self) -> None:
+        """It was made here."""
+
+
+def pack_of(samples: np.ndarray) -> PackedIndex:
+    return cast(PackedIndex, OnePack(samples))
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +72,56 @@ def test_a_pack_holds_its_samples_end_to_end(dataset: ChatDataset, index: Packed
     assert batch.lengths == tuple(dataset.sizes.tokens[samples])
     assert batch.input_ids is not None
     assert batch.input_ids.tolist() == np.concatenate([dataset.tokens(int(i)) for i in samples]).tolist()
+
+
+def answers(dataset: ChatDataset, sample: int) -> list[str]:
+    """What the assistant says in the line that a sample was made of."""
+    lines = (dataset.folder.parent / "train.jsonl").read_text().splitlines()
+    return [turn["value"] for turn in json.loads(lines[sample])["conversations"] if turn["from"] == "gpt"]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_label_is_the_next_token_and_those_of_the_answers_count(dataset: ChatDataset, seed: int) -> None:
+    """Written down by hand: a piece of the demo's answers is a letter or digit, an answer ends with <|im_end|>."""
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(dataset.folder.parent / "tokenizer.model"))
+    samples = np.random.default_rng(seed).permutation(len(dataset))[:7]
+    batch = PackDataset(dataset, pack_of(samples), ALL)[0]
+    assert batch.input_ids is not None
+    assert batch.labels is not None
+    assert batch.loss_mask is not None
+    read, start = batch.input_ids.tolist(), 0
+    for sample in map(int, samples):
+        end = start + int(dataset.sizes.tokens[sample])
+        counted = [place for place in range(start, end) if batch.loss_mask[place]]
+        said = [[pieces.piece_to_id(letter) for letter in answer] for answer in answers(dataset, sample)]
+        expected = [token for answer in said for token in [*answer, pieces.piece_to_id("<|im_end|>")]]
+        assert [read[place + 1] for place in counted] == expected
+        assert [int(batch.labels[place]) for place in counted] == expected
+        assert read[counted[0]] == pieces.piece_to_id("\n")  # behind "assistant"
+        start = end
+    assert start == len(read)
+
+
+def test_pixels_are_the_pictures_cells_row_by_row_and_the_thumbnail(dataset: ChatDataset) -> None:
+    """The demo's pictures are whole cells of a tile each: no resizing but the thumbnail's, which Pillow does here."""
+    samples = np.flatnonzero(dataset.sizes.tiles > 3)[:4]
+    batch = PackDataset(dataset, pack_of(samples), ALL)[0]
+    mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    expected = []
+    for reference in (image.path for sample in samples for image in dataset.images(int(sample))):
+        picture = Image.open(dataset.folder.parent / reference).convert("RGB")
+        drawn = np.asarray(picture)
+        cells = [
+            drawn[top : top + 32, left : left + 32]
+            for top in range(0, drawn.shape[0], 32)
+            for left in range(0, drawn.shape[1], 32)
+        ]
+        if len(cells) > 1:
+            cells.append(np.asarray(picture.resize((32, 32), Image.Resampling.BICUBIC)))
+        expected += [((cell / 255 - mean) / deviation).transpose(2, 0, 1) for cell in cells]
+    assert batch.pixels is not None
+    assert len(batch.pixels) == batch.tiles == len(expected)
+    np.testing.assert_allclose(batch.pixels.numpy(), np.stack(expected), atol=1e-5)
 
 
 def test_an_empty_pack_counts_no_token(dataset: ChatDataset, index: PackedIndex) -> None:

@@ -21,6 +21,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.demo import make_demo_data
 from megatron.vlm.data.job import Shard, open_job
 from megatron.vlm.data.preprocess import merge_shards, preprocess, preprocess_shard
+from megatron.vlm.data.rejects import reject_limit
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
 from omnibal_ext.errors import UserError
@@ -242,12 +243,45 @@ def test_a_shard_that_cannot_be_is_refused(text: str) -> None:
 
 def test_too_many_rejects_fail_the_run_before_and_after(raw: Path, tmp_path: Path) -> None:
     job = open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path / "dataset")
-    with pytest.raises(UserError, match=r"limit 1 .*2 malformed_line.*mixed.jsonl line 101"):
+    with pytest.raises(UserError, match=r"limit 1: 2 malformed_line; .*mixed.jsonl line 101"):
         preprocess(job, max_rejects=1)
     assert not (tmp_path / "dataset").exists()
     assert preprocess(job, max_rejects=2)["rejected"] == 2
-    with pytest.raises(UserError, match="limit 1 "):
+    with pytest.raises(UserError, match="limit 1: "):
         preprocess(job, max_rejects=1)
+
+
+def test_many_rejects_fail_a_run_that_set_no_limit_and_one_that_allows_them_is_instant(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (raw / "train.jsonl").read_text().splitlines()
+    bad = [line.replace('"image"', '"image_path"') for line in lines if '"image"' in line][:11]
+    (raw / "renamed.jsonl").write_text("\n".join([*lines, *bad]))
+    job = open_job([raw / "renamed.jsonl"], recipe(raw), tmp_path / "dataset", lines_per_part=50)
+    with pytest.raises(UserError, match=r"11 of 251 lines rejected, limit 10: 11 unsupported_field") as refusal:
+        preprocess(job)
+    listed = Path(str(refusal.value).split("all are in ")[1].split(";")[0])
+    assert [json.loads(line)["line"] for line in listed.read_text().splitlines()] == list(range(241, 252))
+    assert not job.output.exists()
+    monkeypatch.setattr("megatron.vlm.data.preprocess.prepare_part", None)  # nothing is prepared again
+    assert preprocess(job, max_rejects=11)["rejected_by_reason"] == {"unsupported_field": 11}
+
+
+def test_one_line_in_a_hundred_may_be_bad() -> None:
+    assert [reject_limit(lines, None) for lines in (5, 1000, 1099, 1100, 200_000)] == [10, 10, 10, 11, 2000]
+    assert reject_limit(1_000_000, 0) == 0
+
+
+def test_nobody_waits_for_the_end_of_an_input_that_is_all_wrong(raw: Path, tmp_path: Path) -> None:
+    lines = ['{"image": "nowhere.png", "conversations": [{"from": "human", "value": "<image>"}, '
+             '{"from": "gpt", "value": "a5"}]}'] * 100  # fmt: skip
+    (raw / "nowhere.jsonl").write_text("\n".join(lines))
+    job = open_job([raw / "nowhere.jsonl"], recipe(raw), tmp_path / "dataset", lines_per_part=20)
+    with pytest.raises(UserError, match="20 of 20 lines rejected, limit 10: 20 missing_image") as refusal:
+        preprocess(job)
+    assert len(job.missing()) == 4
+    listed = Path(str(refusal.value).split("all are in ")[1].split(";")[0])
+    assert len(listed.read_text().splitlines()) == 20
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(raw: Path, tmp_path: Path) -> None:
@@ -296,7 +330,7 @@ def test_samples_and_rejects_are_the_input(raw: Path, tmp_path: Path, lines: lis
     for left in tmp_path.glob("dataset*"):
         shutil.rmtree(left)
     try:
-        preprocess(open_job([source], recipe(raw), output, lines_per_part=5))
+        preprocess(open_job([source], recipe(raw), output, lines_per_part=5), max_rejects=len(lines))
         samples = len(ChatDataset(output))
     except UserError as error:
         assert "no line of the input can be used" in str(error)  # noqa: PT017 - other inputs have usable lines

@@ -15,6 +15,7 @@ from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe, SampleMaker
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.tiles import Tiling
+from omnibal_ext.errors import UserError
 
 
 @pytest.fixture
@@ -88,3 +89,28 @@ def test_a_hugging_face_tokenizer_serves_several_workers(root: Path) -> None:
     assert one == two
     assert one["samples"] == 40
     assert (root / "one" / "tokens.bin").read_bytes() == (root / "two" / "tokens.bin").read_bytes()
+
+
+def test_llavas_data_have_no_id_that_llava_lacks(root: Path) -> None:
+    opened = maker(root, template="vicuna", markup="llava")
+    plain = maker(root, template="vicuna")
+    added = {"<img>", "</img>", "<IMG_CONTEXT>"} & set(opened.special_tokens)
+    assert not added
+    assert opened.tokenizer.vocab_size < plain.tokenizer.vocab_size + 9
+    sample = opened.make(line(1))
+    assert (sample.tokens == opened.tokenizer.token_id("<image>")).sum() == 3 * 4
+    assert sample.loss_mask[sample.tokens == opened.image_token_id].sum() == 0
+
+
+def test_a_template_without_a_system_turn_refuses_one(root: Path) -> None:
+    with pytest.raises(Rejected, match="bad_roles: chat template 'mistral' has no system turn"):
+        maker(root, template="mistral").make(line(0, system="Read"))
+    with pytest.raises(UserError, match="'mistral' has no system turn; leave --system-message out"):
+        maker(root, template="mistral", system_message="Read")
+
+
+def test_a_strip_that_cannot_become_a_square_is_rejected(root: Path) -> None:
+    Image.new("1", (40_000, 2)).save(root / "two_tiles.png")
+    for rule in ("pad", "crop"):
+        with pytest.raises(Rejected, match="too_many_pixels"):
+            maker(root, tiling=Tiling(336, rule=rule)).make(line(1))

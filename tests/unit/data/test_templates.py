@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from megatron.vlm.data.demo import train_tokenizer
+from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.samples import expand_images, tokenize
-from megatron.vlm.data.templates import ASSISTANT, IMAGE_TEXT, SYSTEM, USER, Message, chat_template, render_chat
+from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, Message, chat_template, render_chat
 from megatron.vlm.data.tokenizer import ChatTokenizer, load_tokenizer
 from omnibal_ext.errors import UserError
 
+INTERNVL = MARKUPS["internvl"]
 CHAT = (
     Message(SYSTEM, "Read"),
     Message(USER, "<image>\nRead the digits."),
@@ -23,36 +25,37 @@ CHAT = (
 def tokenizer(tmp_path: Path) -> ChatTokenizer:
     path = tmp_path / "tokenizer.model"
     path.write_bytes(train_tokenizer())
-    return load_tokenizer(path, chat_template("internlm2-chat").special_tokens)
+    return load_tokenizer(path, (*chat_template("internlm2-chat").tokens, *INTERNVL.tokens))
 
 
 def test_internlm2_chat_is_written_as_its_own_template_writes_it() -> None:
-    assert render_chat(CHAT, chat_template("internlm2-chat")).text == (
+    assert render_chat(CHAT, chat_template("internlm2-chat"), INTERNVL).text == (
         "<s><|im_start|>system\nRead<|im_end|>\n"
-        f"<|im_start|>user\n{IMAGE_TEXT}\nRead the digits.<|im_end|>\n<|im_start|>assistant\na5b3<|im_end|>\n"
+        "<|im_start|>user\n<img><IMG_CONTEXT></img>\nRead the digits.<|im_end|>\n"
+        "<|im_start|>assistant\na5b3<|im_end|>\n"
         "<|im_start|>user\nRepeat: a5<|im_end|>\n<|im_start|>assistant\na5<|im_end|>\n"
     )
 
 
 def test_hermes_2_has_no_beginning_of_text() -> None:
-    assert render_chat(CHAT, chat_template("hermes-2")).text.startswith("<|im_start|>system\n")
+    assert render_chat(CHAT, chat_template("hermes-2"), INTERNVL).text.startswith("<|im_start|>system\n")
 
 
 def test_only_the_assistants_words_and_their_end_are_trained() -> None:
     for name in ("internlm2-chat", "hermes-2", "chatml"):
-        chat = render_chat(CHAT, chat_template(name))
+        chat = render_chat(CHAT, chat_template(name), INTERNVL)
         assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3<|im_end|>", "a5<|im_end|>"]
 
 
 def test_the_mask_marks_the_tokens_of_the_trained_characters(tokenizer: ChatTokenizer) -> None:
-    ids, mask = tokenize(render_chat(CHAT, chat_template("internlm2-chat")), tokenizer)
+    ids, mask = tokenize(render_chat(CHAT, chat_template("internlm2-chat"), INTERNVL), tokenizer)
     end = tokenizer.token_id("<|im_end|>")
     words = [tokenizer.encode(text).ids.tolist() for text in ("a5b3", "a5")]
     assert ids[mask == 1].tolist() == [*words[0], end, *words[1], end]
 
 
 def test_an_image_token_becomes_as_many_as_its_tiles_need_and_none_is_trained(tokenizer: ChatTokenizer) -> None:
-    ids, mask = tokenize(render_chat(CHAT, chat_template("internlm2-chat")), tokenizer)
+    ids, mask = tokenize(render_chat(CHAT, chat_template("internlm2-chat"), INTERNVL), tokenizer)
     image = tokenizer.token_id("<IMG_CONTEXT>")
     longer, longer_mask = expand_images(ids, mask, image, [12])
     assert (longer == image).sum() == 12
@@ -64,3 +67,41 @@ def test_an_image_token_becomes_as_many_as_its_tiles_need_and_none_is_trained(to
 def test_an_unknown_template_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match="internlm2-chat"):
         chat_template("alpaca")
+
+
+def test_a_turn_that_is_not_trained_is_read_and_not_trained(tokenizer: ChatTokenizer) -> None:
+    half = (*CHAT[:2], Message(ASSISTANT, "a5b3", trained=False), *CHAT[3:])
+    read, trained = tokenize(render_chat(CHAT, chat_template("internlm2-chat"), INTERNVL), tokenizer)
+    ids, mask = tokenize(render_chat(half, chat_template("internlm2-chat"), INTERNVL), tokenizer)
+    assert ids.tolist() == read.tolist()
+    first = tokenizer.encode("a5b3<|im_end|>").ids
+    assert mask.sum() == trained.sum() - len(first)
+    assert ids[mask == 1].tolist() == tokenizer.encode("a5<|im_end|>").ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", "<s>[INST] <image>\nRead [/INST] a5</s>[INST] More [/INST] b3</s>"),
+        ("vicuna", "<s>USER: <image>\nRead ASSISTANT: a5</s>USER: More ASSISTANT: b3</s>"),
+        (
+            "hermes-2",
+            "<|im_start|>user\n<image>\nRead<|im_end|>\n<|im_start|>assistant\na5<|im_end|>\n"
+            "<|im_start|>user\nMore<|im_end|>\n<|im_start|>assistant\nb3<|im_end|>\n",
+        ),
+    ],
+)
+def test_llavas_prompts_have_the_bare_mark(name: str, text: str) -> None:
+    words = ("<image>\nRead", "a5", "More", "b3")
+    chat = [Message((USER, ASSISTANT)[number % 2], spoken) for number, spoken in enumerate(words)]
+    rendered = render_chat(chat, chat_template(name), MARKUPS["llava"])
+    assert rendered.text == text
+    assert [rendered.text[start:end] for start, end in rendered.trained] == [
+        answer + chat_template(name).end_of_turn for answer in ("a5", "b3")
+    ]
+
+
+def test_templates_are_one_if_they_write_the_same() -> None:
+    assert chat_template("hermes-2").writes_as(chat_template("chatml"))
+    assert not chat_template("hermes-2").writes_as(chat_template("internlm2-chat"))
+    assert not chat_template("llama3").writes_as(chat_template("llava-llama3"))  # another system message

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from megatron.vlm.data.demo import train_tokenizer
 from megatron.vlm.data.tokenizer import Encoding, load_tokenizer
@@ -64,3 +65,22 @@ def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path, name: st
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=name):
         load_tokenizer(tmp_path / name, [])
+
+
+def test_a_vocabulary_has_one_name_in_every_file_format(model: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    vocabulary = {pieces.id_to_piece(number): number for number in range(pieces.vocab_size())}
+    tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [])).save(str(model.with_name("tokenizer.json")))
+    ours, theirs = (load_tokenizer(model.with_name(name), ["<x>"]) for name in ("tokenizer.model", "tokenizer.json"))
+    assert ours.vocabulary_size == theirs.vocabulary_size == len(vocabulary)
+    assert ours.vocabulary_hash() == theirs.vocabulary_hash()
+
+
+def test_two_pieces_exchanged_make_another_vocabulary(model: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    hashes = set()
+    for pieces in ({"a": 0, "b": 1}, {"a": 1, "b": 0}):
+        tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [])).save(str(model.with_name("tokenizer.json")))
+        hashes.add(load_tokenizer(model.with_name("tokenizer.json"), []).vocabulary_hash())
+    assert len(hashes) == 2

@@ -1,0 +1,61 @@
+"""How a model's text shows an image: the words around the place that its features take.
+
+    InternVL   <img><IMG_CONTEXT><IMG_CONTEXT>...</img>
+    LLaVA      <image><image>...
+
+The context token is written once and repeated later, when the tiles are counted. Markup belongs to the model, not to
+the chat template: a token that the model never had is an id behind its vocabulary. The texts are those of transformers'
+processors, to which the tests compare them.
+"""
+
+from dataclasses import dataclass
+
+from omnibal_ext.errors import UserError
+
+IMAGE_MARK = "<image>"  # in the user's data
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMarkup:
+    """`context` stands for one image feature; `tokens` are the special tokens the model has for images.
+
+    Their order is that in which ids are given to those that a tokenizer lacks, as in the model's own checkpoints.
+    """
+
+    name: str
+    context: str
+    tokens: tuple[str, ...]
+    before: str = ""
+    after: str = ""
+
+    @property
+    def text(self) -> str:
+        """What an `<image>` mark becomes."""
+        return self.before + self.context + self.after
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """What nobody's words may contain; where the context token is the mark itself, marks are counted instead."""
+        return tuple(word for word in (self.before, self.context, self.after) if word not in ("", IMAGE_MARK))
+
+
+MARKUPS = {
+    markup.name: markup
+    for markup in (
+        ImageMarkup(
+            "internvl",
+            "<IMG_CONTEXT>",
+            ("<img>", "</img>", "<IMG_CONTEXT>", "<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>"),
+            before="<img>",
+            after="</img>",
+        ),
+        ImageMarkup("llava", IMAGE_MARK, (IMAGE_MARK,)),
+    )
+}
+
+
+def image_markup(name: str) -> ImageMarkup:
+    """The markup of that name; `UserError` naming the known ones if there is none."""
+    if name not in MARKUPS:
+        raise UserError(f"unknown image markup {name!r}; known: {', '.join(MARKUPS)}")
+    return MARKUPS[name]

@@ -1,0 +1,149 @@
+"""What the model is given is what transformers' own processors give: tokens one by one, pixels within rounding."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.job import open_job
+from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import Tiling
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+TILE, PATCH = 28, 14  # 2 x 2 patches a tile: 4 features, or 1 after InternVL's shuffle
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+INTERNVL_TOKENS = ["<img>", "</img>", "<IMG_CONTEXT>", "<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>"]
+
+
+def written_tokenizer(path: Path) -> Path:
+    """Bytes and their pairs, as GPT-2's."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["What is in the picture? A cat and a dog.", "USER: ASSISTANT:"], trainer)
+    tokenizer.save(str(path))
+    return path
+
+
+def fast(path: Path, special: list[str], **roles: str) -> Any:
+    """The file with special tokens added in that order, and the names of some of them."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(special)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=roles)
+
+
+def internvl(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+    from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+    class WithoutVideo(InternVLProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Its video processor needs torchvision."""
+
+    roles = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *INTERNVL_TOKENS], **roles, video_token="<video>")
+    size = {"height": TILE, "width": TILE}
+    pictures = GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=12, **IMAGENET)
+    return WithoutVideo(pictures, tokenizer, None, image_seq_length=1), "<IMG_CONTEXT>"
+
+
+def llava(path: Path, pad: bool) -> tuple[Any, str]:
+    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+    from transformers.models.llava.processing_llava import LlavaProcessor
+
+    pictures = LlavaImageProcessorPil(
+        size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}, do_pad=pad
+    )
+    return LlavaProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
+
+
+def llava_next(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+    from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+
+    grids = [[rows * TILE, columns * TILE] for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
+    pictures = LlavaNextImageProcessorPil(
+        size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}, image_grid_pinpoints=grids
+    )
+    return LlavaNextProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
+
+
+CLIP_FEATURES = {
+    "patch_size": PATCH,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
+CASES = {
+    "internvl": (internvl, {"template": "hermes-2", "markup": "internvl", "tokens_per_tile": 1}),
+    "anyres": (llava_next, {"template": "mistral", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
+    "pad": (llava, {"template": "vicuna", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
+    "crop": (llava, {"template": "vicuna", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
+}
+PROMPTS = {  # what their chat templates write for one question and answer
+    "hermes-2": "<|im_start|>user\n{0}\nWhat is in the picture?<|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n",
+    "mistral": "<s>[INST] {0}\nWhat is in the picture? [/INST] A cat.</s>",
+    "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
+}
+
+
+def draw_pictures(folder: Path) -> list[str]:
+    """Pictures of many shapes and of every kind that Pillow can write: noise, so that every wrong pixel shows."""
+    generator = np.random.default_rng(0)
+
+    def noise(width: int, height: int) -> Image.Image:
+        return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+    sizes = [(28, 28), (90, 50), (31, 200), (300, 41), (57, 57), (13, 9)]
+    pictures = {f"size{width}.png": (noise(width, height), {}) for width, height in sizes}
+    for turned in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = turned
+        pictures[f"turned{turned}.jpg"] = (noise(90, 40), {"exif": exif})
+    glass = noise(60, 40)
+    glass.putalpha(Image.fromarray(generator.integers(0, 256, (40, 60), dtype=np.uint8)))
+    pictures["glass.png"] = (glass, {})
+    pictures["grey_glass.png"] = (glass.convert("LA"), {})
+    pictures["palette.png"] = (noise(60, 40).quantize(16), {"transparency": 3})
+    pictures["grey.png"] = (noise(60, 40).convert("L"), {})
+    pictures["bits.png"] = (noise(60, 40).convert("1"), {})
+    pictures["print.jpg"] = (noise(60, 40).convert("CMYK"), {})
+    for name, (picture, options) in pictures.items():
+        picture.save(folder / name, **options)
+    return list(pictures)
+
+
+def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) -> ChatDataset:
+    turns = [
+        {"from": "human", "value": "<image>\nWhat is in the picture?"},
+        {"from": "gpt", "value": "A cat."},
+    ]
+    lines = "\n".join(json.dumps({"image": name, "conversations": turns}) for name in names)
+    (folder / "chat.jsonl").write_text(lines)
+    recipe = Recipe(folder, folder / "tokenizer.json", tiling=Tiling(TILE, rule=rule), system_message="", **flags)
+    preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"), max_rejects=0)
+    return ChatDataset(folder / "dataset")
+
+
+@pytest.mark.parametrize("rule", list(CASES))
+def test_tokens_and_pixels_are_the_processors(rule: str, tmp_path: Path) -> None:
+    build, flags = CASES[rule]
+    processor, mark = build(written_tokenizer(tmp_path / "tokenizer.json"), rule == "pad")
+    names = draw_pictures(tmp_path)
+    data = dataset(tmp_path, rule, flags, names)
+    for sample, name in enumerate(names):
+        prompt = PROMPTS[flags["template"]].format(mark)
+        theirs = processor(text=prompt, images=[str(tmp_path / name)], return_tensors="np")
+        assert data.tokens(sample).tolist() == theirs["input_ids"][0].tolist(), name
+        pixels = theirs["pixel_values"].reshape(-1, 3, TILE, TILE)
+        np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-6, err_msg=name)
+    assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(mark)
+    added = {token: number for token, number in processor.tokenizer.get_added_vocab().items() if token != "<video>"}
+    assert data.manifest["special_tokens"] == added
