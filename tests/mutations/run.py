@@ -143,11 +143,9 @@ def _planted(fault: Fault, copy: Path) -> Iterator[None]:
 def _pytest(copy: Path, arguments: Sequence[str], numba: Path, limit: float, shown: bool = False) -> int | None:
     """Pytest's exit code in a copy, None if it had to be ended; what it says is `shown` or dropped."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_CACHE_DIR": str(numba), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=copy, env=environment, stdout=None if shown else subprocess.DEVNULL, stderr=None if shown else subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    output = None if shown else subprocess.DEVNULL
+    process = subprocess.Popen(command, cwd=copy, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:
