@@ -45,7 +45,10 @@ class Chain:
         return layer_names(self.kinds)
 
     def build(self, link: int) -> torch.nn.Module:
-        """Build one link, with the weights that this link has in every layout: its seed depends on `link` alone."""
+        """Build one link, with the weights that this link has in every layout: its seed depends on `link` alone.
+
+        Drawn on the device, they are this tensor-parallel rank's part and depend on the rank too.
+        """
         module = self._build(link)
         return module if self.gradient_mode(link) == "trained" else module.requires_grad_(False)
 

@@ -41,7 +41,7 @@ class WordEmbedding(MegatronModule):
             config.embedding_init_method(self.newline.data)
 
     def forward(self, image: Tensor, batch: Microbatch) -> Tensor:
-        assert batch.input_ids is not None and batch.image_positions is not None
+        assert batch.image_positions is not None
         words = dropout(self.embedding(batch.input_ids), self.config.hidden_dropout, self.training)
         tokens = image.squeeze(1)
         if self.newline is not None and batch.image_sources is not None:

@@ -27,7 +27,7 @@ CLIP = replace(VISION, norm_epsilon=7e-6, activation="quick_gelu", patch_bias=Fa
 LLAVA = Architecture("llava", CLIP, LANGUAGE, shuffle=1, projector_norm=False, class_token=True)
 MODELS = {model.name: model for model in (INTERNVL, INTERNVL_6B, LLAVA)}
 LOSS_SCALE = 2.0**12  # fp16 would lose small gradients
-SMALL_ACTIVATIONS = ("linear_qkv.weight", "word_embed", "patch_embed")
+SMALL_ACTIVATIONS = ("linear_qkv.weight", "linear_proj", "linear_fc2", "word_embed", "patch_embed")
 """Weights so small that what is normalised behind them is not large beside epsilon."""
 
 
