@@ -166,6 +166,16 @@ def test_sums_by_source_are_the_loss_of_the_reduction(run: list, reduction: str)
     assert tally.losses.sum(0).tolist() == pytest.approx(expected.tolist(), rel=1e-6)
 
 
+@pytest.mark.parametrize(("reduction", "power"), [("token", 0.0), ("square", -0.5), ("sample", -1.0)])
+def test_a_token_weighs_by_the_counted_tokens_of_its_sample(run: list, reduction: str, power: float) -> None:
+    for batch, _ in run[0][0]:
+        expected: list[float] = []
+        for part in batch.loss_mask.split(list(batch.lengths)):
+            counted = int(part.sum())
+            expected += [counted**power if counts else 0.0 for counts in part.tolist()]
+        assert token_weights(batch, REDUCTIONS[reduction]).tolist() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_nothing_of_ours_asks_the_device_inside_an_iteration(reduction: str, ranks: list, tmp_path: Path) -> None:
     """On a device that has shapes and no values, whoever wanted a value would raise."""
