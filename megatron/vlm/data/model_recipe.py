@@ -76,7 +76,8 @@ def check_tokenizer(maker: SampleMaker, model: str) -> None:
             f"{path}: {maker.markup.context!r} is token {maker.image_token_id}, model {model!r} has it at {expected}; "
             "use the model's own tokenizer"
         )
-    if folder and path.resolve() != (own := model_tokenizer(folder)).resolve():
+    own = model_tokenizer(folder) if folder else None
+    if own and path.resolve() != own.resolve():
         theirs = load_tokenizer(own, tuple(maker.special_tokens))
         same = {token: theirs.token_id(token) for token in maker.special_tokens} == maker.special_tokens
         if not same or theirs.vocabulary_hash() != ours.vocabulary_hash():

@@ -162,12 +162,10 @@ def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
         raise UserError(f"{path}: not a {known.kind} tokenizer ({error})") from error
 
 
-def model_tokenizer(folder: Path) -> Path:
-    """The tokenizer file of a model's folder. Raises `UserError` if there is none we read."""
-    for name in ("tokenizer.json", "tokenizer.model"):
-        if (folder / name).is_file():
-            return folder / name
-    raise UserError(f"{folder}: neither tokenizer.json nor tokenizer.model is here; give --tokenizer-model")
+def model_tokenizer(folder: Path) -> Path | None:
+    """The tokenizer file of a model's folder, if one that we read is there."""
+    files = (folder / name for name in ("tokenizer.json", "tokenizer.model"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def declared_tokens(folder: Path) -> dict[str, int]:

@@ -104,6 +104,10 @@ def test_what_says_the_same_in_other_words_is_taken() -> None:
 def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
     with pytest.raises(UserError, match=r"--chat-template is missing, and model '.*' does not say which"):
         settle({}, str(folder))
+    (folder / "tokenizer.model").unlink()
+    with pytest.raises(UserError, match=r"--tokenizer-model is missing, and model '.*' does not say which"):
+        settle({"chat-template": "vicuna"}, str(folder))
+    assert settle({"chat-template": "vicuna", "tokenizer-model": TOKENIZER}, str(folder))["tile-size"] == 336
     with pytest.raises(UserError, match="--tokenizer-model is missing, and --model would say which"):
         settle({"chat-template": "chatml"}, None)
 
