@@ -1,12 +1,11 @@
 """A rank that raises inside `single_process` is heard, and nobody waits for it: waiting would end at the time limit."""
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.distributed.conftest import ROOT
+from tests.programs import ROOT, environment
 
 
 @pytest.mark.parametrize("where", ["collective", "end"])
@@ -14,7 +13,7 @@ def test_an_error_on_one_rank_ends_all_and_is_shown(where: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*command, "-m", "tests.distributed.raises", where],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT, env=environment(),
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode != 0

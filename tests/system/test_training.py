@@ -15,6 +15,7 @@ from omnibal_ext.architectures import preset
 from omnibal_ext.packing import Corpus, PackedIndex, PackOptions, build_index
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
+from tests.distributed.conftest import run_program
 from tests.programs import ROOT as ROOT  # noqa: PLC0414
 from tests.programs import run_tool
 
@@ -128,12 +129,8 @@ def test_an_evaluation_is_every_held_out_token_once(folder: Path, uninterrupted:
     dropouts = ("--hidden-dropout", "0.5", "--attention-dropout", "0.5")
     flags = ("--load", str(folder / "checkpoints"), "--skip-train", *dropouts, *held_out(folder))
     assert not train(folder, "only-evaluated", "one.json", 1, 4, *flags)
-    module = [sys.executable, "-W", "ignore", "-m", "tests.system.held_out_loss"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    words = [*module, str(folder / "checkpoints"), str(folder / "heldout")]
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    (result,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")] or [done.stderr[-2000:]]
-    expected = json.loads(result.removeprefix("RESULT "))["loss"]
+    program = run_program("tests.system.held_out_loss", 1, str(folder / "checkpoints"), str(folder / "heldout"))
+    expected = program["loss"]
     whole, alone = (evaluations(folder / run / "metrics.jsonl") for run in ("whole", "only-evaluated"))
     assert list(whole) == [2, 4]
     assert list(alone) == [4]
