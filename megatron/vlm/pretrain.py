@@ -3,9 +3,9 @@
 torchrun --nproc-per-node 2 -m megatron.vlm.pretrain --preset tiny --plan plan.json --data D --packs P ...
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches
 from megatron.vlm.drift import DriftMeter
+from megatron.vlm.ending import run_rank
 from megatron.vlm.loss import token_loss
 from megatron.vlm.meters import BalanceMeter
 from megatron.vlm.microbatch import Microbatch
@@ -135,7 +136,9 @@ def _checked(data: ChatDataset, trainer: Trainer) -> ChatDataset:
 
 def main() -> None:
     """Train as the command line says."""
-    trainer = Trainer(parse_arguments())
+    inputs = parse_arguments()
+    _keep_arguments(inputs)
+    trainer = Trainer(inputs)
     install(trainer.forward_backward)
     provider = partial(trainer.datasets)
     setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)
@@ -151,9 +154,18 @@ def main() -> None:
     torch.distributed.destroy_process_group()
 
 
+def _keep_arguments(inputs: TrainingInputs) -> None:
+    """On the first rank: Megatron's list of arguments goes beside the metrics, and flags we cannot vouch for are named."""
+    if inputs.args.rank:
+        return
+    if beside := inputs.args.metrics_file or inputs.args.save:
+        path = Path(beside).parent / "megatron-arguments.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(inputs.megatron_output)
+        print(f"Megatron's arguments: {path}", flush=True)
+    if inputs.untested:
+        print(f"Megatron's own and untested here: {' '.join(inputs.untested)} (docs/flags.md)", flush=True)
+
+
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+    run_rank(main)

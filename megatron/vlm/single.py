@@ -5,7 +5,6 @@ import io
 import logging
 import os
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -20,11 +19,11 @@ def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_PORT", str(_free_port()))
-    sys.argv = [sys.argv[0], "--preset", preset, *flags, "--no-check-for-nan-in-loss-and-grad"]
-    sys.argv += ["--lr", "0", "--train-iters", "1", "--global-batch-size", os.environ["WORLD_SIZE"]]
+    words = ["--preset", preset, *flags, "--no-check-for-nan-in-loss-and-grad"]
+    words += ["--lr", "0", "--train-iters", "1", "--global-batch-size", os.environ["WORLD_SIZE"]]
     logging.disable(logging.WARNING)
     with contextlib.redirect_stdout(io.StringIO()):
-        inputs = parse_arguments()
+        inputs = parse_arguments(words)
         initialize_megatron()
         try:
             yield inputs
