@@ -58,8 +58,8 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
 def parse_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     """Parse and validate the command line, or `argv` without a program's name, and set Megatron's globals.
 
-    Raises UserError for a flag that is unknown, refused (docs/flags.md) or at odds with the preset or the plan, for what
-    Megatron itself refuses, an unknown preset, a plan made for another model or parallel size.
+    Raises UserError for a flag that is unknown, refused (docs/flags.md) or at odds with the preset or the plan, for
+    what Megatron itself refuses, an unknown preset, a plan made for another model or parallel size.
     """
     parser = Parser(add_vlm_arguments, sys.argv[1:] if argv is None else argv)
     given = parser.given()

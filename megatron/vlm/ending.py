@@ -31,6 +31,10 @@ GRACE = 0.3  # seconds in which a signal reaches all ranks, before the first of 
 
 def run_rank(main: Callable[[], None]) -> None:
     """Run one rank's `main` and end the process as the table says, if `main` does not return."""
+    # A stopped rank leaves semaphores of its data workers to Python's tracker, which frees them and would speak of it.
+    os.environ["PYTHONWARNINGS"] = ",".join([os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker"]).strip(
+        ","
+    )
     stopped = _watch_signals()
     try:
         main()

@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def _keep_arguments(inputs: TrainingInputs) -> None:
-    """On the first rank: Megatron's list of arguments goes beside the metrics, and flags we cannot vouch for are named."""
+    """On the first rank: Megatron's list of arguments goes beside the metrics; flags that no test runs are named."""
     if inputs.args.rank:
         return
     if beside := inputs.args.metrics_file or inputs.args.save:

@@ -13,7 +13,15 @@ ROOT = Path(__file__).parents[2]
 # Ground first; a module imports only from its own floor or floors below. The longest matching name counts.
 FLOORS = [
     ("omnibal_ext",),
-    ("megatron.vlm.platform", "megatron.vlm.arguments", "megatron.vlm.microbatch", "megatron.vlm.loss"),
+    (
+        "megatron.vlm.platform",
+        "megatron.vlm.log_noise",
+        "megatron.vlm.ending",
+        "megatron.vlm.flags",
+        "megatron.vlm.arguments",
+        "megatron.vlm.microbatch",
+        "megatron.vlm.loss",
+    ),
     ("megatron.vlm.models", "megatron.vlm.data"),
     ("megatron.vlm.pipeline",),
     ("megatron.vlm.single", "megatron.vlm.hf"),

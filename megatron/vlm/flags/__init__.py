@@ -1,1 +1,1 @@
-"""Every flag of Megatron's parser: obeyed, set, without meaning here, or untested. What stands in no list is refused."""
+"""Every flag of Megatron's parser is obeyed, set, without meaning here, or untested; what is in no list is refused."""

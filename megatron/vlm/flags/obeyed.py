@@ -84,9 +84,15 @@ OBEYED = (
         """,
     ),
     Group(
-        "tests/system/test_flags.py::test_the_log_is_short_and_the_arguments_are_in_a_file",
+        "tests/system/test_log.py::test_our_lines_are_seen_without_scrolling",
         """
-        logging_level tensorboard_dir
+        tensorboard_dir
+        """,
+    ),
+    Group(
+        "tests/unit/flags/test_obeyed.py::test_logging_starts_at_the_level_asked_for",
+        """
+        logging_level
         """,
     ),
 )

@@ -23,8 +23,8 @@ def document() -> str:
 def _lines() -> Iterator[str]:
     yield "# Flags of Megatron"
     yield ""
-    yield "Printed by `python -m megatron.vlm.flags > docs/flags.md`. Every flag of megatron-core's parser stands in one"
-    yield "of four lists; `python -m megatron.vlm.pretrain --help` explains those that may be given, and our own."
+    yield "Printed by `python -m megatron.vlm.flags > docs/flags.md`. Every flag of megatron-core's parser stands in"
+    yield "one of four lists; `python -m megatron.vlm.pretrain --help` explains those that may be given, and our own."
     options = _options()
     for standing, groups in LISTS.items():
         title, column = TITLES[standing]

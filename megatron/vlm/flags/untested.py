@@ -33,8 +33,7 @@ UNTESTED = (
         """,
     ),
     Group(
-        "level 2 waits for the device inside an iteration, while a message may be on its way whose sender "
-        "waits for us",
+        "level 2 waits for the device inside an iteration, while a message may be on its way whose sender waits for us",
         """
         timing_log_level
         """,
