@@ -13,6 +13,7 @@ setup(
         "omnibal_ext.packing",
         "omnibal_ext.layout",
         "megatron.vlm",
+        "megatron.vlm.flags",
         "megatron.vlm.models",
         "megatron.vlm.data",
         "megatron.vlm.hf",

@@ -3,6 +3,7 @@
 Importing this package readies the machine (see `platform`) before anything of `megatron.core` is imported.
 """
 
-from megatron.vlm import platform
+from megatron.vlm import log_noise, platform
 
+log_noise.silence_optional_packages()
 platform.prepare()

@@ -1,15 +1,22 @@
 """Our few flags beside Megatron's own, and what a preset and a plan fill in of Megatron's."""
 
 import argparse
+import io
+import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
 from megatron.training.arguments import parse_args, validate_args
 from megatron.training.global_vars import set_global_variables
 
-from megatron.vlm import platform
+from megatron.vlm import log_noise, platform
 from megatron.vlm.evaluation import set_evaluation
+from megatron.vlm.flags.check import check_given
+from megatron.vlm.flags.parser import Parser
+from megatron.vlm.flags.refusals import megatron_refusals
 from omnibal_ext.architectures import Architecture, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
@@ -23,6 +30,10 @@ class TrainingInputs:
     args: Namespace
     architecture: Architecture
     plan: Plan
+    untested: tuple[str, ...]
+    """The flags given that no test of ours runs."""
+    megatron_output: str
+    """What Megatron printed meanwhile: its list of all arguments."""
 
 
 def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
@@ -45,33 +56,46 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     return parser
 
 
-def parse_arguments() -> TrainingInputs:
-    """Parse and validate the command line and set Megatron's globals.
+def parse_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
+    """Parse and validate the command line, or `argv` without a program's name, and set Megatron's globals.
 
-    Raises UserError for an unknown preset, a plan made for another model or parallel size, a schedule we do not run,
-    held-out data without packs.
+    Raises UserError for a flag that is unknown, refused (docs/flags.md) or at odds with the preset or the plan, for
+    what Megatron itself refuses, an unknown preset, a plan made for another model or parallel size, held-out data
+    without packs.
     """
-    early = ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--pipeline-model-parallel-size", type=int)
-    known, _ = add_vlm_arguments(early).parse_known_args()
+    parser = Parser(add_vlm_arguments, sys.argv[1:] if argv is None else argv)
+    given = parser.given()
+    known = Namespace(**{"plan": None, "freeze": [], "pipeline_model_parallel_size": None, **vars(given)})
     if set(known.freeze) == set(PARTS):
         raise UserError(f"--freeze {' '.join(known.freeze)} leaves nothing to train; leave one part out")
     architecture = preset(known.preset)
     plan = _load_plan(known, architecture)
-
-    def add_with_defaults(parser: ArgumentParser) -> ArgumentParser:
-        parser = add_vlm_arguments(parser)
-        parser.set_defaults(**platform.megatron_defaults(), **_preset_defaults(architecture, plan))
-        return parser
-
+    parser.set_defaults(**platform.megatron_defaults(), **_preset_defaults(architecture, plan))
+    untested = check_given(given, parser)
+    _check_complete(given)
     platform.mend_distributed_optimizer()
-    args = parse_args(add_with_defaults)
-    validate_args(args)
+    with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
+        args = validate_args(parse_args(lambda _: parser))
     set_evaluation(args)
     # The true count from here on: a checkpoint records it, and is compared with it at any layout.
     args.num_layers = args.encoder_num_layers = architecture.language.layers
-    set_global_variables(args)
-    return TrainingInputs(args, architecture, plan)
+    if args.logging_level is None:
+        log_noise.quieten_start_up()
+    with megatron_refusals(), redirect_stdout(said):
+        set_global_variables(args)
+    return TrainingInputs(args, architecture, plan, untested, said.getvalue())
+
+
+def _check_complete(given: Namespace) -> None:
+    """Refuse a command line without what Megatron would miss later, in the middle of starting."""
+    for name, remedy in (
+        ("lr", "give the learning rate"),
+        ("train_iters", "give the number of iterations, or --epochs to tools/launch.py"),
+    ):
+        if getattr(given, name, None) is None:
+            raise UserError(f"--{name.replace('_', '-')} is missing; {remedy}")
+    if "save" in given and "save_interval" not in given:
+        raise UserError(f"--save {given.save} needs --save-interval, in iterations")
 
 
 def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
@@ -105,6 +129,7 @@ def _preset_defaults(architecture: Architecture, plan: Plan) -> dict[str, Any]:
         "num_attention_heads": language.heads,
         "group_query_attention": True,
         "num_query_groups": language.kv_heads,
+        "kv_channels": language.head_dim,
         "normalization": "RMSNorm",
         "layernorm_epsilon": language.norm_epsilon,
         "swiglu": True,
@@ -122,7 +147,9 @@ def _preset_defaults(architecture: Architecture, plan: Plan) -> dict[str, Any]:
         "seq_length": plan.llm_budget or 4096,
         "max_position_embeddings": plan.llm_budget or 4096,
         "micro_batch_size": 1,
+        "eval_micro_batch_size": 1,
         "calculate_per_token_loss": True,
+        "enable_one_logger": False,
         "dataloader_type": "external",
         "eval_iters": None,
         "eval_interval": None,

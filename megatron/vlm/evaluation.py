@@ -61,13 +61,9 @@ class HeldOutOrder:
 def set_evaluation(args: Namespace) -> None:
     """Fill in Megatron's flags of evaluation from --eval-data and --eval-packs; `args` are validated.
 
-    Raises UserError if only one of the two is given, or evaluation is asked for otherwise than by them.
+    Raises UserError if only one of the two is given.
     """
     if not args.eval_data and not args.eval_packs:
-        if args.eval_iters:
-            raise UserError(
-                f"--eval-iters {args.eval_iters}: nothing to evaluate on; give --eval-data and --eval-packs"
-            )
         args.eval_iters, args.eval_interval = 0, 10**9  # Megatron divides by it
         return
     for given, missing in (("eval_data", "eval_packs"), ("eval_packs", "eval_data")):
@@ -75,12 +71,6 @@ def set_evaluation(args: Namespace) -> None:
             flag, other = f"--{given.replace('_', '-')}", f"--{missing.replace('_', '-')}"
             raise UserError(f"{flag} {getattr(args, given)} without {other}: evaluation needs a dataset and its packs")
     held_out = HeldOutPass(PackedIndex.open(args.eval_packs), args.data_parallel_size)
-    for flag, given, unset, wanted in (
-        ("--eval-iters", args.eval_iters, None, held_out.iterations),
-        ("--eval-global-batch-size", args.eval_global_batch_size, args.global_batch_size, held_out.global_batch),
-    ):
-        if given not in (unset, wanted):
-            raise UserError(f"{flag} {given}: a pass over {args.eval_packs} is by {wanted}; leave the flag out")
     args.eval_iters, args.eval_global_batch_size = held_out.iterations, held_out.global_batch
     iterations = args.train_iters or (args.train_samples or 0) // args.global_batch_size
     args.eval_interval = args.eval_interval or max(1, iterations // EVALUATIONS)

@@ -3,9 +3,9 @@
 torchrun --nproc-per-node 2 -m megatron.vlm.pretrain --preset tiny --plan plan.json --data D --packs P ...
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches, samples_before
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.drift import DriftMeter
+from megatron.vlm.ending import run_rank
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.journal import Journal
 from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
@@ -166,7 +167,9 @@ def _checked(data: ChatDataset, trainer: Trainer) -> ChatDataset:
 
 def main() -> None:
     """Train as the command line says."""
-    trainer = Trainer(parse_arguments())
+    inputs = parse_arguments()
+    _keep_arguments(inputs)
+    trainer = Trainer(inputs)
     install(trainer.forward_backward)
     provider = partial(trainer.datasets)
     setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)
@@ -182,9 +185,18 @@ def main() -> None:
     torch.distributed.destroy_process_group()
 
 
+def _keep_arguments(inputs: TrainingInputs) -> None:
+    """On the first rank: Megatron's list of arguments goes beside the metrics; flags that no test runs are named."""
+    if inputs.args.rank:
+        return
+    if beside := inputs.args.metrics_file or inputs.args.save:
+        path = Path(beside).parent / "megatron-arguments.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(inputs.megatron_output)
+        print(f"Megatron's arguments: {path}", flush=True)
+    if inputs.untested:
+        print(f"Megatron's own and untested here: {' '.join(inputs.untested)} (docs/flags.md)", flush=True)
+
+
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+    run_rank(main)

@@ -5,7 +5,6 @@ import io
 import logging
 import os
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -25,10 +24,9 @@ def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_PORT", str(_free_port()))
-    flags = [*flags, "--no-check-for-nan-in-loss-and-grad", "--lr", "0", "--train-iters", "1"]
-    arguments = ["--preset", preset, *flags, "--global-batch-size", os.environ["WORLD_SIZE"]]
-    with _quiet(), _command_line(arguments):
-        inputs = parse_arguments()
+    words = [*flags, "--no-check-for-nan-in-loss-and-grad", "--lr", "0", "--train-iters", "1"]
+    with _quiet():
+        inputs = parse_arguments(["--preset", preset, *words, "--global-batch-size", os.environ["WORLD_SIZE"]])
         initialize_megatron()
         yield inputs
         torch.distributed.barrier()
@@ -45,17 +43,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-
-
-@contextlib.contextmanager
-def _command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """What Megatron's parser reads."""
-    before = sys.argv
-    sys.argv = [before[0], *arguments]
-    try:
-        yield
-    finally:
-        sys.argv = before
 
 
 def _free_port() -> int:

@@ -15,6 +15,9 @@ FLOORS = [
     ("omnibal_ext",),
     (
         "megatron.vlm.platform",
+        "megatron.vlm.log_noise",
+        "megatron.vlm.ending",
+        "megatron.vlm.flags",
         "megatron.vlm.evaluation",
         "megatron.vlm.arguments",
         "megatron.vlm.microbatch",

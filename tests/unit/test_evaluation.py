@@ -56,9 +56,6 @@ def test_the_interval_is_obeyed_or_a_tenth_of_the_run(packs: str, given: dict[st
     [
         ({"eval_data": None}, "--eval-packs .* without --eval-data"),
         ({"eval_packs": None}, "--eval-data D without --eval-packs"),
-        ({"eval_data": None, "eval_packs": None, "eval_iters": 3}, "--eval-iters 3: nothing to evaluate on"),
-        ({"eval_iters": 3}, "--eval-iters 3: a pass over .* is by 7"),
-        ({"eval_global_batch_size": 6}, "--eval-global-batch-size 6: a pass over .* is by 4"),
         ({"eval_packs": "/nowhere"}, "/nowhere.*no packed index"),
     ],
 )

@@ -52,5 +52,6 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
 
 
 def _set_initialization(config: TransformerConfig) -> None:
-    config.init_method = config.embedding_init_method = init_method_normal(config.init_method_std)
+    config.init_method = init_method_normal(config.init_method_std)
+    config.embedding_init_method = init_method_normal(config.embedding_init_method_std or config.init_method_std)
     config.output_layer_init_method = scaled_init_method_normal(config.init_method_std, config.num_layers)

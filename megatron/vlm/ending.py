@@ -1,0 +1,106 @@
+"""How a rank ends: one line for the user, printed by one rank of all, and an exit code.
+
+| why | exit code |
+|---|---|
+| done | 0 |
+| our fault: an exception | 1, and the traceback |
+| the user's input | 2 |
+| Ctrl-C, SIGTERM | 130, 143 |
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed import TCPStore
+
+from omnibal_ext.errors import UserError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+GRACE = 0.3  # seconds in which a signal reaches all ranks, before the first of them closes its connections
+
+
+def run_rank(main: Callable[[], None]) -> None:
+    """Run one rank's `main` and end the process as the table says, if `main` does not return."""
+    # A stopped rank leaves semaphores of its data workers to Python's tracker, which frees them and would speak of it.
+    os.environ["PYTHONWARNINGS"] = ",".join([os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker"]).strip(
+        ","
+    )
+    stopped = _watch_signals()
+    try:
+        main()
+    except UserError as error:
+        _speak(f"error: {error}")
+        _tell_torchrun(f"error: {error}")
+        sys.exit(2)
+    except Exception:
+        if stopped.is_set():  # a neighbour has gone: the watcher ends this rank too
+            time.sleep(60 * GRACE)
+        _is_first_to_speak()  # that torchrun stops the others needs no line
+        raise
+
+
+def _watch_signals() -> threading.Event:
+    """End the process at a signal, even while it waits inside a collective; the event is set meanwhile.
+
+    Python runs handlers between two of its own instructions only: a byte written by the interpreter at the signal wakes
+    a thread instead. A signal that someone else handles later (Megatron's --exit-signal-handler) is theirs.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    for number in SIGNALS:
+        signal.signal(number, _leave_to_watcher)
+    stopped = threading.Event()
+
+    def watch() -> None:
+        with writer:  # lives as long as the thread
+            number = next(byte for byte in iter(lambda: reader.recv(1)[0], None) if _is_ours(byte))
+            stopped.set()
+            _speak(f"stopped by {signal.Signals(number).name}; --load goes on from the last checkpoint saved")
+            time.sleep(GRACE)
+            os._exit(128 + number)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return stopped
+
+
+def _leave_to_watcher(number: int, frame: FrameType | None) -> None:
+    """The handler of `SIGNALS`."""
+
+
+def _is_ours(number: int) -> bool:
+    return signal.getsignal(number) is _leave_to_watcher
+
+
+def _speak(line: str) -> None:
+    if _is_first_to_speak():
+        print(line, file=sys.stderr, flush=True)
+
+
+def _is_first_to_speak() -> bool:
+    """Whether no other rank of this job has spoken; ranks that cannot ask each other all speak."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return True
+    with suppress(RuntimeError, ValueError):  # torchrun itself has gone
+        where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store = TCPStore(*where, is_master=False, timeout=timedelta(seconds=2))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return bool(store.add(f"last_words/{attempt}", 1) == 1)
+    return True
+
+
+def _tell_torchrun(line: str) -> None:
+    """Let torchrun's report, which comes last, repeat the line as the cause."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        message = {"message": line, "extraInfo": {"timestamp": str(int(time.time()))}}
+        Path(path).write_text(json.dumps({"message": message}))

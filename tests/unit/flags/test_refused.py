@@ -1,0 +1,139 @@
+"""A command line that would not be obeyed is refused in one line that names the flag, before anything starts."""
+
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from megatron.vlm.arguments import add_vlm_arguments, parse_arguments
+from megatron.vlm.flags import check
+from megatron.vlm.flags.lists import Standing
+from megatron.vlm.flags.parser import Parser
+from omnibal_ext.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+COMPLETE = "--preset tiny --lr 1e-3 --train-iters 3"
+
+
+def refusal(words: str) -> str:
+    with pytest.raises(UserError) as refused:
+        parse_arguments(words.split())
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--micro-batch-size 4", ("it is 1", "--vit-budget")),
+        ("--micro-batch-size=4", ("it is 1",)),
+        ("--context-parallel-size 2", ("it is 1",)),
+        ("--rotary-base 500", ("it is 10000", "--preset")),
+        ("--seq-length 17", ("--plan",)),
+        ("--num-layers 7", ("--preset",)),
+        ("--qk-layernorm", ("--preset",)),
+        ("--disable-bias-linear --add-qkv-bias", ("--add-qkv-bias",)),
+        ("--bf16 --fp32-residual-connection", ("--bf16",)),
+        ("--eval-iters 3", ("--eval-packs",)),
+        ("--ckpt-format torch", ("torch_dist",)),
+        ("--decoupled-lr 1e-4", ("one learning rate",)),
+        ("--recompute-granularity full", ("the plan",)),
+        ("--recompute-activations", ("the plan",)),
+        ("--no-overlap-p2p-communication", ("the plan",)),
+        ("--fp8-format hybrid", ("FP8",)),
+        ("--tp-comm-overlap", ("Transformer Engine",)),
+        ("--no-tp-comm-bulk-wgrad", ("Transformer Engine",)),
+        ("--use-megatron-fsdp", ("--use-distributed-optimizer",)),
+        ("--use-torch-fsdp2", ("--use-distributed-optimizer",)),
+        ("--num-experts 8", ("experts",)),
+        ("--cross-entropy-loss-fusion", ("fp32",)),
+        ("--overlap-param-gather", ("without tiles",)),
+        ("--init-method-xavier-uniform", ("normal distribution",)),
+        ("--data-parallel-random-init", ("--seed",)),
+        ("--train-samples 100", ("--train-iters",)),
+        ("--rampup-batch-size 2 2 8", ("--micro-batches",)),
+        ("--data-path x", ("--packs",)),
+        ("--tokenizer-model x", ("tools/preprocess_data.py",)),
+        ("--yaml-cfg x.yaml", ("command line",)),
+        ("--optimizer muon", ("adam or sgd",)),
+        ("--timing-log-level 2", ("0 or 1",)),
+        ("--log-throughput", ("samples",)),
+    ],
+)
+def test_what_would_not_be_obeyed_is_refused_with_the_reason(flags: str, words: tuple[str, ...]) -> None:
+    message = refusal(f"{COMPLETE} {flags}")
+    assert [word for word in flags.replace("=", " ").split() if word.startswith("--")][-1] in message
+    assert "docs/flags.md" in message
+    assert [word for word in words if word not in message] == []
+
+
+def test_all_that_is_refused_is_said_at_once() -> None:
+    message = refusal(f"{COMPLETE} --fp8-format hybrid --seed 3 --micro-batch-size 2 --freeze vit")
+    assert "--fp8-format" in message
+    assert "--micro-batch-size" in message
+    assert "--seed" not in message
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (f"{COMPLETE} --weight-decai 0.1", ("--weight-decai", "--weight-decay")),
+        (f"{COMPLETE} --xyzzy", ("--xyzzy", "--help")),
+        (f"{COMPLETE} --seed", ("--seed", "expected one argument")),
+        (f"{COMPLETE} --seed x", ("--seed", "invalid int value")),
+        (f"{COMPLETE} --lr-decay-style steep", ("--lr-decay-style", "steep", "cosine")),
+        (f"{COMPLETE} stray", ("stray",)),
+        ("--lr 1e-3 --train-iters 3", ("--preset",)),
+        ("--preset tiny --train-iters 3", ("--lr",)),
+        ("--preset tiny --lr 1e-3", ("--train-iters", "--epochs")),
+        (f"{COMPLETE} --save here", ("--save here", "--save-interval")),
+        (f"{COMPLETE} --min-lr 1", ("Megatron refuses", "min_lr <= lr")),
+        (f"{COMPLETE} --tensor-model-parallel-size 3", ("Megatron refuses", "not divisible")),
+        (f"{COMPLETE} --fp16 --bf16", ("Megatron refuses",)),
+    ],
+)
+def test_what_argparse_and_megatron_refuse_is_one_line(command: str, words: tuple[str, ...]) -> None:
+    message = refusal(command)
+    assert len(message) < 300
+    assert [word for word in words if word not in message] == []
+
+
+def test_the_value_that_is_set_may_be_given_too() -> None:
+    words = (
+        f"{COMPLETE} --micro-batch-size 1 --disable-bias-linear --swiglu --context-parallel-size=1 --rotary-base 10000"
+    )
+    parser = Parser(add_vlm_arguments, [*words.split(), "--no-rope-fusion", "--exit-interval", "2"])
+    given = parser.given()
+    parser.set_defaults(micro_batch_size=1, add_bias_linear=False, swiglu=True, rotary_base=10000)
+    assert check.check_given(given, parser) == ("--no-rope-fusion", "--exit-interval")
+
+
+def test_given_flags_are_those_written_and_no_defaults() -> None:
+    parser = Parser(add_vlm_arguments, ["--preset", "tiny", "--no-rope-fusion", "--lr=1e-3"])
+    assert vars(parser.given()) == {
+        "preset": "tiny",
+        "apply_rope_fusion": False,
+        "lr": 1e-3,
+    }
+    assert parser.parse_args().seed == 1234  # defaults are there again
+
+
+def test_a_flag_in_no_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer Megatron may have flags that nobody has looked at."""
+    parser = Parser(add_vlm_arguments, ["--preset", "tiny", "--seed", "3"])
+    monkeypatch.setattr(check, "standings", lambda: {"lr": (Standing.OBEYED, None)})
+    with pytest.raises(UserError, match="--seed 3: not known"):
+        check.check_given(Namespace(seed=3), parser)
+
+
+def test_help_explains_what_may_be_given_and_nothing_else() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "megatron.vlm.pretrain", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    assert "docs/flags.md" in done.stdout
+    for flag in ("--preset", "--packs", "--lr-warmup-iters", "--exit-interval"):
+        assert flag in done.stdout
+    for flag in ("--num-experts", "--micro-batch-size", "--fp8-format"):
+        assert flag not in done.stdout

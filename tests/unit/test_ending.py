@@ -1,0 +1,91 @@
+"""A rank ends with one line and the exit code of the reason; of several ranks one speaks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+ROOT = Path(__file__).parents[2]
+REFUSED = "raise UserError('x: too large; make it smaller')"
+# Waits where no Python handler can run, as in a collective: a mutex of C's that is locked twice.
+WAITS = (
+    "import ctypes; print('ready', flush=True); mutex = ctypes.create_string_buffer(64); c = ctypes.CDLL(None); "
+    "c.pthread_mutex_lock(mutex); c.pthread_mutex_lock(mutex)"
+)
+BROKEN = "raise ValueError('ours')"
+
+
+def start(code: str, **environment: str) -> subprocess.Popen[str]:
+    program = f"""
+from megatron.vlm.ending import run_rank
+from omnibal_ext.errors import UserError
+def main():
+    {code}
+run_rank(main)
+"""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe, text=True)
+
+
+def as_ranks_of_one_job(code: str, count: int, folder: Path) -> list[subprocess.Popen[str]]:
+    """Processes that torchrun could have started: they reach its store, kept by this process."""
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(STORE.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    where["TORCHELASTIC_RESTART_COUNT"] = folder.name  # a job of its own
+    return [
+        start(code, RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(folder / f"{rank}.json"), **where)
+        for rank in range(count)
+    ]
+
+
+STORE = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+
+def test_bad_input_is_said_by_one_rank_and_to_torchrun(tmp_path: Path) -> None:
+    ranks = as_ranks_of_one_job(REFUSED, 2, tmp_path)
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert sorted(said) == ["", "error: x: too large; make it smaller\n"]
+    for rank in range(2):
+        told = json.loads((tmp_path / f"{rank}.json").read_text())["message"]
+        assert told["message"] == "error: x: too large; make it smaller"
+        assert int(told["extraInfo"]["timestamp"])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_waiting_ranks_with_one_line(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    ranks = as_ranks_of_one_job(WAITS, 2, tmp_path)
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+    for rank in ranks:
+        rank.send_signal(number)
+    said = [rank.communicate(timeout=20)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [code, code]
+    silent, line = sorted(said)
+    assert silent == ""
+    assert line.startswith(f"stopped by {number.name}")
+    assert line.count("\n") == 1
+
+
+def test_our_own_fault_keeps_its_traceback() -> None:
+    rank = start(BROKEN)
+    _, said = rank.communicate(timeout=120)
+    assert rank.returncode == 1
+    assert "Traceback" in said
+    assert "ValueError: ours" in said
+
+
+def test_a_signal_that_someone_else_handles_is_theirs() -> None:
+    """As Megatron's --exit-signal-handler does, which saves a checkpoint first."""
+    code = "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: print('saving'))"
+    rank = start(f"{code}; os.kill(os.getpid(), signal.SIGTERM); time.sleep(1); print('done')")
+    out, said = rank.communicate(timeout=120)
+    assert (rank.returncode, out, said) == (0, "saving\ndone\n", "")
