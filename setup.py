@@ -11,11 +11,13 @@ setup(
     packages=[
         "omnibal_ext",
         "omnibal_ext.packing",
+        "omnibal_ext.launch",
         "omnibal_ext.layout",
         "megatron.vlm",
         "megatron.vlm.models",
         "megatron.vlm.data",
         "megatron.vlm.hf",
+        "megatron.vlm.preflight",
         "megatron.vlm.pipeline",
         "megatron.vlm.profiling",
     ],

@@ -33,6 +33,13 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument("--packs", help="packed index of tools/pack_data.py over --data")
     group.add_argument("--eval-data", help="held-out dataset folder")
     group.add_argument("--eval-packs", help="packed index over --eval-data")
+    group.add_argument(
+        "--from",
+        dest="first_weights",
+        metavar="FOLDER",
+        help="first weights: a converted or another run's checkpoint",
+    )
+    group.add_argument("--from-scratch", action="store_true", help="start from random weights")
     group.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
     group.add_argument(
         "--loss-reduction",
@@ -45,7 +52,14 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
 
 
 def parse_arguments() -> TrainingInputs:
-    """Parse and validate the command line and set Megatron's globals.
+    """Parse and validate the command line and set Megatron's globals. Raises UserError as `read_arguments` does."""
+    inputs = read_arguments()
+    set_global_variables(inputs.args)
+    return inputs
+
+
+def read_arguments() -> TrainingInputs:
+    """Parse and validate the command line.
 
     Raises UserError for an unknown preset, a plan made for another model or parallel size, a schedule we do not run.
     """
@@ -67,7 +81,6 @@ def parse_arguments() -> TrainingInputs:
     validate_args(args)
     # The true count from here on: a checkpoint records it, and is compared with it at any layout.
     args.num_layers = args.encoder_num_layers = architecture.language.layers
-    set_global_variables(args)
     return TrainingInputs(args, architecture, plan)
 
 
