@@ -24,7 +24,7 @@ from omnibal_ext.huggingface import CONFIG, weight_files
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.folder import LOG, METRICS, TENSORBOARD, put_aside
 from omnibal_ext.launch.planning import Planning, measured_best
-from omnibal_ext.launch.processes import GRACE_SECONDS, run_ranks, stoppable
+from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
 from omnibal_ext.launch.weights import convert, converted_folder
 from omnibal_ext.layout.search import METHODS
 from omnibal_ext.packing.index import PackedIndex
@@ -219,7 +219,7 @@ def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, rep
         code = run_ranks([*RANKS, *command], output, grace, follow)
         if code:
             output.seek(before)
-            errors = [line.rstrip() for line in output if line.startswith("error:")]
+            errors = filter(None, map(error_of, output))
             print(*dict.fromkeys(errors), f"training stopped; see {log}", sep="\n", file=sys.stderr)
     return code
 

@@ -138,5 +138,5 @@ if __name__ == "__main__":
     try:
         main()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"error: {error}\n")  # in one piece, between those of other ranks
         sys.exit(2)

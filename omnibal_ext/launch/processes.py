@@ -5,6 +5,7 @@ Children run in sessions of their own, so that Ctrl-C on a terminal reaches this
 
 import contextlib
 import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from omnibal_ext.errors import Stopped
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 20.0
+ERROR = "error: "
 PR_SET_CHILD_SUBREAPER = 36
 """Linux: children whose parent ended become ours, so that they can be found."""
 
@@ -43,11 +45,15 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def end_children() -> None:
-    """End all that this process started, and what they started, at once."""
+def end_tree(child: subprocess.Popen[str]) -> None:
+    """End a child, all that it started and what was left of them, at once; this process has no other children."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    child.wait()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
 
 
 def run_to_end(command: Sequence[str], **streams: Any) -> subprocess.CompletedProcess[str]:
@@ -56,7 +62,7 @@ def run_to_end(command: Sequence[str], **streams: Any) -> subprocess.CompletedPr
         try:
             output, errors = child.communicate()
         except BaseException:
-            end_children()
+            end_tree(child)
             raise
     return subprocess.CompletedProcess(command, child.returncode, output, errors)
 
@@ -86,7 +92,7 @@ def run_ranks(
             _end_ranks(agent, stop.number, grace)
             raise
         finally:
-            end_children()
+            end_tree(agent)
             if errors:
                 errors.join()
     return agent.returncode
@@ -115,9 +121,14 @@ class _ErrorLines(threading.Thread):
         """Until the last process that writes has ended."""
         seen = set()
         for line in self.source:
-            ours = line.startswith("error:")
-            if line not in seen and (ours or not self.only_ours):
-                sys.stderr.write(line)
+            error = error_of(line)
+            if error not in seen and (error or not self.only_ours):
+                sys.stderr.write(f"{error}\n" if error else line)
                 sys.stderr.flush()
-            if ours:
-                seen.add(line)
+            seen |= {error} - {""}
+
+
+def error_of(line: str) -> str:
+    """The `error:` line of a rank in a line of output, or "". Ranks that write at the same time share a line."""
+    said = line.rstrip().split(ERROR)
+    return ERROR + said[-1] if said[0] == "" and len(set(said[1:])) == 1 else line.rstrip() * line.startswith(ERROR)

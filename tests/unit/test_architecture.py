@@ -18,7 +18,14 @@ FLOORS = [
     ("megatron.vlm.pipeline",),
     ("megatron.vlm.single", "megatron.vlm.hf"),
     ("megatron.vlm.profiling",),
-    ("megatron.vlm.profiler", "megatron.vlm.meters", "megatron.vlm.drift", "megatron.vlm.generate"),
+    (
+        "megatron.vlm.profiler",
+        "megatron.vlm.meters",
+        "megatron.vlm.drift",
+        "megatron.vlm.generate",
+        "megatron.vlm.weights",
+    ),
+    ("megatron.vlm.preflight",),
     ("megatron.vlm.pretrain",),
     ("tools",),
 ]

@@ -1,7 +1,9 @@
 """Is the machine as the run expects it: devices, and the port at which nodes meet."""
 
+import contextlib
 import errno
 import socket
+import threading
 from datetime import timedelta
 
 import torch
@@ -60,10 +62,19 @@ def check_rendezvous(endpoint: str) -> str:
 
 
 def _answers(host: str, port: int) -> str:
-    try:
-        torch.distributed.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=ANSWER_SECONDS))
-    except RuntimeError:
+    found: list[torch.distributed.TCPStore] = []
+
+    def ask() -> None:
+        with contextlib.suppress(RuntimeError):
+            limit = timedelta(seconds=ANSWER_SECONDS)
+            found.append(torch.distributed.TCPStore(host, port, is_master=False, timeout=limit))
+
+    # The limit is on connecting; a stranger that accepts and says nothing would be waited for without end.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(ANSWER_SECONDS)
+    if not found:
         raise UserError(
             f"--rdzv-endpoint {host}:{port}: the port is used by another program; choose another one for all nodes"
-        ) from None
+        )
     return f"{host}:{port} is open for the other nodes"

@@ -8,6 +8,8 @@ from pathlib import Path
 from megatron.vlm.arguments import TrainingInputs
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.fit import check_dataset, check_lengths, longest_positions
+from megatron.vlm.data.loader import first_iteration
+from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.preflight.findings import Finding, Note, run_checks
 from megatron.vlm.preflight.machine import check_devices
@@ -122,10 +124,15 @@ def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> st
 
 
 def _check_weights(run: Run) -> str:
-    check_weights(run.weights, run.inputs.architecture)
-    if run.weights.kind == "unconverted" and not run.converts:
-        run.weights.refuse_unconverted()
-    return run.weights.describe()
+    args, weights = run.inputs.args, run.weights
+    check_weights(weights, run.inputs.architecture)
+    if not run.converts:
+        weights.refuse_unconverted()
+    if weights.kind == "own" and weights.folder:
+        first_iteration(OurCheckpoint(weights.folder).arguments.consumed_train_samples, args.global_batch_size)
+        if args.train_iters and weights.iteration >= args.train_iters:
+            return Note(f"{weights.describe()}, the end of --train-iters {args.train_iters}: nothing is left to train")
+    return weights.describe()
 
 
 def _check_plan(run: Run) -> str:

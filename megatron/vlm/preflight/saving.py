@@ -27,7 +27,7 @@ def check_saving(args: Namespace, architecture: Architecture, iteration: int) ->
         raise UserError(f"--save {args.save} needs --save-interval N: after so many iterations a checkpoint is saved")
     size, count = checkpoint_bytes(args, architecture), checkpoints_kept(args, iteration)
     free = shutil.disk_usage(existing(Path(args.save))).free
-    needed = f"{count} x {size / GIB:.1f} GiB in {args.save}, {free / GIB:.1f} GiB free"
+    needed = f"{count} x {size / GIB:.2f} GiB in {args.save}, {free / GIB:.1f} GiB free"
     if size * min(count, 2) > free:
         raise UserError(f"--save {args.save}: no room for two checkpoints of {size / GIB:.1f} GiB: {needed}; make room")
     if size * count > free:
