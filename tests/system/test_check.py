@@ -1,4 +1,4 @@
-"""Everything is checked before a rank starts: wrong commands are refused in a line, right ones start from their weights."""
+"""Everything is checked before a rank starts: wrong commands are refused in a line, right ones get their weights."""
 
 import contextlib
 import io
@@ -131,8 +131,8 @@ def losses(folder: Path, run: str) -> list[float]:
 
 
 def test_weights_arrive_and_the_same_command_goes_on_from_its_own_checkpoint(folder: Path) -> None:
-    """Two runs from the same folder begin alike, unlike random weights; stopped and started again, one ends as the other
-    does in one go, and its metrics go on."""
+    """Two runs from one folder begin alike, unlike random weights; stopped and started again, one ends as the other does
+    in one go, and its metrics go on."""
     theirs = ("--from", folder / "theirs")
     saved = ("--save", folder / "run/checkpoints", "--save-interval", 2, "--train-iters", 4)
     launch(folder, "run", *theirs, megatron=(*saved, "--exit-interval", 2))
