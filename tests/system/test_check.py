@@ -131,8 +131,8 @@ def losses(folder: Path, run: str) -> list[float]:
 
 
 def test_weights_arrive_and_the_same_command_goes_on_from_its_own_checkpoint(folder: Path) -> None:
-    """Two runs from one folder begin alike, unlike random weights; stopped and started again, one ends as the other does
-    in one go, and its metrics go on."""
+    """Two runs from one folder begin alike, unlike random weights; stopped and started again, one ends as the other
+    does in one go, and its metrics go on."""
     theirs = ("--from", folder / "theirs")
     saved = ("--save", folder / "run/checkpoints", "--save-interval", 2, "--train-iters", 4)
     launch(folder, "run", *theirs, megatron=(*saved, "--exit-interval", 2))
