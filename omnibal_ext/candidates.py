@@ -13,9 +13,12 @@ from omnibal_ext.run_metrics import training_intervals
 
 STEPS = 3
 """Of a trial; the first one warms up."""
-LEFT_OUT = ("--save", "--load", "--save-interval", "--log-interval", "--exit-interval", "--tensorboard-dir",
-            "--eval-data", "--eval-packs", "--eval-interval")  # fmt: skip
-"""Flags that a trial does without: it leaves nothing behind, and starts from new weights."""
+LEFT_OUT = (
+    "--save", "--load", "--from", "--from-scratch", "--pretrained-checkpoint", "--finetune", "--save-interval",
+    "--save-retain-interval", "--eval-data", "--eval-packs", "--eval-interval", "--eval-iters", "--log-interval",
+    "--exit-interval", "--tensorboard-dir", "--wandb-project", "--wandb-entity", "--wandb-exp-name", "--wandb-save-dir",
+)  # fmt: skip
+"""Flags that a trial does without: it leaves nothing behind, evaluates nothing, and starts from random weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def trial_flags(words: Sequence[str]) -> list[str]:
             skipping = word.partition("=")[0] in LEFT_OUT
         if not skipping:
             kept.append(word)
-    return [*kept, "--log-interval", "1", "--exit-interval", str(STEPS)]
+    return [*kept, "--from-scratch", "--log-interval", "1", "--exit-interval", str(STEPS)]
 
 
 def measured_seconds(metrics: Path) -> float | None:

@@ -21,16 +21,14 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from omnibal_ext.run_metrics import training_intervals
-
 Item = TypeVar("Item")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table to stdout; numbers are right-aligned, the first column is left-aligned."""
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> None:
+    """Print a table to stdout; the first column is left-aligned, the others, numbers, `right`-aligned."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
+        table.add_column(column, justify="right" if right and position else "left", overflow="fold")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     Console(width=None if sys.stdout.isatty() else 140).print(table)
@@ -60,25 +58,37 @@ def track(items: Iterable[Item], description: str, total: int) -> Iterator[Item]
         yield from progress.track(items, total=total, description=description)
 
 
-def follow_metrics(path: Path, is_running: Callable[[], bool]) -> None:
+def follow_metrics(path: Path, is_running: Callable[[], bool], start: int = 0, every: float = 60.0) -> None:
     """Show a running job's iterations on stderr, read from the metrics.jsonl it appends to, until it ends.
 
-    On a terminal a bar; elsewhere a line every tenth of the way.
+    start: bytes of the file that are an earlier run's. On a terminal a bar; elsewhere a line every so many seconds,
+    and one for the last iteration.
     """
     columns = (TextColumn("iteration"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-        bar, tenths = progress.add_task("starting", total=None), 0
+        bar = progress.add_task("starting", total=None)
+        shown, due, position, last = 0, time.monotonic() + every, start, None
         running = True
         while running:
             running = is_running()
-            time.sleep(0.5)
-            lines = training_intervals(path)
-            if not lines:
+            time.sleep(0.5 if running else 0)
+            lines, position = _complete_lines(path, position)
+            last = next((line for line in reversed(lines) if "loss" in line), last)
+            if last is None or last["iteration"] == shown:
                 continue
-            last = lines[-1]
             text = f"loss {last['loss']:.3f}, {last['samples_per_second']:.0f} samples/s"
             progress.update(bar, completed=last["iteration"], total=last["iterations"], description=text)
-            if not console.is_terminal and last["iteration"] * 10 // last["iterations"] > tenths:
-                tenths = last["iteration"] * 10 // last["iterations"]
-                print(f"  iteration {last['iteration']}/{last['iterations']}: {text}", file=sys.stderr, flush=True)
+            if not console.is_terminal and (time.monotonic() >= due or not running):
+                shown, due = last["iteration"], time.monotonic() + every
+                print(f"  iteration {shown}/{last['iterations']}: {text}", file=sys.stderr, flush=True)
+
+
+def _complete_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
+    """The lines that were written to the end behind a position, decoded, and where the next one starts."""
+    if not path.exists():
+        return [], position
+    with path.open("rb") as file:
+        file.seek(position)
+        written, newline, _ = file.read().rpartition(b"\n")
+    return [json.loads(line) for line in written.splitlines()], position + len(written) + len(newline)

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.errors import UserError
@@ -156,3 +157,21 @@ class Architecture:
         sizes = {name: value for name, value in dataclasses.asdict(self).items() if name != "prompt"}
         text = json.dumps(sizes, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(one: Architecture, other: Architecture) -> list[tuple[str, object, object]]:
+    """What two models compute differently: name of the field, and both values.
+
+    Their names do not count, nor the length at which a sample gets too long for one of them.
+    """
+    first, second = (_flat(dataclasses.asdict(model)) for model in (one, other))
+    compared = first.keys() - {"name", "language.max_positions"}
+    return [(name, first[name], second[name]) for name in sorted(compared) if first[name] != second[name]]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = isinstance(value, dict) and name in ("vision", "language")
+        flat |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return flat

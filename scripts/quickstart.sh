@@ -31,15 +31,11 @@ pack() { # NAME FLAGS...
         --llm-budget "$LLM_BUDGET" "${@:2}"
 }
 
-launch() { # NAME FLAGS... -- MEGATRON'S FLAGS
-    python tools/launch.py --preset tiny --data "$OUT/train" --packs "$OUT/packs-$1" --run-dir "$OUT/$1" \
-        --nproc-per-node 2 --pipeline-model-parallel-size 2 --epochs "$EPOCHS" "${@:2}"
-}
-
-train() { # NAME FLAGS...
-    launch "$@" --progress -- --lr 3e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-iters 20 \
-        --init-method-std 0.1 --adam-beta2 0.98 --weight-decay 0.01 --clip-grad 1.0 --log-interval 20 \
-        --save "$OUT/$1/checkpoints" --save-interval 100000
+launch() { # NAME FLAGS...
+    python tools/launch.py --preset tiny --from-scratch --data "$OUT/train" --packs "$OUT/packs-$1" --run-dir "$OUT/$1" \
+        --nproc-per-node 2 --pipeline-model-parallel-size 2 --epochs "$EPOCHS" "${@:2}" -- --lr 3e-3 --min-lr 1e-4 \
+        --lr-decay-style cosine --lr-warmup-iters 20 --init-method-std 0.1 --adam-beta2 0.98 --weight-decay 0.01 \
+        --clip-grad 1.0 --log-interval 20 --save "$OUT/$1/checkpoints" --save-interval 100000
 }
 
 evaluate() { # NAME
@@ -60,8 +56,8 @@ step packs-baseline "pack, baseline: random batches of 4, padded" \
 step plan-balanced "profile and plan, balanced" launch balanced "${BALANCED[@]}" --dry-run
 step plan-baseline "plan, baseline: cut by parameters, all recomputed" \
     launch baseline --method parameters --recompute full --dry-run
-step train-balanced "train, balanced" train balanced "${BALANCED[@]}"
-step train-baseline "train, baseline" train baseline --method parameters --recompute full
+step train-balanced "train, balanced" launch balanced "${BALANCED[@]}" --progress
+step train-baseline "train, baseline" launch baseline --method parameters --recompute full --progress
 step eval-balanced "read the held-out pictures, balanced" evaluate balanced
 step eval-baseline "read the held-out pictures, baseline" evaluate baseline
 printf '\n== summary ==\n'

@@ -1,11 +1,11 @@
 """Hugging Face weights in and out, a weight at a time.
 
     python tools/convert_checkpoint.py --from-hf InternVL3-8B-hf --output-dir internvl3-8b --check
-    torchrun ... -m megatron.vlm.pretrain --preset internvl3-8b --load internvl3-8b --save run/checkpoints ...
+    torchrun ... -m megatron.vlm.pretrain --preset internvl3-8b --from internvl3-8b --save run/checkpoints ...
     python tools/convert_checkpoint.py --to-hf run/checkpoints --output-dir InternVL3-8B-tuned --check
 
 A checkpoint of ours knows no layout: weights lie whole under the names of the chain's layers, and each rank of any
-tensor- and pipeline-parallel size reads its part. So there is nothing to re-cut: start with another plan, and --load.
+tensor- and pipeline-parallel size reads its part. So there is nothing to re-cut: start with another plan.
 """
 
 import argparse

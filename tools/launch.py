@@ -1,72 +1,138 @@
-"""From a dataset and its packs to a running job: profile and plan where missing or stale, then torchrun.
+"""From a dataset and its packs to a running job: check everything, profile and plan where missing or stale, torchrun.
 
-    python tools/launch.py --preset tiny --data D --packs P --run-dir RUN --nproc-per-node 2 \\
+    python tools/launch.py --preset tiny --from-scratch --data D --packs P --run-dir RUN --nproc-per-node 2 \\
         --pipeline-model-parallel-size 2 --epochs 3 -- --lr 1e-3 --save RUN/checkpoints --save-interval 100
 
-Everything after -- goes to Megatron as it is. `--dry-run` stops at the plan and the command that would start.
+Everything after -- goes to Megatron as it is. `--check` stops after the checks, which come first in any case,
+`--dry-run` at the plan and the command that would start. First weights come --from a folder of Hugging Face's or a
+checkpoint; a run that has a checkpoint of its own in --save goes on from there.
 """
 
 import argparse
-import json
 import shlex
-import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from omnibal_ext.architectures import Architecture, preset
-from omnibal_ext.candidates import Trial, keep_fastest, layouts, measured_seconds, print_trials, trial_flags
-from omnibal_ext.console import follow_metrics, print_json, track
+from omnibal_ext.analytic import DEVICES
+from omnibal_ext.architectures import preset
+from omnibal_ext.candidates import print_trials, trial_flags
+from omnibal_ext.console import follow_metrics, print_json
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.packing.index import PackedIndex, sha256_of
+from omnibal_ext.huggingface import CONFIG, weight_files
+from omnibal_ext.launch.check import Report, check
+from omnibal_ext.launch.folder import LOG, METRICS, TENSORBOARD, put_aside
+from omnibal_ext.launch.planning import Planning, measured_best
+from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
+from omnibal_ext.launch.weights import convert, converted_folder
+from omnibal_ext.layout.search import METHODS
+from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
-from omnibal_ext.profile_data import Profile
-from omnibal_ext.records import read_record
+from omnibal_ext.schedule import SCHEDULE_NAMES
 
 TOOLS = Path(__file__).parent
+GIB = 2**30
+RANKS = (sys.executable, "-W", "ignore", "-m", "omnibal_ext.launch.torchrun")
 
 
 def main() -> None:
     """Parse, check, profile, plan, start."""
-    arguments = _parser().parse_args()
-    architecture = preset(arguments.preset)
-    index = _checked_index(arguments.data, arguments.packs)
-    if arguments.eval_packs:
-        _checked_index(arguments.eval_data, arguments.eval_packs)
+    arguments = _parsed()
+    with stoppable():
+        planning = _planning(arguments)
+        report = _checked(arguments, planning)
+        if arguments.check:
+            sys.exit(_end_of_check(arguments, report))
+        if report.weights and report.weights["kind"] == "unconverted":
+            source, run_dir = Path(arguments.first_weights), planning.run_dir
+            arguments.first_weights = str(converted_folder(source, run_dir))
+            convert(TOOLS / "convert_checkpoint.py", source, Path(arguments.first_weights), arguments.json)
+        plan = planning.ensure()
+        _check_memory(plan, report)
+        if arguments.measure_top_k and not plan.trials and not arguments.dry_run:
+            trial = partial(_trial, arguments, planning.index)
+            plan = measured_best(plan, arguments.measure_top_k, planning.run_dir / "trials", trial)
+            plan.save(planning.plan_path)
+            if not arguments.json:
+                print_trials(plan)
+        command = _torchrun(arguments, planning.plan_path, planning.index, planning.run_dir / METRICS)
+        if arguments.json:
+            started = {"command": command, "started": not arguments.dry_run, "check": report.findings}
+            print_json({"plan": plan.to_record(), **started})
+        else:
+            print("torchrun " + shlex.join(command), flush=True)
+        if not arguments.dry_run:
+            sys.exit(_start(arguments, command, planning.run_dir, report))
+
+
+def _parsed() -> argparse.Namespace:
+    """The flags; --from says the model where --preset does not. Raises UserError for counts under one."""
+    parser = _parser()
+    arguments = parser.parse_args()
+    arguments.preset = arguments.preset or arguments.first_weights
+    if arguments.preset is None:
+        parser.error("give --preset MODEL, or --from FOLDER with a config.json")
+    for name in ("nproc_per_node", "nnodes", "tensor_model_parallel_size", "pipeline_model_parallel_size",
+                 "virtual_pipeline_model_parallel_size"):  # fmt: skip
+        if getattr(arguments, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
+    if arguments.epochs is not None and not arguments.epochs > 0:
+        raise UserError(f"--epochs must be above 0, got {arguments.epochs}")
+    arguments.megatron = [word for word in arguments.megatron if word != "--"]
+    return arguments
+
+
+def _planning(arguments: argparse.Namespace) -> Planning:
+    """What the run is planned from; UserError where packs or processes do not divide."""
+    architecture, index = preset(arguments.preset), PackedIndex.open(arguments.packs)
     data_parallel = _data_parallel_size(arguments)
     micro_batches = _micro_batches(index, data_parallel)
-    run_dir = Path(arguments.run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    plan_path = Path(arguments.plan) if arguments.plan else run_dir / "plan.json"
-    if not arguments.plan:
-        profile_path = Path(arguments.profile) if arguments.profile else run_dir / "profile.json"
-        _ensure_profile(arguments, architecture, index, data_parallel, profile_path)
-        _ensure_plan(arguments, architecture, index, micro_batches, profile_path, plan_path)
-    plan = Plan.load(plan_path)
-    plan.check_model(architecture.name, architecture.hash)
-    plan.check_frozen(_megatron_flags(arguments).freeze)
-    if arguments.measure_top_k and not plan.trials and not arguments.dry_run:
-        plan = _measured_best(arguments, plan, index, run_dir / "trials")
-        plan.save(plan_path)
-    command = _torchrun(arguments, plan_path, index, run_dir / "metrics.jsonl")
+    job = _megatron_flags(arguments)
+    planning = Planning(arguments, job, architecture, index, data_parallel, micro_batches, TOOLS)
+    planning.check_profile()
+    return planning
+
+
+def _checked(arguments: argparse.Namespace, planning: Planning) -> Report:
+    """Print what is found. A run that is refused ends here with exit code 2, a line for each refusal."""
+    source = Path(arguments.first_weights) if arguments.first_weights else None
+    if source and (source / CONFIG).is_file() and weight_files(source):
+        converted = converted_folder(source, planning.run_dir)
+        arguments.first_weights = str(converted if converted.exists() else source)
+    job = {"endpoint": arguments.rdzv_endpoint if arguments.nnodes > 1 else None, "memory_gib": arguments.memory_gib}
+    with tempfile.TemporaryDirectory() as folder:
+        plan_path = planning.plan_path
+        if not planning.is_planned():
+            plan_path = Path(folder) / "provisional-plan.json"
+            planning.provisional().save(plan_path)
+        words = _pretrain_words(arguments, plan_path, planning.index, planning.run_dir / METRICS)
+        report = check(words, arguments.nnodes, arguments.nproc_per_node, job)
+    if not arguments.json:
+        report.print()
+    elif report.refusals:
+        print_json({"check": report.findings, "refused": len(report.refusals)})
+    for refusal in report.refusals:
+        print(f"error: {refusal}", file=sys.stderr)
+    if report.refusals:
+        sys.exit(2)
+    return report
+
+
+def _end_of_check(arguments: argparse.Namespace, report: Report) -> int:
     if arguments.json:
-        print_json({"plan": plan.to_record(), "command": command, "started": not arguments.dry_run})
-    else:
-        print("torchrun " + shlex.join(command), flush=True)
-    if not arguments.dry_run:
-        sys.exit(_start_with_progress(run_dir) if arguments.progress else _start(command))
+        print_json({"check": report.findings, "refused": 0})
+    return 0
 
 
-def _checked_index(data: str | None, packs: str) -> PackedIndex:
-    """The packed index; UserError naming what differs unless it was made from this dataset and is undamaged."""
-    if data is None:
-        raise UserError(f"{packs}: give the dataset folder of these packs too")
-    index = PackedIndex.open(packs)
-    manifest = read_record(Path(data) / "manifest.json", "dataset", "tools/preprocess_data.py", lambda record: record)
-    index.check({"built_from.data.manifest": manifest})
-    index.verify()
-    return index
+def _check_memory(plan: Plan, report: Report) -> None:
+    """Raise UserError if the plan, made since the check, predicts more than a device has."""
+    needs = max(plan.predicted.get("stage_peak_bytes", [0])) / GIB
+    if needs > report.device_gib:
+        raise UserError(
+            f"the plan predicts {needs:.1f} GiB on a rank, a device has {report.device_gib:.1f}; give --memory-gib "
+            f"{report.device_gib * 0.9:.0f} to have layers recomputed, or raise the parallel sizes"
+        )
 
 
 def _data_parallel_size(arguments: argparse.Namespace) -> int:
@@ -95,109 +161,7 @@ def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--use-distributed-optimizer", action="store_true")
     parser.add_argument("--freeze", nargs="+", default=[])
-    return parser.parse_known_args([word for word in arguments.megatron if word != "--"])[0]
-
-
-def _ensure_profile(
-    arguments: argparse.Namespace, architecture: Architecture, index: PackedIndex, data_parallel: int, path: Path
-) -> None:
-    """Profile as the run will be; the profiler knows what it has measured before. A profile given is only checked."""
-    job = _megatron_flags(arguments)
-    if arguments.profile:
-        wanted = {
-            "model_hash": architecture.hash,
-            "vit_budget": index.vit_budget,
-            "llm_budget": index.llm_budget,
-            "tensor_model_parallel_size": arguments.tensor_model_parallel_size,
-        }
-        profile = Profile.load(path)
-        found = {name: getattr(profile, name) for name in wanted}
-        if found != wanted or set(profile.frozen) != set(job.freeze):
-            wanted["frozen"], found["frozen"] = job.freeze, list(profile.frozen)
-            raise UserError(f"profile {path}: is of {found}, not of {wanted}; leave --profile out to have one measured")
-        return
-    flags: dict[str, Any] = {
-        "--model": arguments.preset,
-        "--vit-budget": index.vit_budget,
-        "--llm-budget": index.llm_budget,
-        "--tensor-model-parallel-size": arguments.tensor_model_parallel_size,
-        "--data-parallel-size": data_parallel,
-        "--output": path,
-    }
-    if arguments.analytic:
-        flags["--analytic"] = arguments.analytic
-    switches = [f"--{name.replace('_', '-')}" for name in ("bf16", "use_distributed_optimizer") if getattr(job, name)]
-    _tool("profile_layers.py", flags, arguments.json, [*switches, *(["--freeze", *job.freeze] if job.freeze else [])])
-
-
-def _ensure_plan(
-    arguments: argparse.Namespace,
-    architecture: Architecture,
-    index: PackedIndex,
-    micro_batches: int,
-    profile_path: Path,
-    path: Path,
-) -> None:
-    """Plan on the packs that will run, unless `path` holds a plan from this profile and these choices."""
-    wanted = {
-        "model_hash": architecture.hash,
-        "profile_hash": Profile.load(profile_path).hash,
-        "num_microbatches": micro_batches,
-        "pipeline_model_parallel_size": arguments.pipeline_model_parallel_size,
-        "virtual_pipeline_model_parallel_size": arguments.virtual_pipeline_model_parallel_size,
-        "method": arguments.method,
-        "schedule": arguments.schedule,
-        "memory_gib": arguments.memory_gib,
-    }
-    record = path.with_name("plan.inputs.json")
-    asked = {**wanted, "recompute": arguments.recompute, "packs": sha256_of(index.folder / "manifest.json")}
-    asked["measure_top_k"] = arguments.measure_top_k
-    if path.exists() and record.exists() and json.loads(record.read_text()) == asked:
-        return
-    flags = {
-        "--profile": profile_path,
-        "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
-        "--virtual-pipeline-model-parallel-size": arguments.virtual_pipeline_model_parallel_size,
-        "--num-microbatches": micro_batches,
-        "--packs": index.folder,
-        "--method": arguments.method,
-        "--recompute": arguments.recompute,
-        "--schedule": arguments.schedule,
-        "--output": path,
-    }
-    if arguments.memory_gib is not None:
-        flags["--memory-gib"] = arguments.memory_gib
-    _tool("plan_layout.py", flags, arguments.json)
-    record.write_text(json.dumps(asked))
-
-
-def _measured_best(arguments: argparse.Namespace, plan: Plan, index: PackedIndex, folder: Path) -> Plan:
-    """Run the plan's best layouts for a few steps each, on these packs, and keep the fastest."""
-    trials = []
-    candidates = layouts(plan, arguments.measure_top_k)
-    for number, candidate in enumerate(track(candidates, "measuring layouts", len(candidates))):
-        here = folder / str(number)
-        candidate.save(here / "plan.json")
-        metrics = here / "metrics.jsonl"
-        metrics.unlink(missing_ok=True)
-        command = _torchrun(arguments, here / "plan.json", index, metrics)
-        command = trial_flags([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *command])
-        with (here / "log").open("w") as log:
-            subprocess.run(command, stdout=log, stderr=log, check=False)
-        trials.append(Trial(candidate, measured_seconds(metrics)))
-    best = keep_fastest(trials)
-    if not arguments.json:
-        print_trials(best)
-    return best
-
-
-def _tool(name: str, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:
-    """Run one of our tools as a user would; its failure is ours, with its exit code."""
-    words = [*(str(word) for flag in flags.items() for word in flag), *switches]
-    output = subprocess.DEVNULL if quiet else None
-    done = subprocess.run([sys.executable, "-W", "ignore", str(TOOLS / name), *words], stdout=output, check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
+    return parser.parse_known_args(arguments.megatron)[0]
 
 
 def _torchrun(arguments: argparse.Namespace, plan: Path, index: PackedIndex, metrics: Path) -> list[str]:
@@ -208,55 +172,66 @@ def _torchrun(arguments: argparse.Namespace, plan: Path, index: PackedIndex, met
     else:
         where = ["--standalone"]
     words = [*where, f"--nproc-per-node={arguments.nproc_per_node}", "-m", "megatron.vlm.pretrain"]
+    return [*words, *_pretrain_words(arguments, plan, index, metrics)]
+
+
+def _pretrain_words(arguments: argparse.Namespace, plan: Path, index: PackedIndex, metrics: Path) -> list[str]:
+    """The arguments of `megatron.vlm.pretrain`."""
     flags = {
         "--preset": arguments.preset,
+        "--from": arguments.first_weights,
         "--plan": plan,
         "--data": arguments.data,
         "--packs": arguments.packs,
+        "--eval-data": arguments.eval_data,
+        "--eval-packs": arguments.eval_packs,
         "--tensor-model-parallel-size": arguments.tensor_model_parallel_size,
         "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
         "--global-batch-size": index.global_batch,
         "--metrics-file": metrics,
-        "--tensorboard-dir": Path(arguments.run_dir) / "tensorboard",
+        "--tensorboard-dir": Path(arguments.run_dir) / TENSORBOARD,
     }
-    held_out = {"--eval-data": arguments.eval_data, "--eval-packs": arguments.eval_packs}
-    flags |= {flag: path for flag, path in held_out.items() if path}
     if arguments.epochs:
         flags["--train-iters"] = -(-round(arguments.epochs * index.num_packs) // index.global_batch)
-    words += [str(word) for flag in flags.items() for word in flag]
-    return words + [word for word in arguments.megatron if word != "--"]
+    words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    return [*words, *(["--from-scratch"] if arguments.from_scratch else []), *arguments.megatron]
 
 
-def _start(command: list[str]) -> int:
-    """Run torchrun in this process; a rank that stopped for the user's input (exit code 2) makes ours 2."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
-
-    try:
-        torchrun(command)
-    except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        return 2 if failure.exitcode == 2 else 1
-    return 0
+def _trial(arguments: argparse.Namespace, index: PackedIndex, plan: Path, metrics: Path) -> list[str]:
+    """The command that runs a layout for a few steps."""
+    return [*RANKS, *trial_flags(_torchrun(arguments, plan, index, metrics))]
 
 
-def _start_with_progress(run_dir: Path) -> int:
-    """Run this launch again, its output going to a file, and show the iterations as they end."""
-    log, metrics = run_dir / "train.log", run_dir / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    words = [word for word in sys.argv[1:] if word != "--progress"]
-    with log.open("w") as output:
-        job = subprocess.Popen([sys.executable, "-W", "ignore", __file__, *words], stdout=output, stderr=output)
-        follow_metrics(metrics, is_running=lambda: job.poll() is None)
-    if job.returncode:
-        errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error:")]
-        print(*dict.fromkeys(errors), f"training stopped; see {log}", sep="\n", file=sys.stderr)
-    return job.returncode
+def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, report: Report) -> int:
+    """Run the ranks to their end; their exit code. What another run left in the folder is put aside, never lost."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if not report.resumes:
+        put_aside(run_dir)
+    # Ranks that save when they are told to end take as long as that takes.
+    grace = None if "--exit-signal-handler" in arguments.megatron else GRACE_SECONDS
+    if not arguments.progress:
+        return run_ranks([*RANKS, *command], grace=grace)
+    metrics, log = run_dir / METRICS, run_dir / LOG
+    start = metrics.stat().st_size if metrics.exists() else 0
+    with log.open("a+", errors="replace") as output:
+        before = output.tell()
+        follow = partial(follow_metrics, metrics, start=start)
+        code = run_ranks([*RANKS, *command], output, grace, follow)
+        if code:
+            output.seek(before)
+            errors = filter(None, map(error_of, output))
+            print(*dict.fromkeys(errors), f"training stopped; see {log}", sep="\n", file=sys.stderr)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", required=True)
+    parser.add_argument("--preset", help="a model by name, or a folder with its config.json (default: that of --from)")
+    weights = parser.add_mutually_exclusive_group()
+    weights.add_argument(
+        "--from", dest="first_weights", metavar="FOLDER", help="first weights: Hugging Face's, converted, or a run's"
+    )
+    weights.add_argument("--from-scratch", action="store_true", help="first weights are random")
     parser.add_argument("--data", required=True, help="dataset folder of tools/preprocess_data.py")
     parser.add_argument("--packs", required=True, help="packed index of tools/pack_data.py")
     parser.add_argument("--eval-data", help="held-out dataset folder")
@@ -272,19 +247,22 @@ def _parser() -> argparse.ArgumentParser:
     machine.add_argument("--pipeline-model-parallel-size", type=int, default=1)
     plan = parser.add_argument_group("plan")
     plan.add_argument("--profile", help="use this profile.json")
-    plan.add_argument("--analytic", help="estimate the profile for a100, h100 or h200 instead of measuring")
+    plan.add_argument(
+        "--analytic", choices=tuple(DEVICES), help="estimate the profile for this device, measure nothing"
+    )
     plan.add_argument("--plan", help="use this plan.json, whatever its profile")
     plan.add_argument("--virtual-pipeline-model-parallel-size", type=int, default=1)
-    plan.add_argument("--method", default="joint", help="see tools/plan_layout.py")
-    plan.add_argument("--schedule", default="1f1b")
+    plan.add_argument("--method", choices=METHODS, default="joint", help="see tools/plan_layout.py")
+    plan.add_argument("--schedule", choices=SCHEDULE_NAMES, default="1f1b")
     plan.add_argument("--recompute", default="fewest", choices=("fewest", "full"))
     plan.add_argument(
         "--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest"
     )
     plan.add_argument("--memory-gib", type=float, help="of one device; no limit unless given")
+    parser.add_argument("--check", action="store_true", help="check everything, start nothing; exit code 2 if refused")
     parser.add_argument("--dry-run", action="store_true", help="plan and print the command, start nothing")
     parser.add_argument("--progress", action="store_true", help="show progress; the output goes to RUN/train.log")
-    parser.add_argument("--json", action="store_true", help="print plan and command as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print checks, plan and command as one JSON object")
     parser.add_argument("megatron", nargs=argparse.REMAINDER, help="-- and then any flag of Megatron's")
     return parser
 

@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron.training.arguments import parse_args, validate_args
@@ -45,6 +45,13 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument("--packs", help="packed index of tools/pack_data.py over --data")
     group.add_argument("--eval-data", help="held-out dataset folder, evaluated on whole")
     group.add_argument("--eval-packs", help="packed index over --eval-data")
+    group.add_argument(
+        "--from",
+        dest="first_weights",
+        metavar="FOLDER",
+        help="first weights: a converted or another run's checkpoint",
+    )
+    group.add_argument("--from-scratch", action="store_true", help="start from random weights")
     group.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
     group.add_argument(
         "--loss-reduction",
@@ -57,7 +64,15 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
-    """Parse and validate the command line, or `argv` without a program's name, and set Megatron's globals.
+    """Parse and validate the command line, and set Megatron's globals. Raises UserError as `read_arguments` does."""
+    inputs = read_arguments(argv)
+    with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
+        set_global_variables(inputs.args)
+    return replace(inputs, megatron_output=inputs.megatron_output + said.getvalue())
+
+
+def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
+    """Parse and validate the command line, or `argv` without a program's name.
 
     Raises UserError for a flag that is unknown, refused (docs/flags.md) or at odds with the preset or the plan, for
     what Megatron itself refuses, an unknown preset, a plan made for another model or parallel size, held-out data
@@ -81,8 +96,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     args.num_layers = args.encoder_num_layers = architecture.language.layers
     if args.logging_level is None:
         log_noise.quieten_start_up()
-    with megatron_refusals(), redirect_stdout(said):
-        set_global_variables(args)
     return TrainingInputs(args, architecture, plan, untested, said.getvalue())
 
 

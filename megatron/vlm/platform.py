@@ -59,6 +59,26 @@ def device_count() -> int:
     return torch.cuda.device_count() if HAS_CUDA else os.cpu_count() or 1
 
 
+def device_memory() -> int:
+    """Bytes of one device's memory; of the machine's where there are no GPUs, shared by all ranks."""
+    if HAS_CUDA:
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def unseen_gpu() -> str:
+    """What says that this machine has GPUs although torch sees none, or "": they may be hidden on purpose."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if HAS_CUDA or visible in ("", "-1"):
+        return ""
+    if Path("/dev/nvidia0").exists():
+        return "this machine has an NVIDIA GPU (/dev/nvidia0)"
+    if visible:
+        return f"CUDA_VISIBLE_DEVICES is {visible}"
+    on_node = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    return "" if on_node == "0" else f"SLURM_GPUS_ON_NODE is {on_node}"
+
+
 def now() -> float:
     """Seconds of a clock, once the device has done what it was asked."""
     if HAS_CUDA:

@@ -33,7 +33,9 @@ from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
-from omnibal_ext.errors import UserError
+from megatron.vlm.preflight.findings import refuse
+from megatron.vlm.preflight.run import Run, check_run
+from megatron.vlm.weights import apply_weights
 from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
 
@@ -90,7 +92,7 @@ class Trainer:
     def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
         first, end = self.plan.stages[stage_number(vp_stage)].layers
         return PackDataset(
-            _checked(ChatDataset(data), self),
+            ChatDataset(data),
             PackedIndex.open(packs),
             Needs.of(self.plan.chain[first:end]),
             self.args.tensor_model_parallel_size if self.args.sequence_parallel else 1,
@@ -141,33 +143,12 @@ def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key != name}
 
 
-def _checked(data: ChatDataset, trainer: Trainer) -> ChatDataset:
-    """Refuse a dataset whose tiles or vocabulary do not fit the model."""
-    architecture, manifest = trainer.architecture, data.manifest
-    rule = manifest["tiling"]["rule"]
-    for flag, made, wanted in (
-        ("tile-size", manifest["tile_size"], architecture.vision.image_size),
-        ("tokens-per-tile", manifest["tokens_per_tile"], architecture.image_tokens_per_tile),
-        ("normalize", manifest["normalization"], architecture.vision.pixels),
-        # Any rule serves a model that reads tile by tile, only one serves a model that joins them.
-        ("tiling", rule, "anyres" if architecture.newline else "internvl" if data.joins_tiles else rule),
-    ):
-        if made != wanted:
-            raise UserError(
-                f"dataset {data.folder}: made with --{flag} {made}, preset {architecture.name!r} needs {wanted}; "
-                f"preprocess with --{flag} {wanted}"
-            )
-    if manifest["vocab_size"] > architecture.language.vocab_size:
-        raise UserError(
-            f"dataset {data.folder}: vocabulary of {manifest['vocab_size']} tokens, preset {architecture.name!r} "
-            f"has {architecture.language.vocab_size}; use the model's own tokenizer"
-        )
-    return data
-
-
 def main() -> None:
     """Train as the command line says."""
     inputs = parse_arguments()
+    run = Run(inputs)
+    refuse(check_run(run))
+    apply_weights(inputs.args, run.weights)
     _keep_arguments(inputs)
     trainer = Trainer(inputs)
     install(trainer.forward_backward)

@@ -26,7 +26,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hf") / "theirs"
     vision = {**INTERNVL, "use_qk_norm": True, "norm_type": "rms_norm"}
     config = transformers.InternVLConfig(
-        vision_config=vision, text_config=TEXT, image_token_id=400, tie_word_embeddings=False
+        vision_config=vision, text_config=TEXT, image_token_id=7, tie_word_embeddings=False
     )
     torch.manual_seed(0)
     transformers.InternVLForConditionalGeneration(config).save_pretrained(path, max_shard_size="200KB")

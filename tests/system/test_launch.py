@@ -9,7 +9,7 @@ import pytest
 from omnibal_ext.architectures import preset
 from omnibal_ext.plan import Plan
 from omnibal_ext.profile_data import Profile
-from tests.system.test_training import make_dataset, pack, tool
+from tests.system.test_training import complete, make_dataset, pack, tool
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launch(folder: Path, run: str, packs: int, *flags: object) -> subprocess.CompletedProcess[str]:
     files = ("--data", folder / "data", "--packs", folder / str(packs), "--run-dir", folder / run)
     shape = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2)
-    return tool("launch.py", "--preset", "tiny", *files, *shape, *flags, check=False)
+    ours, megatron = complete(flags)
+    return tool("launch.py", "--preset", "tiny", "--from-scratch", *files, *shape, *ours, "--", *megatron, check=False)
 
 
 def test_the_fastest_of_the_measured_layouts_runs_and_all_figures_are_recorded(folder: Path) -> None:
@@ -58,7 +59,7 @@ def test_it_profiles_for_the_precision_and_the_frozen_parts_of_the_run(folder: P
     [
         (1, (), "one microbatch keeps one of 2 pipeline ranks busy"),
         (4, ("--memory-gib", 0.001), "bytes"),
-        (4, ("--virtual-pipeline-model-parallel-size", 9), "chain has only 11 layers"),
+        (4, ("--virtual-pipeline-model-parallel-size", 9), "18 stages asked of a chain of 11 layers"),
     ],
     ids=["one microbatch", "memory", "more stages than layers"],
 )

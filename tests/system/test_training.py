@@ -75,10 +75,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(
     folder: Path, run: str, plan: str, pipeline: int, iterations: int, *flags: str, model: str = "tiny"
 ) -> list[dict[str, Any]]:
-    """Train on two ranks; the metrics of every iteration."""
+    """Train on two ranks, from random weights unless --load names some; the metrics of every iteration."""
+    scratch = () if "--load" in flags else ("--from-scratch",)
     tool(
         "launch.py", "--preset", model, "--data", folder / "data", "--packs", folder / "packs",
-        "--run-dir", folder / run, "--plan", folder / plan, "--nproc-per-node", 2,
+        "--run-dir", folder / run, "--plan", folder / plan, "--nproc-per-node", 2, *scratch,
         "--pipeline-model-parallel-size", pipeline, "--", "--train-iters", iterations, "--lr", "1e-3",
         "--lr-decay-iters", "4", "--log-interval", "1", *flags,
     )  # fmt: skip
@@ -194,6 +195,15 @@ def test_a_global_batch_that_breaks_the_position_is_refused(folder: Path, uninte
     assert "--global-batch-size" in done
 
 
+def complete(flags: tuple[object, ...]) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """The launcher's flags and Megatron's, with a learning rate and a length where those are not the matter."""
+    split = flags.index("--") if "--" in flags else len(flags)
+    ours, megatron = flags[:split], flags[split + 1 :]
+    for flag, value in (("--lr", "1e-3"), ("--train-iters", 1)):
+        megatron = megatron if flag in megatron else (*megatron, flag, value)
+    return ours, megatron
+
+
 def launch_error(folder: Path, *flags: object) -> str:
     """The one line with which launching is refused."""
     arguments = {
@@ -202,8 +212,10 @@ def launch_error(folder: Path, *flags: object) -> str:
         "--packs": folder / "packs",
         "--run-dir": folder / "bad",
     }
+    ours, megatron = complete(flags)
+    ours = ours if "--load" in megatron else ("--from-scratch", *ours)
     words = [word for flag in arguments.items() if flag[0] not in flags for word in flag]
-    done = tool("launch.py", *words, *flags, check=False)
+    done = tool("launch.py", *words, *ours, "--", *megatron, check=False)
     assert done.returncode == 2, done.stdout[-2000:] + done.stderr[-2000:]
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     return line
@@ -245,7 +257,8 @@ def test_packs_of_another_dataset_are_refused(folder: Path) -> None:
 
 def test_dry_run_profiles_plans_and_shows_the_command(folder: Path) -> None:
     flags = ("--preset", "tiny", "--data", folder / "data", "--packs", folder / "packs", "--run-dir", folder / "dry")
-    shape = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--dry-run", "--json")
+    shape = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--dry-run", "--json", "--from-scratch", "--")
+    shape = (*shape, "--train-iters", 1, "--lr", "1e-3")
     shown = json.loads(tool("launch.py", *flags, *shape).stdout)
     assert shown["command"][:3] == ["--standalone", "--nproc-per-node=2", "-m"]
     assert not shown["started"]

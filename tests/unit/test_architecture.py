@@ -33,7 +33,9 @@ FLOORS = [
         "megatron.vlm.meters",
         "megatron.vlm.drift",
         "megatron.vlm.generate",
+        "megatron.vlm.weights",
     ),
+    ("megatron.vlm.preflight",),
     ("megatron.vlm.pretrain",),
     ("tools",),
 ]

@@ -44,7 +44,8 @@ def test_the_fastest_that_ran_is_kept_with_all_figures(plan: Plan, tmp_path: Pat
 def test_a_trial_saves_and_loads_nothing_and_stops() -> None:
     words = ["--lr", "1e-3", "--save", "here", "--save-interval", "9", "--freeze", "vit", "llm", "--load=it", "--bf16"]
     kept = ["--lr", "1e-3", "--freeze", "vit", "llm", "--bf16"]
-    assert trial_flags(words) == [*kept, "--log-interval", "1", "--exit-interval", "3"]
+    words += ["--from", "weights", "--finetune", "--wandb-project", "p", "--eval-packs", "held-out"]
+    assert trial_flags(words) == [*kept, "--from-scratch", "--log-interval", "1", "--exit-interval", "3"]
 
 
 def test_the_first_step_warms_up(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ OURS/huggingface/                         what the weights came with, for --pres
 
 import io
 import json
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,16 @@ class OurCheckpoint:
         }
 
     @property
-    def preset(self) -> Path | None:
-        """The --preset that the checkpoint was trained with, where that is a folder."""
+    def arguments(self) -> Namespace:
+        """The arguments of the run that saved it; empty for converted weights."""
         state: dict[str, Any] = {COMMON: io.BytesIO()}
         dcp.load(state, storage_reader=self._reader, no_dist=True)
-        preset = getattr(state[COMMON][0].get("args"), "preset", None)
+        return state[COMMON][0].get("args") or Namespace()
+
+    @property
+    def preset(self) -> Path | None:
+        """The --preset that the checkpoint was trained with, where that is a folder."""
+        preset = getattr(self.arguments, "preset", None)
         return Path(preset) if preset and Path(preset).exists() else None
 
     def tensor(self, name: str) -> Tensor:

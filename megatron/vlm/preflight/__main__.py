@@ -1,0 +1,83 @@
+"""Print what is found about a run before it starts, as one JSON object; exit code 2 if it is refused.
+
+python -m megatron.vlm.preflight '{"endpoint": null, "memory_gib": 72}' <arguments of megatron.vlm.pretrain>
+
+WORLD_SIZE and LOCAL_WORLD_SIZE in the environment say how many ranks there will be. `tools/launch.py` calls it.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.vlm import platform
+from megatron.vlm.arguments import read_arguments
+from megatron.vlm.preflight.findings import Finding, run_checks
+from megatron.vlm.preflight.machine import check_rendezvous
+from megatron.vlm.preflight.memory import GIB, check_host_memory, check_memory
+from megatron.vlm.preflight.run import Run, check_run
+from megatron.vlm.preflight.saving import checkpoint_bytes
+from megatron.vlm.weights import Weights
+from omnibal_ext.errors import UserError
+
+
+@dataclass
+class Start:
+    """A run, and what only the one who starts it knows."""
+
+    run: Run
+    endpoint: str | None = None
+    """HOST:PORT at which several nodes meet."""
+    memory_gib: float | None = None
+
+
+def main() -> None:
+    """Check, print, end with 0 or 2."""
+    job = json.loads(sys.argv.pop(1))
+    report = preflight(job)
+    print(json.dumps(report))
+    sys.exit(2 if any(finding["state"] == "refused" for finding in report["findings"]) else 0)
+
+
+def preflight(job: dict[str, Any]) -> dict[str, Any]:
+    """Findings, and what the run starts from, for the arguments in sys.argv; Megatron's own messages are left out."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            start = Start(Run(read_arguments(), converts=True), **job)
+        except UserError as error:
+            return _report([Finding("flags", "refused", str(error))], None)
+        findings = [*check_run(start.run), *run_checks(CHECKS, start)]
+    try:
+        return _report(findings, start.run.weights)
+    except UserError:
+        return _report(findings, None)
+
+
+def _report(findings: Sequence[Finding], weights: Weights | None) -> dict[str, Any]:
+    described = {"kind": weights.kind, "folder": weights.folder and str(weights.folder)} if weights else None
+    rows = [dataclasses.asdict(finding) for finding in findings]
+    return {"findings": rows, "weights": described, "device_gib": platform.device_memory() / GIB}
+
+
+def _check_memory(start: Start) -> str:
+    inputs = start.run.inputs
+    return check_memory(inputs.args, inputs.architecture, inputs.plan, start.memory_gib)
+
+
+def _check_host_memory(start: Start) -> str:
+    args, architecture = start.run.inputs.args, start.run.inputs.architecture
+    return check_host_memory(args, architecture, checkpoint_bytes(args, architecture))
+
+
+def _check_rendezvous(start: Start) -> str | None:
+    return check_rendezvous(start.endpoint) if start.endpoint else None
+
+
+CHECKS = (("memory", _check_memory), ("host memory", _check_host_memory), ("rendezvous", _check_rendezvous))
+
+if __name__ == "__main__":
+    main()

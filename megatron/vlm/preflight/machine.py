@@ -1,0 +1,80 @@
+"""Is the machine as the run expects it: devices, and the port at which nodes meet."""
+
+import contextlib
+import errno
+import socket
+import threading
+from datetime import timedelta
+
+import torch
+
+from megatron.vlm import platform
+from megatron.vlm.preflight.findings import Note
+from omnibal_ext.errors import UserError
+
+ANSWER_SECONDS = 3
+
+
+def check_devices(local_ranks: int) -> str:
+    """Raise UserError for more ranks than GPUs, and for a machine with GPUs that torch does not see."""
+    if not platform.HAS_CUDA:
+        if sign := platform.unseen_gpu():
+            raise UserError(
+                f"{sign}, but torch {torch.__version__} sees no CUDA device: training would run on the CPU; install a "
+                "torch built for this driver, or set CUDA_VISIBLE_DEVICES= (empty) if the CPU is meant"
+            )
+        cores = platform.device_count()
+        found = f"{local_ranks} ranks on the CPU, {cores} cores"
+        return Note(f"{found}: ranks will wait for each other") if local_ranks > cores else found
+    count = platform.device_count()
+    if local_ranks > count:
+        raise UserError(
+            f"{local_ranks} ranks on this node, but torch sees {count} GPUs; lower --nproc-per-node, or see to "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    return f"{local_ranks} ranks, {count} x {platform.device_name()}"
+
+
+def check_rendezvous(endpoint: str) -> str:
+    """Raise UserError if the port at which the nodes are to meet is not ours to open, or to find open.
+
+    endpoint: HOST:PORT. Where HOST is this machine, the port must be free, or answer as another node's launch does.
+    """
+    host, _, written = endpoint.rpartition(":")
+    if not host or not written.isdecimal() or not 0 < int(written) < 2**16:
+        raise UserError(f"--rdzv-endpoint {endpoint}: must be HOST:PORT, the first node's name and a free port there")
+    port = int(written)
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UserError(f"--rdzv-endpoint {endpoint}: {host} is not known here ({error.strerror or error})") from None
+    for family, kind, protocol, _, address in addresses:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return _answers(host, port)
+                continue  # not an address of this machine
+            return f"{endpoint} is free here"
+    return f"{endpoint} is another node's"
+
+
+def _answers(host: str, port: int) -> str:
+    found: list[torch.distributed.TCPStore] = []
+
+    def ask() -> None:
+        with contextlib.suppress(RuntimeError):
+            limit = timedelta(seconds=ANSWER_SECONDS)
+            found.append(torch.distributed.TCPStore(host, port, is_master=False, timeout=limit))
+
+    # The limit is on connecting; a stranger that accepts and says nothing would be waited for without end.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(ANSWER_SECONDS)
+    if not found:
+        raise UserError(
+            f"--rdzv-endpoint {host}:{port}: the port is used by another program; choose another one for all nodes"
+        )
+    return f"{host}:{port} is open for the other nodes"

@@ -1,0 +1,73 @@
+"""Does a run fit into memory, as far as its sizes tell before anything is measured?"""
+
+import os
+from argparse import Namespace
+
+import psutil
+
+from megatron.vlm import platform
+from megatron.vlm.preflight.findings import Note
+from omnibal_ext.analytic import analytic_profile
+from omnibal_ext.architectures import Architecture
+from omnibal_ext.chain import gradient_mode
+from omnibal_ext.errors import UserError
+from omnibal_ext.plan import Plan
+
+GIB = 2**30
+
+
+def parameters(architecture: Architecture, frozen: tuple[str, ...]) -> tuple[int, int]:
+    """Parameters of the model, and those of them that are trained (biases of linear layers left out)."""
+    of_kind = analytic_profile(architecture, "h100", 1, 1).parameters
+    total = sum(of_kind[kind] for kind in architecture.chain)
+    trained = sum(of_kind[kind] for kind in architecture.chain if gradient_mode(kind, frozen) == "trained")
+    return total, trained
+
+
+def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory_gib: float | None) -> str:
+    """What the fullest rank needs and has: the plan's prediction, or before there is one weights and optimizer alone.
+
+    Raises UserError if that is more than `memory_gib`, or than the device has.
+    """
+    has = platform.device_memory() / GIB
+    limit, limited_by = (has, "the device has") if memory_gib is None else (memory_gib, "--memory-gib is")
+    if peaks := plan.predicted.get("stage_peak_bytes"):
+        needs, what = max(peaks) / GIB, "the plan predicts"
+    else:
+        needs, what = _state_bytes(args, architecture) / GIB, "weights, gradients and optimizer state need at least"
+    found = f"{what} {needs:.2f} GiB on a rank, {limited_by} {limit:.1f} GiB"
+    if needs > limit:
+        raise UserError(
+            f"model {architecture.name!r}: {found}; raise --tensor-model-parallel-size or "
+            "--pipeline-model-parallel-size, or add --use-distributed-optimizer"
+        )
+    if memory_gib is not None and memory_gib > has:
+        return Note(f"{found}, but the device has {has:.1f} GiB")
+    return found
+
+
+def _state_bytes(args: Namespace, architecture: Architecture) -> float:
+    """Bytes of weights, gradients and optimizer state on a rank, if the cut divides them evenly."""
+    total, trained = parameters(architecture, tuple(args.freeze))
+    half = args.bf16 or args.fp16
+    weight, gradient, state = (2, 4, 12) if half else (4, 4, 8)
+    shards = args.data_parallel_size if args.use_distributed_optimizer else 1
+    ranks = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    return (total * weight + trained * (gradient + state / shards)) / ranks
+
+
+def check_host_memory(args: Namespace, architecture: Architecture, checkpoint: int) -> str:
+    """What a node's memory must hold: all of its ranks where they train on the CPU, else a checkpoint being written.
+
+    Raises UserError if it does not.
+    """
+    available, local = psutil.virtual_memory().available, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if platform.HAS_CUDA:
+        share = checkpoint * local / args.world_size if args.save else 0
+        found = f"{available / GIB:.1f} GiB available, a checkpoint takes {share / GIB:.1f} GiB of it while it is saved"
+        return Note(f"{found}: not enough") if share > available else found
+    needs = local * _state_bytes(args, architecture)
+    found = f"{local} ranks on the CPU need at least {needs / GIB:.2f} GiB, {available / GIB:.1f} GiB available"
+    if needs > available:
+        raise UserError(f"model {architecture.name!r}: {found}; use GPUs or a smaller model")
+    return found

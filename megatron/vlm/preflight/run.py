@@ -1,0 +1,173 @@
+"""The checks of a run's inputs, which `tools/launch.py` and every rank of the trainer make alike."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from megatron.vlm.arguments import TrainingInputs
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.fit import check_dataset, check_lengths, longest_positions
+from megatron.vlm.data.loader import first_iteration
+from megatron.vlm.hf.checkpoint import OurCheckpoint
+from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.preflight.findings import Finding, Note, run_checks
+from megatron.vlm.preflight.machine import check_devices
+from megatron.vlm.preflight.saving import check_saving
+from megatron.vlm.weights import Weights, check_weights, starting_weights
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.index import PackedIndex
+
+
+@dataclass
+class Run:
+    """A run that is to start, and what it starts from."""
+
+    inputs: TrainingInputs
+    converts: bool = False
+    """Whoever starts it converts weights of Hugging Face's first."""
+
+    @cached_property
+    def weights(self) -> Weights:
+        """What the run starts from. Raises UserError if that is nothing."""
+        return starting_weights(self.inputs.args)
+
+    @cached_property
+    def model_folder(self) -> Path | None:
+        """The folder with the config.json and the tokenizer that the weights came with; random weights have none."""
+        args = self.inputs.args
+        try:
+            weights = self.weights
+        except UserError:
+            return None
+        given = Weights("given", Path(args.first_weights)) if args.first_weights else weights
+        return weights.model_folder or given.model_folder
+
+
+def check_run(run: Run) -> list[Finding]:
+    """All findings about the inputs of a run, on a rank or before there are ranks. Reads no weights and no images."""
+    return run_checks(CHECKS, run)
+
+
+def _check_devices(run: Run) -> str:
+    return check_devices(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def _check_model(run: Run) -> str:
+    """Core's own configurations refuse what does not divide."""
+    args, architecture = run.inputs.args, run.inputs.architecture
+    try:
+        vision_config(language_config(args, architecture), architecture)
+    except (ValueError, AssertionError) as error:
+        reason = " ".join(str(error).split()) or "core's configuration refuses these flags"
+        raise UserError(f"model {architecture.name!r}: {reason}") from error
+    tensor, language = args.tensor_model_parallel_size, architecture.language
+    # Ranks share a head where there are fewer heads than ranks.
+    kv_heads = tensor if tensor % language.kv_heads == 0 else language.kv_heads
+    for what, size in (
+        ("attention heads", language.heads),
+        ("key and value heads", kv_heads),
+        ("width of the MLP", language.ffn_hidden_size),
+        ("width of the ViT's MLP", architecture.vision.ffn_hidden_size),
+    ):
+        if size % tensor:
+            raise UserError(
+                f"model {architecture.name!r}: {what} {size} do not divide by --tensor-model-parallel-size {tensor}"
+            )
+    shape = (tensor, args.pipeline_model_parallel_size, args.data_parallel_size)
+    return f"{architecture.name}, tensor x pipeline x data parallel = {' x '.join(map(str, shape))}"
+
+
+def _check_dataset(run: Run) -> str:
+    args = run.inputs.args
+    return _dataset_fits(run, args.data, "--data")
+
+
+def _check_packs(run: Run) -> str:
+    args = run.inputs.args
+    return _packs_fit(run, args.data, args.packs, "--packs")
+
+
+def _check_evaluation_dataset(run: Run) -> str | None:
+    args = run.inputs.args
+    if bool(args.eval_data) != bool(args.eval_packs):
+        lacking = "--eval-packs" if args.eval_data else "--eval-data"
+        raise UserError(f"evaluation needs --eval-data and --eval-packs; add {lacking}, or leave both out")
+    return _dataset_fits(run, args.eval_data, "--eval-data") if args.eval_data else None
+
+
+def _check_evaluation_packs(run: Run) -> str | None:
+    args = run.inputs.args
+    both = args.eval_data and args.eval_packs
+    return _packs_fit(run, args.eval_data, args.eval_packs, "--eval-packs") if both else None
+
+
+def _dataset_fits(run: Run, folder: str | None, flag: str) -> str:
+    if folder is None:
+        raise UserError(f"{flag} is missing; give the dataset folder of tools/preprocess_data.py")
+    data = ChatDataset(folder)
+    return check_dataset(data.folder, data.manifest, run.inputs.architecture, run.model_folder)
+
+
+def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> str:
+    if packs is None:
+        raise UserError(f"{flag} is missing; give the packed index of tools/pack_data.py")
+    index = PackedIndex.open(packs)
+    index.verify()
+    try:
+        data = ChatDataset(folder or "")
+    except UserError:
+        return Note(f"{index.num_packs} packs, not compared: the dataset cannot be read")
+    index.check({"built_from.data.manifest": data.manifest})
+    limit = longest_positions(run.inputs.architecture, run.model_folder)
+    return f"{index.num_packs} packs of its samples; longest: {check_lengths(index, data.sizes, limit)}"
+
+
+def _check_weights(run: Run) -> str:
+    args, weights = run.inputs.args, run.weights
+    check_weights(weights, run.inputs.architecture)
+    if not run.converts:
+        weights.refuse_unconverted()
+    if weights.kind == "own" and weights.folder:
+        first_iteration(OurCheckpoint(weights.folder).arguments.consumed_train_samples, args.global_batch_size)
+        if args.train_iters and weights.iteration >= args.train_iters:
+            return Note(f"{weights.describe()}, the end of --train-iters {args.train_iters}: nothing is left to train")
+    return weights.describe()
+
+
+def _check_plan(run: Run) -> str:
+    """A plan of the planner's is for these packs and sizes; one written by hand names none."""
+    args, plan = run.inputs.args, run.inputs.plan
+    if plan.profile_hash:
+        index = PackedIndex.open(args.packs)
+        wanted = {
+            "tensor_model_parallel_size": args.tensor_model_parallel_size,
+            "vit_budget": index.vit_budget,
+            "llm_budget": index.llm_budget,
+            "num_microbatches": args.global_batch_size // args.data_parallel_size,
+        }
+        made = {name: getattr(plan, name) for name in wanted}
+        if unlike := [f"{name} {made[name]}, not {wanted[name]}" for name in wanted if made[name] != wanted[name]]:
+            raise UserError(f"plan {args.plan}: made for {'; '.join(unlike)}; plan again with tools/plan_layout.py")
+    return f"{len(plan.stages)} stages of {len(plan.chain)} layers, {plan.schedule}"
+
+
+def _check_saving(run: Run) -> str:
+    try:
+        iteration = run.weights.iteration
+    except UserError:
+        iteration = 0
+    return check_saving(run.inputs.args, run.inputs.architecture, iteration)
+
+
+CHECKS = (
+    ("devices", _check_devices),
+    ("model", _check_model),
+    ("dataset", _check_dataset),
+    ("packs", _check_packs),
+    ("held-out dataset", _check_evaluation_dataset),
+    ("held-out packs", _check_evaluation_packs),
+    ("weights", _check_weights),
+    ("plan", _check_plan),
+    ("checkpoints", _check_saving),
+)

@@ -1,0 +1,67 @@
+"""What a run writes: whether it may, and whether the disk holds its checkpoints."""
+
+import os
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+from megatron.vlm.preflight.findings import Note
+from megatron.vlm.preflight.memory import parameters
+from omnibal_ext.architectures import Architecture
+from omnibal_ext.errors import UserError
+
+GIB = 2**30
+
+
+def check_saving(args: Namespace, architecture: Architecture, iteration: int) -> str:
+    """How many checkpoints of what size a run from `iteration` on writes.
+
+    Raises UserError if they may not be written, the disk has no room for two, or nothing says when to save.
+    """
+    for name in (args.save, args.tensorboard_dir, args.metrics_file and str(Path(args.metrics_file).parent)):
+        if name:
+            check_writable(Path(name))
+    if not args.save:
+        return Note("none: without --save FOLDER --save-interval N nothing of this run is kept")
+    if not args.save_interval:
+        raise UserError(f"--save {args.save} needs --save-interval N: after so many iterations a checkpoint is saved")
+    size, count = checkpoint_bytes(args, architecture), checkpoints_kept(args, iteration)
+    free = shutil.disk_usage(existing(Path(args.save))).free
+    needed = f"{count} x {size / GIB:.2f} GiB in {args.save}, {free / GIB:.1f} GiB free"
+    if size * min(count, 2) > free:
+        raise UserError(f"--save {args.save}: no room for two checkpoints of {size / GIB:.1f} GiB: {needed}; make room")
+    if size * count > free:
+        return Note(f"{needed}: not all fit; raise --save-interval, or keep fewer by --save-retain-interval")
+    return needed
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError unless files can be written there, now or once the folder is made."""
+    parent = existing(folder)
+    if not parent.is_dir():
+        raise UserError(f"{folder}: {parent} is a file; choose another folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"{folder}: {parent} may not be written to; choose another folder or change its permissions")
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def checkpoint_bytes(args: Namespace, architecture: Architecture) -> int:
+    """Weights, and of those that are trained the optimizer's state: with half precision also their fp32 copies."""
+    weights, trained = parameters(architecture, tuple(args.freeze))
+    half = args.bf16 or args.fp16
+    state = 0 if args.no_save_optim else 12 if half else 8
+    return weights * (2 if half else 4) + trained * state
+
+
+def checkpoints_kept(args: Namespace, iteration: int) -> int:
+    """Most checkpoints that lie there at once, of those that are still to be written."""
+    left = max(0, (args.train_iters or 0) - iteration)
+    written = -(-left // args.save_interval)
+    if not args.save_retain_interval:
+        return written
+    return min(written, left // args.save_retain_interval + 2)  # and the newest, and the one being written

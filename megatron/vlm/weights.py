@@ -1,0 +1,184 @@
+"""Which weights a run starts from: its own checkpoint, else those it was given, else random ones if that is asked for.
+
+1. A run's own checkpoint, in --load, or in --save where that has one: a requeued job goes on.
+2. The folder that --from names: first weights, a fresh optimizer, iteration 0.
+3. Random weights, with --from-scratch only.
+"""
+
+import os
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from megatron.vlm.hf.checkpoint import RELEASE, TRACKER, OurCheckpoint
+from megatron.vlm.hf.convert import SIDE, KeyMap
+from megatron.vlm.hf.folder import WeightFolder
+from megatron.vlm.hf.names import sources
+from omnibal_ext.architectures import Architecture, preset
+from omnibal_ext.errors import UserError
+from omnibal_ext.huggingface import CONFIG, weight_files
+from omnibal_ext.model_data import differences
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a run starts from. `iteration` is 0 unless the run goes on; `folder` is None for random weights."""
+
+    kind: Literal["own", "given", "unconverted", "random"]
+    folder: Path | None = None
+    iteration: int = 0
+
+    @property
+    def model_folder(self) -> Path | None:
+        """Where the config.json and the tokenizer of the weights lie, if anywhere."""
+        for folder in (self.folder / SIDE, self.folder) if self.folder else ():
+            if (folder / CONFIG).is_file():
+                return folder
+        return None
+
+    def refuse_unconverted(self) -> None:
+        """Raise UserError for a folder of Hugging Face's: Megatron reads converted ones."""
+        if self.kind == "unconverted":
+            raise UserError(
+                f"--from {self.folder}: is a folder of Hugging Face's; convert it with tools/convert_checkpoint.py "
+                f"--from-hf {self.folder} --output-dir CONVERTED, then --from CONVERTED (tools/launch.py does both)"
+            )
+
+    def describe(self) -> str:
+        """In a few words, for the table of checks."""
+        match self.kind:
+            case "own":
+                return f"goes on from iteration {self.iteration} in {self.folder}"
+            case "given":
+                return f"first weights from {self.folder}"
+            case "unconverted":
+                return f"first weights from {self.folder}, to be converted"
+            case "random":
+                return "random (--from-scratch)"
+
+
+def starting_weights(args: Namespace) -> Weights:
+    """What Megatron's `load` and `save` and our --from and --from-scratch come to.
+
+    Raises UserError if that is nothing, or if a folder that was named holds no weights.
+    """
+    load, save, given = map(_path, (args.load, args.save, args.first_weights or args.pretrained_checkpoint))
+    if load and not load.is_dir() and load != save:
+        raise UserError(f"--load {load}: no such folder; give the folder of a run's checkpoints, or leave --load out")
+    if given and args.from_scratch:
+        raise UserError(f"--from {given} and --from-scratch exclude each other; leave one out")
+    if load and _is_release(load):  # converted weights are no run's own
+        if given and given != load:
+            raise UserError(f"--load {load} and --from {given} both name first weights; leave one out")
+        load, given = None, load
+    if load and save and load != save and holds_checkpoint(load) and holds_checkpoint(save):
+        raise UserError(
+            f"--load {load} and --save {save} both hold a run's checkpoints; leave --load out to go on with the run in "
+            f"--save, or choose another --save"
+        )
+    for folder in (load, save):
+        if folder and holds_checkpoint(folder):
+            return Weights("own", folder, checkpoint_iteration(folder))
+    if given:
+        return _given(given)
+    if args.from_scratch:
+        return Weights("random")
+    where = f"; --load {load} holds no checkpoint" if load else ""
+    raise UserError(
+        f"no weights to start from{where}: --from FOLDER takes a model of Hugging Face's or a converted one, "
+        "--from-scratch draws random ones"
+    )
+
+
+def apply_weights(args: Namespace, weights: Weights) -> None:
+    """Say it in Megatron's words. Raises UserError for weights that are not converted."""
+    weights.refuse_unconverted()
+    own = weights.kind == "own"
+    args.load = str(weights.folder) if own else None
+    args.pretrained_checkpoint = str(weights.folder) if weights.kind == "given" else None
+    args.exit_on_missing_checkpoint = own
+
+
+def check_weights(weights: Weights, architecture: Architecture) -> None:
+    """Raise UserError unless the weights are of this model: its sizes, and the layers in the checkpoint.
+
+    Only tables of contents are read.
+    """
+    if weights.folder is None:
+        return
+    if weights.model_folder:
+        found = preset(str(weights.model_folder))
+        if unlike := differences(found, architecture):
+            listed = ", ".join(f"{name} {theirs} (not {ours})" for name, theirs, ours in unlike)
+            raise UserError(
+                f"{weights.folder}: its model has {listed}, unlike --preset {architecture.name}; leave --preset out or "
+                "give the folder's own"
+            )
+    if weights.kind == "unconverted":
+        KeyMap.of(weights.folder, WeightFolder(weights.folder).stored)
+    else:
+        _check_contents(OurCheckpoint(weights.folder), architecture)
+
+
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether something has been saved there to the end."""
+    return (folder / TRACKER).is_file()
+
+
+def checkpoint_iteration(folder: Path) -> int:
+    """The iteration that a folder's newest checkpoint was saved after; 0 for converted weights."""
+    written = (folder / TRACKER).read_text().strip()
+    if written == RELEASE:
+        return 0
+    if not written.isdecimal():
+        raise UserError(f"{folder / TRACKER}: holds {written!r:.40}, no iteration; write the number of an iter_ folder")
+    return int(written)
+
+
+def _path(name: str | None) -> Path | None:
+    return Path(os.path.normpath(name)) if name else None
+
+
+def _is_release(folder: Path) -> bool:
+    return holds_checkpoint(folder) and (folder / TRACKER).read_text().strip() == RELEASE
+
+
+def _given(folder: Path) -> Weights:
+    if holds_checkpoint(folder):
+        return Weights("given", folder)
+    if not folder.is_dir():
+        raise UserError(f"--from {folder}: no such folder; models are not downloaded")
+    if (folder / CONFIG).is_file() and weight_files(folder):
+        return Weights("unconverted", folder)
+    raise UserError(
+        f"--from {folder}: holds neither a checkpoint ({TRACKER}) nor a model of Hugging Face's ({CONFIG} and "
+        "safetensors weights); name the folder of the weights, or use --from-scratch for random ones"
+    )
+
+
+def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> None:
+    """Raise UserError naming a weight that the checkpoint lacks, has too many, or has in another size."""
+    wanted = sources(architecture, "llava" if architecture.vision.pre_norm else "internvl", "llama").keys()
+    trained = f"{checkpoint.folder}: not of model {architecture.name!r}"
+    if lacking := sorted(wanted - checkpoint.weights.keys()):
+        raise UserError(f"{trained}: lacks {len(lacking)} of its weights, {lacking[0]} first; give its own --preset")
+    if strange := sorted(checkpoint.weights.keys() - wanted):
+        raise UserError(f"{trained}: has {len(strange)} weights more, {strange[0]} first; give its own --preset")
+    for name, size in _sizes(architecture).items():
+        found = tuple(checkpoint.weights[name].size)
+        # Words are padded until they divide by the tensor-parallel group.
+        if found != size and not (".word_embed." in name and found[1] == size[1] and found[0] > size[0]):
+            raise UserError(f"{trained}: {name} is {found}, wanted {size}; give its own --preset")
+
+
+def _sizes(architecture: Architecture) -> dict[str, tuple[int, int]]:
+    """Shapes of the weights that show a model's widths."""
+    vision, language = architecture.vision, architecture.language
+    heads = (language.heads + 2 * language.kv_heads) * language.head_dim
+    return {
+        "links.vit_0.mlp.linear_fc1.weight": (vision.ffn_hidden_size, vision.hidden_size),
+        "links.word_embed.embedding.weight": (language.vocab_size, language.hidden_size),
+        "links.llm_0.mlp.linear_fc1.weight": (2 * language.ffn_hidden_size, language.hidden_size),
+        "links.llm_0.self_attention.linear_qkv.weight": (heads, language.hidden_size),
+    }

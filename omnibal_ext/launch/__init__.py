@@ -1,0 +1,1 @@
+"""From one command to a running job: checks, profile and plan where they are stale, ranks that end with us."""

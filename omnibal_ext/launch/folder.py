@@ -1,0 +1,25 @@
+"""The folder of a run: what a run writes goes on where it resumes, and is put aside, numbered, where it starts anew."""
+
+import contextlib
+from itertools import count
+from pathlib import Path
+
+METRICS, LOG, TENSORBOARD = "metrics.jsonl", "train.log", "tensorboard"
+WRITTEN = (METRICS, LOG, TENSORBOARD)
+
+
+def put_aside(folder: Path) -> list[Path]:
+    """Number what another run left in the folder: metrics.jsonl becomes metrics.1.jsonl, then .2; return the new names.
+
+    Several nodes may do so at the same time.
+    """
+    number = next(n for n in count(1) if not any(_numbered(folder / name, n).exists() for name in WRITTEN))
+    moved = []
+    for name in WRITTEN:
+        with contextlib.suppress(FileNotFoundError):
+            moved.append((folder / name).rename(_numbered(folder / name, number)))
+    return moved
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}.{number}{path.suffix}")

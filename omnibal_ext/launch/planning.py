@@ -1,0 +1,195 @@
+"""Profile and plan of a run, made by our own tools where they are missing or stale; and the best plans, tried out."""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omnibal_ext.architectures import Architecture
+from omnibal_ext.candidates import Trial, keep_fastest, layouts, measured_seconds
+from omnibal_ext.console import track
+from omnibal_ext.errors import UserError
+from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.layout.partition import even_edges
+from omnibal_ext.packing.index import PackedIndex, sha256_of
+from omnibal_ext.plan import Plan
+from omnibal_ext.profile_data import Profile
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What a plan is made from: the flags of tools/launch.py, the model, the packs, and the counts they come to."""
+
+    flags: argparse.Namespace
+    job: argparse.Namespace
+    """bf16, use_distributed_optimizer and freeze of the run: costs depend on them."""
+    architecture: Architecture
+    index: PackedIndex
+    data_parallel: int
+    micro_batches: int
+    tools: Path
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the profile and the plan are kept."""
+        return Path(self.flags.run_dir)
+
+    @property
+    def profile_path(self) -> Path:
+        """profile.json."""
+        return Path(self.flags.profile) if self.flags.profile else self.run_dir / "profile.json"
+
+    @property
+    def plan_path(self) -> Path:
+        """plan.json."""
+        return Path(self.flags.plan) if self.flags.plan else self.run_dir / "plan.json"
+
+    @property
+    def inputs_path(self) -> Path:
+        """What the plan in the run's folder was asked for."""
+        return self.run_dir / "plan.inputs.json"
+
+    def provisional(self) -> Plan:
+        """A plan for checks alone: an even cut, nothing predicted. Raises UserError for counts that have no plan."""
+        ranks, chunks = self.flags.pipeline_model_parallel_size, self.flags.virtual_pipeline_model_parallel_size
+        if self.micro_batches == 1 and ranks > 1:
+            raise UserError(
+                f"one microbatch keeps one of {ranks} pipeline ranks busy at a time: pack with more --micro-batches, "
+                "or use --pipeline-model-parallel-size 1"
+            )
+        chain = self.architecture.chain
+        return Plan.from_cuts(
+            chain,
+            even_edges([1.0] * len(chain), ranks * chunks)[1:-1],
+            num_microbatches=self.micro_batches,
+            virtual_pipeline_model_parallel_size=chunks,
+            schedule=self.flags.schedule,
+            model=self.architecture.name,
+            model_hash=self.architecture.hash,
+            vit_budget=self.index.vit_budget,
+            llm_budget=self.index.llm_budget,
+            frozen=tuple(self.job.freeze),
+        )
+
+    def is_planned(self) -> bool:
+        """Whether there is a plan that need not be made: it was given, or made from this profile and these choices."""
+        if self.flags.plan:
+            return True
+        if not all(path.exists() for path in (self.profile_path, self.plan_path, self.inputs_path)):
+            return False
+        record: dict[str, Any] = json.loads(self.inputs_path.read_text())
+        return record == self._asked()
+
+    def check_profile(self) -> None:
+        """Raise UserError for a --profile of another model, other packs or other parts frozen."""
+        if not self.flags.profile:
+            return
+        wanted: dict[str, Any] = {
+            "model_hash": self.architecture.hash,
+            "vit_budget": self.index.vit_budget,
+            "llm_budget": self.index.llm_budget,
+            "tensor_model_parallel_size": self.flags.tensor_model_parallel_size,
+        }
+        profile = Profile.load(self.profile_path)
+        found = {name: getattr(profile, name) for name in wanted}
+        wanted["frozen"], found["frozen"] = sorted(self.job.freeze), sorted(profile.frozen)
+        if found != wanted:
+            raise UserError(
+                f"profile {self.profile_path}: is of {found}, not of {wanted}; leave --profile out to have one measured"
+            )
+
+    def ensure(self) -> Plan:
+        """The plan to run by; profile and plan are made first where they are missing or stale."""
+        if not self.flags.plan:
+            self._ensure_profile()
+            if not self.is_planned():
+                self._plan()
+        plan = Plan.load(self.plan_path)
+        plan.check_model(self.architecture.name, self.architecture.hash)
+        plan.check_frozen(self.job.freeze)
+        return plan
+
+    def _ensure_profile(self) -> None:
+        """Profile as the run will be; the profiler knows what it has measured before."""
+        if self.flags.profile:
+            return
+        flags: dict[str, Any] = {
+            "--model": self.flags.preset,
+            "--vit-budget": self.index.vit_budget,
+            "--llm-budget": self.index.llm_budget,
+            "--tensor-model-parallel-size": self.flags.tensor_model_parallel_size,
+            "--data-parallel-size": self.data_parallel,
+            "--output": self.profile_path,
+        }
+        if self.flags.analytic:
+            flags["--analytic"] = self.flags.analytic
+        names = ("bf16", "use_distributed_optimizer")
+        switches = [f"--{name.replace('_', '-')}" for name in names if getattr(self.job, name)]
+        freeze = ["--freeze", *self.job.freeze] if self.job.freeze else []
+        run_our_tool(self.tools / "profile_layers.py", flags, self.flags.json, [*switches, *freeze])
+
+    def _asked(self) -> dict[str, Any]:
+        """All that a plan depends on."""
+        flags = (
+            "pipeline_model_parallel_size",
+            "virtual_pipeline_model_parallel_size",
+            "method",
+            "schedule",
+            "memory_gib",
+            "recompute",
+            "measure_top_k",
+        )
+        return {
+            "model_hash": self.architecture.hash,
+            "profile_hash": Profile.load(self.profile_path).hash,
+            "num_microbatches": self.micro_batches,
+            "packs": sha256_of(self.index.folder / "manifest.json"),
+            **{name: getattr(self.flags, name) for name in flags},
+        }
+
+    def _plan(self) -> None:
+        flags = {
+            "--profile": self.profile_path,
+            "--pipeline-model-parallel-size": self.flags.pipeline_model_parallel_size,
+            "--virtual-pipeline-model-parallel-size": self.flags.virtual_pipeline_model_parallel_size,
+            "--num-microbatches": self.micro_batches,
+            "--packs": self.index.folder,
+            "--method": self.flags.method,
+            "--recompute": self.flags.recompute,
+            "--schedule": self.flags.schedule,
+            "--output": self.plan_path,
+        }
+        if self.flags.memory_gib is not None:
+            flags["--memory-gib"] = self.flags.memory_gib
+        run_our_tool(self.tools / "plan_layout.py", flags, self.flags.json)
+        self.inputs_path.write_text(json.dumps(self._asked()))
+
+
+def run_our_tool(tool: Path, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:
+    """Run one of our tools as a user would; its failure is ours, with its exit code."""
+    words = [*(str(word) for flag in flags.items() for word in flag), *switches]
+    done = run_to_end([sys.executable, "-W", "ignore", str(tool), *words], stdout=subprocess.DEVNULL if quiet else None)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def measured_best(plan: Plan, count: int, folder: Path, command: Callable[[Path, Path], list[str]]) -> Plan:
+    """Run the plan's best layouts for a few steps each, and keep the fastest.
+
+    `command`(plan.json, metrics.jsonl) is what runs a trial.
+    """
+    trials = []
+    candidates = layouts(plan, count)
+    for number, candidate in enumerate(track(candidates, "measuring layouts", len(candidates))):
+        here = folder / str(number)
+        candidate.save(here / "plan.json")
+        metrics = here / "metrics.jsonl"
+        metrics.unlink(missing_ok=True)  # of a trial that was stopped
+        with (here / "log").open("w") as log:
+            run_to_end(command(here / "plan.json", metrics), stdout=log, stderr=log)
+        trials.append(Trial(candidate, measured_seconds(metrics)))
+    return keep_fastest(trials)

@@ -1,0 +1,134 @@
+"""Child processes that never outlive us: a signal that stops this program stops what it started, and nothing is left.
+
+Children run in sessions of their own, so that Ctrl-C on a terminal reaches this program alone, which then decides.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import IO, Any
+
+import psutil
+
+from omnibal_ext.errors import Stopped
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_SECONDS = 20.0
+ERROR = "error: "
+PR_SET_CHILD_SUBREAPER = 36
+"""Linux: children whose parent ended become ours, so that they can be found."""
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Inside, a signal that asks to end raises `Stopped`; one that was ignored before (nohup) stays ignored."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise Stopped(number)
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_tree(child: subprocess.Popen[str]) -> None:
+    """End a child, all that it started and what was left of them, at once; this process has no other children."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    child.wait()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def run_to_end(command: Sequence[str], **streams: Any) -> subprocess.CompletedProcess[str]:
+    """Like `subprocess.run` without a check; stopped, it takes the child and all its children along."""
+    with subprocess.Popen(command, start_new_session=True, text=True, **streams) as child:
+        try:
+            output, errors = child.communicate()
+        except BaseException:
+            end_tree(child)
+            raise
+    return subprocess.CompletedProcess(command, child.returncode, output, errors)
+
+
+def run_ranks(
+    command: Sequence[str],
+    log: IO[str] | None = None,
+    grace: float | None = GRACE_SECONDS,
+    follow: Callable[[Callable[[], bool]], None] | None = None,
+) -> int:
+    """Run torchrun (`omnibal_ext.launch.torchrun`) and return its exit code.
+
+    Its output goes to `log`, or through: lines of errors that several ranks print appear once. `follow` watches it,
+    given whether it still runs. A signal is handed to the ranks, which get `grace` seconds to end (None: as many as
+    they need, to save what they have); a second signal ends them at once.
+    """
+    streams: dict[str, Any] = {"stdout": log, "stderr": log} if log else {"stderr": subprocess.PIPE}
+    with subprocess.Popen(command, start_new_session=True, text=True, **streams) as agent:
+        errors = _ErrorLines(agent.stderr) if agent.stderr else None
+        try:
+            if follow:
+                follow(lambda: agent.poll() is None)
+            agent.wait()
+        except Stopped as stop:
+            if errors:
+                errors.only_ours = True
+            _end_ranks(agent, stop.number, grace)
+            raise
+        finally:
+            end_tree(agent)
+            if errors:
+                errors.join()
+    return agent.returncode
+
+
+def _end_ranks(agent: subprocess.Popen[str], number: int, grace: float | None) -> None:
+    """Hand a signal to the ranks and wait for them; the agent, their parent, ends when they have."""
+    ranks = [process for process in psutil.Process().children(recursive=True) if process.ppid() == agent.pid]
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+    if ranks:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(timeout=grace)
+
+
+class _ErrorLines(threading.Thread):
+    """Hands a child's stderr through; what several ranks say alike in an `error:` line is said once."""
+
+    def __init__(self, source: IO[str]) -> None:
+        super().__init__(daemon=True)
+        self.source, self.only_ours = source, False
+        self.start()
+
+    def run(self) -> None:
+        """Until the last process that writes has ended."""
+        seen = set()
+        for line in self.source:
+            error = error_of(line)
+            if error not in seen and (error or not self.only_ours):
+                sys.stderr.write(f"{error}\n" if error else line)
+                sys.stderr.flush()
+            seen |= {error} - {""}
+
+
+def error_of(line: str) -> str:
+    """The `error:` line of a rank in a line of output, or "". Ranks that write at the same time share a line."""
+    said = line.rstrip().split(ERROR)
+    return ERROR + said[-1] if said[0] == "" and len(set(said[1:])) == 1 else line.rstrip() * line.startswith(ERROR)

@@ -1,0 +1,26 @@
+"""The versions we run on, read from what is installed: nothing is imported, so a wrong one cannot fail first."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.specifiers import SpecifierSet
+
+from omnibal_ext.errors import UserError
+
+SUPPORTED = {"torch": ">=2.8,<3", "megatron-core": ">=0.19.2,<0.20"}
+PYTHON = ">=3.11"
+
+
+def check_versions() -> str:
+    """What is installed. Raises UserError for a package that is missing or of a version that we do not run on."""
+    if platform.python_version() not in SpecifierSet(PYTHON):
+        raise UserError(f"Python {platform.python_version()}; {PYTHON} is needed: see scripts/setup.sh")
+    found = {"python": platform.python_version()}
+    for package, wanted in SUPPORTED.items():
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            raise UserError(f"{package} {wanted} is not installed; run scripts/setup.sh and enter .venv") from None
+        if not SpecifierSet(wanted).contains(found[package], prereleases=True):
+            raise UserError(f"{package} is {found[package]}; {wanted} is needed: run scripts/setup.sh and enter .venv")
+    return ", ".join(f"{name} {number}" for name, number in found.items())

@@ -1,0 +1,151 @@
+"""Everything is checked before a rank starts: wrong commands are refused in a line, right ones get their weights."""
+
+import contextlib
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron.vlm.preflight.__main__ import preflight
+from omnibal_ext.architectures import preset
+from omnibal_ext.plan import Plan
+from tests.system.test_training import make_dataset, pack, tool
+from tests.unit.hf import models
+
+TINY = preset("tiny")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 48 conversations in iterations of four packs, and a model of Hugging Face's that fits it."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("check")
+    make_dataset(folder, samples=48)
+    pack(folder, micro_batches=4, output="packs")
+    vision = {**models.INTERN_VIT, "num_attention_heads": 4, "image_size": [32, 32], "patch_size": [8, 8]}
+    text = {**models.TEXT, "model_type": "llama", "vocab_size": 512, "tie_word_embeddings": False}
+    config = transformers.InternVLConfig(vision_config=vision, text_config=text, image_token_id=7,
+                                         tie_word_embeddings=False)  # fmt: skip
+    torch.manual_seed(0)
+    transformers.InternVLForConditionalGeneration(config).save_pretrained(folder / "theirs")
+    shutil.copyfile(folder / "demo/tokenizer.model", folder / "theirs/tokenizer.model")
+    Plan.from_cuts(TINY.chain, (5,), num_microbatches=4, model="tiny", model_hash=TINY.hash).save(folder / "two.json")
+    return folder
+
+
+def findings(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ranks: int = 2, **changes: Any
+) -> dict[str, tuple[str, str]]:
+    """State and detail of every check of a run of two pipeline ranks; `changes` are flags, None leaves one out."""
+    flags: dict[str, Any] = {
+        "preset": "tiny", "plan": folder / "two.json", "data": folder / "data", "packs": folder / "packs", "lr": "1e-3",
+        "from_scratch": True, "train_iters": 4, "global_batch_size": 4, "pipeline_model_parallel_size": 2,
+        "tensor_model_parallel_size": 1,
+    }  # fmt: skip
+    words = ["preflight"]
+    for name, value in {**flags, **changes}.items():
+        if value is not None and value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    monkeypatch.setattr(sys, "argv", words)
+    for name, value in {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "RANK": 0, "LOCAL_RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    with contextlib.redirect_stdout(io.StringIO()):
+        report = preflight({"endpoint": None, "memory_gib": None})
+    json.dumps(report)
+    return {finding["check"]: (finding["state"], finding["detail"]) for finding in report["findings"]}
+
+
+def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = findings(folder, monkeypatch)
+    assert {state for state, _ in found.values()} <= {"ok", "note"}
+    assert {"devices", "model", "dataset", "packs", "weights", "plan", "checkpoints", "memory", "host memory"} <= set(
+        found
+    )
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "words"),
+    [
+        ("weights", {"from_scratch": False}, "no weights to start from"),
+        ("weights", {"from_scratch": False, "load": "/nowhere"}, "/nowhere: no such folder"),
+        ("weights", {"from_scratch": False, "preset": "theirs", "plan": None}, "no weights to start from"),
+        ("weights", {"from_scratch": False, "first_weights": "data"}, "neither a checkpoint"),
+        ("weights", {"from_scratch": False, "first_weights": "theirs"}, "unlike --preset tiny; leave --preset out"),
+        ("dataset", {"preset": "llava-1.5-7b", "plan": None}, "--tile-size 32, not 336, --tokens-per-tile 4, not 576"),
+        ("dataset", {"data": "nowhere"}, "no dataset here"),
+        ("packs", {"packs": "nowhere"}, "no packed index here"),
+        ("held-out dataset", {"eval_packs": "packs"}, "add --eval-data"),
+        ("held-out packs", {"eval_data": "data", "eval_packs": "nowhere"}, "no packed index"),
+        ("model", {"tensor_model_parallel_size": 3, "plan": None}, "3"),
+        ("checkpoints", {"save": "two.json"}, "is a file"),
+    ],
+)
+def test_each_wrong_input_is_refused_by_the_check_that_is_about_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, check: str, changes: dict[str, Any], words: str
+) -> None:
+    files = ("data", "packs", "eval_data", "eval_packs", "first_weights", "save")
+    given = {name: folder / value if name in files and value else value for name, value in changes.items()}
+    if given.get("preset") == "theirs":
+        given["preset"] = folder / "theirs"
+    if "save" in given:
+        given["save_interval"] = 2
+    tensor = given.get("tensor_model_parallel_size", 1)
+    if "plan" in given:  # one rank, or one a tensor-parallel rank
+        given["pipeline_model_parallel_size"] = 1
+    given["from"] = given.pop("first_weights", None)
+    found = findings(folder, monkeypatch, ranks=tensor if "plan" in given else 2, **given)
+    state, detail = found.get(check) or found["flags"]
+    assert state == "refused"
+    assert words in detail
+    assert "\n" not in detail
+
+
+def launch(folder: Path, run: str, *flags: object, megatron: tuple[object, ...] = (), code: int = 0) -> Any:
+    """Run the launcher on one rank; its JSON."""
+    files = ("--data", folder / "data", "--packs", folder / "packs", "--run-dir", folder / run, "--analytic", "a100")
+    words = ("--lr", "1e-3", "--train-iters", 2, "--log-interval", 1, *megatron)
+    done = tool("launch.py", *files, *flags, "--", *words, check=False)
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def test_the_check_is_one_screen_or_one_object_and_two_when_it_refuses(folder: Path) -> None:
+    done = launch(folder, "none", "--preset", "tiny", "--check", code=2)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: no weights to start from")
+    assert len(done.stdout.splitlines()) < 40
+    done = launch(folder, "none", "--from", folder / "theirs", "--check", "--json")
+    found = {one["check"]: one for one in json.loads(done.stdout)["check"]}
+    assert "to be converted" in found["weights"]["detail"]
+    assert f"tokenizer compared with {folder / 'theirs'}" in found["dataset"]["detail"]
+    assert not (folder / "none").exists()  # nothing is written
+
+
+def losses(folder: Path, run: str) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_weights_arrive_and_the_same_command_goes_on_from_its_own_checkpoint(folder: Path) -> None:
+    """Two runs from one folder begin alike, unlike random weights; stopped and started again, one ends as the other
+    does in one go, and its metrics go on."""
+    theirs = ("--from", folder / "theirs")
+    saved = ("--save", folder / "run/checkpoints", "--save-interval", 2, "--train-iters", 4)
+    launch(folder, "run", *theirs, megatron=(*saved, "--exit-interval", 2))
+    first = losses(folder, "run")
+    assert len(first) == 2
+    done = launch(folder, "run", *theirs, "--progress", megatron=saved)
+    assert "iteration 4/4" in done.stderr
+    assert losses(folder, "run")[:2] == first
+    launch(folder, "whole", *theirs, megatron=(*saved[2:], "--save", folder / "whole/checkpoints"))
+    assert losses(folder, "run") == losses(folder, "whole")
+    launch(folder, "random", "--preset", folder / "theirs", "--from-scratch")
+    assert losses(folder, "random")[0] != pytest.approx(first[0], rel=1e-4)
+    launch(folder, "random", "--preset", folder / "theirs", "--from-scratch", "--progress")  # starts anew, keeps both
+    assert len(losses(folder, "random")) == 2
+    assert (folder / "random/metrics.1.jsonl").exists()
+    assert (folder / "random/train.log").exists()

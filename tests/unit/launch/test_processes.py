@@ -1,0 +1,135 @@
+"""What the launcher starts ends with it: signals reach the ranks, errors are said once, nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from omnibal_ext.launch.processes import error_of
+
+ROOT = Path(__file__).parents[3]
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+folder, what = Path(sys.argv[1]), sys.argv[2]
+def end(number, _):
+    (folder / f"{number}.{os.environ['RANK']}").touch()
+    time.sleep(0.3)
+    sys.stdout.write(f"saved by {os.environ['RANK']}\\n")
+    sys.exit(0)
+if what == "saves":
+    signal.signal(signal.SIGTERM, end)
+if what == "refuses":
+    sys.stderr.write("error: the same on every rank\\n")
+    sys.stderr.write(f"of {os.environ['RANK']}\\n")
+    sys.exit(2)
+if what == "fails":
+    sys.exit(7 if os.environ["RANK"] == "1" else time.sleep(60))
+(folder / f"pid.{os.environ['RANK']}").write_text(str(os.getpid()))
+time.sleep(120)
+"""
+LAUNCHER = """
+import sys
+from omnibal_ext.errors import run_tool
+from omnibal_ext.launch.processes import run_ranks, run_to_end, stoppable
+def main():
+    with stoppable():
+        if sys.argv[1] == "tool":
+            run_to_end(sys.argv[2:])
+        else:
+            grace = float(sys.argv[1])
+            torchrun = [sys.executable, "-W", "ignore", "-m", "omnibal_ext.launch.torchrun", "--standalone"]
+            sys.exit(run_ranks([*torchrun, "--nproc-per-node=2", *sys.argv[2:]], grace=grace))
+run_tool(main)
+"""
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Path:
+    (tmp_path / "rank.py").write_text(RANK)
+    return tmp_path / "rank.py"
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LAUNCHER, *map(str, words)]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def wait_for(folder: Path, names: list[str], launcher: subprocess.Popen[str]) -> list[int]:
+    """The process ids that are written there."""
+    while not all((folder / name).exists() and (folder / name).read_text() for name in names):
+        assert launcher.poll() is None
+        time.sleep(0.1)
+    return [int((folder / name).read_text()) for name in names]
+
+
+def stopped(rank: Path, grace: float, what: str, number: int) -> tuple[int, str, str]:
+    """What a launcher of two ranks ends with when it gets a signal; none of its processes may be left."""
+    launcher = start(grace, rank, rank.parent, what)
+    pids = wait_for(rank.parent, ["pid.0", "pid.1"], launcher)
+    tree = [process.pid for process in psutil.Process(launcher.pid).children(recursive=True)]
+    assert set(pids) < set(tree)
+    launcher.send_signal(number)
+    output, errors = launcher.communicate(timeout=120)
+    assert not [pid for pid in tree if psutil.pid_exists(pid)]
+    return launcher.returncode, output, errors
+
+
+def test_ranks_that_save_when_they_are_told_to_end_may_do_so(rank: Path) -> None:
+    code, output, errors = stopped(rank, 60.0, "saves", signal.SIGTERM)
+    assert code == 143
+    assert sorted(output.splitlines()) == ["saved by 0", "saved by 1"]
+    assert errors.splitlines() == ["stopped by SIGTERM"]
+
+
+def test_ranks_that_do_not_listen_are_ended_after_a_while(rank: Path) -> None:
+    """Ctrl-C reaches ranks that sleep on; they are gone, and one line is all that is said."""
+    rank.write_text("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + RANK)
+    code, _, errors = stopped(rank, 0.5, "sleeps", signal.SIGINT)
+    assert (code, errors.splitlines()) == (130, ["stopped by SIGINT"])
+
+
+def test_what_every_rank_refuses_is_said_once_with_exit_code_two(rank: Path) -> None:
+    launcher = start(5.0, rank, rank.parent, "refuses")
+    _, errors = launcher.communicate(timeout=120)
+    assert launcher.returncode == 2
+    assert errors.splitlines().count("error: the same on every rank") == 1
+    assert "Traceback" not in errors
+
+
+def test_ranks_that_write_at_the_same_time_say_it_once() -> None:
+    for line, error in (
+        ("error: a\n", "error: a"),
+        ("error: aerror: a\n", "error: a"),
+        ("a error: b\n", ""),
+        ("\n", ""),
+        ("error: see error: b", "error: see error: b"),
+    ):
+        assert error_of(line) == error
+
+
+def test_the_rank_that_failed_first_is_named(rank: Path) -> None:
+    launcher = start(5.0, rank, rank.parent, "fails")
+    _, errors = launcher.communicate(timeout=120)
+    assert launcher.returncode == 1
+    assert [line for line in errors.splitlines() if line.startswith("error:")] == [
+        "error: rank 1 failed with exit code 7; its last words are above"
+    ]
+    assert "Traceback" not in errors
+
+
+def test_a_tool_and_what_it_started_end_with_the_launcher(tmp_path: Path) -> None:
+    grandchild = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(99)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    launcher = start("tool", sys.executable, "-c", child)
+    (pid,) = wait_for(tmp_path, ["pid"], launcher)
+    launcher.send_signal(signal.SIGTERM)
+    _, errors = launcher.communicate(timeout=60)
+    assert (launcher.returncode, errors.splitlines()) == (143, ["stopped by SIGTERM"])
+    assert not psutil.pid_exists(pid)

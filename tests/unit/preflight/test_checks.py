@@ -1,0 +1,180 @@
+"""What is checked of machine, memory and disk: each limit at its edge, on both sides."""
+
+import socket
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from megatron.vlm import platform
+from megatron.vlm.preflight import machine, memory, saving
+from megatron.vlm.preflight.findings import Note, refuse, run_checks
+from omnibal_ext.architectures import preset
+from omnibal_ext.errors import UserError
+from omnibal_ext.plan import Plan
+
+TINY, GIB = preset("tiny"), 2**30
+
+
+def arguments(**changes: Any) -> Namespace:
+    values = {"save": None, "save_interval": None, "save_retain_interval": None, "train_iters": 100, "freeze": [],
+              "tensorboard_dir": None, "metrics_file": None, "bf16": False, "fp16": False, "no_save_optim": False,
+              "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "data_parallel_size": 1,
+              "use_distributed_optimizer": False, "world_size": 1}  # fmt: skip
+    return Namespace(**values | changes)
+
+
+def test_every_check_is_made_whatever_the_others_find() -> None:
+    def refused(_: object) -> str:
+        raise UserError("no")
+
+    fine = (("a", lambda _: "fine"), ("b", lambda _: None), ("c", lambda _: Note("read this")))
+    checks = (fine[0], ("no", refused), *fine[1:], ("no", refused))
+    findings = run_checks(checks, object())
+    assert [one.check for one in findings] == ["a", "no", "c", "no"]
+    assert [one.state for one in findings] == ["ok", "refused", "note", "refused"]
+    refuse([one for one in findings if one.state != "refused"])
+    with pytest.raises(UserError, match="no"):
+        refuse(findings)
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "HAS_CUDA", True)
+    monkeypatch.setattr(platform, "device_count", lambda: 8)
+    monkeypatch.setattr(platform, "device_name", lambda: "GPU")
+    assert machine.check_devices(8) == "8 ranks, 8 x GPU"
+    with pytest.raises(UserError, match=r"9 ranks .* torch sees 8 GPUs"):
+        machine.check_devices(9)
+
+
+def test_a_gpu_that_torch_does_not_see_is_refused_unless_it_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "HAS_CUDA", False)
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    original = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda self: str(self) != "/dev/nvidia0" and original(self))
+    machine.check_devices(1)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    with pytest.raises(UserError, match=r"SLURM_GPUS_ON_NODE is 4, but torch .* sees no CUDA"):
+        machine.check_devices(1)
+    monkeypatch.setattr(Path, "exists", lambda self: str(self) == "/dev/nvidia0" or original(self))
+    with pytest.raises(UserError, match=r"/dev/nvidia0.*CUDA_VISIBLE_DEVICES="):
+        machine.check_devices(1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(UserError):
+        machine.check_devices(1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    machine.check_devices(1)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port at which another program listens, which never answers."""
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_a_busy_port_is_named_and_another_nodes_store_is_not_busy(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "ANSWER_SECONDS", 0.2)
+    with pytest.raises(UserError, match=f"localhost:{port}: the port is used"):
+        machine.check_rendezvous(f"localhost:{port}")
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True)
+    assert "open for the other nodes" in machine.check_rendezvous(f"localhost:{store.port}")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        number = free.getsockname()[1]
+    assert "free" in machine.check_rendezvous(f"localhost:{number}")
+    for wrong in ("localhost", "localhost:", "localhost:http", "localhost:70000", ":29500"):
+        with pytest.raises(UserError, match="must be HOST:PORT"):
+            machine.check_rendezvous(wrong)
+
+
+def test_parameters_are_those_of_the_model() -> None:
+    """Counted by hand from the sizes of the preset; biases of linear layers are left out."""
+    vit = 4 * (4 * 64 * 64 + 2 * 64 * 256 + 4 * 64)
+    patches = 3 * 8 * 8 * 64 + 17 * 64
+    projector = 64 * 4 * 128 + 128 * 128
+    llm = 3 * (128 * (128 + 2 * 64) + 128 * 128 + 3 * 128 * 352 + 2 * 128)
+    words, head = 512 * 128, 512 * 128 + 128
+    assert memory.parameters(TINY, ()) == (whole := vit + patches + projector + llm + words + head, whole)
+    assert memory.parameters(TINY, ("vit", "projector")) == (whole, llm + words + head)
+    args = arguments(save="x", freeze=["llm"])
+    trained = vit + patches + projector
+    assert saving.checkpoint_bytes(args, TINY) == 4 * whole + 8 * trained
+    args.bf16 = True
+    assert saving.checkpoint_bytes(args, TINY) == 2 * whole + 12 * trained
+    args.no_save_optim = True
+    assert saving.checkpoint_bytes(args, TINY) == 2 * whole
+
+
+def test_memory_of_a_rank_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "device_memory", lambda: 80 * GIB)
+    plan = Plan.from_cuts(TINY.chain, (5,), predicted={"stage_peak_bytes": [60 * GIB, 70 * GIB]})
+    assert "70.00 GiB" in memory.check_memory(arguments(), TINY, plan, None)
+    assert isinstance(memory.check_memory(arguments(), TINY, plan, 90.0), Note)  # more than there is
+    with pytest.raises(UserError, match=r"predicts 70.00 GiB on a rank, --memory-gib is 69.0"):
+        memory.check_memory(arguments(), TINY, plan, 69.0)
+    huge, bare = preset("internvl2-76b"), replace(plan, predicted={})
+    count = memory.parameters(huge, ())[0]
+    args = arguments(bf16=True, tensor_model_parallel_size=8, pipeline_model_parallel_size=4)
+    needs = count * 18 / 32 / GIB
+    assert memory.check_memory(args, huge, bare, needs + 0.1)
+    with pytest.raises(UserError, match="--use-distributed-optimizer"):
+        memory.check_memory(args, huge, bare, needs - 0.1)
+    args.use_distributed_optimizer, args.data_parallel_size = True, 4
+    assert memory.check_memory(args, huge, bare, count * (6 + 12 / 4) / 32 / GIB + 0.1)
+
+
+def test_ranks_on_the_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "HAS_CUDA", False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    needs = 4 * 16 * memory.parameters(TINY, ())[0]
+    for available, fits in ((needs + 1, True), (needs - 1, False)):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda size=available: SimpleNamespace(available=size))
+        if fits:
+            memory.check_host_memory(arguments(), TINY, 0)
+        else:
+            with pytest.raises(UserError, match="4 ranks on the CPU need"):
+                memory.check_host_memory(arguments(), TINY, 0)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "interval", "retain", "kept"),
+    [(0, 10, None, 10), (0, 30, None, 4), (95, 10, None, 1), (100, 10, None, 0), (0, 10, 50, 4), (0, 10, 10, 10)],
+)
+def test_checkpoints_that_lie_there_at_once(iteration: int, interval: int, retain: int | None, kept: int) -> None:
+    args = arguments(save_interval=interval, save_retain_interval=retain)
+    assert saving.checkpoints_kept(args, iteration) == kept
+
+
+def test_the_disk_holds_the_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = arguments(save=str(tmp_path / "not" / "there yet"), save_interval=10)
+    size = saving.checkpoint_bytes(args, TINY)
+    for free, state in ((10 * size, str), (10 * size - 1, Note), (2 * size, Note)):
+        monkeypatch.setattr(saving.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        assert type(saving.check_saving(args, TINY, 0)) is state
+    monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * size - 1))
+    with pytest.raises(UserError, match="no room for two checkpoints"):
+        saving.check_saving(args, TINY, 0)
+    saving.check_saving(args, TINY, 95)  # one is left to write
+    with pytest.raises(UserError, match="--save-interval"):
+        saving.check_saving(arguments(save=str(tmp_path)), TINY, 0)
+    assert isinstance(saving.check_saving(arguments(), TINY, 0), Note)
+
+
+def test_folders_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        saving.check_writable(file / "deeper")
+    monkeypatch.setattr(saving.os, "access", lambda path, _: Path(path) != tmp_path)
+    with pytest.raises(UserError, match="may not be written"):
+        saving.check_saving(arguments(metrics_file=str(tmp_path / "run" / "metrics.jsonl")), TINY, 0)

@@ -1,0 +1,134 @@
+"""A run starts from its own checkpoint, else from what it is given, else from random weights that it asked for."""
+
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
+from megatron.vlm.weights import Weights, apply_weights, check_weights, starting_weights
+from omnibal_ext.architectures import preset
+from omnibal_ext.errors import UserError
+
+TINY = preset("tiny")
+
+
+def saved(folder: Path, tracker: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text(tracker)
+    return folder
+
+
+def flags(
+    load: Path | None = None, save: Path | None = None, first: Path | None = None, scratch: bool = False
+) -> Namespace:
+    names = {"load": load, "save": save, "first_weights": first}
+    return Namespace(**{name: path and str(path) for name, path in names.items()}, from_scratch=scratch,
+                     pretrained_checkpoint=None)  # fmt: skip
+
+
+def hugging_face(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    return folder
+
+
+def test_a_run_with_a_checkpoint_of_its_own_goes_on(tmp_path: Path) -> None:
+    save, given = saved(tmp_path / "save", "120"), saved(tmp_path / "given", "release")
+    named = (flags(save=save), flags(save=save, first=given), flags(save=save, scratch=True), flags(load=save))
+    for args in (*named, flags(load=given, save=save), flags(load=save, save=save), flags(load=tmp_path, save=save)):
+        assert starting_weights(args) == Weights("own", save, 120)
+
+
+def test_a_first_start_takes_what_it_is_given(tmp_path: Path) -> None:
+    given, save, theirs = saved(tmp_path / "given", "release"), tmp_path / "save", hugging_face(tmp_path / "hf")
+    for args in (flags(first=given), flags(save=save, first=given), flags(load=given, save=save),
+                 flags(load=save, save=save, first=given), flags(load=given, first=given)):  # fmt: skip
+        assert starting_weights(args) == Weights("given", given)
+    assert starting_weights(flags(first=saved(tmp_path / "run", "40"))) == Weights("given", tmp_path / "run")
+    assert starting_weights(flags(first=theirs)) == Weights("unconverted", theirs)
+    assert starting_weights(flags(load=save, save=save, scratch=True)) == Weights("random")
+
+
+def test_nothing_starts_from_random_weights_unasked(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    own, other = saved(tmp_path / "own", "3"), saved(tmp_path / "other", "7")
+    for args, words in (
+        (flags(), "no weights to start from: --from FOLDER .* --from-scratch"),
+        (flags(save=empty), "no weights to start from"),
+        (flags(load=empty), f"no weights to start from; --load {empty} holds no checkpoint"),
+        (flags(load=empty, save=empty), "no weights to start from"),
+        (flags(load=tmp_path / "nowhere"), "nowhere: no such folder"),
+        (flags(load=tmp_path / "nowhere", scratch=True), "nowhere: no such folder"),
+        (flags(load=tmp_path / "nowhere", first=own), "nowhere: no such folder"),
+        (flags(first=tmp_path / "nowhere"), "--from .*nowhere: no such folder"),
+        (flags(first=empty), "neither a checkpoint .* nor a model"),
+        (flags(first=own, scratch=True), "exclude each other"),
+        (flags(load=own, save=other), "both hold a run's checkpoints"),
+        (flags(load=saved(tmp_path / "release", "release"), first=own), "both name first weights"),
+        (flags(load=saved(tmp_path / "broken", "metadata")), "no iteration"),
+    ):
+        with pytest.raises(UserError, match=words):
+            starting_weights(args)
+
+
+def test_megatron_is_told_in_its_own_words(tmp_path: Path) -> None:
+    for weights, load, pretrained in (
+        (Weights("own", tmp_path, 3), str(tmp_path), None),
+        (Weights("given", tmp_path), None, str(tmp_path)),
+        (Weights("random"), None, None),
+    ):
+        args = flags(load=tmp_path / "what was asked for")
+        apply_weights(args, weights)
+        assert (args.load, args.pretrained_checkpoint) == (load, pretrained)
+        assert args.exit_on_missing_checkpoint == (weights.kind == "own")
+    with pytest.raises(UserError, match=r"convert_checkpoint.py --from-hf .* --from CONVERTED"):
+        apply_weights(flags(), Weights("unconverted", tmp_path))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the tiny preset, in names and widths: 4 ViT layers of 64, 3 of a language model of 128; rows are padded."""
+    from megatron.vlm.hf.names import sources
+
+    folder = tmp_path_factory.mktemp("converted") / "tiny"
+    shapes = {name: torch.empty(1, device="meta") for name in sources(TINY, "internvl", "llama")}
+    widths = {"vit_0.mlp.linear_fc1": (256, 64), "word_embed.embedding": (640, 128),
+              "llm_0.mlp.linear_fc1": (704, 128), "llm_0.self_attention.linear_qkv": (256, 128)}  # fmt: skip
+    shapes |= {f"links.{name}.weight": torch.empty(size, device="meta") for name, size in widths.items()}
+    write_release(folder, shapes, lambda name: torch.zeros(shapes[name].shape))
+    assert len(OurCheckpoint(folder).weights) == len(shapes)
+    return folder
+
+
+def test_weights_are_of_the_model_that_is_built(checkpoint: Path) -> None:
+    given = Weights("given", checkpoint)
+    check_weights(given, TINY)
+    language, vision = TINY.language, TINY.vision
+    for changed, words in (
+        (replace(TINY, language=replace(language, layers=4)), "lacks .* of its weights, links.llm_3"),
+        (replace(TINY, vision=replace(vision, layers=3)), "weights more, links.vit_3"),
+        (replace(TINY, language=replace(language, vocab_size=641)), r"word_embed.* is \(640, 128\), wanted \(641"),
+        (replace(TINY, language=replace(language, ffn_hidden_size=300)), "llm_0.mlp"),
+        (replace(TINY, language=replace(language, kv_heads=4)), "linear_qkv"),
+        (replace(TINY, vision=replace(vision, hidden_size=80)), "vit_0.mlp"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check_weights(given, changed)
+
+
+def test_a_folders_own_model_is_compared_beyond_its_shapes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = checkpoint / "huggingface"
+    side.mkdir(exist_ok=True)
+    (side / "config.json").write_text("{}")
+    faster = replace(TINY, name="other", language=replace(TINY.language, rope_theta=5e5, max_positions=9))
+    monkeypatch.setattr("megatron.vlm.weights.preset", lambda _: faster)
+    with pytest.raises(UserError, match=r"language.rope_theta 500000.0 \(not 10000.0\), unlike --preset tiny"):
+        check_weights(Weights("given", checkpoint), TINY)
+    check_weights(Weights("given", checkpoint), replace(faster, name="another name"))
+    (side / "config.json").unlink()
