@@ -9,20 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from megatron.vlm.data.tiles import RULES
-from megatron.vlm.data.tokenizer import load_tokenizer
+from megatron.vlm.data.model_recipe import fits, needs, tokenizer_difference
+from megatron.vlm.data.tokenizer import model_tokenizer
 from omnibal_ext.errors import UserError
 from omnibal_ext.huggingface import CONFIG, read_architecture, read_config
 from omnibal_ext.model_data import Architecture
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.sizes import Sizes
-
-TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
-PROBE = (
-    "The quick brown fox, 3.14 x 10^-8 m/s²: déjà vu?\n\tdef f(x): return {'a': [x, 2]}\n"
-    "Привет, мир! 你好世界。 こんにちは。 안녕하세요. مرحبا 🙂 https://example.org/?q=1&r=%20"
-)
-"""Words of several scripts, numbers and code: two tokenizers that cut it alike, and agree in size, count as one."""
 
 
 @dataclass(frozen=True)
@@ -41,78 +34,53 @@ def check_dataset(
 
     Raises UserError naming everything in which the dataset is made for another model, and the command that mends it.
     """
-    unlike = [*_tile_mismatches(manifest, architecture), *_token_mismatches(manifest, architecture, model_folder)]
+    unlike = [*_recipe(manifest, architecture, model_folder), *_tokens(manifest, architecture, model_folder)]
     if unlike:
         command = preprocess_command(manifest, {mismatch.flag: mismatch.wanted for mismatch in unlike})
         raise UserError(
             f"dataset {folder}: not made for {architecture.name!r}: {', '.join(one.what for one in unlike)}; make it "
             f"again: {command}"
         )
-    compared = f"with {model_folder}" if tokenizer_file(model_folder) else "in size only, no tokenizer beside weights"
+    file = model_tokenizer(model_folder) if model_folder else None
+    compared = f"with {file}" if file else "by its ids only, none lies beside the weights"
     return f"{manifest['samples']} samples fit; tokenizer compared {compared}"
 
 
-def _tile_mismatches(manifest: Mapping[str, Any], architecture: Architecture) -> Iterator[Mismatch]:
-    rule = manifest["tiling"]["rule"]
-    for flag, made, wanted in (
-        ("--tile-size", manifest["tile_size"], architecture.vision.image_size),
-        ("--tokens-per-tile", manifest["tokens_per_tile"], architecture.image_tokens_per_tile),
-        ("--normalize", manifest["normalization"], architecture.vision.pixels),
-        # Any rule serves a model that reads tile by tile, only one serves a model that joins them.
-        ("--tiling", rule, "anyres" if architecture.newline else "internvl" if RULES[rule].joins_tiles else rule),
-    ):
-        if made != wanted:
-            yield Mismatch(f"{flag} {made}, not {wanted}", flag, wanted)
+def _recipe(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
+    """How images were cut and written down. The chat template is the user's choice: weights can learn another."""
+    made = {
+        "tiling": manifest["tiling"]["rule"],
+        "tile-size": manifest["tile_size"],
+        "tokens-per-tile": manifest["tokens_per_tile"],
+        "normalize": manifest["normalization"],
+        "image-markup": manifest["image_markup"],
+    }
+    wanted = needs(architecture, model_folder)
+    for flag, value in made.items():
+        if not fits(flag, value, wanted[flag]):
+            yield Mismatch(f"--{flag} {value}, not {wanted[flag]}", f"--{flag}", wanted[flag])
 
 
-def _token_mismatches(
-    manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None
-) -> Iterator[Mismatch]:
-    file = tokenizer_file(model_folder)
+def _tokens(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
+    """Its ids: inside the model's vocabulary, images at the model's token, and those of the tokenizer beside it."""
+    file = model_tokenizer(model_folder) if model_folder else None
     mend = ("--tokenizer-model", file or "TOKENIZER_OF_THE_MODEL")
     ids = max(manifest["vocab_size"], manifest["image_token_id"] + 1)
     if ids > architecture.language.vocab_size:
         yield Mismatch(f"token ids up to {ids - 1}, the vocabulary ends at {architecture.language.vocab_size}", *mend)
-    declared = _declared_image_token(model_folder)
-    if declared not in (None, manifest["image_token_id"]):
-        yield Mismatch(f"image token {manifest['image_token_id']}, not {declared}", *mend)
-    if file and (unlike := _unlike(manifest, file)):
-        yield Mismatch(f"tokenizer {manifest['tokenizer']['path']}, not {file}: {unlike}", *mend)
-
-
-def tokenizer_file(model_folder: Path | None) -> Path | None:
-    """The tokenizer that lies beside a model's weights."""
-    files = [model_folder / name for name in TOKENIZER_FILES] if model_folder else []
-    return next((file for file in files if file.is_file()), None)
-
-
-def _declared_image_token(model_folder: Path | None) -> int | None:
     config = read_config(model_folder / CONFIG) if model_folder else {}
-    token = config.get("image_token_id", config.get("image_token_index"))
-    return None if token is None else int(token)
+    expected = config.get("image_token_id", config.get("image_token_index", architecture.prompt.image_token_id))
+    if expected not in (None, manifest["image_token_id"]):
+        yield Mismatch(f"image token {manifest['image_token_id']}, not {expected}", *mend)
+    if file and (difference := _difference(manifest, file)):
+        yield Mismatch(f"tokenizer {manifest['tokenizer']['path']}, not {file}: {difference}", *mend)
 
 
-def _unlike(manifest: Mapping[str, Any], file: Path) -> str:
-    """In what a model's tokenizer differs from the dataset's: special tokens, vocabulary, how it cuts text; or ""."""
-    digest = manifest["tokenizer"]["sha256"]
-    if any(_sha256(file.with_name(name)) == digest for name in TOKENIZER_FILES):
+def _difference(manifest: Mapping[str, Any], file: Path) -> str:
+    made = manifest["tokenizer"]
+    if hashlib.sha256(file.read_bytes()).hexdigest() == made["sha256"]:
         return ""
-    special = manifest["made_from"]["recipe"]["special_tokens"]
-    model = load_tokenizer(file, tuple(special))
-    for token, number in special.items():
-        if model.token_id(token) != number:
-            return f"{token} is {number}, not {model.token_id(token)}"
-    if model.vocab_size != manifest["vocab_size"]:
-        return f"{manifest['vocab_size']} tokens, not {model.vocab_size}"
-    made_with = Path(manifest["tokenizer"]["path"])
-    if _sha256(made_with) == digest:
-        ids = load_tokenizer(made_with, tuple(special)).encode(PROBE).ids.tolist()
-        return "" if ids == model.encode(PROBE).ids.tolist() else "it cuts text otherwise"
-    return ""
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return tokenizer_difference(manifest["special_tokens"], made["vocabulary"]["sha256"], file)
 
 
 def preprocess_command(manifest: Mapping[str, Any], changes: Mapping[str, object]) -> str:
@@ -126,6 +94,7 @@ def preprocess_command(manifest: Mapping[str, Any], changes: Mapping[str, object
         "--tile-size": manifest["tile_size"],
         "--tokens-per-tile": manifest["tokens_per_tile"],
         "--normalize": manifest["normalization"],
+        "--image-markup": manifest["image_markup"],
         "--min-tiles": tiling["min_tiles"],
         "--max-tiles": tiling["max_tiles"],
         "--max-tokens": recipe["max_tokens"],

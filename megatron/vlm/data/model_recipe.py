@@ -8,7 +8,7 @@ from megatron.vlm.data.samples import SampleMaker
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.tiles import RULES
 from megatron.vlm.data.tokenizer import load_tokenizer, model_tokenizer
-from omnibal_ext.architectures import PRESETS, preset
+from omnibal_ext.architectures import PRESETS, Architecture, preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.huggingface import config_path, read_config
 
@@ -22,12 +22,11 @@ USUAL = {
 """Where neither flag nor model says otherwise."""
 
 
-def needs(model: str) -> dict[str, Any]:
-    """Flag of preprocessing -> the value that fits the model (a preset or a folder); None where it does not say.
+def needs(architecture: Architecture, folder: Path | None) -> dict[str, Any]:
+    """Flag of preprocessing -> the value that fits a model; None where it does not say.
 
-    Raises UserError if there is no such model, or none that we can honour.
+    `folder` is the model's own, with processor and tokenizer, where there is one.
     """
-    architecture, folder = preset(model), model_folder(model)
     return {
         "tiling": _tiling(architecture.prompt.tiling, folder),
         "tile-size": architecture.vision.image_size,
@@ -44,9 +43,9 @@ def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Any]:
 
     Raises UserError where a flag contradicts the model, naming both values, or where nobody says one that must be.
     """
-    wanted = needs(model) if model else {}
+    wanted = needs(preset(model), model_folder(model)) if model else {}
     for flag, value in given.items():
-        if value is not None and wanted.get(flag) is not None and not _fits(flag, value, wanted[flag]):
+        if value is not None and wanted.get(flag) is not None and not fits(flag, value, wanted[flag]):
             raise UserError(f"--{flag} {value}, but model {model!r} needs {wanted[flag]}; leave --{flag} out")
     settled = {**USUAL, **_said(wanted), **_said(given)}
     for flag in ("tokenizer-model", "chat-template"):
@@ -77,11 +76,19 @@ def check_tokenizer(maker: SampleMaker, model: str) -> None:
             "use the model's own tokenizer"
         )
     own = model_tokenizer(folder) if folder else None
-    if own and path.resolve() != own.resolve():
-        theirs = load_tokenizer(own, tuple(maker.special_tokens))
-        same = {token: theirs.token_id(token) for token in maker.special_tokens} == maker.special_tokens
-        if not same or theirs.vocabulary_hash() != ours.vocabulary_hash():
-            raise UserError(f"{path}: another vocabulary than {own} of model {model!r}; leave --tokenizer-model out")
+    if own and (difference := tokenizer_difference(maker.special_tokens, ours.vocabulary_hash(), own)):
+        raise UserError(
+            f"{path}: not the tokenizer {own} of model {model!r}: {difference}; leave --tokenizer-model out"
+        )
+
+
+def tokenizer_difference(special_tokens: Mapping[str, int], vocabulary_hash: str, file: Path) -> str:
+    """In what the tokenizer of a file differs: from ids of special tokens, from a vocabulary by its hash; or ""."""
+    tokenizer = load_tokenizer(file, tuple(special_tokens))
+    for token, number in special_tokens.items():
+        if tokenizer.token_id(token) != number:
+            return f"{token} is {number}, not {tokenizer.token_id(token)}"
+    return "" if tokenizer.vocabulary_hash() == vocabulary_hash else "another vocabulary"
 
 
 def model_folder(model: str) -> Path | None:
@@ -99,7 +106,8 @@ def _tiling(rule: str, folder: Path | None) -> str:
     return "crop" if config.get("do_center_crop") and not config.get("do_pad") else rule
 
 
-def _fits(flag: str, given: Any, wanted: Any) -> bool:
+def fits(flag: str, given: Any, wanted: Any) -> bool:
+    """Whether a flag's value serves a model that needs `wanted`."""
     match flag:
         case "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
             return given in RULES and RULES[given].joins_tiles == RULES[wanted].joins_tiles

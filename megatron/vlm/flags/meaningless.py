@@ -264,7 +264,7 @@ WITHOUT_MEANING = (
     Group(
         "evaluation is given by --eval-data and --eval-packs, one set",
         """
-        skip_train test_mode full_validation multiple_validation_sets validation_set_names
+        test_mode full_validation multiple_validation_sets validation_set_names
         """,
     ),
     Group(

@@ -24,7 +24,7 @@ OBEYED = (
     Group(
         "tests/system/test_training.py::test_an_evaluation_is_every_held_out_token_once",
         """
-        eval_interval
+        eval_interval skip_train
         """,
     ),
     Group(

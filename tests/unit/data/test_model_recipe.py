@@ -37,7 +37,7 @@ def maker(tokenizer: Path, **changed: Any) -> SampleMaker:
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_names_what_there_is_and_what_goes_together(name: str) -> None:
-    wanted, model = needs(name), PRESETS[name]
+    wanted, model = needs(PRESETS[name], None), PRESETS[name]
     assert wanted["image-markup"] in MARKUPS
     assert RULES[wanted["tiling"]].joins_tiles == model.newline
     assert (wanted["image-markup"] == "llava") == (model.vision.pixels == "clip") == name.startswith("llava")
@@ -150,5 +150,5 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
     opened = maker(other, markup="llava")
     config = {**LLAVA_CONFIG, "image_token_index": opened.image_token_id}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"other\.json: another vocabulary than .*tokenizer\.model of model"):
+    with pytest.raises(UserError, match=r"other\.json: not the tokenizer .*tokenizer\.model of model"):
         check_tokenizer(opened, str(folder))
