@@ -7,9 +7,11 @@ Nearest: tests/unit/packing/test_metrics.py            pytest arguments
 """
 
 import difflib
+import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from omnibal_ext.errors import UserError
@@ -26,6 +28,12 @@ class Fault:
     file: str
     """What it changes, relative to the repository."""
     tests: tuple[str, ...]
+    """Pytest arguments: paths, then options that choose among their tests."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where the nearest tests are."""
+        return tuple(takewhile(lambda argument: not argument.startswith("-"), self.tests))
 
     @property
     def name(self) -> str:
@@ -36,7 +44,7 @@ class Fault:
     def read(cls, path: Path) -> "Fault":
         """Read a patch; UserError if it names no tests or no file."""
         lines = path.read_text(encoding="utf-8").splitlines()
-        tests = [line.removeprefix(NEAREST).split() for line in lines if line.startswith(NEAREST)]
+        tests = [shlex.split(line.removeprefix(NEAREST)) for line in lines if line.startswith(NEAREST)]
         files = [line.removeprefix("+++ b/") for line in lines if line.startswith("+++ b/")]
         if len(tests) != 1 or len(files) != 1:
             raise UserError(f"{path}: needs one line '{NEAREST}TESTS' and one file to change")

@@ -87,7 +87,7 @@ def _copy(target: Path) -> Path:
 
 
 def _check_clean(faults: Sequence[Fault], copy: Path) -> None:
-    tests = sorted({test for fault in faults for test in fault.tests})
+    tests = sorted({path for fault in faults for path in fault.paths})
     print(f"{len(tests)} nearest tests on the clean tree ...", flush=True)
     shared = [*tests, "-n", str(WORKERS), "--dist", "loadfile"]
     code = _pytest(copy, shared, copy / ".numba", len(tests) * TIME_LIMIT, shown=True)
@@ -142,8 +142,9 @@ def _planted(fault: Fault, copy: Path) -> Iterator[None]:
 
 def _pytest(copy: Path, arguments: Sequence[str], numba: Path, limit: float, shown: bool = False) -> int | None:
     """Pytest's exit code in a copy, None if it had to be ended; what it says is `shown` or dropped."""
-    environment = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_CACHE_DIR": str(numba), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    paths = f"{copy}{os.pathsep}{Path(__file__).parent}"
+    environment = {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(numba), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no_shrinking", *arguments]
     output = None if shown else subprocess.DEVNULL
     process = subprocess.Popen(command, cwd=copy, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:

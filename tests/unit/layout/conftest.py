@@ -2,5 +2,5 @@
 
 from hypothesis import settings
 
-settings.register_profile("compiling", deadline=None)
+settings.register_profile("compiling", settings.default, deadline=None)
 settings.load_profile("compiling")
