@@ -77,7 +77,7 @@ def run_ranks(
 
     Its output goes to `log`, or through: lines of errors that several ranks print appear once. `follow` watches it,
     given whether it still runs. A signal is handed to the ranks, which get `grace` seconds to end (None: as many as
-    they need, to save what they have); a second signal ends them at once.
+    they need, to save what they have); only Ctrl-C ends them before that.
     """
     streams: dict[str, Any] = {"stdout": log, "stderr": log} if log else {"stderr": subprocess.PIPE}
     with subprocess.Popen(command, start_new_session=True, text=True, **streams) as agent:
@@ -100,6 +100,8 @@ def run_ranks(
 
 def _end_ranks(agent: subprocess.Popen[str], number: int, grace: float | None) -> None:
     """Hand a signal to the ranks and wait for them; the agent, their parent, ends when they have."""
+    for repeated in (signal.SIGTERM, signal.SIGHUP):  # Slurm may send one several times
+        signal.signal(repeated, signal.SIG_IGN)
     ranks = [process for process in psutil.Process().children(recursive=True) if process.ppid() == agent.pid]
     for rank in ranks:
         with contextlib.suppress(psutil.NoSuchProcess):

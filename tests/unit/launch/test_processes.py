@@ -18,8 +18,8 @@ import os, signal, sys, time
 from pathlib import Path
 folder, what = Path(sys.argv[1]), sys.argv[2]
 def end(number, _):
-    (folder / f"{number}.{os.environ['RANK']}").touch()
-    time.sleep(0.3)
+    (folder / f"{number}.{os.environ['RANK']}").write_text("1")
+    time.sleep(1.0)
     sys.stdout.write(f"saved by {os.environ['RANK']}\\n")
     sys.exit(0)
 if what == "saves":
@@ -62,7 +62,7 @@ def start(*words: object) -> subprocess.Popen[str]:
 
 
 def wait_for(folder: Path, names: list[str], launcher: subprocess.Popen[str]) -> list[int]:
-    """The process ids that are written there."""
+    """The numbers that are written there."""
     while not all((folder / name).exists() and (folder / name).read_text() for name in names):
         assert launcher.poll() is None
         time.sleep(0.1)
@@ -76,6 +76,9 @@ def stopped(rank: Path, grace: float, what: str, number: int) -> tuple[int, str,
     tree = [process.pid for process in psutil.Process(launcher.pid).children(recursive=True)]
     assert set(pids) < set(tree)
     launcher.send_signal(number)
+    if number == signal.SIGTERM:  # as Slurm may: it must not cut the saving short
+        wait_for(rank.parent, [f"{int(number)}.0", f"{int(number)}.1"], launcher)
+        launcher.send_signal(number)
     output, errors = launcher.communicate(timeout=120)
     assert not [pid for pid in tree if psutil.pid_exists(pid)]
     return launcher.returncode, output, errors
