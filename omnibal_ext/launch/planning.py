@@ -142,13 +142,17 @@ class Planning:
             "memory_gib",
             "recompute",
             "measure_top_k",
+            "analytic",
+            "tensor_model_parallel_size",
         )
         return {
             "model_hash": self.architecture.hash,
             "profile_hash": Profile.load(self.profile_path).hash,
             "num_microbatches": self.micro_batches,
             "packs": sha256_of(self.index.folder / "manifest.json"),
+            "data_parallel_size": self.data_parallel,
             **{name: getattr(self.flags, name) for name in flags},
+            **vars(self.job),
         }
 
     def _plan(self) -> None:

@@ -58,7 +58,7 @@ def test_it_profiles_for_the_precision_and_the_frozen_parts_of_the_run(folder: P
     ("packs", "flags", "message"),
     [
         (1, (), "one microbatch keeps one of 2 pipeline ranks busy"),
-        (4, ("--memory-gib", 0.001), "bytes"),
+        (4, ("--memory-gib", 0.001), "--memory-gib is 0.001 GiB"),
         (4, ("--virtual-pipeline-model-parallel-size", 9), "18 stages asked of a chain of 11 layers"),
     ],
     ids=["one microbatch", "memory", "more stages than layers"],

@@ -35,7 +35,7 @@ def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory
         needs, what = max(peaks) / GIB, "the plan predicts"
     else:
         needs, what = _state_bytes(args, architecture) / GIB, "weights, gradients and optimizer state need at least"
-    found = f"{what} {needs:.2f} GiB on a rank, {limited_by} {limit:.1f} GiB"
+    found = f"{what} {needs:.2f} GiB on a rank, {limited_by} {limit:.4g} GiB"
     if needs > limit:
         raise UserError(
             f"model {architecture.name!r}: {found}; raise --tensor-model-parallel-size or "
