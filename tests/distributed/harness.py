@@ -127,6 +127,7 @@ def _pack(
         labels=torch.roll(tokens, -1),
         loss_mask=torch.tensor(mask),
         segment_ids=segment_ids(lengths),
+        sources=torch.zeros(len(lengths), dtype=torch.long),
     )
 
 

@@ -6,7 +6,7 @@ import torch
 
 from megatron.vlm.arguments import add_vlm_arguments
 from megatron.vlm.loss import REDUCTIONS, token_loss
-from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.microbatch import Microbatch, segment_ids
 
 SAMPLES = [
     # losses, and which of them count
@@ -21,7 +21,8 @@ def pack(samples: list[tuple[list[float], list[int]]]) -> tuple[Microbatch, torc
     lengths = tuple(len(losses) for losses, _ in samples)
     mask = torch.tensor([counts for _, mask in samples for counts in mask], dtype=torch.float32)
     losses = torch.tensor([loss for losses, _ in samples for loss in losses], requires_grad=True)
-    return Microbatch(0, lengths, len(samples), sum(lengths), loss_mask=mask), losses
+    batch = Microbatch(0, lengths, len(samples), sum(lengths), loss_mask=mask, segment_ids=segment_ids(lengths))
+    return batch, losses
 
 
 def closed_form(reduction: str, samples: list[tuple[list[float], list[int]]]) -> tuple[float, float, list[float]]:

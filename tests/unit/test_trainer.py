@@ -10,6 +10,7 @@ from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.utils import get_model_config
 
+from megatron.vlm import pretrain
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.chain import PARTS
@@ -45,7 +46,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         frozen=frozen,
     ).save(path)
     flags = ["--plan", str(path), "--loss-reduction", reduction, *(["--freeze", *frozen] if frozen else [])]
-    with megatron_alone("small", *flags) as inputs:
+    with megatron_alone("small", *flags) as inputs, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "_sources", lambda _: ("made up",))  # packs that no dataset holds
         trainer = Trainer(inputs)
         yield trainer, get_model(trainer.model, ModelType.encoder_or_decoder)
 
