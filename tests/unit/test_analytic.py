@@ -65,6 +65,18 @@ def test_large_layers_run_at_the_stated_share_of_the_peak() -> None:
     assert 0.5 < share < DEVICES["h100"].matrix_efficiency
 
 
+def test_a_backward_multiplies_twice_and_attention_two_and_a_half_times() -> None:
+    layer = analytic_profile(INTERNVL, "a100", 9, 4096).layers["llm"]
+    attention = 2 * 6144 * 4096**2 / (312e12 * 0.5)  # causal: half of 4 h n^2
+    weights = 6144 * (2 * 6144 + 2 * 8 * 128) + 3 * 6144 * 16384
+    assert layer.weight_gradient_seconds == pytest.approx(2 * 4096 * weights / (312e12 * 0.7))
+    assert layer.backward_seconds == pytest.approx(2 * (layer.forward_seconds - attention) + 2.5 * attention)
+
+
+def test_the_projector_takes_the_patches_that_pixel_shuffle_joins() -> None:
+    assert analytic_profile(INTERNVL, "a100", 9, 4096).parameters["projector"] == 4 * 3200 * 6144 + 6144 * 6144
+
+
 def test_a_frozen_layer_saves_one_of_three_matrix_products_and_an_idle_one_its_backward() -> None:
     trained, tower, language = (
         analytic_profile(INTERNVL, "a100", 9, 4096, frozen=frozen).layers for frozen in ((), ("vit",), ("llm",))

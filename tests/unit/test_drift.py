@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from megatron.vlm import drift
 from megatron.vlm.drift import DriftMeter, drift_report
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.plan import Plan
@@ -44,6 +46,29 @@ def test_only_training_iterations_after_the_warm_up_are_timed(plan: Plan, monkey
                 pass
         assert len(reports) == (number >= 4)
     assert [len(moments) for moments in reports[0].values()] == [3]
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_what_is_reported_is_forward_and_backward_of_a_microbatch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two chunks on one rank, 6 microbatches; an action of chunk 0 takes 5 ms, one of chunk 1 takes 10."""
+    predicted = {"step_seconds": 1.0, "stage_seconds": [0.008, 0.025]}
+    plan = Plan.from_cuts(layer_chain(2, 2), (4,), virtual_pipeline_model_parallel_size=2, num_microbatches=6,
+                          predicted=predicted)  # fmt: skip
+    clock = [0.0]
+    monkeypatch.setattr(drift, "now", lambda: clock[0])
+    monkeypatch.setattr(
+        drift.parallel_state, "get_pipeline_model_parallel_group", lambda: torch.distributed.group.WORLD
+    )
+    meter = DriftMeter(plan)
+    for number in range(5):
+        with meter.iteration(True):
+            for action in (Action(kind, m, chunk) for m in range(6) for chunk in (0, 1) for kind in "FB"):
+                with meter.watch(action):
+                    clock[0] += 0.005 * (1 + action.chunk) * (10 if number < 2 else 1)  # the first two warm up
+    report = capsys.readouterr().out
+    assert "stage 0: 10.0 ms, predicted 8.0 (+25%) | stage 1: 20.0 ms, predicted 25.0 (-20%)" in report
 
 
 def test_a_plan_without_predictions_is_not_compared(plan: Plan) -> None:

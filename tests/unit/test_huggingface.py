@@ -94,6 +94,13 @@ LLAVA_1_6_MISTRAL = {
     },
 }
 
+INTERNVL_HF: dict[str, Any] = {
+    "architectures": ["InternVLForConditionalGeneration"],
+    "model_type": "internvl",
+    "text_config": {"model_type": "qwen2"},
+    "vision_config": {"model_type": "internvl_vision"},
+}
+
 
 def write(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
@@ -160,6 +167,8 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (INTERNVL_CHAT, "force_image_size", 224, r"force_image_size is not"),
         (INTERNVL_CHAT, "downsample_ratio", 0.3, r"downsample_ratio is 0\.3"),
         (INTERNVL_CHAT, "select_layer", -46, r"feature layer -46 of 45"),
+        (INTERNVL_HF, "vision_feature_select_strategy", "full", r"vision_feature_select_strategy is 'full'"),
+        (INTERNVL_HF, "projector_hidden_act", "relu", r"projector_hidden_act is 'relu'"),
         (LLAVA_1_5, "vision_feature_layer", [-2, -5], r"several layers"),
         (LLAVA_1_5, "vision_config.model_type", "siglip_vision_model", r"'siglip_vision_model' is not supported"),
         (LLAVA_1_5, "text_config.model_type", "phi3", r"'phi3' is not supported"),
@@ -199,6 +208,15 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     with pytest.raises(UserError, match=message) as refusal:
         preset(str(write(tmp_path / "model", changed(config, where, value))))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("pooled", "layer", "normed"), [(True, -1, False), (False, -1, True), (False, -2, False)])
+def test_the_last_norm_is_read_where_the_tower_is_whole_and_not_pooled(
+    tmp_path: Path, pooled: bool, layer: int, normed: bool
+) -> None:
+    config = changed(INTERNVL_HF, "vision_config.use_mean_pooling", pooled)
+    config["vision_feature_layer"] = layer
+    assert preset(str(write(tmp_path / "model", config))).vision.final_norm == normed
 
 
 def test_a_sliding_window_limits_samples_instead(tmp_path: Path) -> None:

@@ -65,6 +65,17 @@ def test_a_plan_for_another_model_is_refused() -> None:
     plan.check_model("tiny", "aa")
     with pytest.raises(UserError, match="made for model 'tiny'"):
         plan.check_model("large", "bb")
+    with pytest.raises(UserError, match=r"hash aa\), not for 'tiny' \(hash bb"):
+        plan.check_model("tiny", "bb")
+
+
+def test_a_plan_with_other_frozen_parts_is_refused() -> None:
+    plan = single_stage_plan(CHAIN, frozen=("vit",))
+    plan.check_frozen(("vit",))
+    with pytest.raises(UserError, match="made with vit frozen, this run freezes nothing"):
+        plan.check_frozen(())
+    with pytest.raises(UserError, match="made with vit frozen, this run freezes projector vit"):
+        plan.check_frozen(("vit", "projector"))
 
 
 def test_bad_files_name_file_and_reason(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What the profiler makes of its measurements: bytes counted once while they are held, medians, fits, lines."""
 
 import statistics
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 from megatron.vlm.profiler import Job, fit_line, step_seconds_per_weight
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import fit_seconds
-from megatron.vlm.profiling.stopwatch import at_usual_pace
+from megatron.vlm.profiling.stopwatch import WARM_UP, Stopwatch, at_usual_pace
 from megatron.vlm.profiling.synthetic import equal_lengths
 from megatron.vlm.profiling.transfers import Links
 from omnibal_ext.errors import UserError
@@ -48,6 +50,21 @@ def test_a_fit_meets_the_budgets_exactly_and_has_no_negative_part() -> None:
     noisy = fit_seconds(features, [3.0, 1.0, 2.9])  # the longer sample was faster: no such thing
     assert min(noisy) >= 0
     assert sum(a * b for a, b in zip(noisy, features[0], strict=True)) == pytest.approx(3.0)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_rounds_that_warm_up_do_not_count() -> None:
+    calls: Counter[str] = Counter()
+
+    def run(name: str) -> tuple[float]:
+        calls[name] += 1
+        return (50.0 if name == "a" and calls[name] <= WARM_UP else 1.0,)
+
+    stopwatch = Stopwatch(steps=3)
+    found = stopwatch.measure({"vit": {name: partial(run, name) for name in "ab"}})["vit"]
+    assert calls == dict.fromkeys("ab", WARM_UP + 3)
+    assert found["a"] == pytest.approx(found["b"])
+    assert stopwatch.disturbed["vit"].endswith(" of 6")
 
 
 def test_a_machine_that_turns_slow_between_two_runs_changes_no_share() -> None:

@@ -42,6 +42,14 @@ def test_1f1b_holds_ranks_minus_stage_microbatches_and_h1_no_more_than_its_first
     assert max(in_flight_limits(zero_bubble(ranks, microbatches))) == wanted[0]
 
 
+@given(st.integers(1, 6), st.integers(1, 14), st.booleans())
+def test_zero_bubble_holds_a_microbatch_or_two_fewer_on_each_later_rank(ranks: int, count: int, h2: bool) -> None:
+    """Between F and B; Qi et al. 2023, figures 2 and 3."""
+    for rank, actions in enumerate(zero_bubble(ranks, count, extra_in_flight=h2)):
+        held = list(itertools.accumulate((a.kind == "F") - (a.kind == "B") for a in actions))
+        assert max(held) <= max(1, 2 * (ranks - rank) - 1 if h2 else ranks - rank)
+
+
 def test_zero_bubble_h2_holds_at_most_twice_and_gpipe_all() -> None:
     assert in_flight_limits(zero_bubble(4, 20, extra_in_flight=True)) == [[7]] * 4
     assert in_flight_limits(gpipe(3, 5)) == [[5]] * 3

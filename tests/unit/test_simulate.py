@@ -51,7 +51,9 @@ def test_the_slowest_stage_paces_1f1b() -> None:
 
 def test_transfers_delay_and_the_last_part_of_the_step_is_added() -> None:
     costs = StageCosts.uniform(1, [1, 1], [2, 2], transfer=[0.5, 9], step=[0.25, 3])
-    assert step_seconds(compile_schedule(one_f_one_b(2, 1), 1), costs) == max(1 + 0.5 + 3 + 0.5 + 2 + 0.25, 4.5 + 3)
+    program = compile_schedule(one_f_one_b(2, 1), 1)
+    assert step_seconds(program, costs) == max(1 + 0.5 + 3 + 0.5 + 2 + 0.25, 4.5 + 3)
+    assert simulate(program, costs).step_seconds == step_seconds(program, costs)
 
 
 def _slow(schedule: Schedule, costs: StageCosts, chunks: int) -> dict[tuple[int, Action], float]:
@@ -94,6 +96,7 @@ def test_any_schedule_with_any_costs_follows_the_definition(name: str, p: int, m
         assert [end for _, _, end in timeline] == pytest.approx([slow[r, a] for a in schedule[r]])
         assert all(one[2] <= two[1] + 1e-12 for one, two in pairwise(timeline))
     assert played.step_seconds == step_seconds(program, costs) == pytest.approx(max(slow.values()))
+    assert played.bubble_fraction == pytest.approx(1 - (forward + backward).sum() / (p * max(slow.values())))
 
 
 @given(st.integers(1, 6), st.integers(1, 12))

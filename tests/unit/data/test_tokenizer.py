@@ -36,6 +36,13 @@ def test_an_appended_token_is_one_id_in_the_middle_of_text(model: Path) -> None:
     assert encoding.ends.tolist() == [1, 2, 9, 10, 11]
 
 
+def test_of_tokens_that_begin_alike_the_longest_is_read(model: Path) -> None:
+    for tokens in (["<a>", "<a><b>"], ["<a><b>", "<a>"]):
+        tokenizer = load_tokenizer(model, tokens)
+        long, short = tokenizer.token_id("<a><b>"), tokenizer.token_id("<a>")
+        assert tokenizer.encode("<a><b><a>").ids.tolist() == [long, short]
+
+
 def test_tokens_that_the_models_folder_declares_keep_their_ids(model: Path) -> None:
     size = load_tokenizer(model, []).vocab_size
     (model.parent / "added_tokens.json").write_text(json.dumps({"<other>": size + 4}))

@@ -9,7 +9,7 @@ import pytest
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import find_layouts
-from omnibal_ext.layout.workload import packs_of_index, packs_of_loads
+from omnibal_ext.layout.workload import pack_workload, packs_of_index, packs_of_loads
 from omnibal_ext.packing import PackedIndex, PackOptions, PackStream, build_index
 from omnibal_ext.sizes import Sizes
 
@@ -55,3 +55,15 @@ def test_step_time_is_the_mean_over_iterations_of_the_slowest_rank(index: Packed
     layout = find_layouts(problem, "profile")[0].layout
     cases = np.array([problem.simulate(layout, case).step_seconds for case in range(6)]).reshape(3, 2)
     assert problem.step_seconds(layout) == pytest.approx(cases.max(axis=1).mean())
+
+
+def test_padding_runs_but_is_not_needed() -> None:
+    random = np.random.default_rng(0)
+    sizes = Sizes.from_arrays(random.integers(0, 4, 240), random.integers(1, 60, 240))
+    options = PackOptions("random", 4, 128, micro_batches=3, data_parallel_size=2, samples_per_pack=4)
+    work = pack_workload(sizes, options, iterations=10)
+    assert (work.packs.tokens.shape, work.samples) == ((10, 2, 3), 24)
+    assert work.needed.tokens.sum() == sizes.tokens.sum()  # ten iterations are all there are
+    assert work.needed.squares.sum() == (sizes.tokens**2).sum()
+    assert (work.packs.tokens >= work.needed.tokens).all()
+    assert work.packs.tokens.sum() > 1.2 * work.needed.tokens.sum()

@@ -41,3 +41,12 @@ def test_device_groups_level_the_samples_tokens_of_the_devices() -> None:
 
     sizes = heavy_tails(4000)
     assert spread(pack_device_group(sizes, 4, 8, 2, seed=0)) < 0.2 * spread(pack_random(sizes, 4, seed=0))
+
+
+def test_length_groups_are_windows_of_the_shuffle_longest_first() -> None:
+    sizes = Sizes.from_arrays(np.zeros(450, dtype=int), np.random.default_rng(0).integers(1, 200, 450))
+    packs, shuffled = pack_length_group(sizes, 4, seed=7), np.random.default_rng(7).permutation(450)
+    for first in range(0, 450, 50 * 4):
+        window = packs.sample_ids[first : first + 50 * 4]
+        assert set(window.tolist()) == set(shuffled[first : first + 50 * 4].tolist())
+        assert (np.diff(sizes.tokens[window]) <= 0).all()

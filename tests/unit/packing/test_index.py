@@ -1,6 +1,7 @@
 """The index on disk: what is written is read, damage and mismatch are named."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,16 @@ def test_a_truncated_array_is_refused_when_opened(index: PackedIndex) -> None:
     path = index.folder / "sample_ids.npy"
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(UserError, match="sample_ids"):
+        PackedIndex.open(index.folder)
+
+
+@pytest.mark.parametrize("change", [lambda array: array[:-1], lambda array: array.astype(np.int32)])
+def test_an_array_of_another_shape_or_type_is_refused_when_opened(
+    index: PackedIndex, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    path = index.folder / "sample_ids.npy"
+    np.save(path, change(np.load(path)))
+    with pytest.raises(UserError, match=r"sample_ids.npy: has shape .* pack again"):
         PackedIndex.open(index.folder)
 
 

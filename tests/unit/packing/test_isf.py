@@ -1,5 +1,6 @@
 """ISF as the paper has it, without the released script's faults."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,37 @@ def test_every_sample_is_packed_once_and_no_budget_is_exceeded(sizes: Sizes, see
     packs = pack_isf(sizes, 12, 400, seed=seed)
     assert_partition(packs, len(sizes))
     assert (pack_loads(packs, sizes)[:, :2] <= (12, 400)).all()
+
+
+def plain_isf(sizes: Sizes, vit_budget: int, llm_budget: int, seed: int, passes: int, slack: int) -> list[list[int]]:
+    """Section 3.2 of the paper, sample by sample; the shuffles are those of pack_isf."""
+    generator, pool, kept = np.random.default_rng(seed), list(range(len(sizes))), []
+    for turn in range(passes + 1):
+        groups: list[list[int]] = []
+        room = (0, 0)
+        for sample in generator.permutation(np.array(pool, dtype=np.int64)).tolist() if pool else []:
+            tiles, tokens = int(sizes.tiles[sample]), int(sizes.tokens[sample])
+            if not groups or tiles > room[0] or tokens > room[1]:
+                groups.append([])
+                room = (vit_budget, llm_budget)
+            groups[-1].append(sample)
+            room = (room[0] - tiles, room[1] - tokens)
+        pool = []
+        for group in groups:
+            full = sum(sizes.tiles[group]) >= vit_budget or sum(sizes.tokens[group]) >= llm_budget - slack
+            if full or turn == passes:
+                kept.append(group)
+            else:
+                pool += group
+    return kept
+
+
+@settings(deadline=None)
+@given(corpora(), st.integers(0, 5), st.integers(0, 3), st.sampled_from([0, 40, 128]))
+def test_it_is_sampling_and_filtering_as_the_paper_says(sizes: Sizes, seed: int, passes: int, slack: int) -> None:
+    packs = pack_isf(sizes, 12, 400, seed=seed, passes=passes, filter_tokens=slack)
+    found = [samples.tolist() for samples in np.split(packs.sample_ids, packs.pack_offsets[1:-1])]
+    assert found == plain_isf(sizes, 12, 400, seed, passes, slack)
 
 
 @pytest.mark.parametrize("budgets", PUBLISHED)
