@@ -107,6 +107,17 @@ def load_columns(path: str | Path, names: Sequence[str]) -> list[list[Any] | NDA
         raise UserError(f"{path}: row {row}: must be an object with {wanted}, found {rows[row]!r:.80}") from None
 
 
+def column_names(path: str | Path) -> tuple[str, ...]:
+    """Return the arrays of an `.npz` file of sizes. Raises UserError naming the file."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return tuple(arrays)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not a sizes file: {error}") from error
+
+
 def _load_one(path: Path) -> Sizes:
     if path.suffix == ".npz":
         tiles, tokens = load_columns(path, ("tiles", "tokens"))

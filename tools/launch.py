@@ -19,6 +19,7 @@ from omnibal_ext.architectures import Architecture, preset
 from omnibal_ext.candidates import Trial, keep_fastest, layouts, measured_seconds, print_trials, trial_flags
 from omnibal_ext.console import follow_metrics, print_json, track
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex, sha256_of
 from omnibal_ext.plan import Plan
 from omnibal_ext.profile_data import Profile
@@ -222,7 +223,7 @@ def _torchrun(arguments: argparse.Namespace, plan: Path, index: PackedIndex, met
     if arguments.eval_packs:
         flags |= {"--eval-data": arguments.eval_data, "--eval-packs": arguments.eval_packs}
     if arguments.epochs:
-        flags["--train-iters"] = -(-round(arguments.epochs * index.num_packs) // index.global_batch)
+        flags["--train-iters"] = PackStream(index, index.global_batch, 1).first_iteration(arguments.epochs)
     words += [str(word) for flag in flags.items() for word in flag]
     return words + [word for word in arguments.megatron if word != "--"]
 

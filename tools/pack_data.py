@@ -14,6 +14,7 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing import (
     METHODS,
     Corpus,
+    PackCosts,
     PackedIndex,
     PackOptions,
     PackStream,
@@ -22,10 +23,12 @@ from omnibal_ext.packing import (
     epoch_iterations,
 )
 from omnibal_ext.packing.budget import Trial, choose_budgets
-from omnibal_ext.packing.build import OVERSIZE, reject_reasons
-from omnibal_ext.packing.dispatch import LAST_ITERATION
+from omnibal_ext.packing.build import reject_reasons
+from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL
 from omnibal_ext.packing.histograms import bar_line, distributions, waste_by_kind, write_report
 from omnibal_ext.packing.index import sha256_of
+from omnibal_ext.packing.options import LAST_ITERATION, OVERSIZE
+from omnibal_ext.profile_data import Profile
 from omnibal_ext.sizes import load_columns
 
 SHOWN_TRIALS = 12
@@ -59,7 +62,19 @@ def parse_arguments() -> argparse.Namespace:
     iterations.add_argument("--data-parallel-size", type=int, default=1, metavar="D")
     iterations.add_argument("--micro-batches", type=int, default=1, metavar="M", help="packs of a rank an iteration")
     iterations.add_argument("--last-iteration", choices=LAST_ITERATION, default=LAST_ITERATION[0], help="what fills it")
-    iterations.add_argument("--epochs", type=int, default=1, help="epochs packed apart; training repeats them")
+    iterations.add_argument(
+        "--epochs", type=int, help="epochs packed apart; training repeats them (default: as fractional weights need)"
+    )
+    iterations.add_argument(
+        "--pipeline-model-parallel-size", type=int, metavar="P", help="1: seconds of vision and language part add up"
+    )
+    iterations.add_argument("--seconds", type=float, default=1.0, help="nominal time for mixing iterations")
+    costs = parser.add_argument_group("costs, by which ranks are levelled")
+    costs.add_argument("--costs", metavar="PROFILE", help="a profile.json of tools/profile_layers.py")
+    costs.add_argument(
+        "--analytic", metavar="DEVICE", help="or count the operations of --model on an a100, h100 or h200"
+    )
+    costs.add_argument("--model", help="a preset or a Hugging Face folder, for --analytic")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-dir", required=True, help="the packed index to write")
     parser.add_argument("--report", metavar="FILE", help="write histograms and measures as an HTML page")
@@ -113,6 +128,20 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Trial]
     return trials
 
 
+def settle_costs(arguments: argparse.Namespace) -> PackCosts:
+    """Read or count what packs cost."""
+    if arguments.costs:
+        if arguments.analytic or arguments.model:
+            raise UserError("--costs has seconds of a model already: leave --analytic and --model out")
+        return PackCosts.of_profile(Profile.load(arguments.costs))
+    return PackCosts.of_model(
+        arguments.model or DEFAULT_MODEL,
+        arguments.analytic or DEFAULT_DEVICE,
+        arguments.vit_budget,
+        arguments.llm_budget,
+    )
+
+
 def check_rejects(corpus: Corpus, options: PackOptions, limit: int) -> None:
     """Raise UserError if more than `limit` samples would be left out."""
     rejects = int(np.count_nonzero(reject_reasons(corpus.sizes, options))) if options.oversize == "reject" else 0
@@ -158,7 +187,7 @@ def main() -> None:
     options = PackOptions(**{field.name: getattr(arguments, field.name) for field in fields(PackOptions)})
     if arguments.max_rejects is not None:
         check_rejects(corpus, options, arguments.max_rejects)
-    index, summary = build_index(corpus, arguments.output_dir, options, built_from)
+    index, summary = build_index(corpus, arguments.output_dir, options, built_from, settle_costs(arguments))
     if arguments.dump_iterations:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         np.save(arguments.dump_iterations, epoch_iterations(stream), allow_pickle=False)

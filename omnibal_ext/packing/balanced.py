@@ -10,6 +10,7 @@ from omnibal_ext.packing.fill import Aim, Grid, Plan, Seeds, fill_packs
 from omnibal_ext.packing.metrics import lower_bound_packs
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.packing.patterns import Classes, plan_patterns
+from omnibal_ext.packing.random_bits import below
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
@@ -159,18 +160,9 @@ def _shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
     for kind in range(len(starts) - 1):
         first = starts[kind]
         for i in range(starts[kind + 1] - 1, first, -1):
-            j = first + _hash(seed, i) % np.uint64(i - first + 1)
+            j = first + below(i - first + 1, seed, i)
             samples[i], samples[j] = samples[j], samples[i]
     return samples
-
-
-@numba.njit(cache=True)
-def _hash(seed: int, position: int) -> np.uint64:
-    """Return 64 random bits for a position (the finaliser of SplitMix64)."""
-    bits = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(position + 1) * np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
 
 
 @numba.njit(cache=True)

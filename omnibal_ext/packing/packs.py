@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from omnibal_ext.sizes import Sizes
 
 TILES, TOKENS, ATTENTION = 0, 1, 2  # columns of pack loads
+LOADS = ("tiles", "tokens", "attention")  # their names; further sizes follow
 
 
 @dataclass(frozen=True, slots=True)
