@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.packing.fill import Aim, Grid, Plan, Seeds, fill_packs
+from omnibal_ext.packing.first_fit import pack_first_fit
 from omnibal_ext.packing.metrics import lower_bound_packs
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.packing.patterns import Classes, plan_patterns
@@ -18,7 +19,9 @@ Ints = NDArray[np.int64]
 PLANS = ((0, 0), (1, 1), (6, 8))  # (classes of a tile count, rounds of planning): the ways to pack that are compared
 AT_THE_BOUND = 1.0005
 MOST_TYPES_TO_PLAN = 200_000  # so rich a corpus fills packs without a plan
+MOST_TO_PLAN = 100_000  # tile counts x tile budget, with which the time of a plan grows
 MOST_CLASSES = 48
+MOST_CELLS = 32_000_000  # of the grid of types: 400 MB
 DRIFT_PRICE = 0.05
 SEARCH_NODES = 64
 SEARCH_NODES_IN_ALL = 1_000_000
@@ -35,6 +38,23 @@ class _Filled(NamedTuple):
 def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) -> Packs:
     """Pack all samples of `sizes`; every sample must fit the budgets alone.
 
+    1. Search (`_search`), where sizes repeat enough to be counted.
+    2. Unless that is at the lower bound: first-fit-decreasing. Keep the fewest packs.
+    """
+    found = _search(sizes, vit_budget, llm_budget, seed=seed)
+    if found is not None and len(found) <= AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget):
+        return found
+    order = np.random.default_rng(seed).permutation(len(sizes))  # decides among equal samples
+    matrix = np.column_stack([sizes.tiles[order].astype(np.int64), sizes.tokens[order]])
+    fitted = pack_first_fit(matrix, np.array([vit_budget, llm_budget]))
+    if found is not None and len(found) <= len(fitted):
+        return found
+    return Packs(fitted.pack_offsets, order[fitted.sample_ids])
+
+
+def _search(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) -> Packs | None:
+    """Pack all samples, or return None if too many sizes differ.
+
     1. Count the samples of each type: equal tiles and equal tokens.
     2. Fill packs from the counts in the ways of `PLANS`, until one is at the lower bound; keep that of fewest packs.
     3. Hand the samples out to the packs, at random among samples of a type.
@@ -43,6 +63,8 @@ def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) 
         return Packs.concatenate([])
     tiles = np.flatnonzero(np.bincount(sizes.tiles))[::-1].copy()
     columns = int(sizes.tokens.max()) + 2
+    if len(tiles) * columns > MOST_CELLS:
+        return None
     row_of = np.zeros(int(tiles[0]) + 1, np.int64)
     row_of[tiles] = np.arange(len(tiles))
     types = row_of[sizes.tiles] * columns + sizes.tokens
@@ -50,7 +72,8 @@ def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) 
     grid_counts = counts.reshape(len(tiles), columns).astype(np.int32)
     enough = AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget)
     ways: list[_Filled] = []
-    for plan in PLANS if np.count_nonzero(counts) <= MOST_TYPES_TO_PLAN else PLANS[:1]:
+    plannable = np.count_nonzero(counts) <= MOST_TYPES_TO_PLAN and len(tiles) * max(1, vit_budget) <= MOST_TO_PLAN
+    for plan in PLANS if plannable else PLANS[:1]:
         ways.append(_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, *plan))
         if ways[-1].repeats.sum() <= enough:
             break
