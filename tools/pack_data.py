@@ -39,6 +39,12 @@ def budget(text: str) -> int | None:
     return None if text == "auto" else int(text)
 
 
+def named_budget(text: str) -> tuple[str, int]:
+    """Read NAME=BUDGET."""
+    name, _, number = text.partition("=")
+    return name, int(number)
+
+
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -54,6 +60,10 @@ def parse_arguments() -> argparse.Namespace:
     packing.add_argument("--method", choices=METHODS, default=METHODS[0])
     packing.add_argument("--vit-budget", type=budget, default="auto", metavar="TILES", help="most tiles of a pack")
     packing.add_argument("--llm-budget", type=budget, default="auto", metavar="TOKENS", help="most tokens of a pack")
+    packing.add_argument(
+        "--size", dest="budgets", action="append", default=[], type=named_budget, metavar="NAME=BUDGET",
+        help="a further size of samples, an array or field of that name (again for more); 0: no limit",
+    )  # fmt: skip
     packing.add_argument("--max-llm-budget", type=int, metavar="TOKENS", help="limit of --llm-budget auto")
     packing.add_argument("--samples-per-pack", type=int, default=4, help="of methods that pad; what auto aims at")
     packing.add_argument("--oversize", choices=OVERSIZE, default=OVERSIZE[0], help="samples over budget")
@@ -86,7 +96,9 @@ def parse_arguments() -> argparse.Namespace:
 def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     """Return the corpus, and what it was read from with hashes."""
     paths = [Path(arguments.data) / "sizes.npz"] if arguments.data else [Path(path) for path in arguments.sizes]
-    corpus = Corpus.of_dataset(arguments.data) if arguments.data else Corpus.load(paths)
+    arguments.budgets = dict(arguments.budgets)
+    more = tuple(arguments.budgets)
+    corpus = Corpus.of_dataset(arguments.data, more) if arguments.data else Corpus.load(paths, more)
     if arguments.weights:
         corpus = corpus.weighted(arguments.weights)
     if arguments.separate_sources:

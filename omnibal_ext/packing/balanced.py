@@ -1,5 +1,7 @@
 """Balanced packing: few packs, both budgets used evenly. Plans mixtures by linear program, places samples by search."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numba
@@ -16,12 +18,15 @@ from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
 
+NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
 PLANS = ((0, 0), (1, 1), (6, 8))  # (classes of a tile count, rounds of planning): the ways to pack that are compared
 AT_THE_BOUND = 1.0005
 MOST_TYPES_TO_PLAN = 200_000  # so rich a corpus fills packs without a plan
 MOST_TO_PLAN = 100_000  # tile counts x tile budget, with which the time of a plan grows
 MOST_CLASSES = 48
 MOST_CELLS = 32_000_000  # of the grid of types: 400 MB
+MANY_ROWS, MOST_STEPS = 128, 6_000_000  # beyond so many tile counts and so many of them times types, search is slow
+MOST_SAMPLES_TO_FIT = 2_000_000  # more samples whose sizes repeat are planned well enough
 DRIFT_PRICE = 0.05
 SEARCH_NODES = 64
 SEARCH_NODES_IN_ALL = 1_000_000
@@ -35,21 +40,26 @@ class _Filled(NamedTuple):
     repeats: Ints
 
 
-def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) -> Packs:
-    """Pack all samples of `sizes`; every sample must fit the budgets alone.
+def pack_balanced(
+    sizes: Sizes, vit_budget: int, llm_budget: int, budgets: Mapping[str, int] = NO_BUDGETS, *, seed: int
+) -> Packs:
+    """Pack all samples of `sizes`; every sample must fit the budgets alone. `budgets` are those of further sizes.
 
-    1. Search (`_search`), where sizes repeat enough to be counted.
+    1. Search (`_search`), where sizes repeat enough to be counted and no further budget is to be kept.
     2. Unless that is at the lower bound: first-fit-decreasing. Keep the fewest packs.
     """
-    found = _search(sizes, vit_budget, llm_budget, seed=seed)
-    if found is not None and len(found) <= AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget):
+    limits = {name: budget for name, budget in budgets.items() if budget}
+    found = None if limits else _search(sizes, vit_budget, llm_budget, seed=seed)
+    enough = AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget)
+    if found is not None and (len(found) <= enough or len(sizes) > MOST_SAMPLES_TO_FIT):
         return found
-    order = np.random.default_rng(seed).permutation(len(sizes))  # decides among equal samples
-    matrix = np.column_stack([sizes.tiles[order].astype(np.int64), sizes.tokens[order]])
-    fitted = pack_first_fit(matrix, np.array([vit_budget, llm_budget]))
+    columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
+    fitted = pack_first_fit(np.column_stack(columns), np.array([vit_budget, llm_budget, *limits.values()]))
     if found is not None and len(found) <= len(fitted):
         return found
-    return Packs(fitted.pack_offsets, order[fitted.sample_ids])
+    equal = np.empty(len(sizes), np.int64)  # the seed decides among equal samples
+    equal[np.lexsort(columns)] = np.lexsort((np.random.default_rng(seed).permutation(len(sizes)), *columns))
+    return Packs(fitted.pack_offsets, equal[fitted.sample_ids])
 
 
 def _search(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) -> Packs | None:
@@ -63,7 +73,8 @@ def _search(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) -> Pac
         return Packs.concatenate([])
     tiles = np.flatnonzero(np.bincount(sizes.tiles))[::-1].copy()
     columns = int(sizes.tokens.max()) + 2
-    if len(tiles) * columns > MOST_CELLS:
+    types_at_most = min(len(sizes), len(tiles) * columns)
+    if len(tiles) * columns > MOST_CELLS or (len(tiles) > MANY_ROWS and len(tiles) * types_at_most > MOST_STEPS):
         return None
     row_of = np.zeros(int(tiles[0]) + 1, np.int64)
     row_of[tiles] = np.arange(len(tiles))

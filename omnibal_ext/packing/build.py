@@ -16,7 +16,7 @@ from omnibal_ext.packing.epoch import pack_epoch
 from omnibal_ext.packing.index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs
-from omnibal_ext.packing.summary import REASONS, Summary, summarise
+from omnibal_ext.packing.summary import Summary, reject_names, summarise
 from omnibal_ext.sizes import Sizes
 
 
@@ -62,7 +62,7 @@ def build_index(
         "global_batch": options.global_batch,
         "pad": options.pad,
         "one_sum": options.one_sum,
-        "loads": list(LOADS),
+        "loads": [*LOADS, *corpus.sizes.more],
         "costs": costs.to_record(),
         "epoch_packs": [len(epoch.packs) for epoch in epochs],
         "epoch_parts": [epoch.groups for epoch in epochs],
@@ -76,8 +76,11 @@ def build_index(
 
 
 def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
-    """Return the number in `REASONS` why each sample cannot be packed, 0 where it can: int8 [N]."""
+    """Return the number of the reason (`reject_names`) why each sample cannot be packed, 0 where it can: int8 [N]."""
     reasons = np.zeros(len(sizes), np.int8)
+    for number, (name, budget) in enumerate(options.budgets.items(), 3):
+        if budget:
+            reasons[sizes.more[name] > budget] = number
     reasons[sizes.tokens > options.llm_budget] = 2
     reasons[sizes.tiles > options.vit_budget] = 1
     return reasons
@@ -85,6 +88,7 @@ def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
 
 def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) -> Iterator[dict[str, Any]]:
     """Say for each sample left out what it is, where it came from and why."""
+    names = reject_names(options.budgets)
     for sample in np.flatnonzero(reasons).tolist():
         tiles, tokens = int(corpus.sizes.tiles[sample]), int(corpus.sizes.tokens[sample])
         yield {
@@ -92,6 +96,7 @@ def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) ->
             **corpus.place(sample),
             "tiles": tiles,
             "tokens": tokens,
-            "reason": REASONS[int(reasons[sample])],
+            **{name: int(values[sample]) for name, values in corpus.sizes.more.items()},
+            "reason": names[int(reasons[sample])],
             "detail": f"{tiles} tiles of {options.vit_budget}, {tokens} tokens of {options.llm_budget}",
         }

@@ -53,14 +53,14 @@ class Corpus:
             raise UserError(f"groups have shape {self.groups.shape}, there are {len(self.sizes)} samples")
 
     @classmethod
-    def load(cls, paths: Sequence[str | Path]) -> "Corpus":
-        """Read sizes files as the sources of one corpus."""
-        parts = [Sizes.load(path) for path in paths]
+    def load(cls, paths: Sequence[str | Path], more: Sequence[str] = ()) -> "Corpus":
+        """Read sizes files as the sources of one corpus, with `more` sizes than tiles and tokens."""
+        parts = [Sizes.load(path, more) for path in paths]
         sources = (Source(str(path), len(part)) for path, part in zip(paths, parts, strict=True))
         return cls(Sizes.concatenate(parts), tuple(sources))
 
     @classmethod
-    def of_dataset(cls, folder: str | Path) -> "Corpus":
+    def of_dataset(cls, folder: str | Path, more: Sequence[str] = ()) -> "Corpus":
         """Read a dataset folder of `tools/preprocess_data.py`: its input files are the sources.
 
         Raises:
@@ -77,7 +77,7 @@ class Corpus:
         (supervised,) = load_columns(sizes, ("supervised",)) if "supervised" in column_names(sizes) else (None,)
         sources = tuple(Source(source["file"], source["samples"]) for source in sources)
         return cls(
-            Sizes.load(sizes),
+            Sizes.load(sizes, more),
             sources,
             lines=np.asarray(lines),
             supervised=None if supervised is None else np.asarray(supervised),

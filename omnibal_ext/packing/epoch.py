@@ -57,7 +57,7 @@ def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> Packs:
     """Pack samples that all fit the budgets, by the method of `options`."""
     seed = options.seed if seed is None else seed
     packers: dict[str, Callable[[], Packs]] = {
-        "balanced": lambda: pack_balanced(sizes, options.vit_budget, options.llm_budget, seed=seed),
+        "balanced": lambda: pack_balanced(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
         "isf": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, seed=seed),
         "random": lambda: pack_random(sizes, options.samples_per_pack, seed),
         "length_group": lambda: pack_length_group(sizes, options.samples_per_pack, seed),
@@ -102,8 +102,9 @@ def _ordered(
 ) -> tuple[Ints, list[int]]:
     """Return the packs of an epoch in the order in which they run, and how many groups each part has."""
     batch = options.global_batch
-    seconds = costs.waited_for(loads, LOADS, options.one_sum)
-    features = pack_features(corpus, packs, loads, LOADS).scaled() if options.method == "balanced" else None
+    names = (*LOADS, *corpus.sizes.more)
+    seconds = costs.waited_for(loads, names, options.one_sum)
+    features = pack_features(corpus, packs, loads, names).scaled() if options.method == "balanced" else None
     first, ordered, rest, groups = 0, [], np.zeros(0, np.int64), []
     for part in parts:
         own = np.arange(first, first + len(part))

@@ -20,8 +20,8 @@ VISITS = 4_000_000_000  # nodes of the tree looked at, in all; beyond its share 
 def pack_first_fit(sizes: Ints, budgets: Ints) -> Packs:
     """Pack all samples; each must fit the budgets alone.
 
-    1. Sort the samples, largest first: by the largest share of a budget, and by the sum of shares, each weighted with
-       how scarce the budget is.
+    1. Sort the samples, largest first: by the largest share of a budget, the sum of shares, the sum weighted with how
+       scarce each budget is, and each share alone.
     2. Put each into the first pack that has room in every size, else into a new one.
     3. Keep the order that needs the fewest packs.
 
@@ -34,11 +34,11 @@ def pack_first_fit(sizes: Ints, budgets: Ints) -> Packs:
     shares = sizes / np.maximum(budgets, 1)
     keys = [shares.max(axis=1)]
     if len(sizes) <= FEW_SAMPLES and sizes.shape[1] > 1:
-        keys += [shares @ shares.sum(axis=0), shares.sum(axis=1)]
+        keys += [shares @ shares.sum(axis=0), shares.sum(axis=1), *shares.T]
     visits = max(64, VISITS // len(sizes))
     best: tuple[int, Ints] | None = None
     for key in keys:
-        order = np.lexsort((-shares[:, 0], -key))
+        order = np.argsort(-key, kind="stable")
         owners, packs = _place(sizes, budgets, order, int(np.ceil(shares.sum(axis=0).max())) + 1, visits)
         if best is None or packs < best[0]:
             best = packs, owners

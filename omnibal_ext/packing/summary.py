@@ -1,5 +1,6 @@
 """What a packed index is worth, measured before any GPU is booked."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,10 @@ from omnibal_ext.packing.teach import missing_kinds, pack_features, spread_again
 
 Ints = NDArray[np.int64]
 
-REASONS = {1: "too many tiles", 2: "too many tokens"}  # why a sample is left out
+
+def reject_names(budgets: Iterable[str]) -> dict[int, str]:
+    """Return the reasons why a sample is left out, by number; further `budgets` count from 3."""
+    return {number: f"too many {name}" for number, name in enumerate(("tiles", "tokens", *budgets), 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ def summarise(index: PackedIndex, corpus: Corpus, reasons: NDArray[np.int8], sec
     padding = float(1.0 - packed.tokens.sum() / loads[:count, TOKENS].sum())
     waiting = [metrics.waiting_share(load) for load in ranks[:2]]
     longest = loads[:count].max(axis=0)
+    names = reject_names(index.manifest["budgets"])
     return Summary(
         packs=count,
         samples=len(packed),
@@ -103,7 +108,7 @@ def summarise(index: PackedIndex, corpus: Corpus, reasons: NDArray[np.int8], sec
         kinds_missing_random=float(expected[worst]) if len(missing) else 0.0,
         seconds=seconds,
         samples_per_second=len(index.sample_ids) / seconds,
-        rejected_by_reason={reason: int(np.sum(reasons == key)) for key, reason in REASONS.items() if key in reasons},
+        rejected_by_reason={reason: int(np.sum(reasons == key)) for key, reason in names.items() if key in reasons},
         sources=_source_counts(corpus, packs.sample_ids, reasons),
     )
 

@@ -46,8 +46,15 @@ def test_every_pack_is_dispatched_once(packs: int, ranks: int, micro: int, seed:
     assert np.array_equal(np.sort(order), np.arange(packs))
 
 
-@pytest.mark.parametrize("model", ["internvl-chat-1.5", "internvl2.5-8b"])
-@pytest.mark.parametrize("name", [*UNTUNED, "published"])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("published", "internvl-chat-1.5"),
+        ("heavy tails", "internvl2.5-8b"),
+        ("single tiles", "internvl-chat-1.5"),
+        ("many images", "internvl2.5-8b"),
+    ],
+)
 def test_nobody_waits_and_iterations_mix_what_a_random_order_mixes(name: str, model: str) -> None:
     if name == "published":
         files = published_files()
@@ -55,10 +62,10 @@ def test_nobody_waits_and_iterations_mix_what_a_random_order_mixes(name: str, mo
         budgets = (18, 5376)
     else:
         make, budgets = UNTUNED[name]
-        sizes, sources = make(60_000), [20_000, 10_000, 30_000]
+        sizes, sources = make(30_000), [10_000, 5_000, 15_000]
     _, loads, features = packed(sizes, sources, budgets)
     shares = slice(len(features.names) - len(sources), None)
-    for ranks, micro in ((8, 1), (8, 4), (8, 16), (32, 16)):
+    for ranks, micro in ((8, 1), (8, 4), (8, 16)):
         iterations, waiting = iterations_of(loads, features, ranks, micro, model)
         assert waiting <= 0.003
         if micro > 1:
