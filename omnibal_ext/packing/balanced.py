@@ -50,7 +50,7 @@ def pack_balanced(
     """
     limits = {name: budget for name, budget in budgets.items() if budget}
     found = None if limits else _search(sizes, vit_budget, llm_budget, seed=seed)
-    enough = AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget)
+    enough = lower_bound_packs(sizes, vit_budget, llm_budget)
     if found is not None and (len(found) <= enough or len(sizes) > MOST_SAMPLES_TO_FIT):
         return found
     columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]

@@ -76,7 +76,7 @@ def test_copies_of_a_sample_share_no_pack_and_no_step(tmp_path: Path, seed: int)
     stream = PackStream(index, 2, 2)
     for epoch in range(6):  # beyond the stored ones
         for step in range(stream.first_iteration(epoch), stream.first_iteration(epoch + 1) - 1):
-            samples = np.concatenate([index.samples(pack) for pack in stream.iteration(step).ravel()])
+            samples = np.concatenate([index.samples(pack) for pack in stream.iteration(step).ravel().tolist()])
             assert len(np.unique(samples)) == len(samples)
 
 
