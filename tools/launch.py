@@ -43,6 +43,8 @@ def main() -> None:
     if not arguments.plan:
         profile_path = Path(arguments.profile) if arguments.profile else run_dir / "profile.json"
         _ensure_profile(arguments, architecture, index, data_parallel, profile_path)
+        if arguments.repack:
+            index = _packed_again(arguments, data_parallel, micro_batches, profile_path, run_dir / "packs")
         _ensure_plan(arguments, architecture, index, micro_batches, profile_path, plan_path)
     plan = Plan.load(plan_path)
     plan.check_model(architecture.name, architecture.hash)
@@ -129,6 +131,24 @@ def _ensure_profile(
         flags["--analytic"] = arguments.analytic
     switches = [f"--{name.replace('_', '-')}" for name in ("bf16", "use_distributed_optimizer") if getattr(job, name)]
     _tool("profile_layers.py", flags, arguments.json, [*switches, *(["--freeze", *job.freeze] if job.freeze else [])])
+
+
+def _packed_again(
+    arguments: argparse.Namespace, data_parallel: int, micro_batches: int, profile: Path, folder: Path
+) -> PackedIndex:
+    """Pack as before, but level the seconds that were profiled; the run uses these packs."""
+    flags = {
+        "--data": arguments.data,
+        "--like": arguments.packs,
+        "--costs": profile,
+        "--data-parallel-size": data_parallel,
+        "--micro-batches": micro_batches,
+        "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
+        "--output-dir": folder,
+    }
+    _tool("pack_data.py", flags, arguments.json)
+    arguments.packs = str(folder)
+    return _checked_index(arguments.data, arguments.packs)
 
 
 def _ensure_plan(
@@ -274,6 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = parser.add_argument_group("plan")
     plan.add_argument("--profile", help="use this profile.json")
     plan.add_argument("--analytic", help="estimate the profile for a100, h100 or h200 instead of measuring")
+    plan.add_argument("--repack", action="store_true", help="pack again, levelling the profile's seconds")
     plan.add_argument("--plan", help="use this plan.json, whatever its profile")
     plan.add_argument("--virtual-pipeline-model-parallel-size", type=int, default=1)
     plan.add_argument("--method", default="joint", help="see tools/plan_layout.py")

@@ -86,11 +86,26 @@ def parse_arguments() -> argparse.Namespace:
     )
     costs.add_argument("--model", help="a preset or a Hugging Face folder, for --analytic")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--like", metavar="INDEX", help="take options not given from this packed index")
     parser.add_argument("--output-dir", required=True, help="the packed index to write")
     parser.add_argument("--report", metavar="FILE", help="write histograms and measures as an HTML page")
     parser.add_argument("--dump-iterations", metavar="FILE", help="write epoch 0: pack numbers [iterations, D, M]")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    like = parser.parse_args().like
+    if like:
+        parser.set_defaults(**options_of(PackedIndex.open(like)))
     return parser.parse_args()
+
+
+def options_of(index: PackedIndex) -> dict[str, Any]:
+    """Return the options that an index was packed with, by the names of the command line."""
+    manifest = index.manifest
+    options = {field.name: manifest[field.name] for field in fields(PackOptions) if field.name in manifest}
+    options |= {"vit_budget": manifest["sample_vit_budget"], "llm_budget": manifest["sample_llm_budget"]}
+    options["budgets"] = list(manifest.get("budgets", {}).items())
+    options["weights"] = [source["weight"] for source in manifest["sources"]]
+    group_by = manifest["built_from"].get("group_by")
+    return options | ({"separate_sources": True} if group_by == "source" else {"group_by": group_by})
 
 
 def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
