@@ -36,7 +36,7 @@ from omnibal_ext.sizes import Sizes
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-SHAPES = [(ranks, micro) for ranks in (8, 32, 256) for micro in (1, 4, 16)]
+MICRO_BATCHES = (1, 4, 16)
 PATCHES_A_TILE = 1025
 
 
@@ -67,7 +67,9 @@ def measured(order: Ints, loads: Ints, seconds: Floats, features: Features, rank
     return [wait(rank_loads(iterations, seconds)), spreads[:sizes].max(), spreads[sizes:].max(initial=0), *ratios]
 
 
-def compare_orders(name: str, samples: int, model: str) -> list[tuple[list[object], float, float]]:
+def compare_orders(
+    name: str, samples: int, model: str, all_ranks: list[int]
+) -> list[tuple[list[object], float, float]]:
     """Return rows of the table of orders for one corpus, and what is waited in ours and in a random one."""
     make, budgets = UNTUNED[name]
     sizes, sources = sources_of(make(samples))
@@ -75,7 +77,8 @@ def compare_orders(name: str, samples: int, model: str) -> list[tuple[list[objec
     loads = pack_loads(packs, sizes)
     features = pack_features(Corpus(sizes, sources), packs, loads, LOADS)
     rows = []
-    for ranks, micro in (shape for shape in SHAPES if math.prod(shape) * 3 <= len(packs)):
+    shapes = ((ranks, micro) for ranks in all_ranks for micro in MICRO_BATCHES)
+    for ranks, micro in (shape for shape in shapes if math.prod(shape) * 3 <= len(packs)):
         seconds = costs_of(name, model).waited_for(loads, LOADS, one_sum=micro == 1)
         ours = order_packs(seconds, features.scaled(), ranks, micro, seed=0)
         chance = np.random.default_rng(0).permutation(len(packs))
@@ -88,7 +91,7 @@ def compare_orders(name: str, samples: int, model: str) -> list[tuple[list[objec
         least = f"{alike * math.sqrt(ranks):.2f}" if micro == 1 else ""
         row: list[object] = [name, ranks, micro, len(packs) // (ranks * micro), f"{random[0]:.4f}", f"{grouped[0]:.4f}"]
         row += [f"{own[0]:.4f}", f"{grouped[1]:.2f}", f"{own[1]:.2f}", least, f"{own[2]:.2f}"]
-        rows.append(([*row, f"{own[3]:.4f} {own[4]:.4f}"], own[0], random[0]))
+        rows.append(([*row, f"{own[3]:.4f}", f"{own[4]:.4f}"], own[0], random[0]))
     return rows
 
 
@@ -119,16 +122,21 @@ def main() -> None:
     """Compare, print, and end with the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=100_000)
+    parser.add_argument("--data-parallel-size", type=int, nargs="+", default=[8, 32, 256])
     parser.add_argument("--model", nargs="+", default=["internvl-chat-1.5", "internvl2.5-8b"], help="whose costs")
     arguments = parser.parse_args()
     compare_packs(arguments.samples)
     columns = (
-        "corpus", "ranks", "micro", "steps", "wait, random", "by length", "ours", "sizes, by length", "ours", "least",
-        "sources, ours", "DistRatio ViT, LLM",
+        "corpus", "ranks", "micro", "steps", "wait: random", "by length", "ours", "sizes: by length", "ours", "least",
+        "sources", "Dist ViT", "LLM",
     )  # fmt: skip
     ours = random = 0.0
     for model in arguments.model:
-        rows = [row for name in UNTUNED for row in compare_orders(name, arguments.samples, model)]
+        rows = [
+            row
+            for name in UNTUNED
+            for row in compare_orders(name, arguments.samples, model, arguments.data_parallel_size)
+        ]
         print_table(f"Orders of the same packs, costs of {model}", columns, [row for row, _, _ in rows])
         ours, random = ours + sum(own for _, own, _ in rows), random + sum(chance for _, _, chance in rows)
     print(f"ratio of waiting to a random order's: {ours / random:.4f}")

@@ -13,14 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.packing.deal import deal_level, stored_order
+from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.mix import mixed_iterations
 from omnibal_ext.packing.rows import halve
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-LEVEL_ENOUGH = 0.005  # packs of one row may differ so much that ranks would wait for this share; they wait for less
-STEPS_A_SECOND = 4_000_000
+WAIT_ENOUGH = 0.0025  # share of time spent waiting; of orders that wait for less, the one that mixes most is taken
+# Packs that stay together, one or a row, and how unlike packs of a leaf may be: the share of time that ranks would
+# wait, were they not dealt level. The first way mixes most, the last one waits least.
+WAYS = (("pack", 0.005), ("row", 0.01), ("row", 0.005), ("row", 0.0025), ("row", 0.0))
+STEPS_A_SECOND = 4_000_000  # swaps looked at
 
 
 def order_packs(
@@ -35,16 +39,17 @@ def order_packs(
     """Order packs by iteration; `deal.deal` gives each rank its own.
 
     1. Set packs aside at even steps from cheap to dear, so many that the others fill iterations; they come last.
-    2. Halve the others at the part whose seconds spread most, down to leaves of rows that cost as good as the same.
-    3. Make iterations of M rows from M stretches of this order; swap rows between iterations, then packs of one leaf,
-       until each iteration is near the mean in all features.
+    2. Halve the others at the part whose seconds spread most, down to leaves that cost as good as the same.
+    3. Make iterations of rows (or single packs) from stretches of this order; swap rows between iterations, then packs
+       of one leaf, until each iteration is near the mean in all features.
     4. Deal the packs of each iteration so that the ranks' sums are level in every part.
-    5. Shuffle the iterations.
+    5. Do 2 to 4 in the ways of `WAYS`, until one leaves next to no waiting; else take the one that leaves least.
+    6. Shuffle the iterations.
 
     Args:
         seconds: of each pack, [P, parts]; ranks wait for the fullest one of each part.
         features: of each pack, [P, F]; what is to be spread over the iterations, scaled to equal importance.
-        effort: nominal seconds for 3.
+        effort: nominal seconds for 3, in each way.
         together: packs that are not set aside, if the others suffice, [P].
 
     Returns:
@@ -57,15 +62,37 @@ def order_packs(
     if iterations == 0:
         return aside
     others = np.random.default_rng(seed).permutation(others)
+    best, least = others[None], math.inf
+    for unit, unlike in WAYS if micro_batches > 1 else WAYS[1:]:
+        width = 1 if unit == "pack" else data_parallel_size
+        dealt = _iterations(seconds, features, others, (data_parallel_size, micro_batches), width, unlike, seed, effort)
+        waiting = wait(rank_loads(dealt, seconds))
+        if waiting < least:
+            best, least = stored_order(dealt), waiting
+        if waiting <= WAIT_ENOUGH:
+            break
+    return np.concatenate([np.random.default_rng((seed, 1)).permutation(best).ravel(), aside])
+
+
+def _iterations(
+    seconds: Floats,
+    features: Floats,
+    packs: Ints,
+    shape: tuple[int, int],
+    width: int,
+    unlike: float,
+    seed: int,
+    effort: float,
+) -> Ints:
+    """Make iterations of D ranks x M microbatches of all `packs`, in one way; return them dealt, [I, D, M]."""
+    ranks, micro_batches = shape
     # The fullest of D ranks is sqrt(2 ln D) deviations above the mean or less; one deviation is 1.25 mean distances.
-    share = LEVEL_ENOUGH * micro_batches / (1.25 * math.sqrt(2 * math.log(max(2, data_parallel_size))))
-    leaves = halve(
-        np.ascontiguousarray(seconds.T), others, data_parallel_size, share * float(seconds.sum(axis=1).mean())
-    )
+    share = unlike * micro_batches / (1.25 * math.sqrt(2 * math.log(max(2, ranks))))
+    order = packs.copy()
+    leaves = halve(np.ascontiguousarray(seconds.T), order, width, share * float(seconds.sum(axis=1).mean()))
+    iterations = len(packs) // (ranks * micro_batches)
     steps = int(effort * STEPS_A_SECOND)
-    groups = mixed_iterations(features, others, leaves, data_parallel_size, iterations, seed, steps)
-    dealt = deal_level(seconds, np.random.default_rng((seed, 1)).permutation(groups), data_parallel_size)
-    return np.concatenate([stored_order(dealt).ravel(), aside])
+    return deal_level(seconds, mixed_iterations(features, order, leaves, width, iterations, seed, steps), ranks)
 
 
 def _set_aside(by_cost: Ints, count: int, together: NDArray[np.bool_] | None) -> tuple[Ints, Ints]:

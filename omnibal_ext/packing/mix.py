@@ -14,24 +14,24 @@ QUIET = 4  # meetings without a swap, for each iteration, after which rows are a
 
 
 def mixed_iterations(
-    features: Floats, order: Ints, leaves: Ints, data_parallel_size: int, iterations: int, seed: int, steps: int
+    features: Floats, order: Ints, leaves: Ints, width: int, iterations: int, seed: int, steps: int
 ) -> Ints:
     """Group packs into iterations, each near the mean in all features.
 
-    1. Cut the rows, which stand in an order of likeness, into M stretches; an iteration takes one of each, at random.
+    1. Cut the rows, which stand in an order of likeness, into equal stretches; an iteration takes one of each.
     2. Swap rows between two iterations where that brings both nearer to the mean.
     3. Swap packs of one leaf, which cost the same, between two iterations likewise.
 
     Args:
         features: of each pack, [P, F], of mean 0.
-        order: pack numbers [I * M * D], rows of D packs one after the other, whole leaves one after the other.
+        order: pack numbers [I * M * D], rows of `width` packs one after the other, whole leaves one after the other.
         leaves: the first row of each leaf, and the number of rows.
         steps: swaps to look at, in all.
 
     Returns:
         Pack numbers [I, M * D].
     """
-    rows = order.reshape(-1, data_parallel_size)
+    rows = order.reshape(-1, width)
     units = np.arange(len(rows)).reshape(-1, iterations)
     units = np.random.default_rng((seed, 2)).permuted(units, axis=1).T.copy()
     sums = features[rows].sum(axis=1)[units].sum(axis=1)
@@ -39,9 +39,7 @@ def mixed_iterations(
         _swap_rows(features[rows].sum(axis=1), units, sums, seed, steps // 2)
     row_iteration = np.empty(len(rows), np.int64)
     row_iteration[units] = np.arange(iterations)[:, None]
-    _swap_packs(
-        features, order, leaves * data_parallel_size, np.repeat(row_iteration, data_parallel_size), sums, seed, steps
-    )
+    _swap_packs(features, order, leaves * width, np.repeat(row_iteration, width), sums, seed, steps)
     return rows[units].reshape(iterations, -1)
 
 
