@@ -20,7 +20,7 @@ from omnibal_ext.packing.rows import halve
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-WAIT_ENOUGH = 0.0025  # share of time spent waiting; of orders that wait for less, the one that mixes most is taken
+WAIT_ENOUGH = 0.003  # share of time spent waiting; of orders that wait for less, the one that mixes most is taken
 # Packs that stay together, one or a row, and how unlike packs of a leaf may be: the share of time that ranks would
 # wait, were they not dealt level. The first way mixes most, the last one waits least.
 WAYS = (("pack", 0.005), ("row", 0.01), ("row", 0.005), ("row", 0.0025), ("row", 0.0))
