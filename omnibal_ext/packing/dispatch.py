@@ -70,7 +70,7 @@ class PackStream:
         batch = self.order.global_batch
         groups = self.order.packs(first * batch, end * batch).reshape(-1, batch)
         dealt = deal(groups, self._data_parallel_size)
-        stored = (np.diff(groups, axis=1) == 1).all(axis=1) & (groups[:, 0] >= 0) & self._dealt
+        stored = self.order.are_groups(groups) & self._dealt
         for number in np.flatnonzero(~stored):
             packs = np.unique(groups[number])  # -1 is an empty pack
             local = np.searchsorted(packs, groups[number])

@@ -76,6 +76,15 @@ class EpochOrder:
             position += len(parts[-1])
         return np.concatenate(parts)
 
+    def are_groups(self, iterations: Ints) -> NDArray[np.bool_]:
+        """Return which iterations, packs [I, B], are a group as it is stored, [I]."""
+        first = iterations[:, 0]
+        section = np.searchsorted(self._ends, first, side="right") - 1
+        aligned = (first >= 0) & ((first - self._ends[section]) % self.global_batch == 0)
+        aligned &= first + self.global_batch <= self._ends[np.minimum(section + 1, len(self._ends) - 1)]
+        result: NDArray[np.bool_] = aligned & (np.diff(iterations, axis=1) == 1).all(axis=1)
+        return result
+
     def _epoch(self, epoch: int) -> Ints:
         """Order the packs of one epoch: every pack once, groups kept together.
 
@@ -93,7 +102,7 @@ class EpochOrder:
             return np.arange(first, end)  # in one order for ever, so that no iteration meets a pack again too soon
         order = np.arange(whole)
         if cycle:
-            borders = np.cumsum(self._parts[section])[:-1]
+            borders = np.cumsum(self._parts[section])
             generator = np.random.default_rng((self._seed, epoch))
             order = np.concatenate([generator.permutation(part) for part in np.split(order, borders)])
         if self._whole:
