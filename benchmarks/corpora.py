@@ -1,4 +1,4 @@
-"""Made-up corpora that no packer was tuned on."""
+"""Made-up corpora of ten kinds that no packer was tuned on, and budgets for them."""
 
 from collections.abc import Callable
 
@@ -29,10 +29,78 @@ def many_images(samples: int) -> Sizes:
     return Sizes.from_arrays(tiles, 256 * tiles + generator.lognormal(5, 1, samples).astype(np.int64).clip(10, 3000))
 
 
+def videos(samples: int) -> Sizes:
+    """A third are videos of 8 to 96 frames of 64 tokens each, the others single images."""
+    generator = np.random.default_rng(0)
+    tiles = np.where(generator.random(samples) < 0.33, generator.integers(1, 13, samples) * 8, 1)
+    return Sizes.from_arrays(tiles, 64 * tiles + generator.lognormal(5, 0.8, samples).astype(np.int64).clip(10, 2000))
+
+
+def near_budget(samples: int) -> Sizes:
+    """Long conversations: half of the samples take more than a third of the tokens of a pack."""
+    generator = np.random.default_rng(0)
+    tiles = generator.integers(1, 6, samples)
+    text = np.where(generator.random(samples) < 0.5, generator.uniform(1500, 2700, samples), 200).astype(np.int64)
+    return Sizes.from_arrays(tiles, 256 * tiles + text)
+
+
+def correlated(samples: int) -> Sizes:
+    """Conversations that grow with their images."""
+    generator = np.random.default_rng(0)
+    tiles = generator.integers(1, 13, samples)
+    return Sizes.from_arrays(tiles, (tiles * generator.normal(300, 15, samples)).astype(np.int64).clip(256, 4096))
+
+
+def anti_correlated(samples: int) -> Sizes:
+    """Many tiles with little to say, long texts with few tiles."""
+    generator = np.random.default_rng(0)
+    tiles = generator.integers(0, 13, samples)
+    text = (13 - tiles) * generator.normal(220, 30, samples)
+    return Sizes.from_arrays(tiles, text.astype(np.int64).clip(20, 4000) + 16 * tiles)
+
+
+def independent(samples: int) -> Sizes:
+    """Tiles and tokens that have nothing to do with each other."""
+    generator = np.random.default_rng(0)
+    return Sizes.from_arrays(generator.integers(0, 25, samples), generator.integers(20, 4000, samples))
+
+
+def giants(samples: int) -> Sizes:
+    """One sample in a hundred fills a pack alone."""
+    generator = np.random.default_rng(0)
+    giant = generator.random(samples) < 0.01
+    tiles = np.where(giant, 40, generator.integers(0, 5, samples))
+    tokens = np.where(giant, 14_000, 256 * tiles + generator.integers(30, 600, samples))
+    return Sizes.from_arrays(tiles, np.where(giant, tokens + generator.integers(0, 2000, samples), tokens))
+
+
+def two_points(samples: int) -> Sizes:
+    """Two kinds of sample, each always the same."""
+    large = np.random.default_rng(0).random(samples) < 0.3
+    return Sizes.from_arrays(np.where(large, 7, 1), np.where(large, 2200, 450))
+
+
+def patches(samples: int) -> Sizes:
+    """Native resolution: patches instead of tiles, a quarter as many tokens, hardly two samples alike."""
+    generator = np.random.default_rng(0)
+    sides = generator.lognormal(3.3, 0.5, (2, samples)).clip(4, 120)
+    count = (sides[0] * sides[1]).astype(np.int64) * 4
+    text = generator.lognormal(4.5, 1, samples).astype(np.int64).clip(8, 2000)
+    return Sizes.from_arrays(np.minimum(count, 32_768), np.minimum(count // 4 + text, 16_384))
+
+
 # name: how to make so many samples, and budgets for them
 UNTUNED: dict[str, tuple[Callable[[int], Sizes], tuple[int, int]]] = {
     "heavy tails": (heavy_tails, (12, 4096)),
     "heavy tails, wide": (heavy_tails, (24, 8192)),
     "single tiles": (single_tiles, (8, 4096)),
     "many images": (many_images, (48, 16384)),
+    "videos": (videos, (128, 12288)),
+    "near budget": (near_budget, (12, 4096)),
+    "correlated": (correlated, (32, 9216)),
+    "anti-correlated": (anti_correlated, (24, 6144)),
+    "independent": (independent, (48, 8192)),
+    "giants": (giants, (48, 16384)),
+    "two points": (two_points, (16, 5120)),
+    "patches": (patches, (32_768, 16_384)),
 }

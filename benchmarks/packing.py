@@ -3,8 +3,8 @@
     python benchmarks/packing.py --sizes a.json b.json
 
 Without --sizes it takes the lengths that OmniBal's authors published (folder $OMNIBAL_LENGTHS), or else a made-up
-corpus. All methods pack the same samples in the same run; corpora that nothing was tuned on follow. The last line is
-the ratio to ISF.
+corpus. All methods pack the same samples in the same run; `benchmarks/packing_grid.py` has corpora that nothing was
+tuned on. The last line is the ratio to ISF.
 """
 
 import argparse
@@ -22,17 +22,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.corpora import UNTUNED
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing import METHODS, PackOptions, Summary, build_index
 from omnibal_ext.packing.budget import choose_budgets
-from omnibal_ext.packing.level import MOST_PACKS_TO_REFINE
 from omnibal_ext.sizes import Sizes
 
 BUDGETS = ((9, 4096), (10, 4096), (14, 4096), (15, 4352), (18, 5376), (20, 5888))
 GROWTH = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
-UNTUNED_SAMPLES = (20_000, 100_000, 500_000)
 PLAIN_SAMPLES = 200_000
 
 
@@ -87,13 +84,14 @@ def compare_methods(sizes: Sizes, folder: str, ranks: int, samples_per_pack: int
         (
             method, f"{r.samples_per_pack:.2f}", r.longest_tiles, r.longest_tokens, f"{r.pad_ratio:.3f}",
             f"{r.dist_ratio_vit:.4f}", f"{r.dist_ratio_llm:.4f}", f"{r.dist_ratio_attention:.4f}",
+            f"{r.wait:.4f}", f"{r.teach_sizes:.2f}", f"{r.teach_sources:.2f}",
             f"{r.packs / r.lower_bound_packs:.4f}", f"{r.wasted_work:.4f}", f"{r.seconds:.2f}",
         )
         for method, r in results.items()
     ]  # fmt: skip
     columns = (
         "method", "samples a pack", "most tiles", "most tokens", "PadRatio", "DistRatio ViT", "LLM", "attention",
-        "packs / bound", "wasted work", "s",
+        "wait", "teach: sizes", "sources", "packs / bound", "wasted work", "s",
     )  # fmt: skip
     print_table(f"Methods at budgets {best.vit_budget}, {best.llm_budget} (auto), {ranks} ranks", columns, rows)
     return results
@@ -116,34 +114,15 @@ def compare_budgets(sizes: Sizes, folder: str, ranks: int) -> dict[tuple[int, in
     return results
 
 
-def compare_corpora(folder: str, ranks: int, most_samples: int) -> None:
-    """Print how level balanced packs are on corpora that nothing was tuned on, with one and four packs a rank."""
-    rows = []
-    for name, (make, budgets) in UNTUNED.items():
-        for count in (count for count in UNTUNED_SAMPLES if count <= most_samples):
-            sizes = make(count)
-            for micro_batches in (1, 4):
-                options = PackOptions("balanced", *budgets, micro_batches, ranks)
-                own = measure(sizes, folder, options)
-                ratios = (own.dist_ratio_vit, own.dist_ratio_llm, own.dist_ratio_attention)
-                measures = f"{own.packs / own.lower_bound_packs:.4f}", f"{own.pad_ratio:.3f}"
-                rows.append((name, f"{count:,}", micro_batches, *measures, *(f"{ratio:.4f}" for ratio in ratios)))
-    columns = ("corpus", "samples", "packs a rank", "packs / bound", "PadRatio", "DistRatio ViT", "LLM", "attention")
-    print_table(f"Corpora that nothing was tuned on, {ranks} ranks", columns, rows)
-
-
 def compare_speed(sizes: Sizes, folder: str, ranks: int, most_samples: int) -> tuple[float, float]:
-    """Print seconds against the number of samples, resampled; return the ratio of rates to plain ISF, the exponent.
-
-    The exponent is fitted where packs are levelled alike: smaller corpora are refined, at a cost that larger ones save.
-    """
+    """Print seconds against the number of samples, resampled; return the ratio of rates to plain ISF, the exponent."""
     generator = np.random.default_rng(0)
     vit_budget, llm_budget = BUDGETS[4]
     plain = sizes.take(generator.integers(0, len(sizes), PLAIN_SAMPLES))
     begin = time.process_time()
     isf_in_plain_python(plain, vit_budget, llm_budget)
     plain_rate = PLAIN_SAMPLES / (time.process_time() - begin)
-    rows, counts, seconds, refined = [], [], [], []
+    rows, counts, seconds = [], [], []
     for count in (count for count in GROWTH if count <= most_samples):
         resampled = sizes.take(generator.integers(0, len(sizes), count))
         begin = time.process_time()
@@ -151,7 +130,6 @@ def compare_speed(sizes: Sizes, folder: str, ranks: int, most_samples: int) -> t
         cpu = time.process_time() - begin
         counts.append(count)
         seconds.append(cpu)
-        refined.append(result.packs <= MOST_PACKS_TO_REFINE)
         gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         unit = f"{cpu / (count * np.log2(count)) * 1e9:.1f}"
         times = f"{result.seconds:.2f}", f"{cpu:.2f}", f"{count / cpu:,.0f}", unit
@@ -161,14 +139,13 @@ def compare_speed(sizes: Sizes, folder: str, ranks: int, most_samples: int) -> t
         "peak GB of the process",
     )  # fmt: skip
     print_table("Growth of balanced packing, sizes to closed index", columns, rows)
-    fitted = ~np.array(refined)
     n, cpus = np.array(counts, np.float64), np.array(seconds)
     work = np.log(n * np.log(n))
-    exponent = float(np.polyfit(work[fitted], np.log(cpus[fitted]), 1)[0]) if fitted.sum() > 1 else float("nan")
+    exponent = float(np.polyfit(work, np.log(cpus), 1)[0]) if len(counts) > 1 else float("nan")
     print(f"ISF in plain Python: {plain_rate:,.0f} samples / CPU s; balanced: {counts[-1] / seconds[-1]:,.0f}")
     print(
         f"{counts[-1]:,} samples cost {cpus[-1] / cpus[0]:.1f} times {counts[0]:,}, n log n is "
-        f"{np.exp(work[-1] - work[0]):.1f} times; without refinement cost grows as (n log n)^{exponent:.2f}"
+        f"{np.exp(work[-1] - work[0]):.1f} times; cost grows as (n log n)^{exponent:.2f}"
     )
     return counts[-1] / seconds[-1] / plain_rate, exponent
 
@@ -179,9 +156,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=[], metavar="FILE")
     parser.add_argument("--data-parallel-size", type=int, default=8)
     parser.add_argument("--samples-per-pack", type=int, default=4)
-    parser.add_argument(
-        "--most-samples", type=int, default=GROWTH[-1], help="of the growth table and of made-up corpora"
-    )
+    parser.add_argument("--most-samples", type=int, default=GROWTH[-1], help="of the growth table")
     arguments = parser.parse_args()
     sizes, name = load(arguments.sizes)
     print(f"{name}: {len(sizes):,} samples, {int(sizes.tiles.sum()):,} tiles, {int(sizes.tokens.sum()):,} tokens")
@@ -192,7 +167,6 @@ def main() -> None:
                 measure(few, folder, PackOptions(method, *BUDGETS[-1], micro_batches, 2))
         methods = compare_methods(sizes, folder, arguments.data_parallel_size, arguments.samples_per_pack)
         compare_budgets(sizes, folder, arguments.data_parallel_size)
-        compare_corpora(folder, arguments.data_parallel_size, arguments.most_samples)
         speed, _ = compare_speed(sizes, folder, arguments.data_parallel_size, arguments.most_samples)
     packs = methods["balanced"].packs / methods["isf"].packs
     waste = methods["balanced"].wasted_work / methods["isf"].wasted_work

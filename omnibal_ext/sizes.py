@@ -1,8 +1,8 @@
-"""What samples cost: how many ViT tiles and how many LLM tokens each one has."""
+"""What samples cost: how many ViT tiles and LLM tokens each one has, and any further named sizes."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,27 @@ from omnibal_ext.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The two sizes of every sample of a corpus; sample i is row i of both arrays.
+    """The sizes of every sample of a corpus; sample i is row i of all arrays.
 
-    `tokens` counts what the LLM reads, image tokens included. A text-only sample has 0 tiles.
+    `tokens` counts what the LLM reads, image tokens included. A text-only sample has 0 tiles. At native resolution,
+    tiles are patches. `more` are further sizes by name: audio frames, sums of squared lengths of images...
     """
 
     tiles: NDArray[np.int32]  # [N]
     tokens: NDArray[np.int64]  # [N]
+    more: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)  # of [N] each
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def take(self, samples: NDArray[np.int64]) -> "Sizes":
         """Return the sizes of `samples`, in that order; a sample may be named several times."""
-        return Sizes(self.tiles[samples], self.tokens[samples])
+        more = {name: values[samples] for name, values in self.more.items()}
+        return Sizes(self.tiles[samples], self.tokens[samples], more)
 
     @classmethod
-    def from_arrays(cls, tiles: Any, tokens: Any, origin: str = "sizes") -> "Sizes":
-        """Check two integer arrays of one length and make them sizes.
+    def from_arrays(cls, tiles: Any, tokens: Any, origin: str = "sizes", **more: Any) -> "Sizes":
+        """Check integer arrays of one length and make them sizes; `more` are further ones by name.
 
         Raises:
             UserError: naming `origin` and the first row at fault.
@@ -39,20 +42,31 @@ class Sizes:
         tiles, tokens = np.asarray(tiles), np.asarray(tokens)
         if tiles.ndim != 1 or tiles.shape != tokens.shape:
             raise UserError(f"{origin}: tiles {tiles.shape} and tokens {tokens.shape} must be two lists of one length")
-        for name, values, least in (("tiles", tiles, 0), ("tokens", tokens, 1)):
+        further = {name: np.asarray(values) for name, values in more.items()}
+        for name, values, least in (
+            ("tiles", tiles, 0),
+            ("tokens", tokens, 1),
+            *((n, v, 0) for n, v in further.items()),
+        ):
+            if values.shape != tokens.shape:
+                raise UserError(f"{origin}: {name} {values.shape} must be a list as long as tokens {tokens.shape}")
             if len(values) and not np.issubdtype(values.dtype, np.integer):
                 raise UserError(f"{origin}: {name} must be whole numbers, found {values.dtype}")
-            wrong = np.flatnonzero((values < least) | (values > np.iinfo(np.int32).max))
+            bits = 48 if name in further else 32  # squares are larger; sums of all must fit 64 bits
+            wrong = np.flatnonzero((values < least) | (values >= 2 ** (bits - 1)))
             if len(wrong):
                 row = int(wrong[0])
                 raise UserError(
-                    f"{origin}: row {row}: {name} is {values[row]}, must be {least} or more and fit 32 bits"
+                    f"{origin}: row {row}: {name} is {values[row]}, must be {least} or more and fit {bits} bits"
                 )
-        return cls(tiles.astype(np.int32), tokens.astype(np.int64))
+        columns = {name: values.astype(np.int64) for name, values in further.items()}
+        return cls(tiles.astype(np.int32), tokens.astype(np.int64), columns)
 
     @classmethod
-    def load(cls, paths: Sequence[str | Path] | str | Path) -> "Sizes":
+    def load(cls, paths: Sequence[str | Path] | str | Path, more: Sequence[str] = ()) -> "Sizes":
         """Read `.json` or `.npz` files of sizes; several are one corpus, numbered from 0 in the order given.
+
+        `more` are the names of further sizes, fields or arrays like the others.
 
         A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` holds `tiles` and `tokens`.
 
@@ -61,7 +75,7 @@ class Sizes:
         """
         if isinstance(paths, str | Path):
             paths = [paths]
-        return cls.concatenate([_load_one(Path(path)) for path in paths])
+        return cls.concatenate([_load_one(Path(path), more) for path in paths])
 
     @classmethod
     def concatenate(cls, parts: Sequence["Sizes"]) -> "Sizes":
@@ -71,11 +85,12 @@ class Sizes:
         return cls(
             np.concatenate([part.tiles for part in parts]) if parts else np.zeros(0, np.int32),
             np.concatenate([part.tokens for part in parts]) if parts else np.zeros(0, np.int64),
+            {name: np.concatenate([part.more[name] for part in parts]) for name in (parts[0].more if parts else ())},
         )
 
     def save(self, path: str | Path, **columns: NDArray[Any]) -> None:
         """Write an `.npz` that `load` reads; `columns` [N] are what else there is to say about the samples."""
-        np.savez(path, allow_pickle=False, tiles=self.tiles, tokens=self.tokens, **columns)
+        np.savez(path, allow_pickle=False, tiles=self.tiles, tokens=self.tokens, **self.more, **columns)
 
 
 def load_columns(path: str | Path, names: Sequence[str]) -> list[list[Any] | NDArray[Any]]:
@@ -107,12 +122,21 @@ def load_columns(path: str | Path, names: Sequence[str]) -> list[list[Any] | NDA
         raise UserError(f"{path}: row {row}: must be an object with {wanted}, found {rows[row]!r:.80}") from None
 
 
-def _load_one(path: Path) -> Sizes:
-    if path.suffix == ".npz":
-        tiles, tokens = load_columns(path, ("tiles", "tokens"))
-        return Sizes.from_arrays(tiles, tokens, str(path))
-    tiles, tokens = load_columns(path, ("vit_num", "token_num"))
+def column_names(path: str | Path) -> tuple[str, ...]:
+    """Return the arrays of an `.npz` file of sizes. Raises UserError naming the file."""
     try:
-        return Sizes.from_arrays(tiles, tokens, str(path))
+        with np.load(path, allow_pickle=False) as arrays:
+            return tuple(arrays)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not a sizes file: {error}") from error
+
+
+def _load_one(path: Path, more: Sequence[str]) -> Sizes:
+    names = ("tiles", "tokens") if path.suffix == ".npz" else ("vit_num", "token_num")
+    tiles, tokens, *further = load_columns(path, (*names, *more))
+    try:
+        return Sizes.from_arrays(tiles, tokens, str(path), **dict(zip(more, further, strict=True)))
     except (ValueError, OverflowError) as error:
-        raise UserError(f"{path}: vit_num and token_num must be whole numbers: {error}") from error
+        raise UserError(f"{path}: {', '.join((*names, *more))} must be whole numbers: {error}") from error

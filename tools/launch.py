@@ -27,6 +27,7 @@ from omnibal_ext.launch.planning import Planning, measured_best
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
 from omnibal_ext.launch.weights import convert, converted_folder
 from omnibal_ext.layout.search import METHODS
+from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import SCHEDULE_NAMES
@@ -48,6 +49,9 @@ def main() -> None:
             source, run_dir = Path(arguments.first_weights), planning.run_dir
             arguments.first_weights = str(converted_folder(source, run_dir))
             convert(TOOLS / "convert_checkpoint.py", source, Path(arguments.first_weights), arguments.json)
+        if arguments.repack and not arguments.plan:
+            planning = planning.packed_again()
+            arguments.packs = str(planning.index.folder)
         plan = planning.ensure()
         _check_memory(plan, report)
         if arguments.measure_top_k and not plan.trials and not arguments.dry_run:
@@ -192,7 +196,7 @@ def _pretrain_words(arguments: argparse.Namespace, plan: Path, index: PackedInde
         "--tensorboard-dir": Path(arguments.run_dir) / TENSORBOARD,
     }
     if arguments.epochs:
-        flags["--train-iters"] = -(-round(arguments.epochs * index.num_packs) // index.global_batch)
+        flags["--train-iters"] = PackStream(index, index.global_batch, 1).first_iteration(arguments.epochs)
     words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
     return [*words, *(["--from-scratch"] if arguments.from_scratch else []), *arguments.megatron]
 
@@ -250,6 +254,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--analytic", choices=tuple(DEVICES), help="estimate the profile for this device, measure nothing"
     )
+    plan.add_argument("--repack", action="store_true", help="pack again, levelling the profile's seconds")
     plan.add_argument("--plan", help="use this plan.json, whatever its profile")
     plan.add_argument("--virtual-pipeline-model-parallel-size", type=int, default=1)
     plan.add_argument("--method", choices=METHODS, default="joint", help="see tools/plan_layout.py")

@@ -14,6 +14,7 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing import (
     METHODS,
     Corpus,
+    PackCosts,
     PackedIndex,
     PackOptions,
     PackStream,
@@ -22,10 +23,12 @@ from omnibal_ext.packing import (
     epoch_iterations,
 )
 from omnibal_ext.packing.budget import Trial, choose_budgets
-from omnibal_ext.packing.build import OVERSIZE, reject_reasons
-from omnibal_ext.packing.dispatch import LAST_ITERATION
+from omnibal_ext.packing.build import reject_reasons
+from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL
 from omnibal_ext.packing.histograms import bar_line, distributions, waste_by_kind, write_report
 from omnibal_ext.packing.index import sha256_of
+from omnibal_ext.packing.options import LAST_ITERATION, OVERSIZE
+from omnibal_ext.profile_data import Profile
 from omnibal_ext.sizes import load_columns
 
 SHOWN_TRIALS = 12
@@ -34,6 +37,12 @@ SHOWN_TRIALS = 12
 def budget(text: str) -> int | None:
     """Read a budget: a number, or "auto" (None)."""
     return None if text == "auto" else int(text)
+
+
+def named_budget(text: str) -> tuple[str, int]:
+    """Read NAME=BUDGET."""
+    name, _, number = text.partition("=")
+    return name, int(number)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -51,6 +60,10 @@ def parse_arguments() -> argparse.Namespace:
     packing.add_argument("--method", choices=METHODS, default=METHODS[0])
     packing.add_argument("--vit-budget", type=budget, default="auto", metavar="TILES", help="most tiles of a pack")
     packing.add_argument("--llm-budget", type=budget, default="auto", metavar="TOKENS", help="most tokens of a pack")
+    packing.add_argument(
+        "--size", dest="budgets", action="append", default=[], type=named_budget, metavar="NAME=BUDGET",
+        help="a further size of samples, an array or field of that name (again for more); 0: no limit",
+    )  # fmt: skip
     packing.add_argument("--max-llm-budget", type=int, metavar="TOKENS", help="limit of --llm-budget auto")
     packing.add_argument("--samples-per-pack", type=int, default=4, help="of methods that pad; what auto aims at")
     packing.add_argument("--oversize", choices=OVERSIZE, default=OVERSIZE[0], help="samples over budget")
@@ -59,19 +72,48 @@ def parse_arguments() -> argparse.Namespace:
     iterations.add_argument("--data-parallel-size", type=int, default=1, metavar="D")
     iterations.add_argument("--micro-batches", type=int, default=1, metavar="M", help="packs of a rank an iteration")
     iterations.add_argument("--last-iteration", choices=LAST_ITERATION, default=LAST_ITERATION[0], help="what fills it")
-    iterations.add_argument("--epochs", type=int, default=1, help="epochs packed apart; training repeats them")
+    iterations.add_argument(
+        "--epochs", type=int, help="epochs packed apart; training repeats them (default: as fractional weights need)"
+    )
+    iterations.add_argument(
+        "--pipeline-model-parallel-size", type=int, metavar="P", help="1: seconds of vision and language part add up"
+    )
+    iterations.add_argument("--seconds", type=float, default=1.0, help="nominal time for mixing iterations")
+    costs = parser.add_argument_group("costs, by which ranks are levelled")
+    costs.add_argument("--costs", metavar="PROFILE", help="a profile.json of tools/profile_layers.py")
+    costs.add_argument(
+        "--analytic", metavar="DEVICE", help="or count the operations of --model on an a100, h100 or h200"
+    )
+    costs.add_argument("--model", help="a preset or a Hugging Face folder, for --analytic")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--like", metavar="INDEX", help="take options not given from this packed index")
     parser.add_argument("--output-dir", required=True, help="the packed index to write")
     parser.add_argument("--report", metavar="FILE", help="write histograms and measures as an HTML page")
     parser.add_argument("--dump-iterations", metavar="FILE", help="write epoch 0: pack numbers [iterations, D, M]")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    like = parser.parse_args().like
+    if like:
+        parser.set_defaults(**options_of(PackedIndex.open(like)))
     return parser.parse_args()
+
+
+def options_of(index: PackedIndex) -> dict[str, Any]:
+    """Return the options that an index was packed with, by the names of the command line."""
+    manifest = index.manifest
+    options = {field.name: manifest[field.name] for field in fields(PackOptions) if field.name in manifest}
+    options |= {"vit_budget": manifest["sample_vit_budget"], "llm_budget": manifest["sample_llm_budget"]}
+    options["budgets"] = list(manifest.get("budgets", {}).items())
+    options["weights"] = [source["weight"] for source in manifest["sources"]]
+    group_by = manifest["built_from"].get("group_by")
+    return options | ({"separate_sources": True} if group_by == "source" else {"group_by": group_by})
 
 
 def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     """Return the corpus, and what it was read from with hashes."""
     paths = [Path(arguments.data) / "sizes.npz"] if arguments.data else [Path(path) for path in arguments.sizes]
-    corpus = Corpus.of_dataset(arguments.data) if arguments.data else Corpus.load(paths)
+    arguments.budgets = dict(arguments.budgets)
+    more = tuple(arguments.budgets)
+    corpus = Corpus.of_dataset(arguments.data, more) if arguments.data else Corpus.load(paths, more)
     if arguments.weights:
         corpus = corpus.weighted(arguments.weights)
     if arguments.separate_sources:
@@ -111,6 +153,20 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Trial]
     )
     arguments.vit_budget, arguments.llm_budget = best.vit_budget, best.llm_budget
     return trials
+
+
+def settle_costs(arguments: argparse.Namespace) -> PackCosts:
+    """Read or count what packs cost."""
+    if arguments.costs:
+        if arguments.analytic or arguments.model:
+            raise UserError("--costs has seconds of a model already: leave --analytic and --model out")
+        return PackCosts.of_profile(Profile.load(arguments.costs))
+    return PackCosts.of_model(
+        arguments.model or DEFAULT_MODEL,
+        arguments.analytic or DEFAULT_DEVICE,
+        arguments.vit_budget,
+        arguments.llm_budget,
+    )
 
 
 def check_rejects(corpus: Corpus, options: PackOptions, limit: int) -> None:
@@ -158,7 +214,7 @@ def main() -> None:
     options = PackOptions(**{field.name: getattr(arguments, field.name) for field in fields(PackOptions)})
     if arguments.max_rejects is not None:
         check_rejects(corpus, options, arguments.max_rejects)
-    index, summary = build_index(corpus, arguments.output_dir, options, built_from)
+    index, summary = build_index(corpus, arguments.output_dir, options, built_from, settle_costs(arguments))
     if arguments.dump_iterations:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         np.save(arguments.dump_iterations, epoch_iterations(stream), allow_pickle=False)

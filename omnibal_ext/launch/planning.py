@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,22 @@ class Planning:
             raise UserError(
                 f"profile {self.profile_path}: is of {found}, not of {wanted}; leave --profile out to have one measured"
             )
+
+    def packed_again(self) -> "Planning":
+        """The same, on packs made as these were but level in the profile's seconds; the profile is made if missing."""
+        self._ensure_profile()
+        folder = self.run_dir / "packs"
+        flags = {
+            "--data": self.flags.data,
+            "--like": self.index.folder,
+            "--costs": self.profile_path,
+            "--data-parallel-size": self.data_parallel,
+            "--micro-batches": self.micro_batches,
+            "--pipeline-model-parallel-size": self.flags.pipeline_model_parallel_size,
+            "--output-dir": folder,
+        }
+        run_our_tool(self.tools / "pack_data.py", flags, self.flags.json)
+        return replace(self, index=PackedIndex.open(folder))
 
     def ensure(self) -> Plan:
         """The plan to run by; profile and plan are made first where they are missing or stale."""

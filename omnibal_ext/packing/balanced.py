@@ -1,5 +1,7 @@
 """Balanced packing: few packs, both budgets used evenly. Plans mixtures by linear program, places samples by search."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numba
@@ -7,17 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.packing.fill import Aim, Grid, Plan, Seeds, fill_packs
+from omnibal_ext.packing.first_fit import pack_first_fit
 from omnibal_ext.packing.metrics import lower_bound_packs
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.packing.patterns import Classes, plan_patterns
+from omnibal_ext.packing.random_bits import below
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
 
+NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
 PLANS = ((0, 0), (1, 1), (6, 8))  # (classes of a tile count, rounds of planning): the ways to pack that are compared
 AT_THE_BOUND = 1.0005
 MOST_TYPES_TO_PLAN = 200_000  # so rich a corpus fills packs without a plan
+MOST_TO_PLAN = 100_000  # tile counts x tile budget, with which the time of a plan grows
 MOST_CLASSES = 48
+MOST_CELLS = 32_000_000  # of the grid of types: 400 MB
+MANY_ROWS, MOST_STEPS = 128, 6_000_000  # beyond so many tile counts and so many of them times types, search is slow
+MOST_SAMPLES_TO_FIT = 2_000_000  # more samples whose sizes repeat are planned well enough
 DRIFT_PRICE = 0.05
 SEARCH_NODES = 64
 SEARCH_NODES_IN_ALL = 1_000_000
@@ -31,8 +40,30 @@ class _Filled(NamedTuple):
     repeats: Ints
 
 
-def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) -> Packs:
-    """Pack all samples of `sizes`; every sample must fit the budgets alone.
+def pack_balanced(
+    sizes: Sizes, vit_budget: int, llm_budget: int, budgets: Mapping[str, int] = NO_BUDGETS, *, seed: int
+) -> Packs:
+    """Pack all samples of `sizes`; every sample must fit the budgets alone. `budgets` are those of further sizes.
+
+    1. Search (`_search`), where sizes repeat enough to be counted and no further budget is to be kept.
+    2. Unless that is at the lower bound: first-fit-decreasing. Keep the fewest packs.
+    """
+    limits = {name: budget for name, budget in budgets.items() if budget}
+    found = None if limits else _search(sizes, vit_budget, llm_budget, seed=seed)
+    enough = lower_bound_packs(sizes, vit_budget, llm_budget)
+    if found is not None and (len(found) <= enough or len(sizes) > MOST_SAMPLES_TO_FIT):
+        return found
+    columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
+    fitted = pack_first_fit(np.column_stack(columns), np.array([vit_budget, llm_budget, *limits.values()]))
+    if found is not None and len(found) <= len(fitted):
+        return found
+    equal = np.empty(len(sizes), np.int64)  # the seed decides among equal samples
+    equal[np.lexsort(columns)] = np.lexsort((np.random.default_rng(seed).permutation(len(sizes)), *columns))
+    return Packs(fitted.pack_offsets, equal[fitted.sample_ids])
+
+
+def _search(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) -> Packs | None:
+    """Pack all samples, or return None if too many sizes differ.
 
     1. Count the samples of each type: equal tiles and equal tokens.
     2. Fill packs from the counts in the ways of `PLANS`, until one is at the lower bound; keep that of fewest packs.
@@ -42,6 +73,9 @@ def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) 
         return Packs.concatenate([])
     tiles = np.flatnonzero(np.bincount(sizes.tiles))[::-1].copy()
     columns = int(sizes.tokens.max()) + 2
+    types_at_most = min(len(sizes), len(tiles) * columns)
+    if len(tiles) * columns > MOST_CELLS or (len(tiles) > MANY_ROWS and len(tiles) * types_at_most > MOST_STEPS):
+        return None
     row_of = np.zeros(int(tiles[0]) + 1, np.int64)
     row_of[tiles] = np.arange(len(tiles))
     types = row_of[sizes.tiles] * columns + sizes.tokens
@@ -49,7 +83,8 @@ def pack_balanced(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) 
     grid_counts = counts.reshape(len(tiles), columns).astype(np.int32)
     enough = AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget)
     ways: list[_Filled] = []
-    for plan in PLANS if np.count_nonzero(counts) <= MOST_TYPES_TO_PLAN else PLANS[:1]:
+    plannable = np.count_nonzero(counts) <= MOST_TYPES_TO_PLAN and len(tiles) * max(1, vit_budget) <= MOST_TO_PLAN
+    for plan in PLANS if plannable else PLANS[:1]:
         ways.append(_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, *plan))
         if ways[-1].repeats.sum() <= enough:
             break
@@ -159,18 +194,9 @@ def _shuffled_by_type(types: Ints, starts: Ints, seed: int) -> Ints:
     for kind in range(len(starts) - 1):
         first = starts[kind]
         for i in range(starts[kind + 1] - 1, first, -1):
-            j = first + _hash(seed, i) % np.uint64(i - first + 1)
+            j = first + below(i - first + 1, seed, i)
             samples[i], samples[j] = samples[j], samples[i]
     return samples
-
-
-@numba.njit(cache=True)
-def _hash(seed: int, position: int) -> np.uint64:
-    """Return 64 random bits for a position (the finaliser of SplitMix64)."""
-    bits = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(position + 1) * np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
 
 
 @numba.njit(cache=True)

@@ -1,8 +1,10 @@
 """A corpus: samples of one or several sources, how often each is seen, and who must not share a pack."""
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.sizes import Sizes, load_columns
+from omnibal_ext.sizes import Sizes, column_names, load_columns
 
 Ints = NDArray[np.int64]
+
+MOST_EPOCHS = 10  # packed apart for the sake of fractional weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Source:
     name: str
     samples: int
     weight: float = 1.0
-    """Times that each sample is seen in an epoch: 2 twice, 0.5 a random half of the samples."""
+    """Times that each sample is seen in an epoch: 2 twice, 0.5 half of the samples, the other half an epoch later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class Corpus:
     """[N]; samples of different groups never share a pack."""
     lines: Ints | None = None
     """[N]; the line of its source that each sample was, counted from 1. None: sample i of a source is its row i."""
+    supervised: Ints | None = None
+    """[N]; tokens of each sample that count in the loss, where they are known."""
 
     def __post_init__(self) -> None:
         """Raises UserError where the parts do not match."""
@@ -47,14 +53,14 @@ class Corpus:
             raise UserError(f"groups have shape {self.groups.shape}, there are {len(self.sizes)} samples")
 
     @classmethod
-    def load(cls, paths: Sequence[str | Path]) -> "Corpus":
-        """Read sizes files as the sources of one corpus."""
-        parts = [Sizes.load(path) for path in paths]
+    def load(cls, paths: Sequence[str | Path], more: Sequence[str] = ()) -> "Corpus":
+        """Read sizes files as the sources of one corpus, with `more` sizes than tiles and tokens."""
+        parts = [Sizes.load(path, more) for path in paths]
         sources = (Source(str(path), len(part)) for path, part in zip(paths, parts, strict=True))
         return cls(Sizes.concatenate(parts), tuple(sources))
 
     @classmethod
-    def of_dataset(cls, folder: str | Path) -> "Corpus":
+    def of_dataset(cls, folder: str | Path, more: Sequence[str] = ()) -> "Corpus":
         """Read a dataset folder of `tools/preprocess_data.py`: its input files are the sources.
 
         Raises:
@@ -68,8 +74,14 @@ class Corpus:
         except (ValueError, KeyError) as error:
             raise UserError(f"{manifest}: is damaged or of another version ({error}): preprocess again") from error
         (lines,) = load_columns(sizes, ("lines",))
+        (supervised,) = load_columns(sizes, ("supervised",)) if "supervised" in column_names(sizes) else (None,)
         sources = tuple(Source(source["file"], source["samples"]) for source in sources)
-        return cls(Sizes.load(sizes), sources, lines=np.asarray(lines))
+        return cls(
+            Sizes.load(sizes, more),
+            sources,
+            lines=np.asarray(lines),
+            supervised=None if supervised is None else np.asarray(supervised),
+        )
 
     @classmethod
     def of(cls, sizes: Sizes) -> "Corpus":
@@ -102,16 +114,35 @@ class Corpus:
             first += source.samples
         raise IndexError(sample)
 
-    def epoch_samples(self, seed: int) -> Ints:
-        """Return the samples of one epoch, each as often as its source's weight says; ascending."""
-        if all(source.weight == 1.0 for source in self.sources):
-            return np.arange(len(self.sizes), dtype=np.int64)
-        generator = np.random.default_rng((seed, 2))
-        parts, first = [], 0
-        for source in self.sources:
-            times, share = divmod(source.weight, 1.0)
-            extra = generator.permutation(source.samples)[: round(share * source.samples)]
-            own = np.concatenate([np.repeat(np.arange(source.samples), int(times)), extra])
-            parts.append(np.sort(own) + first)
+    def epochs_to_see_all(self) -> int:
+        """Return after how many epochs fractions of samples have come round, `MOST_EPOCHS` at most."""
+        for epochs in range(1, MOST_EPOCHS):
+            if all(math.isclose(epochs * source.weight, round(epochs * source.weight)) for source in self.sources):
+                return epochs
+        return MOST_EPOCHS
+
+    def epoch_samples(self, epoch: int, seed: int, packed: NDArray[np.bool_], most_parts: int) -> list[Ints]:
+        """Return the samples of each part of an epoch, ascending.
+
+        1. Of n samples with weight w, epoch e takes floor((e + 1) w n) - floor(e w n): going round the source's samples
+           in a random order, from where epoch e - 1 stopped.
+        2. An epoch has as many parts as its most frequent sample is seen, `most_parts` at most. The samples taken go
+           to the parts in turn: each part has the same mix of sources, and no sample twice where parts suffice.
+
+        Args:
+            packed: the samples that may be taken, [N].
+            most_parts: 1 or more.
+        """
+        parts = min(most_parts, max(math.ceil(source.weight) for source in self.sources))
+        if parts == 1 and all(source.weight == 1.0 for source in self.sources):
+            return [np.flatnonzero(packed)]
+        taken, first = [], 0
+        for number, source in enumerate(self.sources):
+            own = first + np.flatnonzero(packed[first : first + source.samples])
+            weight = Fraction(source.weight).limit_denominator(1_000_000)
+            start, end = (math.floor(turn * weight * len(own)) for turn in (epoch, epoch + 1))
+            order = np.random.default_rng((seed, 2, number)).permutation(own)
+            taken.append(order[np.sort(np.arange(start, end) % max(1, len(own)))])  # copies stand side by side
             first += source.samples
-        return np.concatenate(parts).astype(np.int64)
+        samples = np.concatenate(taken)
+        return [np.sort(samples[part::parts]) for part in range(parts)]

@@ -3,8 +3,10 @@
 manifest.json       version, counts, budgets, seed, hashes of what it was built from, checksums of the arrays
 pack_offsets.npy    int64 [P + 1]
 sample_ids.npy      int64 [N]
-pack_loads.npy      int64 [P, 3]: tiles, tokens, sum(length^2) that the device runs for each pack
+pack_loads.npy      int64 [P, K]: what the device runs for each pack: tiles, tokens, sum(length^2), further sizes
 rejected.jsonl      one line a sample left out, with the reason
+
+Version 1 has three loads, and epochs of one part.
 """
 
 import hashlib
@@ -19,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.packs import Packs
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.packs import LOADS, Packs
 
-VERSION = 1
+VERSION, READABLE = 2, (1, 2)
 ARRAYS = ("pack_offsets", "sample_ids", "pack_loads")
 
 
@@ -33,7 +36,10 @@ class PackedIndex:
         self.manifest = manifest
         self.pack_offsets = _map(folder, "pack_offsets", (manifest["packs"] + 1,))
         self.sample_ids = _map(folder, "sample_ids", (manifest["samples"],))
-        self.loads = _map(folder, "pack_loads", (manifest["packs"], 3))
+        self.load_names = tuple(manifest.get("loads", LOADS))
+        self.loads = _map(folder, "pack_loads", (manifest["packs"], len(self.load_names)))
+        costs = manifest.get("costs")
+        self.costs = PackCosts.from_record(costs) if costs else PackCosts.of_model()
 
     @classmethod
     def open(cls, folder: str | Path) -> "PackedIndex":
@@ -50,7 +56,7 @@ class PackedIndex:
             raise UserError(f"{path}: no packed index here ({error.strerror}): run tools/pack_data.py") from error
         except ValueError as error:
             raise UserError(f"{path}: damaged: {error}: pack again") from error
-        if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
+        if not isinstance(manifest, dict) or manifest.get("version") not in READABLE:
             raise UserError(f"{path}: is no packed index of version {VERSION}: pack again")
         return cls(folder, manifest)
 
@@ -82,6 +88,10 @@ class PackedIndex:
     def llm_budget(self) -> int:
         """Most tokens of a pack, padding included."""
         return int(self.manifest["llm_budget"])
+
+    def seconds(self, packs: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return what ranks wait for: seconds of some packs in each part of the model, or in all, [packs, parts]."""
+        return self.costs.waited_for(np.asarray(self.loads[packs]), self.load_names, bool(self.manifest.get("one_sum")))
 
     def samples(self, pack: int) -> NDArray[np.int64]:
         """Return the sample numbers of one pack."""

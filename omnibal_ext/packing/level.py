@@ -1,237 +1,106 @@
-"""Which packs run together: groups of one global batch, level in tiles, tokens and attention cost at once."""
+"""The order of packs: iterations in which no rank waits (level), and each of which looks like the corpus (mixed).
 
-import numba
+    row        one pack for each data-parallel rank, alike in seconds
+    iteration  M rows from different parts of the corpus
+
+Rows of alike packs keep ranks level; unlike rows make an iteration teach what a random one teaches, with less noise.
+Loops run so many steps as the sizes say, never so many as a clock says: the same seed gives the same order anywhere.
+"""
+
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.packing.packs import TILES, TOKENS
+from omnibal_ext.packing.deal import deal_level, stored_order
+from omnibal_ext.packing.metrics import rank_loads, wait
+from omnibal_ext.packing.mix import mixed_iterations
+from omnibal_ext.packing.rows import halve
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-ATTENTION_WEIGHTS = (0.5, 1.0, 2.0, 0.7, 1.4, 0.35, 2.8, 0.25, 4.0)  # against 1 of tiles and of tokens
-MOST_PACKS_TO_REFINE = 50_000  # more packs are level enough at the first weight, and unrefined
-PACKS_TO_WEIGH = 80_000  # in all: the fewer packs there are, the more weights are tried
-NEIGHBOURS = 6  # groups after its own that a pack may move to
+WAIT_ENOUGH = 0.003  # share of time spent waiting; of orders that wait for less, the one that mixes most is taken
+# Packs that stay together, one or a row, and how unlike packs of a leaf may be: the share of time that ranks would
+# wait, were they not dealt level. The first way mixes most, the last one waits least.
+WAYS = (("pack", 0.005), ("row", 0.01), ("row", 0.005), ("row", 0.0025), ("row", 0.0))
+STEPS_A_SECOND = 4_000_000  # swaps looked at
 
 
-def level_groups(loads: Ints, data_parallel_size: int, micro_batches: int, seed: int) -> Ints:
-    """Order packs so that those of one iteration (`dispatch.deal` deals them to the ranks) are level.
+def order_packs(
+    seconds: Floats,
+    features: Floats,
+    data_parallel_size: int,
+    micro_batches: int,
+    seed: int,
+    effort: float = 1.0,
+    together: NDArray[np.bool_] | None = None,
+) -> Ints:
+    """Order packs by iteration; `deal.deal` gives each rank its own.
 
-    1. Set the emptiest packs aside, so many that the others fill whole groups of D * M; they come last.
-    2. Halve the others at the load that spreads most (weighted), again and again, down to single groups.
-    3. Sort each group from heavy to light, and swap packs: between neighbouring groups if every rank runs one, between
-       the ranks of a group if they run several.
-    4. Do 2 and 3 for several weights of attention, keep the order whose worst mean imbalance is least.
-    5. Shuffle the groups.
+    1. Set packs aside at even steps from cheap to dear, so many that the others fill iterations; they come last.
+    2. Halve the others at the part whose seconds spread most, down to leaves that cost as good as the same.
+    3. Make iterations of rows (or single packs) from stretches of this order; swap rows between iterations, then packs
+       of one leaf, until each iteration is near the mean in all features.
+    4. Deal the packs of each iteration so that the ranks' sums are level in every part.
+    5. Do 2 to 4 in the ways of `WAYS`, until one leaves next to no waiting; else take the one that leaves least.
+    6. Shuffle the iterations.
 
     Args:
-        loads: tiles, tokens and attention cost of each pack, [P, 3].
+        seconds: of each pack, [P, parts]; ranks wait for the fullest one of each part.
+        features: of each pack, [P, F]; what is to be spread over the iterations, scaled to equal importance.
+        effort: nominal seconds for 3, in each way.
+        together: packs that are not set aside, if the others suffice, [P].
 
     Returns:
         Pack numbers [P].
     """
-    group_size = data_parallel_size * micro_batches
-    groups = len(loads) // group_size
-    relative = loads * (len(loads) / np.maximum(loads.sum(axis=0), 1))
-    emptiest = np.argsort(relative[:, TILES] + relative[:, TOKENS], kind="stable")
-    aside, others = emptiest[: len(loads) - groups * group_size], emptiest[len(loads) - groups * group_size :]
-    if groups == 0:
+    batch = data_parallel_size * micro_batches
+    iterations = len(seconds) // batch
+    by_cost = np.argsort(seconds.sum(axis=1), kind="stable")
+    aside, others = _set_aside(by_cost, len(seconds) - iterations * batch, together)
+    if iterations == 0:
         return aside
-    columns = np.ascontiguousarray(relative.T)
-    refine = len(loads) <= MOST_PACKS_TO_REFINE
-    weights = PACKS_TO_WEIGH // len(loads) if refine else 1
-    best, least = others, np.inf
-    for weight in ATTENTION_WEIGHTS[:weights]:
-        order = np.random.default_rng(seed).permutation(others)
-        _halve(columns * np.array([[1.0], [1.0], [weight]]), order, group_size)
-        _sort_groups(columns, order, group_size)
-        if refine and micro_batches == 1:
-            _swap_between_groups(columns, order, group_size)
-        elif refine:
-            _swap_between_ranks(columns, order, data_parallel_size, micro_batches)
-        worst = float(_mean_imbalance(columns, order, data_parallel_size, micro_batches).max())
-        if worst < least:
-            best, least = order, worst
-    shuffled = np.random.default_rng((seed, 1)).permutation(best.reshape(groups, group_size)).ravel()
-    return np.concatenate([shuffled, aside])
+    others = np.random.default_rng(seed).permutation(others)
+    best, least = others[None], math.inf
+    for unit, unlike in WAYS if micro_batches > 1 else WAYS[1:]:
+        width = 1 if unit == "pack" else data_parallel_size
+        dealt = _iterations(seconds, features, others, (data_parallel_size, micro_batches), width, unlike, seed, effort)
+        waiting = wait(rank_loads(dealt, seconds))
+        if waiting < least:
+            best, least = stored_order(dealt), waiting
+        if waiting <= WAIT_ENOUGH:
+            break
+    return np.concatenate([np.random.default_rng((seed, 1)).permutation(best).ravel(), aside])
 
 
-@numba.njit(cache=True)
-def _rank_sums(columns: Floats, group: Ints, ranks: int) -> Floats:
-    """Add up what each rank runs of a group, dealt to and fro: [3, D]."""
-    sums = np.zeros((len(columns), ranks))
-    for rank in range(ranks):
-        for turn in range(len(group) // ranks):
-            for column in range(len(columns)):
-                sums[column, rank] += columns[column, group[_place(rank, turn, ranks)]]
-    return sums
+def _iterations(
+    seconds: Floats,
+    features: Floats,
+    packs: Ints,
+    shape: tuple[int, int],
+    width: int,
+    unlike: float,
+    seed: int,
+    effort: float,
+) -> Ints:
+    """Make iterations of D ranks x M microbatches of all `packs`, in one way; return them dealt, [I, D, M]."""
+    ranks, micro_batches = shape
+    # The fullest of D ranks is sqrt(2 ln D) deviations above the mean or less; one deviation is 1.25 mean distances.
+    share = unlike * micro_batches / (1.25 * math.sqrt(2 * math.log(max(2, ranks))))
+    order = packs.copy()
+    leaves = halve(np.ascontiguousarray(seconds.T), order, width, share * float(seconds.sum(axis=1).mean()))
+    iterations = len(packs) // (ranks * micro_batches)
+    steps = int(effort * STEPS_A_SECOND)
+    return deal_level(seconds, mixed_iterations(features, order, leaves, width, iterations, seed, steps), ranks)
 
 
-@numba.njit(cache=True)
-def _place(rank: int, turn: int, ranks: int) -> int:
-    """Return where in a group the pack stands that a rank runs at its `turn`, see `dispatch.deal`."""
-    return turn * ranks + (rank if turn % 2 == 0 else ranks - 1 - rank)
-
-
-@numba.njit(cache=True)
-def _imbalance(sums: Floats, column: int) -> float:
-    """Return the DistRatio of one iteration."""
-    total, most = 0.0, 0.0
-    for value in sums[column]:
-        total += value
-        most = max(most, value)
-    return 1.0 - total / most / sums.shape[1] if most > 0 else 0.0
-
-
-@numba.njit(cache=True)
-def _all_imbalance(sums: Floats) -> float:
-    return _imbalance(sums, 0) + _imbalance(sums, 1) + _imbalance(sums, 2)
-
-
-@numba.njit(cache=True)
-def _mean_imbalance(columns: Floats, order: Ints, ranks: int, micro_batches: int) -> Floats:
-    """Return the DistRatio of each load, [3]."""
-    mean = np.zeros(len(columns))
-    size = ranks * micro_batches
-    for first in range(0, len(order), size):
-        sums = _rank_sums(columns, order[first : first + size], ranks)
-        for column in range(len(columns)):
-            mean[column] += _imbalance(sums, column) * size / len(order)
-    return mean
-
-
-@numba.njit(cache=True)
-def _swap_between_ranks(columns: Floats, order: Ints, ranks: int, micro_batches: int) -> None:
-    """Swap a pack of the heaviest rank with one of the lightest, as long as the iteration gets more level."""
-    for first in range(0, len(order), ranks * micro_batches):
-        group = order[first : first + ranks * micro_batches]
-        sums = _rank_sums(columns, group, ranks)
-        failed = 0
-        for step in range(12 * ranks):
-            column = step % len(columns)
-            heavy, light = np.argmax(sums[column]), np.argmin(sums[column])
-            best, least = (-1, -1), _all_imbalance(sums) - 1e-12
-            for turn in range(micro_batches * micro_batches):
-                i = _place(heavy, turn // micro_batches, ranks)
-                j = _place(light, turn % micro_batches, ranks)
-                change = columns[:, group[j]] - columns[:, group[i]]
-                sums[:, heavy] += change
-                sums[:, light] -= change
-                imbalance = _all_imbalance(sums)
-                sums[:, heavy] -= change
-                sums[:, light] += change
-                if imbalance < least:
-                    best, least = (i, j), imbalance
-            failed += 1
-            if best[0] >= 0 and heavy != light:
-                group[best[0]], group[best[1]] = group[best[1]], group[best[0]]
-                sums = _rank_sums(columns, group, ranks)
-                failed = 0
-            if failed == len(columns):
-                break
-
-
-@numba.njit(cache=True)
-def _swap_between_groups(columns: Floats, order: Ints, group_size: int) -> None:
-    """Swap the heaviest pack of a group with one of a neighbouring group, if the two together get more level."""
-    groups = len(order) // group_size
-    for number in range(groups * NEIGHBOURS):
-        one, other = number // NEIGHBOURS, number // NEIGHBOURS + number % NEIGHBOURS + 1
-        if other >= groups:
-            continue
-        here, there = order[one * group_size :][:group_size], order[other * group_size :][:group_size]
-        for column in range(2 * len(columns)):
-            if column == len(columns):
-                here, there = there, here
-            heaviest = np.argmax(columns[column % len(columns)][here])
-            best, least = -1, -1e-12
-            before = _all_imbalance(_rank_sums(columns, here, group_size))
-            before += _all_imbalance(_rank_sums(columns, there, group_size))
-            for j in range(group_size):
-                here[heaviest], there[j] = there[j], here[heaviest]
-                change = _all_imbalance(_rank_sums(columns, here, group_size)) - before
-                change += _all_imbalance(_rank_sums(columns, there, group_size))
-                here[heaviest], there[j] = there[j], here[heaviest]
-                if change < least:
-                    best, least = j, change
-            if best >= 0:
-                here[heaviest], there[best] = there[best], here[heaviest]
-
-
-@numba.njit(cache=True)
-def _halve(columns: Floats, order: Ints, group_size: int) -> None:
-    """Rearrange `order` in place: a k-d tree over the columns [3, P] whose leaves are groups."""
-    waiting = [(0, len(order) // group_size)]
-    while len(waiting) > 0:
-        first, groups = waiting.pop()
-        if groups < 2:
-            continue
-        end = first + groups * group_size
-        widest, most = 0, 0.0
-        for column in range(len(columns)):
-            spread = _spread(columns[column], order[first:end])
-            if spread > most:
-                widest, most = column, spread
-        if most == 0.0:
-            continue
-        middle = groups // 2 * group_size
-        _select(columns[widest], order[first:end], middle)
-        waiting.append((first, groups // 2))
-        waiting.append((first + middle, groups - groups // 2))
-
-
-@numba.njit(cache=True)
-def _spread(values: Floats, places: Ints) -> float:
-    """Return the mean distance from the mean."""
-    mean = 0.0
-    for place in places:
-        mean += values[place]
-    mean /= len(places)
-    spread = 0.0
-    for place in places:
-        spread += abs(values[place] - mean)
-    return spread / len(places)
-
-
-@numba.njit(cache=True)
-def _select(values: Floats, places: Ints, rank: int) -> None:
-    """Move the `rank` places of the smallest values to the front (quickselect, pivot by median of three)."""
-    low, high = 0, len(places) - 1
-    while low < high:
-        a, b, c = values[places[low]], values[places[(low + high) // 2]], values[places[high]]
-        pivot = max(min(a, b), min(max(a, b), c))
-        i, j = low, high
-        while i <= j:
-            while values[places[i]] < pivot:
-                i += 1
-            while values[places[j]] > pivot:
-                j -= 1
-            if i <= j:
-                places[i], places[j] = places[j], places[i]
-                i, j = i + 1, j - 1
-        if rank <= j:
-            high = j
-        elif rank >= i:
-            low = i
-        else:
-            return
-
-
-@numba.njit(cache=True)
-def _sort_groups(columns: Floats, order: Ints, group_size: int) -> None:
-    """Sort each group by the load that spreads most in it, heavy first, so that dealing to and fro evens out sums."""
-    for first in range(0, len(order), group_size):
-        group = order[first : first + group_size]
-        widest, most = 0, -1.0
-        for column in range(len(columns)):
-            spread = _spread(columns[column], group)
-            if spread > most:
-                widest, most = column, spread
-        for i in range(1, len(group)):  # insertion: groups are short
-            pack = group[i]
-            j = i
-            while j > 0 and columns[widest, group[j - 1]] < columns[widest, pack]:
-                group[j] = group[j - 1]
-                j -= 1
-            group[j] = pack
+def _set_aside(by_cost: Ints, count: int, together: NDArray[np.bool_] | None) -> tuple[Ints, Ints]:
+    """Take `count` packs at even steps, the first one included; return them and the others."""
+    free = np.ones(len(by_cost), np.bool_) if together is None else ~together[by_cost]
+    if np.count_nonzero(free) < count:
+        free[:] = True
+    places = np.flatnonzero(free)
+    apart = np.zeros(len(by_cost), np.bool_)
+    apart[places[np.arange(count) * len(places) // max(1, count)]] = True
+    return by_cost[apart], by_cost[~apart]

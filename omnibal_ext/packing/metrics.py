@@ -1,10 +1,14 @@
 """How good a packing is: padding, levelness across ranks, packs above the lower bound (OmniBal, section 3.1)."""
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.packing.packs import Packs
 from omnibal_ext.sizes import Sizes
+
+Number = TypeVar("Number", np.int64, np.float64)
 
 
 def lower_bound_packs(sizes: Sizes, vit_budget: int, llm_budget: int) -> int:
@@ -23,12 +27,14 @@ def pad_ratio(packs: Packs, sizes: Sizes, pad: bool) -> float:
     return float(np.mean(1.0 - filled))
 
 
-def rank_loads(iterations: NDArray[np.int64], loads: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Add up the microbatches of each data-parallel rank: pack numbers [I, D, M] and loads [P] to [I, D].
+def rank_loads(iterations: NDArray[np.int64], loads: NDArray[Number]) -> NDArray[Number]:
+    """Add up the microbatches of each data-parallel rank: pack numbers [I, D, M] and loads [P, ...] to [I, D, ...].
 
     Pack -1 is an empty pack and costs nothing.
     """
-    return np.where(iterations >= 0, loads[iterations], 0).sum(axis=-1)
+    runs = (iterations >= 0).reshape(iterations.shape + (1,) * (loads.ndim - 1))
+    total: NDArray[Number] = np.where(runs, loads[iterations], 0).sum(axis=2)
+    return total
 
 
 def dist_ratio(loads: NDArray[np.int64]) -> float:
@@ -46,3 +52,9 @@ def waiting_share(loads: NDArray[np.int64]) -> float:
     """Return the share of rank-time spent waiting for the fullest rank, loads [I, N]: heavy iterations count more."""
     most = int(loads.max(axis=1).sum()) * loads.shape[1]
     return 1.0 - int(loads.sum()) / most if most else 0.0
+
+
+def wait(seconds: NDArray[np.float64]) -> float:
+    """Return the share of device time spent waiting, seconds [I, D, parts]: each part waits for its fullest rank."""
+    busy = float(seconds.max(axis=1).sum())
+    return 1.0 - float(seconds.mean(axis=1).sum()) / busy if busy > 0 else 0.0

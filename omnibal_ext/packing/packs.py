@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from omnibal_ext.sizes import Sizes
 
 TILES, TOKENS, ATTENTION = 0, 1, 2  # columns of pack loads
+LOADS = ("tiles", "tokens", "attention")  # their names; further sizes follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +59,17 @@ def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def pack_loads(packs: Packs, sizes: Sizes, pad: bool = False) -> NDArray[np.int64]:
-    """Return what the device runs for each pack: tiles, tokens and attention cost sum(length^2), int64 [P, 3].
+    """Return what the device runs for each pack: tiles, tokens, attention cost sum(length^2), further sizes: [P, K].
 
     With `pad` every sample is as long as the longest one of its pack, and is paid for at that length.
     """
-    loads = np.zeros((len(packs), 3), np.int64)
+    loads = np.zeros((len(packs), len(LOADS) + len(sizes.more)), np.int64)
     if len(packs) == 0:
         return loads
     starts, tokens = packs.pack_offsets[:-1], sizes.tokens[packs.sample_ids]
     np.add.reduceat(sizes.tiles[packs.sample_ids], starts, dtype=np.int64, out=loads[:, TILES])
+    for column, values in enumerate(sizes.more.values(), len(LOADS)):
+        np.add.reduceat(values[packs.sample_ids], starts, out=loads[:, column])
     if pad:
         longest = np.maximum.reduceat(tokens, starts)
         loads[:, TOKENS] = longest * packs.counts

@@ -1,5 +1,6 @@
 """What a packed index is worth, measured before any GPU is booked."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,14 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, Packs
+from omnibal_ext.packing.teach import missing_kinds, pack_features, spread_against_random
 
 Ints = NDArray[np.int64]
 
-REASONS = {1: "too many tiles", 2: "too many tokens"}  # why a sample is left out
+
+def reject_names(budgets: Iterable[str]) -> dict[int, str]:
+    """Return the reasons why a sample is left out, by number; further `budgets` count from 3."""
+    return {number: f"too many {name}" for number, name in enumerate(("tiles", "tokens", *budgets), 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,16 @@ class Summary:
     tokens_per_iteration: float
     wasted_work: float
     """Share of rank-time lost to padding and to waiting for the fullest rank, the mean of tiles and tokens."""
+    wait: float
+    """Share of device time spent waiting for the fullest rank of each part of the model, in seconds of the costs."""
+    teach_sizes: float
+    """Spread over iterations of sizes and supervised tokens, over that of a random order; the largest of them."""
+    teach_sources: float
+    """The same of the shares of sources and of text-only samples."""
+    kinds_missing: float
+    """Share of iterations without any sample of the kind (text-only, or of a source) that is missing most."""
+    kinds_missing_random: float
+    """The same, expected of a random order."""
     seconds: float
     samples_per_second: float
     rejected_by_reason: dict[str, int]
@@ -56,10 +71,18 @@ def summarise(index: PackedIndex, corpus: Corpus, reasons: NDArray[np.int8], sec
     iterations = epoch_iterations(
         PackStream(index, index.manifest["data_parallel_size"], index.manifest["micro_batches"])
     )
+    whole = iterations[((iterations >= 0) & (iterations < count)).all(axis=(1, 2))].reshape(-1, index.global_batch)
+    features = pack_features(corpus, packs, np.asarray(loads[:count]), index.load_names)
+    spreads = spread_against_random(whole, features.values)
+    sizes = len(features.names) - len(features.kinds)
+    missing, expected = missing_kinds(whole, features.has)
+    worst = int(np.argmax(missing - expected)) if len(missing) else -1
+    seconds_of_packs = index.seconds(np.arange(index.num_packs))
     ranks = [metrics.rank_loads(iterations, loads[:, load]) for load in (TILES, TOKENS, ATTENTION)]
     padding = float(1.0 - packed.tokens.sum() / loads[:count, TOKENS].sum())
     waiting = [metrics.waiting_share(load) for load in ranks[:2]]
     longest = loads[:count].max(axis=0)
+    names = reject_names(index.manifest["budgets"])
     return Summary(
         packs=count,
         samples=len(packed),
@@ -78,9 +101,14 @@ def summarise(index: PackedIndex, corpus: Corpus, reasons: NDArray[np.int8], sec
         longest_tokens=int(longest[TOKENS]),
         tokens_per_iteration=float(packed.tokens.sum() / len(iterations)),
         wasted_work=(waiting[TILES] + 1.0 - (1.0 - waiting[TOKENS]) * (1.0 - padding)) / 2,
+        wait=metrics.wait(metrics.rank_loads(iterations, seconds_of_packs)),
+        teach_sizes=float(spreads[:sizes].max()),
+        teach_sources=float(spreads[sizes:].max(initial=0.0)),
+        kinds_missing=float(missing[worst]) if len(missing) else 0.0,
+        kinds_missing_random=float(expected[worst]) if len(missing) else 0.0,
         seconds=seconds,
         samples_per_second=len(index.sample_ids) / seconds,
-        rejected_by_reason={reason: int(np.sum(reasons == key)) for key, reason in REASONS.items() if key in reasons},
+        rejected_by_reason={reason: int(np.sum(reasons == key)) for key, reason in names.items() if key in reasons},
         sources=_source_counts(corpus, packs.sample_ids, reasons),
     )
 

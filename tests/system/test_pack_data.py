@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from omnibal_ext.analytic import analytic_profile
+from omnibal_ext.architectures import preset
 from omnibal_ext.packing import PackedIndex
 from omnibal_ext.sizes import Sizes
 from tests.programs import run_tool
@@ -114,6 +116,27 @@ def test_input_files_of_a_dataset_have_weights_and_packs_of_their_own(dataset: P
     assert all(len(set(index.samples(pack) >= 300)) == 1 for pack in range(index.num_packs))
     rejects = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
     assert [(row["file"], row["line"]) for row in rejects] == [("a.jsonl", 8), ("a.jsonl", 10)]
+
+
+def test_packing_again_takes_options_from_an_index_and_costs_from_a_profile(dataset: Path) -> None:
+    out, profile = dataset.parent / "packs", dataset.parent / "profile.json"
+    first = pack_data(
+        "--data", dataset, "--vit-budget", 8, "--llm-budget", 1000, "--weights", 1, 2, "--data-parallel-size", 4,
+        "--micro-batches", 4, "--analytic", "a100", "--model", "internvl2-2b", "--output-dir", out, "--json",
+    )  # fmt: skip
+    assert first.returncode == 0, first.stderr
+    analytic_profile(preset("internvl2-76b"), "h100", 8, 1000).save(profile)
+    again = pack_data(
+        "--data", dataset, "--like", out, "--costs", profile, "--output-dir", dataset.parent / "again", "--json"
+    )
+    assert again.returncode == 0, again.stderr
+    old, new = PackedIndex.open(out).manifest, PackedIndex.open(dataset.parent / "again").manifest
+    assert (old["costs"]["origin"], new["costs"]["origin"]) == ("internvl2-2b on a100", "internvl2-76b on h100")
+    same = {"version", "packs", "samples", "sample_vit_budget", "sources", "epoch_packs", "global_batch", "one_sum"}
+    assert {name: old[name] for name in same} == {name: new[name] for name in same}
+    for report in map(json.loads, (first.stdout, again.stdout)):
+        assert report["wait"] <= 0.02
+        assert report["kinds_missing"] <= report["kinds_missing_random"] + 0.01
 
 
 def test_samples_that_differ_in_a_field_share_no_pack(tmp_path: Path) -> None:

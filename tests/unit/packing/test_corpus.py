@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -46,14 +47,71 @@ def sizes_of(samples: int) -> Sizes:
     return Sizes.from_arrays(generator.integers(0, 8, samples), generator.integers(10, 290, samples))
 
 
+def epochs_of(index: PackedIndex) -> list[Counter[int]]:
+    """How often each stored epoch has each sample."""
+    ends = np.cumsum([0, *index.manifest["epoch_packs"]])
+    return [
+        Counter(index.sample_ids[index.pack_offsets[first] : index.pack_offsets[end]].tolist())
+        for first, end in pairwise(ends)
+    ]
+
+
 def test_weights_say_how_often_an_epoch_sees_a_sample(tmp_path: Path) -> None:
     corpus = Corpus(sizes_of(300), (Source("a", 100, 2.0), Source("b", 100, 0.25), Source("c", 100, 1.5)))
     index, summary = build_index(corpus, tmp_path / "index", OPTIONS)
-    seen = Counter(index.sample_ids.tolist())
-    assert [seen[i] for i in range(100)] == [2] * 100
-    assert Counter(seen[i] for i in range(100, 200)) == {1: 25, 0: 75}
-    assert Counter(seen[i] for i in range(200, 300)) == {1: 50, 2: 50}
+    epochs = epochs_of(index)
+    assert len(epochs) == 4  # after which quarters have come round
+    for seen in epochs:
+        assert [seen[i] for i in range(100)] == [2] * 100
+        assert Counter(seen[i] for i in range(100, 200)) == {1: 25, 0: 75}
+        assert Counter(seen[i] for i in range(200, 300)) == {1: 50, 2: 50}
+    assert [sum(seen[i] for seen in epochs) for i in range(300)] == [8] * 100 + [1] * 100 + [6] * 100
     assert [source["packed"] for source in summary.sources] == [200, 25, 150]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_of_a_sample_share_no_pack_and_no_step(tmp_path: Path, seed: int) -> None:
+    corpus = Corpus(sizes_of(600), (Source("a", 200, 3.0), Source("b", 400, 1.5)))
+    index, _ = build_index(corpus, tmp_path / "index", replace(OPTIONS, seed=seed))
+    stream = PackStream(index, 2, 2)
+    for epoch in range(6):  # beyond the stored ones
+        for step in range(stream.first_iteration(epoch), stream.first_iteration(epoch + 1) - 1):
+            samples = np.concatenate([index.samples(pack) for pack in stream.iteration(step).ravel().tolist()])
+            assert len(np.unique(samples)) == len(samples)
+
+
+def test_every_part_of_an_epoch_has_the_mix_of_the_whole() -> None:
+    corpus = Corpus(sizes_of(900), (Source("a", 300, 2.0), Source("b", 600, 1.0)))
+    parts = corpus.epoch_samples(0, 0, np.ones(900, np.bool_), 8)
+    assert [np.count_nonzero(part < 300) for part in parts] == [300, 300]
+    assert [np.count_nonzero(part >= 300) for part in parts] == [300, 300]
+
+
+def test_weights_that_leave_no_sample_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="epoch 0 has no samples"):
+        build_index(Corpus(sizes_of(2), (Source("a", 2, 0.1),)), tmp_path / "index", OPTIONS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_over_epochs_every_sample_is_seen_as_often_as_its_weight_says(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    for _ in range(100):
+        counts = generator.integers(1, 30, generator.integers(1, 4)).tolist()
+        weights = generator.choice([0.1, 0.25, 1 / 3, 0.5, 1.0, 1.5, 2.0, 2.75, 5.0], len(counts)).tolist()
+        sources = tuple(Source(str(i), *pair) for i, pair in enumerate(zip(counts, weights, strict=True)))
+        corpus = Corpus(sizes_of(sum(counts)), sources)
+        packed = generator.random(sum(counts)) < 0.9
+        most_parts = int(generator.integers(1, 9))
+        expected, seen = np.repeat(weights, counts) * packed, np.zeros(sum(counts))
+        for epoch in range(12):
+            parts = corpus.epoch_samples(epoch, seed, packed, most_parts)
+            times = np.bincount(np.concatenate(parts), minlength=sum(counts))
+            assert (times >= np.floor(expected - 1e-9)).all()
+            assert (times <= np.ceil(expected - 1e-9)).all()
+            if most_parts >= max(weights):
+                assert all(len(np.unique(part)) == len(part) for part in parts)
+            seen += times
+        assert np.abs(seen - 12 * expected).max() <= 1 + 1e-6
 
 
 def test_groups_do_not_share_a_pack(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing import PackedIndex, Packs, PackStream, epoch_iterations, write_index
+from omnibal_ext.packing import PackedIndex, PackOptions, Packs, PackStream, build_index, epoch_iterations, write_index
 from omnibal_ext.packing.dispatch import EMPTY_PACK, deal
+from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.packs import offsets_of
+from omnibal_ext.sizes import Sizes
 
 
 def index_of(
@@ -73,6 +75,23 @@ def test_another_data_parallel_size_runs_the_same_packs(folder: Path) -> None:
     for i in range(20):
         packs = {(d, m): set(PackStream(index, d, m).iteration(i).ravel()) for d, m in ((1, 8), (2, 4), (8, 1))}
         assert packs[1, 8] == packs[2, 4] == packs[8, 1]
+
+
+@pytest.mark.parametrize("data_parallel_size", [2, 4, 8])
+def test_ranks_are_level_at_any_data_parallel_size_and_at_an_epochs_end(
+    tmp_path: Path, data_parallel_size: int
+) -> None:
+    generator = np.random.default_rng(0)
+    sizes = Sizes.from_arrays(generator.integers(0, 9, 3000), generator.integers(20, 900, 3000))
+    options = PackOptions(vit_budget=24, llm_budget=2500, data_parallel_size=4, micro_batches=4)
+    index, _ = build_index(sizes, tmp_path / "index", options)
+    stream = PackStream(index, data_parallel_size, 16 // data_parallel_size)
+    iterations = stream.iterations(0, stream.first_iteration(3))
+    seconds = index.seconds(np.arange(index.num_packs))
+    waiting = wait(rank_loads(iterations, seconds))
+    as_they_come = wait(rank_loads(iterations.reshape(len(iterations), 16)[:, generator.permutation(16)].reshape(
+        iterations.shape), seconds))  # fmt: skip
+    assert waiting < 0.3 * as_they_come
 
 
 def test_another_global_batch_is_refused_with_the_reason(folder: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing import PackedIndex, PackOptions, build_index
+from omnibal_ext.packing import PackedIndex, PackOptions, PackStream, build_index
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.sizes import Sizes
 
@@ -99,3 +99,15 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         build_index(SIZES, tmp_path, OPTIONS)
     assert (tmp_path / "thesis.tex").exists()
     assert [path.name for path in tmp_path.parent.iterdir() if path.name.startswith(f".{tmp_path.name}")] == []
+
+
+def test_an_index_of_version_1_still_opens_and_runs(index: PackedIndex) -> None:
+    path = index.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for name in ("loads", "costs", "epoch_parts", "one_sum", "budgets", "seconds", "pipeline_model_parallel_size"):
+        del manifest[name]
+    path.write_text(json.dumps({**manifest, "version": 1}))
+    old = PackedIndex.open(index.folder)
+    first = PackStream(old, 2, 1).iteration(0)
+    assert first.tolist() == PackStream(index, 2, 1).iteration(0).tolist()
+    assert old.seconds(first.ravel()).shape == (2, 2)

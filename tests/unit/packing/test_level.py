@@ -1,67 +1,117 @@
-"""Level groups: every iteration is level across ranks and microbatches, and none is placed by its size or source."""
+"""The order of packs: no rank waits, and every iteration looks like the corpus."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from benchmarks.corpora import UNTUNED
-from omnibal_ext.packing import pack_loads
+from omnibal_ext.packing import Corpus, PackCosts, Packs, Source, pack_loads
 from omnibal_ext.packing.balanced import pack_balanced
-from omnibal_ext.packing.dispatch import deal
-from omnibal_ext.packing.level import level_groups
-from omnibal_ext.packing.metrics import dist_ratio, rank_loads
+from omnibal_ext.packing.deal import deal, deal_level, stored_order
+from omnibal_ext.packing.level import order_packs
+from omnibal_ext.packing.metrics import rank_loads, wait
+from omnibal_ext.packing.packs import LOADS
+from omnibal_ext.packing.teach import Features, pack_features, spread_against_random
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import published_files
 
-BUDGETS = [(9, 4096), (10, 4096), (14, 4096), (15, 4352), (18, 5376), (20, 5888)]
+Ints = NDArray[np.int64]
 
 
-def ratios(sizes: Sizes, budgets: tuple[int, int], ranks: int, micro_batches: int) -> list[float]:
-    """DistRatios of tiles, tokens and attention of an epoch of balanced packs."""
+def packed(sizes: Sizes, sources: list[int], budgets: tuple[int, int]) -> tuple[Packs, Ints, Features]:
     packs = pack_balanced(sizes, *budgets, seed=0)
     loads = pack_loads(packs, sizes)
-    order = level_groups(loads, ranks, micro_batches, seed=0)
-    whole = len(order) // (ranks * micro_batches) * (ranks * micro_batches)
-    iterations = deal(order[:whole].reshape(-1, ranks * micro_batches), ranks)
-    return [dist_ratio(rank_loads(iterations, loads[:, load])) for load in range(3)]
+    corpus = Corpus(sizes, tuple(Source(str(number), count) for number, count in enumerate(sources)))
+    return packs, loads, pack_features(corpus, packs, loads, LOADS)
+
+
+def iterations_of(loads: Ints, features: Features, ranks: int, micro: int, model: str) -> tuple[Ints, float]:
+    """Whole iterations [I, D, M], and what is waited in them."""
+    seconds = PackCosts.of_model(model).waited_for(loads, LOADS, one_sum=micro == 1)
+    order = order_packs(seconds, features.scaled(), ranks, micro, seed=0)
+    assert np.array_equal(np.sort(order), np.arange(len(loads)))
+    batch = ranks * micro
+    iterations = deal(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
+    return iterations, wait(rank_loads(iterations, seconds))
 
 
 @settings(deadline=None)
 @given(st.integers(0, 300), st.integers(1, 6), st.integers(1, 4), st.integers(0, 9))
 def test_every_pack_is_dispatched_once(packs: int, ranks: int, micro: int, seed: int) -> None:
-    loads = np.random.default_rng(seed).integers(0, 50, (packs, 3))
-    assert np.array_equal(np.sort(level_groups(loads, ranks, micro, seed)), np.arange(packs))
+    generator = np.random.default_rng(seed)
+    seconds, features = generator.random((packs, 2)), generator.normal(size=(packs, 3))
+    order = order_packs(seconds, features, ranks, micro, seed, effort=0.01)
+    assert np.array_equal(np.sort(order), np.arange(packs))
 
 
-@pytest.mark.parametrize("budgets", BUDGETS)
-def test_published_lengths_are_level_to_a_thousandth(budgets: tuple[int, int]) -> None:
-    tiles, tokens, attention = ratios(Sizes.load(published_files()), budgets, 8, 1)
-    assert max(tiles, tokens) <= 0.001
-    assert attention <= 0.005
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("published", "internvl-chat-1.5"),
+        ("heavy tails", "internvl2.5-8b"),
+        ("single tiles", "internvl-chat-1.5"),
+        ("many images", "internvl2.5-8b"),
+    ],
+)
+def test_nobody_waits_and_iterations_mix_what_a_random_order_mixes(name: str, model: str) -> None:
+    if name == "published":
+        files = published_files()
+        sizes, sources = Sizes.load(files), [len(Sizes.load(path)) for path in files]
+        budgets = (18, 5376)
+    else:
+        make, budgets = UNTUNED[name]
+        sizes, sources = make(30_000), [10_000, 5_000, 15_000]
+    _, loads, features = packed(sizes, sources, budgets)
+    shares = slice(len(features.names) - len(sources), None)
+    for ranks, micro in ((8, 1), (8, 4), (8, 16)):
+        iterations, waiting = iterations_of(loads, features, ranks, micro, model)
+        assert waiting <= 0.003
+        if micro > 1:
+            spreads = spread_against_random(iterations.reshape(len(iterations), -1), features.values)
+            assert spreads[shares].max() <= 1.1
+            assert spreads[2] <= 0.5  # attention
 
 
-@pytest.mark.parametrize("micro_batches", [1, 4])
-@pytest.mark.parametrize("name", UNTUNED)
-def test_corpora_that_nothing_was_tuned_on_are_level(name: str, micro_batches: int) -> None:
-    make, budgets = UNTUNED[name]
-    assert max(ratios(make(60_000), budgets, 8, micro_batches)) <= 0.005
+def test_the_spread_of_a_random_order_is_one() -> None:
+    values = np.random.default_rng(0).gamma(2.0, size=(6400, 2))
+    order = np.random.default_rng(1).permutation(6400)
+    assert spread_against_random(order.reshape(-1, 16), values) == pytest.approx([1, 1], abs=0.1)
+    alike = np.argsort(values[:, 0]).reshape(-1, 16)
+    assert spread_against_random(alike, values)[0] == pytest.approx(4, abs=0.1)  # sqrt(16)
 
 
-def test_groups_of_equal_packs_are_found() -> None:
-    kinds = np.array([[4, 100, 2000], [9, 40, 500], [1, 90, 8100]])
-    loads = kinds[np.random.default_rng(0).integers(0, 3, 3000)]
-    loads = np.concatenate([kinds[[0]]] * (-np.sum(loads[:, 0] == 4) % 8) + [loads])
-    order = level_groups(loads, 8, 1, seed=0)
-    groups = loads[order[: len(order) // 8 * 8]].reshape(-1, 8, 3)
-    mixed = (groups != groups[:, :1]).any(axis=(1, 2)).sum()
-    assert mixed <= 2  # at most one border between each two kinds
+def test_an_iteration_of_one_microbatch_is_not_of_one_kind() -> None:
+    """Half of the packs cost their seconds in tiles, half in tokens: a rank's sum is all that is waited for."""
+    loads = np.tile([[8, 100, 1000], [2, 2500, 90_000]], (800, 1))
+    costs = PackCosts({"vision": {"tiles": 0.4}, "language": {"tokens": 0.001}})
+    features = np.tile([[-1.0], [1.0]], (800, 1))
+    order = order_packs(costs.waited_for(loads, LOADS, one_sum=True), features, 8, 1, seed=0)
+    assert (loads[order, 0].reshape(-1, 8).sum(axis=1) == 4 * 8 + 4 * 2).all()
 
 
-def test_the_emptiest_packs_come_last() -> None:
-    loads = np.random.default_rng(0).integers(80, 100, (35, 3))
-    loads[[4, 20, 31]] = 1
-    assert set(level_groups(loads, 8, 1, seed=0)[-3:]) == {4, 20, 31}
+@pytest.mark.parametrize("seed", range(5))
+def test_dealing_levels_both_parts_at_any_data_parallel_size(seed: int) -> None:
+    seconds = np.random.default_rng(seed).uniform(0.5, 1.5, (128, 2))
+    group = np.arange(128)[None]
+    for ranks in (2, 4, 8, 16):
+        dealt = deal_level(seconds, group, ranks)
+        assert np.array_equal(np.sort(dealt.ravel()), np.arange(128))
+        assert wait(rank_loads(dealt, seconds)) <= 0.25 * wait(rank_loads(deal(group, ranks), seconds))
+        assert np.array_equal(deal(stored_order(dealt), ranks), dealt)
+
+
+def test_more_seconds_mix_no_worse() -> None:
+    make, budgets = UNTUNED["heavy tails"]
+    _, loads, features = packed(make(8000), [8000], budgets)
+    seconds = PackCosts.of_model().waited_for(loads, LOADS, one_sum=False)
+    spreads = []
+    for effort in (0.0, 1.0, 4.0):
+        order = order_packs(seconds, features.scaled(), 4, 4, 0, effort)
+        whole = order[: len(order) // 16 * 16].reshape(-1, 16)
+        spreads.append(float((spread_against_random(whole, features.values) ** 2).sum()))
+    assert spreads[0] > spreads[1] >= spreads[2] * 0.99
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -71,11 +121,11 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 def test_position_tells_nothing_of_size_or_source() -> None:
     files = published_files()
-    source = np.repeat(np.arange(3), [len(Sizes.load(path)) for path in files])
-    sizes = Sizes.load(files)
-    packs = pack_balanced(sizes, 18, 5376, seed=0)
-    loads = pack_loads(packs, sizes)
-    samples = packs.reordered(level_groups(loads, 8, 1, seed=0)).sample_ids
+    counts = [len(Sizes.load(path)) for path in files]
+    source, sizes = np.repeat(np.arange(3), counts), Sizes.load(files)
+    packs, loads, features = packed(sizes, counts, (18, 5376))
+    iterations, _ = iterations_of(loads, features, 8, 1, "internvl-chat-1.5")
+    samples = packs.reordered(iterations.ravel()).sample_ids
     position = np.arange(len(samples))
     generator = np.random.default_rng(0)  # ties in random order
     for values in (sizes.tokens[samples], sizes.tiles[samples], source[samples]):

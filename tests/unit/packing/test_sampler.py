@@ -9,6 +9,7 @@ import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing import PackBatchSampler, PackedIndex, PackOptions, build_index
+from omnibal_ext.packing.options import LAST_ITERATION
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import REPOSITORY
 
@@ -42,6 +43,37 @@ def test_resume_at_another_data_parallel_size_runs_the_same_packs(index: PackedI
         resumed.load_state_dict(first.state_dict())
         seen += list(resumed)
     assert sorted(map(tuple, seen)) == sorted(tuple(pack) for packs in whole for pack in packs[6:])
+
+
+@pytest.mark.parametrize("last_iteration", LAST_ITERATION)
+@pytest.mark.parametrize("stored_epochs", [1, 3])
+def test_every_epoch_has_every_sample_once(tmp_path: Path, last_iteration: str, stored_epochs: int) -> None:
+    generator = np.random.default_rng(0)
+    sizes = Sizes.from_arrays(generator.integers(0, 5, 1000), generator.integers(10, 90, 1000))
+    options = PackOptions(
+        vit_budget=8, llm_budget=200, data_parallel_size=4, micro_batches=8, last_iteration=last_iteration,
+        epochs=stored_epochs,
+    )  # fmt: skip
+    index = build_index(sizes, tmp_path / "index", options)[0]
+    samplers = [PackBatchSampler(index, 4, rank, micro_batches=8) for rank in range(4)]
+    for _ in range(5):
+        expected = len(samplers[0])
+        ranks = [list(sampler) for sampler in samplers]
+        assert sorted(sample for packs in ranks for pack in packs for sample in pack) == list(range(1000))
+        assert {len(packs) for packs in ranks} == {expected}
+        for first in range(0, expected, 8):
+            samples = [len(pack) for packs in ranks for pack in packs[first : first + 8]]
+            assert min(samples) > 0 or sum(samples) < 32  # nobody has an empty pack while there are samples
+
+
+def test_batches_sharded_by_another_library_are_the_ranks_packs(index: PackedIndex) -> None:
+    """Accelerate: batch i goes to process i modulo the processes, and who shards asks for the batch size first."""
+    batches = list(PackBatchSampler(index, 2, micro_batches=3))
+    for rank in range(2):
+        assert batches[rank::2] == list(PackBatchSampler(index, 2, rank, micro_batches=3))
+    assert PackBatchSampler(index, 2, micro_batches=3).batch_size is None
+    with pytest.raises(UserError, match="leave its rank out"):
+        _ = PackBatchSampler(index, 2, 0, micro_batches=3).batch_size
 
 
 def test_a_rank_out_of_range_is_refused(index: PackedIndex) -> None:

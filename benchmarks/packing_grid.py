@@ -1,0 +1,146 @@
+"""Balanced packs on corpora of ten kinds that nothing was tuned on: how many, who waits, what iterations teach.
+
+    python benchmarks/packing_grid.py --samples 100000
+
+For each corpus the same packs run in our order, in a random one and sorted by length, at 8, 32 and 256 ranks with 1, 4
+and 16 microbatches. `wait` is the share of device time spent waiting. `sizes` and `sources` are the spread of iteration
+means over a random order's (1 is as good as random, 0 is always the same), the worst of all sizes and of all sources;
+`least` is what sizes cannot fall below where one microbatch a rank must cost as much as the others of its iteration.
+The last line is the ratio of waiting to the random order's, over the whole grid.
+"""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.corpora import UNTUNED
+from omnibal_ext.console import print_table
+from omnibal_ext.errors import run_tool
+from omnibal_ext.packing import Corpus, PackCosts, Source, pack_loads
+from omnibal_ext.packing.balanced import pack_balanced
+from omnibal_ext.packing.deal import deal
+from omnibal_ext.packing.first_fit import pack_first_fit
+from omnibal_ext.packing.isf import pack_isf
+from omnibal_ext.packing.level import order_packs
+from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
+from omnibal_ext.packing.packs import LOADS, TILES, TOKENS
+from omnibal_ext.packing.teach import Features, pack_features, spread_against_random
+from omnibal_ext.sizes import Sizes
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MICRO_BATCHES = (1, 4, 16)
+PATCHES_A_TILE = 1025
+
+
+def costs_of(name: str, model: str) -> PackCosts:
+    """Return the seconds of a model; where sizes are patches, a patch costs its share of a tile."""
+    costs = PackCosts.of_model(model)
+    if name != "patches":
+        return costs
+    return PackCosts({**costs.parts, "vision": {"tiles": costs.parts["vision"]["tiles"] / PATCHES_A_TILE}})
+
+
+def sources_of(sizes: Sizes) -> tuple[Sizes, tuple[Source, ...]]:
+    """Sort the samples into three sources that differ in size, as the files of a real corpus do."""
+    leaning = sizes.tokens * np.random.default_rng(1).lognormal(0, 1, len(sizes))
+    order = np.argsort(leaning, kind="stable")
+    parts = (len(sizes) // 2, len(sizes) // 3, len(sizes) - len(sizes) // 2 - len(sizes) // 3)
+    return sizes.take(order), tuple(Source(f"source {number}", count) for number, count in enumerate(parts))
+
+
+def measured(order: Ints, loads: Ints, seconds: Floats, features: Features, ranks: int, micro: int) -> list[float]:
+    """Return wait, the spread of sizes and of sources, and the DistRatios of tiles and of tokens."""
+    batch = ranks * micro
+    groups = order[: len(order) // batch * batch].reshape(-1, batch)
+    spreads = spread_against_random(groups, features.values)
+    sizes = len(features.names) - len(features.kinds)
+    iterations = deal(groups, ranks)
+    ratios = [dist_ratio(rank_loads(iterations, loads[:, column])) for column in (TILES, TOKENS)]
+    return [wait(rank_loads(iterations, seconds)), spreads[:sizes].max(), spreads[sizes:].max(initial=0), *ratios]
+
+
+def compare_orders(
+    name: str, samples: int, model: str, all_ranks: list[int]
+) -> list[tuple[list[object], float, float]]:
+    """Return rows of the table of orders for one corpus, and what is waited in ours and in a random one."""
+    make, budgets = UNTUNED[name]
+    sizes, sources = sources_of(make(samples))
+    packs = pack_balanced(sizes, *budgets, seed=0)
+    loads = pack_loads(packs, sizes)
+    features = pack_features(Corpus(sizes, sources), packs, loads, LOADS)
+    rows = []
+    shapes = ((ranks, micro) for ranks in all_ranks for micro in MICRO_BATCHES)
+    for ranks, micro in (shape for shape in shapes if math.prod(shape) * 3 <= len(packs)):
+        seconds = costs_of(name, model).waited_for(loads, LOADS, one_sum=micro == 1)
+        ours = order_packs(seconds, features.scaled(), ranks, micro, seed=0)
+        chance = np.random.default_rng(0).permutation(len(packs))
+        length = np.argsort(loads[:, TOKENS], kind="stable")
+        own, random, grouped = (
+            measured(order, loads, seconds, features, ranks, micro) for order in (ours, chance, length)
+        )
+        varies = loads.std(axis=0) > 0
+        alike = np.abs(np.corrcoef(loads[:, varies].T, seconds.sum(axis=1))[-1, :-1]).max()
+        least = f"{alike * math.sqrt(ranks):.2f}" if micro == 1 else ""
+        row: list[object] = [name, ranks, micro, len(packs) // (ranks * micro), f"{random[0]:.4f}", f"{grouped[0]:.4f}"]
+        row += [f"{own[0]:.4f}", f"{grouped[1]:.2f}", f"{own[1]:.2f}", least, f"{own[2]:.2f}"]
+        rows.append(([*row, f"{own[3]:.4f}", f"{own[4]:.4f}"], own[0], random[0]))
+    return rows
+
+
+def compare_packs(samples: int) -> None:
+    """Print how many packs each way of packing needs."""
+    rows = []
+    for name, (make, budgets) in UNTUNED.items():
+        sizes = make(samples)
+        matrix = np.column_stack([sizes.tiles.astype(np.int64), sizes.tokens])
+        bound = lower_bound_packs(sizes, *budgets)
+        fitted = len(pack_first_fit(matrix, np.array(budgets)))
+        own, isf = len(pack_balanced(sizes, *budgets, seed=0)), len(pack_isf(sizes, *budgets, seed=0))
+        rows.append((name, str(budgets), bound, isf, fitted, own, f"{own / bound:.4f}", f"{own / fitted:.4f}"))
+    columns = (
+        "corpus",
+        "budgets",
+        "lower bound",
+        "ISF",
+        "first-fit-decreasing",
+        "ours",
+        "over bound",
+        "over first fit",
+    )
+    print_table(f"Packs of {samples:,} samples", columns, rows)
+
+
+def main() -> None:
+    """Compare, print, and end with the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=100_000)
+    parser.add_argument("--data-parallel-size", type=int, nargs="+", default=[8, 32, 256])
+    parser.add_argument("--model", nargs="+", default=["internvl-chat-1.5", "internvl2.5-8b"], help="whose costs")
+    arguments = parser.parse_args()
+    compare_packs(arguments.samples)
+    columns = (
+        "corpus", "ranks", "micro", "steps", "wait: random", "by length", "ours", "sizes: by length", "ours", "least",
+        "sources", "Dist ViT", "LLM",
+    )  # fmt: skip
+    ours = random = 0.0
+    for model in arguments.model:
+        rows = [
+            row
+            for name in UNTUNED
+            for row in compare_orders(name, arguments.samples, model, arguments.data_parallel_size)
+        ]
+        print_table(f"Orders of the same packs, costs of {model}", columns, [row for row, _, _ in rows])
+        ours, random = ours + sum(own for _, own, _ in rows), random + sum(chance for _, _, chance in rows)
+    print(f"ratio of waiting to a random order's: {ours / random:.4f}")
+
+
+if __name__ == "__main__":
+    run_tool(main)

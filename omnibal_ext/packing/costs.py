@@ -1,0 +1,92 @@
+"""What a pack costs: seconds of each part of the model, from a profile or from a model's shapes.
+
+A part (vision, language) is what ranks wait for together: with pipelining each part has devices of its own, and an
+iteration takes as long as the fullest rank of each. Without, a rank's parts add up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.analytic import analytic_profile
+from omnibal_ext.architectures import preset
+from omnibal_ext.chain import VISION_KINDS
+from omnibal_ext.errors import UserError
+from omnibal_ext.profile_data import Profile
+
+Floats = NDArray[np.float64]
+
+DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # weigh tiles against tokens where no others are given
+CONSTANT = "pack"  # what a part costs once, however small its share of the pack
+
+
+@dataclass(frozen=True, slots=True)
+class PackCosts:
+    """Forward and backward seconds of all layers of each part, by column of the loads, and once a pack."""
+
+    parts: Mapping[str, Mapping[str, float]]
+    origin: str = ""
+
+    @classmethod
+    def of_profile(cls, profile: Profile) -> "PackCosts":
+        """Add up the layers of a profile, measured or analytic."""
+        vision, language = {CONSTANT: 0.0, "tiles": 0.0}, {CONSTANT: 0.0, "tokens": 0.0, "attention": 0.0}
+        for kind in profile.chain:
+            cost, part = profile.layers[kind], vision if kind in VISION_KINDS else language
+            unit, budget = ("tiles", profile.vit_budget) if part is vision else ("tokens", profile.llm_budget)
+            for seconds, fit in (
+                (cost.forward_seconds, cost.forward_fit),
+                (cost.backward_seconds, cost.backward_fit),
+            ):
+                constant, per_unit, per_square = fit or (0.0, seconds / budget, 0.0)
+                part[CONSTANT] += constant
+                part[unit] += per_unit
+                if part is language:
+                    part["attention"] += per_square
+        return cls({"vision": vision, "language": language}, f"{profile.model} on {profile.device or 'its device'}")
+
+    @classmethod
+    def of_model(
+        cls, model: str = DEFAULT_MODEL, device: str = DEFAULT_DEVICE, vit_budget: int = 1, llm_budget: int = 4096
+    ) -> "PackCosts":
+        """Count a model's operations (`omnibal_ext.analytic`). Raises UserError for unknown models and devices."""
+        return cls.of_profile(analytic_profile(preset(model), device, max(1, vit_budget), llm_budget))
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "PackCosts":
+        """Read what `to_record` made. Raises UserError where it is something else."""
+        try:
+            parts = {
+                str(part): {str(name): float(value) for name, value in costs.items()}
+                for part, costs in record["parts"].items()
+            }
+            return cls(parts, str(record.get("origin", "")))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"costs of packs: {record!r:.80} is no such record ({error}): pack again") from error
+
+    def to_record(self) -> dict[str, Any]:
+        """What the manifest of an index holds."""
+        return {"origin": self.origin, "parts": {part: dict(costs) for part, costs in self.parts.items()}}
+
+    def seconds(self, loads: NDArray[np.int64], names: Sequence[str]) -> Floats:
+        """Return the seconds of each pack in each part, [P, parts]; `loads` [P, K] has a column for each of `names`.
+
+        A part that has nothing of a pack to do is passed by, at no cost.
+        """
+        result = np.zeros((len(loads), len(self.parts)))
+        for number, costs in enumerate(self.parts.values()):
+            units = [(names.index(name), value) for name, value in costs.items() if name in names]
+            for column, value in units:
+                result[:, number] += value * loads[:, column]
+            if units and costs.get(CONSTANT):
+                busy = (loads[:, [column for column, _ in units]] > 0).any(axis=1)
+                result[:, number] += costs[CONSTANT] * busy
+        return np.maximum(result, 0.0)
+
+    def waited_for(self, loads: NDArray[np.int64], names: Sequence[str], one_sum: bool) -> Floats:
+        """Return `seconds`, or their sum over the parts where a rank runs one after the other, [P, 1]."""
+        seconds = self.seconds(loads, names)
+        return seconds.sum(axis=1, keepdims=True) if one_sum else seconds

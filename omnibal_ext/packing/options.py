@@ -1,0 +1,72 @@
+"""How to pack: the options of `tools/pack_data.py`, checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from omnibal_ext.errors import UserError
+
+PADDED_METHODS = ("random", "length_group", "device_group")
+METHODS = ("balanced", "isf", *PADDED_METHODS)
+LAST_ITERATION = ("next_epoch", "empty")
+OVERSIZE = ("reject", "alone")
+
+
+@dataclass(frozen=True, slots=True)
+class PackOptions:
+    """How to pack."""
+
+    method: str = "balanced"
+    vit_budget: int = 0
+    """Most tiles of a pack, and of a sample."""
+    llm_budget: int = 0
+    """Most tokens of a pack, and of a sample. Padded methods hold both budgets for samples, not for packs."""
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    """Most of each further size of a pack, and of a sample; 0: counted and spread over iterations, but not limited."""
+    micro_batches: int = 1
+    data_parallel_size: int = 1
+    samples_per_pack: int = 4
+    """Of the padded methods."""
+    last_iteration: str = "next_epoch"
+    """What fills the incomplete last iteration of an epoch: packs of the next epoch, or zero-weight "empty" packs."""
+    oversize: str = "reject"
+    """What becomes of a sample over budget: left out and written down, or kept alone in a pack of its own size."""
+    epochs: int | None = None
+    """Epochs that are packed apart; a stream goes through them and starts again. None: as many as fractional weights
+    need for all samples to be seen, which is 1 without such weights."""
+    seed: int = 0
+    pipeline_model_parallel_size: int | None = None
+    """With 1 a rank's seconds of all parts of the model add up, with more ranks wait for each part apart. None: apart,
+    unless there is one microbatch, with which a pipeline would stand idle."""
+    seconds: float = 1.0
+    """Nominal time for mixing iterations; more leaves them nearer to each other. It counts steps, not a clock."""
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a value out of range."""
+        for name, choices in (("method", METHODS), ("last_iteration", LAST_ITERATION), ("oversize", OVERSIZE)):
+            if getattr(self, name) not in choices:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{flag} {getattr(self, name)}: must be one of {', '.join(choices)}")
+        if any(self.budgets.values()) and self.method != "balanced":
+            raise UserError(f"--method {self.method} knows tiles and tokens only: leave --size out, or use balanced")
+        least_one = ("llm_budget", "micro_batches", "data_parallel_size", "samples_per_pack", "epochs")
+        for name in (*least_one, "pipeline_model_parallel_size"):
+            if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
+        if self.vit_budget < 0 or self.seed < 0 or not 0 <= self.seconds < float("inf"):
+            raise UserError("--vit-budget, --seed and --seconds must be 0 or more")
+
+    @property
+    def pad(self) -> bool:
+        """Whether the samples of a pack are padded to the longest one."""
+        return self.method in PADDED_METHODS
+
+    @property
+    def one_sum(self) -> bool:
+        """Whether a rank's seconds of all parts of the model add up."""
+        pipeline = self.pipeline_model_parallel_size
+        return self.micro_batches == 1 if pipeline is None else pipeline == 1
+
+    @property
+    def global_batch(self) -> int:
+        """Packs of one iteration."""
+        return self.data_parallel_size * self.micro_batches

@@ -1,0 +1,101 @@
+"""How much an iteration looks like the corpus: the second aim of packing, against a random order of the same packs."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.packs import Packs
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MOST_SOURCES = 8  # the largest ones; more are spread as well as chance does
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What an iteration should have as much of as the others."""
+
+    names: tuple[str, ...]
+    values: Floats
+    """[P, F]"""
+    kinds: tuple[str, ...]
+    """Kinds of sample that no iteration should miss: text-only ones, and each source. Theirs are the last features."""
+    has: NDArray[np.bool_]
+    """[P, kinds]"""
+
+    def scaled(self) -> Floats:
+        """Return the features with mean 0 and deviation 1, [P, F]; those that are the same everywhere are left out."""
+        centred = self.values - self.values.mean(axis=0)
+        deviation = centred.std(axis=0)
+        varies = deviation > 1e-9 * np.maximum(1.0, np.abs(self.values).max(axis=0))
+        return np.ascontiguousarray(centred[:, varies] / deviation[varies])
+
+
+def pack_features(corpus: Corpus, packs: Packs, loads: Ints, names: tuple[str, ...]) -> Features:
+    """Return sizes, supervised tokens, text-only samples and sources of each pack; `loads` [P, K] are those of `names`.
+
+    The feature of a source is its samples beyond its share of the pack's samples.
+    """
+    starts, counts = packs.pack_offsets[:-1], packs.counts.astype(np.float64)
+
+    def a_pack(values: NDArray[np.generic]) -> Floats:
+        return np.add.reduceat(values[packs.sample_ids], starts, dtype=np.float64)
+
+    columns = [loads.astype(np.float64)]
+    labels, kinds, has = [*names], [], []
+    if corpus.supervised is not None:
+        labels.append("supervised")
+        columns.append(a_pack(corpus.supervised)[:, None])
+    text = a_pack(corpus.sizes.tiles == 0)
+    if 0 < text.sum() < len(packs.sample_ids):
+        labels.append("text-only")
+        kinds.append("text-only")
+        columns.append(text[:, None])
+        has.append(text > 0)
+    numbers = corpus.source_numbers()
+    largest = np.argsort([-source.samples * source.weight for source in corpus.sources], kind="stable")[:MOST_SOURCES]
+    sources = sorted(largest.tolist()) if len(corpus.sources) > 1 else []
+    for source in sources:
+        own = a_pack(numbers == source)
+        labels.append(corpus.sources[source].name)
+        kinds.append(corpus.sources[source].name)
+        columns.append((own - own.sum() / counts.sum() * counts)[:, None])
+        has.append(own > 0)
+    return Features(
+        tuple(labels),
+        np.concatenate(columns, axis=1),
+        tuple(kinds),
+        np.stack(has, axis=1) if has else np.zeros((len(packs), 0), np.bool_),
+    )
+
+
+def spread_against_random(iterations: Ints, values: Floats) -> Floats:
+    """Return how much the sums of iterations spread, over what they spread in a random order of the packs: [F].
+
+    A random iteration of B out of P packs has variance B (1 - (B - 1) / (P - 1)) times a pack's. 0: all are the same.
+
+    Args:
+        iterations: pack numbers, [I, B], no pack twice.
+        values: of each pack, [P, F].
+    """
+    packs, batch = len(values), iterations.shape[1]
+    if len(iterations) < 2:
+        return np.zeros(values.shape[1])
+    expected = values.std(axis=0) * math.sqrt(batch * (1 - (batch - 1) / (packs - 1)))
+    found = values[iterations].sum(axis=1) - values.mean(axis=0) * batch
+    return np.where(expected > 0, np.sqrt((found**2).mean(axis=0)) / np.where(expected > 0, expected, 1.0), 0.0)
+
+
+def missing_kinds(iterations: Ints, has: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return the share of iterations [I, B] without a kind, and what a random order should have, [kinds] each."""
+    packs, batch = len(has), iterations.shape[1]
+    found = (~has[iterations].any(axis=1)).mean(axis=0) if len(iterations) else np.zeros(has.shape[1])
+    expected = []
+    for others in (packs - has.sum(axis=0)).tolist():  # C(others, B) / C(packs, B)
+        logs = [math.lgamma(n + 1) - math.lgamma(n - batch + 1) for n in (others, packs)] if others >= batch else None
+        expected.append(math.exp(logs[0] - logs[1]) if logs else 0.0)
+    return found, np.array(expected)

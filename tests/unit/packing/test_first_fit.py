@@ -1,0 +1,86 @@
+"""First-fit-decreasing: what the textbook's loop over all packs gives, in any number of sizes."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from omnibal_ext.packing import PackOptions, build_index, pack_loads
+from omnibal_ext.packing.balanced import pack_balanced
+from omnibal_ext.packing.first_fit import pack_first_fit
+from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import assert_partition
+
+Ints = NDArray[np.int64]
+
+
+def textbook(sizes: Ints, budgets: Ints, key: NDArray[np.float64]) -> int:
+    """Packs of first-fit-decreasing by a key, every pack looked at."""
+    rooms: list[Ints] = []
+    for sample in np.argsort(-key, kind="stable"):
+        place = next((i for i, room in enumerate(rooms) if (room >= sizes[sample]).all()), None)
+        if place is None:
+            rooms.append(budgets - sizes[sample])
+        else:
+            rooms[place] = rooms[place] - sizes[sample]
+    return len(rooms)
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_more_packs_than_the_textbook(seed: int, dimensions: int) -> None:
+    generator = np.random.default_rng(seed)
+    budgets = generator.integers(50, 5000, dimensions)
+    sizes = (generator.beta(1, 3, (200, dimensions)) * budgets).astype(np.int64)
+    packs = pack_first_fit(sizes, budgets)
+    assert_partition(packs, 200)
+    assert (np.add.reduceat(sizes[packs.sample_ids], packs.pack_offsets[:-1]) <= budgets).all()
+    assert len(packs) <= textbook(sizes, budgets, (sizes / budgets).sum(axis=1))
+    assert len(packs) <= textbook(sizes, budgets, (sizes / budgets).max(axis=1))
+
+
+@pytest.mark.parametrize("budgets", [(12, 4096), (40, 2000), (32_768, 8192)])
+@pytest.mark.parametrize("shape", ["independent", "alike", "opposite"])
+def test_balanced_packs_are_never_more(budgets: tuple[int, int], shape: str) -> None:
+    generator = np.random.default_rng(0)
+    share = generator.beta(1.2, 4, 600)
+    others = {"independent": generator.beta(1.2, 4, 600), "alike": share, "opposite": 0.6 * (1 - share)}[shape]
+    sizes = Sizes.from_arrays((share * budgets[0]).astype(int), np.maximum(1, (others * budgets[1]).astype(int)))
+    packs = pack_balanced(sizes, *budgets, seed=0)
+    assert_partition(packs, len(sizes))
+    assert (pack_loads(packs, sizes)[:, :2] <= budgets).all()
+    matrix = np.column_stack([sizes.tiles.astype(np.int64), sizes.tokens])
+    for key in ((matrix / budgets).sum(axis=1), (matrix / budgets).max(axis=1), matrix[:, 1] / budgets[1]):
+        assert len(packs) <= textbook(matrix, np.array(budgets), key)
+
+
+def test_patches_are_packed_as_fast_as_tiles() -> None:
+    """50,000 samples of which no two have as many patches; a table as high as the budget would take minutes."""
+    generator = np.random.default_rng(0)
+    patches = generator.permutation(32_768)[np.arange(50_000) % 32_768] // 8 + 1
+    sizes = Sizes.from_arrays(patches * 4, patches + generator.lognormal(4.5, 1, 50_000).astype(int).clip(8, 2000))
+    pack_balanced(sizes.take(np.arange(100)), 32_768, 16_384, seed=0)  # compile
+    begin = time.process_time()
+    packs = pack_balanced(sizes, 32_768, 16_384, seed=0)
+    assert time.process_time() - begin < 10
+    assert_partition(packs, len(sizes))
+
+
+def test_further_sizes_have_budgets_of_their_own(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    audio, squares = generator.integers(0, 3000, 400), generator.integers(0, 2**40, 400)
+    sizes = Sizes.from_arrays(
+        generator.integers(0, 6, 400), generator.integers(20, 900, 400), audio=audio, squares=squares
+    )
+    budgets = {"audio": 2800, "squares": 0}
+    options = PackOptions(vit_budget=12, llm_budget=2000, budgets=budgets, data_parallel_size=2)
+    index, summary = build_index(sizes, tmp_path / "index", options)
+    assert summary.rejected_by_reason == {"too many audio": int((audio > 2800).sum())}
+    assert index.load_names == ("tiles", "tokens", "attention", "audio", "squares")
+    for pack in range(index.num_packs):
+        samples = index.samples(pack)
+        assert index.loads[pack, 3:].tolist() == [audio[samples].sum(), squares[samples].sum()]
+    assert index.loads[:, 3].max() <= 2800
+    assert sorted(index.sample_ids) == np.flatnonzero(audio <= 2800).tolist()
