@@ -59,7 +59,6 @@ def refusal(words: str) -> str:
         ("--tokenizer-model x", ("tools/preprocess_data.py",)),
         ("--yaml-cfg x.yaml", ("command line",)),
         ("--optimizer muon", ("adam or sgd",)),
-        ("--timing-log-level 2", ("0 or 1",)),
         ("--log-throughput", ("samples",)),
     ],
 )
