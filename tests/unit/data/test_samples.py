@@ -12,7 +12,7 @@ from megatron.vlm.data.chat import Rejected
 from megatron.vlm.data.demo import train_tokenizer
 from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
-from megatron.vlm.data.samples import Recipe, SampleMaker
+from megatron.vlm.data.samples import Recipe, SampleMaker, expand_images
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.tiles import Tiling
 from omnibal_ext.errors import UserError
@@ -42,6 +42,12 @@ def test_a_sample_counts_its_tiles_and_image_tokens(root: Path) -> None:
     sample = opened.make(line(images=1))
     assert sample.tiles == 3  # two and the thumbnail
     assert (sample.tokens == opened.tokenizer.token_id("<IMG_CONTEXT>")).sum() == 3 * 4
+
+
+def test_every_image_token_is_repeated_for_its_own_image() -> None:
+    tokens, mask = expand_images(np.array([7, 1, 8, 1, 9]), np.array([0, 0, 1, 0, 1], np.uint8), 1, [3, 2])
+    assert tokens.tolist() == [7, 1, 1, 1, 8, 1, 1, 9]
+    assert mask.tolist() == [0, 0, 0, 0, 1, 0, 0, 1]
 
 
 def test_the_token_limit_counts_image_tokens_and_is_exact(root: Path) -> None:

@@ -69,6 +69,13 @@ def _files(folder: WeightFolder) -> int:
     return len({entry.file for entry in folder.stored.values()})
 
 
+def test_weights_go_back_in_the_type_they_were_trained_in(internvl: Path, tmp_path: Path) -> None:
+    models.build("internvl", seed=1).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    from_hugging_face(tmp_path / "half", tmp_path / "ours")
+    to_hugging_face(tmp_path / "ours", tmp_path / "back", like=internvl)
+    assert_same(weights_of(tmp_path / "back"), weights_of(tmp_path / "half"))
+
+
 def test_transformers_loads_what_goes_back(internvl: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
