@@ -79,7 +79,7 @@ def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.M
         ("dataset", {"preset": "llava-1.5-7b", "plan": None}, "--tile-size 32, not 336, --tokens-per-tile 4, not 576"),
         ("dataset", {"data": "nowhere"}, "no dataset here"),
         ("packs", {"packs": "nowhere"}, "no packed index here"),
-        ("held-out dataset", {"eval_packs": "packs"}, "add --eval-data"),
+        ("flags", {"eval_packs": "packs"}, "without --eval-data"),
         ("held-out packs", {"eval_data": "data", "eval_packs": "nowhere"}, "no packed index"),
         ("model", {"tensor_model_parallel_size": 3, "plan": None}, "3"),
         ("checkpoints", {"save": "two.json"}, "is a file"),

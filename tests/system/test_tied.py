@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron.vlm.data.dataset import ChatDataset
 from omnibal_ext.architectures import preset
 from omnibal_ext.plan import Plan
 from tests.system.test_training import folder as folder  # the demo dataset  # noqa: PLC0414
@@ -20,7 +21,8 @@ RESHARDABLE = ("--use-distributed-optimizer", "--dist-ckpt-optim-fully-reshardab
 def test_a_tied_model_goes_on_in_another_layout(folder: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
     vision = {**models.INTERN_VIT, "num_attention_heads": 4, "image_size": [32, 32], "patch_size": [8, 8]}
     text = {**models.QWEN, "vocab_size": 512, "tie_word_embeddings": True}
-    transformers.InternVLConfig(vision_config=vision, text_config=text, image_token_id=400).save_pretrained(tmp_path)
+    token = ChatDataset(folder / "data").manifest["image_token_id"]
+    transformers.InternVLConfig(vision_config=vision, text_config=text, image_token_id=token).save_pretrained(tmp_path)
     architecture = preset(str(tmp_path))
     assert architecture.tied
     made_for = {"model": architecture.name, "model_hash": architecture.hash}

@@ -1,11 +1,12 @@
 """Stages that run as planned are reported so; one that does not is named, with what to run again."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from megatron.vlm import drift
+from megatron.vlm import drift, platform
 from megatron.vlm.drift import DriftMeter, drift_report
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.plan import Plan
@@ -57,7 +58,7 @@ def test_what_is_reported_is_forward_and_backward_of_a_microbatch(
     plan = Plan.from_cuts(layer_chain(2, 2), (4,), virtual_pipeline_model_parallel_size=2, num_microbatches=6,
                           predicted=predicted)  # fmt: skip
     clock = [0.0]
-    monkeypatch.setattr(drift, "now", lambda: clock[0])
+    monkeypatch.setattr(platform, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(
         drift.parallel_state, "get_pipeline_model_parallel_group", lambda: torch.distributed.group.WORLD
     )

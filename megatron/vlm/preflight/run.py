@@ -90,16 +90,12 @@ def _check_packs(run: Run) -> str:
 
 def _check_evaluation_dataset(run: Run) -> str | None:
     args = run.inputs.args
-    if bool(args.eval_data) != bool(args.eval_packs):
-        lacking = "--eval-packs" if args.eval_data else "--eval-data"
-        raise UserError(f"evaluation needs --eval-data and --eval-packs; add {lacking}, or leave both out")
     return _dataset_fits(run, args.eval_data, "--eval-data") if args.eval_data else None
 
 
 def _check_evaluation_packs(run: Run) -> str | None:
     args = run.inputs.args
-    both = args.eval_data and args.eval_packs
-    return _packs_fit(run, args.eval_data, args.eval_packs, "--eval-packs") if both else None
+    return _packs_fit(run, args.eval_data, args.eval_packs, "--eval-packs") if args.eval_packs else None
 
 
 def _dataset_fits(run: Run, folder: str | None, flag: str) -> str:
