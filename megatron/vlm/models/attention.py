@@ -7,6 +7,7 @@
 | elsewhere, or with dropout | torch, sample by sample | torch, one call a batch |
 """
 
+import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
@@ -78,17 +79,16 @@ class IsolatedAttention(MegatronModule):
     def _variable_length(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        out = varlen_attn(
-            query,
-            key,
-            value,
-            segments.cu_seqlens_q,
-            segments.cu_seqlens_kv,
-            segments.max_seqlen_q,
-            segments.max_seqlen_kv,
-            window_size=(-1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        taken, grouped = inspect.signature(varlen_attn).parameters, query.shape[1] != key.shape[1]
+        # torch 2.10 has a switch for causal attention, later ones a window; groups of heads are known from 2.12 on.
+        how: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in taken else {"is_causal": True}
+        if grouped and "enable_gqa" in taken:
+            how["enable_gqa"] = True
+        elif grouped:
+            repeats = query.shape[1] // key.shape[1]
+            key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
+        limits = (segments.cu_seqlens_q, segments.cu_seqlens_kv, segments.max_seqlen_q, segments.max_seqlen_kv)
+        out = varlen_attn(query, key, value, *limits, **how)
         assert isinstance(out, Tensor)  # the log-sum-exp was not asked for
         return out
 

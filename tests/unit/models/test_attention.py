@@ -44,14 +44,33 @@ def by_hand(lengths: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor)
     return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1).unsqueeze(1)
 
 
-def varlen(
-    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, **how: Any
-) -> Tensor:
-    """What torch's variable-length attention computes, on the CPU."""
-    assert how == {"window_size": (-1, 0), "enable_gqa": True}
+def varlen(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, max_q: int, max_k: int) -> Tensor:
+    """What torch's variable-length attention computes, causal, on the CPU; key and value in groups."""
     assert max_q == max_k == int(cu_seq_q.diff().max())
     lengths = tuple(cu_seq_q.diff().tolist())
     return by_hand(lengths, *(tensor.unsqueeze(1) for tensor in (query, key, value))).reshape(query.shape)
+
+
+def varlen_2_12(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
+                window_size=(-1, -1), enable_gqa=False):  # type: ignore[no-untyped-def]  # fmt: skip
+    """As torch 2.12 and later declare it."""
+    assert (window_size, enable_gqa, key.shape[1]) == ((-1, 0), True, GROUPS)
+    return varlen(query, key, value, cu_seq_q, max_q, max_k)
+
+
+def varlen_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
+                window_size=(-1, -1)):  # type: ignore[no-untyped-def]  # fmt: skip
+    """As torch 2.11 declares it: no groups."""
+    assert (window_size, key.shape[1]) == ((-1, 0), HEADS)
+    grouped = (tensor[:, :: HEADS // GROUPS] for tensor in (key, value))
+    return varlen(query, *grouped, cu_seq_q, max_q, max_k)
+
+
+def varlen_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):  # type: ignore[no-untyped-def]
+    """As torch 2.10 declares it: a switch instead of a window."""
+    assert (is_causal, key.shape[1]) == (True, HEADS)
+    grouped = (tensor[:, :: HEADS // GROUPS] for tensor in (key, value))
+    return varlen(query, *grouped, cu_seq_q, max_q, max_k)
 
 
 class DotProductAttention:
@@ -67,13 +86,22 @@ class DotProductAttention:
         return by_hand(lengths, *(tensor.unsqueeze(1) for tensor in (query, key, value))).squeeze(1)
 
 
-@pytest.mark.parametrize("kernel", ["sample_by_sample", "variable_length", "transformer_engine"])
+@pytest.mark.parametrize(
+    ("kernel", "of_torch"),
+    [
+        ("sample_by_sample", None),
+        ("variable_length", varlen_2_10),
+        ("variable_length", varlen_2_11),
+        ("variable_length", varlen_2_12),
+        ("transformer_engine", None),
+    ],
+)
 @pytest.mark.parametrize("lengths", [(7,), (5, 1, 9), (1, 1), (3, 8)])
 def test_every_kernel_gives_what_samples_give_alone(
-    monkeypatch: pytest.MonkeyPatch, kernel: str, lengths: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch, kernel: str, of_torch: Callable[..., Tensor] | None, lengths: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(attention, "choose_kernel", lambda _: kernel)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch)
     engine = types.SimpleNamespace(DotProductAttention=DotProductAttention)
     monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
@@ -87,7 +115,7 @@ def test_torch_still_takes_what_we_pass() -> None:
     from torch.nn.attention.varlen import varlen_attn
 
     known = inspect.signature(varlen_attn).parameters
-    assert list(known)[:7] == list(inspect.signature(varlen).parameters)[:7]
+    assert list(known)[:7] == list(inspect.signature(varlen_2_12).parameters)[:7]
     assert {"window_size", "enable_gqa"} <= known.keys()
 
 
