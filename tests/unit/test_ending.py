@@ -25,6 +25,8 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
     program = f"""
 from megatron.vlm.ending import run_rank
 from omnibal_ext.errors import UserError
+
+pytestmark = pytest.mark.starts
 def main():
     {code}
 run_rank(main)

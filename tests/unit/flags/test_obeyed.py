@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+pytestmark = pytest.mark.starts
+
 ROOT = Path(__file__).parents[3]
 Trace = dict[str, Any]
 

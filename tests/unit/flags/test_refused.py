@@ -128,6 +128,7 @@ def test_a_flag_in_no_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         check.check_given(Namespace(seed=3), parser)
 
 
+@pytest.mark.starts
 def test_help_explains_what_may_be_given_and_nothing_else() -> None:
     command = [sys.executable, "-W", "ignore", "-m", "megatron.vlm.pretrain", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)

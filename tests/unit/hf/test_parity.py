@@ -6,6 +6,7 @@ from tests.distributed.conftest import run_program
 from tests.unit.hf.models import FAMILIES
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.starts
 TOLERANCE = 2e-5  # seen: 2e-6
 
 

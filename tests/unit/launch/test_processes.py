@@ -37,6 +37,8 @@ LAUNCHER = """
 import sys
 from omnibal_ext.errors import run_tool
 from omnibal_ext.launch.processes import run_ranks, run_to_end, stoppable
+
+pytestmark = pytest.mark.starts
 def main():
     with stoppable():
         if sys.argv[1] == "tool":

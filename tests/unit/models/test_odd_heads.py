@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.distributed.conftest import run_program
+
+pytestmark = pytest.mark.starts
 
 
 def test_five_heads_on_two_ranks_start_train_and_end_as_on_one(tmp_path: Path) -> None:

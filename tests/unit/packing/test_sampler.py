@@ -81,6 +81,7 @@ def test_a_rank_out_of_range_is_refused(index: PackedIndex) -> None:
         PackBatchSampler(index, 2, 2, micro_batches=3)
 
 
+@pytest.mark.starts
 def test_the_example_runs_and_learns() -> None:
     command = [sys.executable, str(REPOSITORY / "examples" / "bare_loop.py")]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
