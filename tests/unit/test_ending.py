@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+pytestmark = pytest.mark.starts
 ROOT = Path(__file__).parents[2]
 REFUSED = "raise UserError('x: too large; make it smaller')"
 # Waits where no Python handler can run, as in a collective: a mutex of C's that is locked twice.
@@ -25,8 +26,6 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
     program = f"""
 from megatron.vlm.ending import run_rank
 from omnibal_ext.errors import UserError
-
-pytestmark = pytest.mark.starts
 def main():
     {code}
 run_rank(main)

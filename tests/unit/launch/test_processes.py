@@ -12,6 +12,7 @@ import pytest
 
 from omnibal_ext.launch.processes import error_of
 
+pytestmark = pytest.mark.starts
 ROOT = Path(__file__).parents[3]
 RANK = """
 import os, signal, sys, time
@@ -37,8 +38,6 @@ LAUNCHER = """
 import sys
 from omnibal_ext.errors import run_tool
 from omnibal_ext.launch.processes import run_ranks, run_to_end, stoppable
-
-pytestmark = pytest.mark.starts
 def main():
     with stoppable():
         if sys.argv[1] == "tool":
