@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from omnibal_ext.analytic import analytic_profile
@@ -69,6 +69,8 @@ def test_joint_is_never_worse_than_any_other_method_even_without_time(seed: int,
 
 @settings(max_examples=60)
 @given(st.integers(0, 10**6), schedules, st.integers(0, 10**6))
+@example(69, "1f1b", 69)  # instances whose bounds are close to the layout's time
+@example(86, "zb_h1", 86)
 def test_bounds_are_below_every_layout_they_speak_of(seed: int, schedule: str, pick: int) -> None:
     problem = random_problem(seed, schedule_name=schedule)
     bounds = Bounds(problem)
