@@ -21,6 +21,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from omnibal_ext.run_metrics import complete_lines
+
 Item = TypeVar("Item")
 
 
@@ -73,7 +75,7 @@ def follow_metrics(path: Path, is_running: Callable[[], bool], start: int = 0, e
         while running:
             running = is_running()
             time.sleep(0.5 if running else 0)
-            lines, position = _complete_lines(path, position)
+            lines, position = complete_lines(path, position)
             last = next((line for line in reversed(lines) if "loss" in line), last)
             if last is None or last["iteration"] == shown:
                 continue
@@ -82,13 +84,3 @@ def follow_metrics(path: Path, is_running: Callable[[], bool], start: int = 0, e
             if not console.is_terminal and (time.monotonic() >= due or not running):
                 shown, due = last["iteration"], time.monotonic() + every
                 print(f"  iteration {shown}/{last['iterations']}: {text}", file=sys.stderr, flush=True)
-
-
-def _complete_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    """The lines that were written to the end behind a position, decoded, and where the next one starts."""
-    if not path.exists():
-        return [], position
-    with path.open("rb") as file:
-        file.seek(position)
-        written, newline, _ = file.read().rpartition(b"\n")
-    return [json.loads(line) for line in written.splitlines()], position + len(written) + len(newline)

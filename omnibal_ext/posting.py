@@ -34,12 +34,11 @@ Postings = list[list[Action | Post]]
 """Per rank its actions in the schedule's order, and before or between them the receives it posts."""
 
 
-def with_posts(schedule: Schedule, chunks: int = 1) -> Postings:
+def with_posts(schedule: Schedule, microbatches: int, chunks: int = 1) -> Postings:
     """The schedule with its receives: each tensor that comes from another rank is posted once, before its action.
 
     Raises UserError as `check_schedule` does.
     """
-    microbatches = 1 + max((action.microbatch for actions in schedule for action in actions), default=-1)
     receivers = _receivers(schedule, chunks)
     postings: Postings = [[] for _ in schedule]
     for rank, action in _by_end(schedule, check_schedule(schedule, microbatches, chunks), chunks):

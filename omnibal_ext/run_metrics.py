@@ -10,14 +10,19 @@ def training_intervals(path: Path) -> list[dict[str, Any]]:
 
     A last line that is being written is left out; no file is no intervals.
     """
-    return list({line["iteration"]: line for line in _lines(path) if "evaluation" not in line}.values())
+    return list({line["iteration"]: line for line in complete_lines(path)[0] if "evaluation" not in line}.values())
 
 
 def evaluations(path: Path) -> dict[int, dict[str, Any]]:
     """What the evaluations found, by the iterations of training before them."""
-    return {line["iteration"]: line["evaluation"] for line in _lines(path) if "evaluation" in line}
+    return {line["iteration"]: line["evaluation"] for line in complete_lines(path)[0] if "evaluation" in line}
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+def complete_lines(path: Path, position: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """The lines that were written to the end behind a position, decoded, and where the next one starts."""
+    if not path.exists():
+        return [], position
+    with path.open("rb") as file:
+        file.seek(position)
+        written, newline, _ = file.read().rpartition(b"\n")
+    return [json.loads(line) for line in written.splitlines()], position + len(written) + len(newline)

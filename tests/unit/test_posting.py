@@ -18,7 +18,7 @@ Send = tuple[str, int, int]
 def test_every_schedule_ends_though_each_rank_waits_at_every_step_for_all_it_has_posted(
     name: str, ranks: int, microbatches: int, chunks: int
 ) -> None:
-    postings = with_posts(build_schedule(name, ranks, microbatches, chunks), chunks)
+    postings = with_posts(build_schedule(name, ranks, microbatches, chunks), microbatches, chunks)
     assert ends_when_everything_blocks(postings, chunks)
 
 
@@ -26,7 +26,7 @@ def test_every_schedule_ends_though_each_rank_waits_at_every_step_for_all_it_has
 def test_evaluation_which_runs_only_the_forwards_ends_too(
     name: str, ranks: int, microbatches: int, chunks: int
 ) -> None:
-    postings = with_posts(build_schedule(name, ranks, microbatches, chunks), chunks)
+    postings = with_posts(build_schedule(name, ranks, microbatches, chunks), microbatches, chunks)
     assert ends_when_everything_blocks([[item for item in items if item.kind == "F"] for items in postings], chunks)
 
 
@@ -35,7 +35,7 @@ def test_the_order_of_actions_stays_and_each_tensor_from_elsewhere_is_posted_onc
     name: str, ranks: int, microbatches: int, chunks: int
 ) -> None:
     schedule = build_schedule(name, ranks, microbatches, chunks)
-    for rank, items in enumerate(with_posts(schedule, chunks)):
+    for rank, items in enumerate(with_posts(schedule, microbatches, chunks)):
         assert [item for item in items if isinstance(item, Action)] == schedule[rank]
         posts = [item.action for item in items if isinstance(item, Post)]
         assert sorted(map(str, posts)) == sorted(str(a) for a in schedule[rank] if takes(a, rank, ranks, chunks))
@@ -55,7 +55,7 @@ def test_posting_one_action_ahead_would_hang(ranks: int) -> None:
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_few_tensors_are_held_before_they_are_used(name: str) -> None:
     """A receive that is posted holds its memory: of one kind at most two wait, but in GPipe, which hoards anyway."""
-    for items in with_posts(build_schedule(name, 4, 32), 1):
+    for items in with_posts(build_schedule(name, 4, 32), 32):
         for kind in "FB":
             waiting = most = 0
             for item in items:
@@ -129,4 +129,4 @@ def one_ahead(actions: list[Action], rank: int, ranks: int) -> list[Action | Pos
 def test_a_schedule_that_deadlocks_is_refused() -> None:
     schedule: Schedule = [[Action("B", 0), Action("F", 0)], [Action("F", 0), Action("B", 0)]]
     with pytest.raises(UserError, match="waits for ever"):
-        with_posts(schedule)
+        with_posts(schedule, 1)

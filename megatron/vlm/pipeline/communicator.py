@@ -21,12 +21,12 @@ from megatron.vlm import platform
 class Receive:
     """A tensor on its way here."""
 
-    tensor: Tensor | None
+    tensor: Tensor
     work: dist.Work | None
 
-    def wait(self) -> Tensor | None:
-        """The tensor, arrived; None where nothing comes."""
-        if self.work is not None and self.tensor is not None:
+    def wait(self) -> Tensor:
+        """The tensor, arrived."""
+        if self.work is not None:
             self.work.wait()
             platform.used_here(self.tensor)
         return self.tensor

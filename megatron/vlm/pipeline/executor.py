@@ -21,7 +21,7 @@ from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
 from omnibal_ext.posting import Postings, with_posts
-from omnibal_ext.schedule import build_schedule, check_channels, check_schedule, has_weight_gradients
+from omnibal_ext.schedule import build_schedule, check_channels, has_weight_gradients
 
 
 def install(executor: Callable[..., Any]) -> None:
@@ -110,12 +110,12 @@ class Executor:
         key = (ranks, num_microbatches, len(chunks))
         if key not in self._postings:
             schedule = build_schedule(self.schedule_name, *key)
-            check_schedule(schedule, num_microbatches, len(chunks))
+            postings = with_posts(schedule, num_microbatches, len(chunks))
             check_channels(schedule, len(chunks))
             if has_weight_gradients(schedule):
                 for chunk in chunks:
                     self.weight_gradients.attach(chunk.stage)
-            self._postings[key] = with_posts(schedule, len(chunks))
+            self._postings[key] = postings
         return self._postings[key]
 
 
