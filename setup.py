@@ -10,6 +10,8 @@ setup(
     # Named one by one: `megatron` is a namespace shared with pip's megatron-core and must not be claimed here.
     packages=[
         "omnibal_ext",
+        "omnibal_ext.architectures",
+        "omnibal_ext.costs",
         "omnibal_ext.packing",
         "omnibal_ext.launch",
         "omnibal_ext.layout",

@@ -24,8 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
-from omnibal_ext.packing import METHODS, PackOptions, Summary, build_index
 from omnibal_ext.packing.budget import choose_budgets
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.options import METHODS, PackOptions
+from omnibal_ext.packing.summary import Summary
 from omnibal_ext.sizes import Sizes
 
 BUDGETS = ((9, 4096), (10, 4096), (14, 4096), (15, 4352), (18, 5376), (20, 5888))

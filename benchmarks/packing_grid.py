@@ -22,14 +22,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.corpora import UNTUNED
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
-from omnibal_ext.packing import Corpus, PackCosts, Source, pack_loads
 from omnibal_ext.packing.balanced import pack_balanced
+from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal
 from omnibal_ext.packing.first_fit import pack_first_fit
 from omnibal_ext.packing.isf import pack_isf
 from omnibal_ext.packing.level import order_packs
 from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
-from omnibal_ext.packing.packs import LOADS, TILES, TOKENS
+from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, pack_loads
 from omnibal_ext.packing.teach import Features, pack_features, spread_against_random
 from omnibal_ext.sizes import Sizes
 

@@ -2,7 +2,7 @@
 
     python benchmarks/paper_tables.py [--seconds 2]
 
-Nothing is measured: A100 costs are analytic (omnibal_ext/analytic.py) and iterations simulated. The lengths of
+Nothing is measured: A100 costs are analytic (omnibal_ext/costs/analytic.py) and iterations simulated. The lengths of
 InternVL-1.2M are not public, so the samples are a synthetic mixture that packs as published: ISF 4.6 samples a pack,
 DistRatio .02/.12 over four ranks' microbatches (published .02/.14), random packs of 4 with .32/.31 (.34/.30). So ratios
 are compared, never days. EVA-CLIP-4B is left out: its 54 layers are no published size.
@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from omnibal_ext.analytic import DEVICES, analytic_profile
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.console import print_json, print_table
+from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, recompute_all
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.layout.sweep import Outcome, Setting, judge_setting, settings
 from omnibal_ext.layout.workload import Workload, pack_workload
-from omnibal_ext.packing import PackOptions
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 
 VIT_BUDGET, LLM_BUDGET = 9, 4096

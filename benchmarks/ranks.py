@@ -1,14 +1,21 @@
-"""The ranks' side of `two_ranks`: real stages, executor, wrappers and optimizer, without files and logging."""
+"""The ranks' side of `two_ranks`: real stages, executor, wrappers and optimizer, without logging."""
 
 import json
+import os
 import random
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+
+import megatron.vlm  # noqa: F401 (readies the machine, before megatron.core is imported)
+
+# isort: split
 from megatron.core import parallel_state
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.training.training import get_megatron_optimizer_config
@@ -21,7 +28,7 @@ from megatron.vlm.pipeline.weight_gradients import Linear
 from megatron.vlm.profiler import Job, profile_on_this_machine
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.synthetic import synthetic_pack
-from omnibal_ext import architectures
+from omnibal_ext.architectures import presets
 from omnibal_ext.plan import Plan
 from tests.distributed import harness
 
@@ -29,7 +36,7 @@ from tests.distributed import harness
 def measure(shape: Shape, order: dict[str, Any]) -> Any:
     """A profile's record, or what training each case took; the same on both ranks but for the profile."""
     torch.set_num_threads(1)
-    architectures.PRESETS[shape.name] = shape.architecture
+    presets.PRESETS[shape.name] = shape.architecture
     if "cases" in order:
         return _train_all(shape, order["cases"], order["rounds"])
     profile = profile_on_this_machine(Job(shape.name, shape.vit_budget, shape.llm_budget, steps=order["steps"]), {})
@@ -112,3 +119,17 @@ def _counted(kept: KeptBytes, keep: Callable[[Linear], None], linear: Linear) ->
 def _optimizers(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         yield one.optimizer
+
+
+def main() -> None:
+    """What a rank of the torchrun does."""
+    order, answer = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    found = measure(Shape.from_record(order["shape"]), order)
+    if os.environ["RANK"] == "0":
+        partial_answer = answer.with_suffix(".partial")
+        partial_answer.write_text(json.dumps(found))
+        partial_answer.replace(answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """What the benchmarks of the planner share: a model profiled and trained on two gloo ranks of this machine.
 
-`profile` and `train` start torchrun on this file and read what the ranks found; nothing of torch is loaded here.
+`profile` and `train` start torchrun on `ranks.py` and read what the ranks found; nothing of torch is loaded here.
 """
 
 import json
@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from omnibal_ext.architectures import Architecture, LanguageArchitecture, VisionArchitecture
+from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture, VisionArchitecture
+from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.plan import Plan
-from omnibal_ext.profile_data import PackSizes, Profile
 
 ROOT = Path(__file__).resolve().parents[1]
+RANKS = Path(__file__).resolve().with_name("ranks.py")
 
 Packs = tuple[tuple[int, tuple[int, ...]], ...]
 """Tiles, and the lengths of the samples, of each pack of an iteration."""
@@ -88,7 +89,7 @@ def _torchrun(order: dict[str, Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "order.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(order))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(RANKS)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         done = subprocess.run(
             [*command, str(asked), str(answered)], env=environment, capture_output=True, text=True, check=False
@@ -96,20 +97,3 @@ def _torchrun(order: dict[str, Any]) -> Any:
         if not answered.exists():
             raise RuntimeError(done.stderr[-8000:])
         return json.loads(answered.read_text())
-
-
-def _rank() -> None:
-    """What a rank of the torchrun does."""
-    import megatron.vlm  # noqa: F401 (readies the machine, before megatron.core is imported)
-    from benchmarks import ranks
-
-    order, answer = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    found = ranks.measure(Shape.from_record(order["shape"]), order)
-    if os.environ["RANK"] == "0":
-        partial = answer.with_suffix(".partial")
-        partial.write_text(json.dumps(found))
-        partial.replace(answer)
-
-
-if __name__ == "__main__":
-    _rank()

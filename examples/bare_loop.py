@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from omnibal_ext.packing import PackBatchSampler, PackOptions, build_index
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.sampler import PackBatchSampler
 from omnibal_ext.sizes import Sizes
 
 RANKS, STEPS_TO_PRINT = 4, 5
@@ -44,6 +46,7 @@ class TinyLanguageModel(nn.Module):
         self.head = nn.Linear(width, 16)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Tokens [T], mask [T, T] -> logits [T, words]."""
         hidden = self.embedding(tokens)
         query, key, value = self.query_key_value(hidden)[None].chunk(3, dim=-1)
         attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)

@@ -44,6 +44,7 @@ class Job:
 
 
 def main() -> None:
+    """Import what programs need, then serve; a fork comes out of `serve` with its job."""
     for module in PRELOADED:
         importlib.import_module(module)
     gc.collect()

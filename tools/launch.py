@@ -15,12 +15,12 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from omnibal_ext.analytic import DEVICES
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.huggingface import CONFIG, weight_files
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.candidates import print_trials, trial_flags
 from omnibal_ext.console import follow_metrics, print_json
+from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.huggingface import CONFIG, weight_files
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.folder import LOG, METRICS, TENSORBOARD, put_aside
 from omnibal_ext.launch.planning import Planning, measured_best

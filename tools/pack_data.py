@@ -10,25 +10,17 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.console import print_json, print_table
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.packing import (
-    METHODS,
-    Corpus,
-    PackCosts,
-    PackedIndex,
-    PackOptions,
-    PackStream,
-    Summary,
-    build_index,
-    epoch_iterations,
-)
 from omnibal_ext.packing.budget import Trial, choose_budgets
-from omnibal_ext.packing.build import reject_reasons
-from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL
+from omnibal_ext.packing.build import build_index, reject_reasons
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL, PackCosts
+from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.histograms import bar_line, distributions, waste_by_kind, write_report
-from omnibal_ext.packing.index import sha256_of
-from omnibal_ext.packing.options import LAST_ITERATION, OVERSIZE
-from omnibal_ext.profile_data import Profile
+from omnibal_ext.packing.index import PackedIndex, sha256_of
+from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, PackOptions
+from omnibal_ext.packing.summary import Summary
 from omnibal_ext.sizes import load_columns
 
 SHOWN_TRIALS = 12

@@ -9,19 +9,19 @@
 import argparse
 from itertools import groupby
 
-from omnibal_ext.analytic import DEVICES, analytic_profile
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import layer_names
 from omnibal_ext.console import print_json, print_table, track
+from omnibal_ext.costs.analytic import DEVICES, analytic_profile
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import GIB
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_layouts, make_plan
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
 from omnibal_ext.layout.workload import packs_of_index
-from omnibal_ext.packing import PackedIndex
+from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
-from omnibal_ext.profile_data import Profile
 from omnibal_ext.schedule import SCHEDULE_NAMES
 from omnibal_ext.sizes import Sizes
 

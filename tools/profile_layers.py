@@ -18,12 +18,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.analytic import DEVICES, analytic_profile
-from omnibal_ext.architectures import Architecture, preset
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_json, print_table
+from omnibal_ext.costs.analytic import DEVICES, analytic_profile
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.profile_data import Profile
 
 PROFILER = 2
 """Raised when figures are measured in another way, so that older ones are measured again."""

@@ -14,7 +14,6 @@ from megatron.vlm.data.anyres import joined_orders
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.errors import UserError
@@ -48,9 +47,7 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
     ]
     with single_process(preset, flags) as inputs:
         data = ChatDataset(folder)
-        language = language_config(inputs.args, inputs.architecture)
-        vision = vision_config(language, inputs.architecture)
-        chain = Chain(inputs.architecture, language, vision, inputs.args.padded_vocab_size, inputs.args.seed)
+        chain = Chain.of(inputs.args, inputs.architecture)
         stages = split_chain(chain)
         load_checkpoint(stages, None, None)
         with_images = np.flatnonzero(data.sizes.tiles).tolist()

@@ -29,7 +29,6 @@ from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
 from megatron.vlm.meters import EvaluationMeter, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
@@ -63,10 +62,7 @@ class Trainer:
         pg_collection: ProcessGroupCollection | None = None,
     ) -> Stage:
         """The stage of the plan that this rank (and chunk) runs."""
-        language = config or language_config(self.args, self.architecture)
-        vision = vision_config(language, self.architecture)
-        args = self.args
-        chain = Chain(self.architecture, language, vision, args.padded_vocab_size, args.seed, tuple(args.freeze))
+        chain = Chain.of(self.args, self.architecture, config)
         stage = self.plan.stages[stage_number(vp_stage)]
         recompute = (stage.recompute, stage.recompute_attention, stage.recompute_mlp)
         return Stage(chain, *stage.layers, *recompute, vp_stage, pg_collection)

@@ -16,13 +16,12 @@ import numpy as np
 import torch
 
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.profiling.action_costs import measure_actions
 from megatron.vlm.profiling.layer_costs import KindMeasurement
 from megatron.vlm.profiling.stopwatch import Stopwatch
 from megatron.vlm.profiling.transfers import Links, measure_links
 from megatron.vlm.single import single_process
-from omnibal_ext.profile_data import Profile
+from omnibal_ext.costs.profile import Profile
 
 GRADIENT_BYTES = 4  # gradients are reduced in fp32
 
@@ -54,10 +53,7 @@ def profile_on_this_machine(job: Job, measured_with: dict[str, Any]) -> Profile 
     """
     with single_process(job.preset, job.flags()) as inputs:
         args, architecture = inputs.args, inputs.architecture
-        language = language_config(args, architecture)
-        vision = vision_config(language, architecture)
-        chain = Chain(architecture, language, vision, args.padded_vocab_size, args.seed, job.frozen)
-        profile = measure_profile(args, chain, job, measured_with)
+        profile = measure_profile(args, Chain.of(args, architecture), job, measured_with)
         return profile if torch.distributed.get_rank() == 0 else None
 
 
@@ -70,7 +66,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
     seconds = stopwatch.measure({kind: k.runs() for kind, k in measured.items()}, "profiling layers")
     steps = stopwatch.measure({kind: k.optimizer_runs(args) for kind, k in trained.items()})
     split = stopwatch.measure({kind: k.split_runs() for kind, k in trained.items()})
-    action, iteration = measure_actions(args, chain.architecture, job.frozen, stopwatch)
+    action, iteration = measure_actions(args, chain.architecture, stopwatch)
     per_iteration, per_weight = fit_line([(k.trained * k.count, steps[kind]["step"][0]) for kind, k in trained.items()])
     step = step_seconds_per_weight(job, per_weight, links)
     layers = {

@@ -15,10 +15,10 @@ from megatron.vlm.hf.checkpoint import RELEASE, TRACKER, OurCheckpoint
 from megatron.vlm.hf.convert import SIDE, KeyMap
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import sources
-from omnibal_ext.architectures import Architecture, preset
+from omnibal_ext.architectures.architecture import Architecture, differences
+from omnibal_ext.architectures.huggingface import CONFIG, weight_files
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.huggingface import CONFIG, weight_files
-from omnibal_ext.model_data import differences
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.candidates import Trial, keep_fastest, layouts, measured_seconds
 from omnibal_ext.console import track
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.packing.index import PackedIndex, sha256_of
 from omnibal_ext.plan import Plan
-from omnibal_ext.profile_data import Profile
 
 
 @dataclass(frozen=True)

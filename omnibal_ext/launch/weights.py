@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from omnibal_ext.huggingface import CONFIG
+from omnibal_ext.architectures.huggingface import CONFIG
 from omnibal_ext.launch.processes import run_to_end
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, LayoutProblem
-from omnibal_ext.profile_data import Profile
 
 NEGLIGIBLE_SPREAD = 1e-4
 """Where the anchor is level or carries nothing, scores are normalised by this share of the mean instead."""

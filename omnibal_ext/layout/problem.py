@@ -17,9 +17,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from omnibal_ext.chain import KINDS
+from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.tables import KindTables, kind_tables
-from omnibal_ext.profile_data import PackSizes, Profile
 from omnibal_ext.schedule import Schedule, build_schedule
 from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
 

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_layouts
 from omnibal_ext.layout.workload import Workload, pack_workload
-from omnibal_ext.packing import PackOptions
-from omnibal_ext.profile_data import Profile
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 
 ProfileSource = Callable[[int, int, int, int], Profile]

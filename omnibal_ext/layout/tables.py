@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.chain import KINDS
-from omnibal_ext.profile_data import LayerCost, PackSizes, Profile
+from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 
 Floats = NDArray[np.float64]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import Packs, pack_loads
-from omnibal_ext.profile_data import PackSizes, Profile
 from omnibal_ext.sizes import Sizes
 
 

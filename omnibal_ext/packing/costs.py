@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.analytic import analytic_profile
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import VISION_KINDS
+from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.profile_data import Profile
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ class PackCosts:
     def of_model(
         cls, model: str = DEFAULT_MODEL, device: str = DEFAULT_DEVICE, vit_budget: int = 1, llm_budget: int = 4096
     ) -> "PackCosts":
-        """Count a model's operations (`omnibal_ext.analytic`). Raises UserError for unknown models and devices."""
+        """Count a model's operations (`costs.analytic`). Raises UserError for unknown models and devices."""
         return cls.of_profile(analytic_profile(preset(model), device, max(1, vit_budget), llm_budget))
 
     @classmethod

@@ -23,12 +23,11 @@ from megatron.vlm.data.loader import Needs
 from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
-from omnibal_ext import architectures
-from omnibal_ext.architectures import Architecture, LanguageArchitecture, VisionArchitecture
+from omnibal_ext.architectures import presets
+from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture, VisionArchitecture
 from omnibal_ext.plan import Plan
 
 SMALL = Architecture(
@@ -56,7 +55,7 @@ class Result:
 
 def start(architecture: Architecture, tensor: int, pipeline: int, flags: Sequence[str] = ()) -> Namespace:
     """Initialise Megatron on these ranks and return its arguments."""
-    architectures.PRESETS.update(MODELS)
+    presets.PRESETS.update(MODELS)
     sys.argv = ["test", "--preset", architecture.name, "--tensor-model-parallel-size", str(tensor)]
     sys.argv += [
         "--pipeline-model-parallel-size",
@@ -145,9 +144,7 @@ def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
 
 def build_chain(args: Namespace, architecture: Architecture, frozen: tuple[str, ...] = ()) -> Chain:
     """The chain that all plans of this process cut."""
-    language = language_config(args, architecture)
-    vision = vision_config(language, architecture)
-    return Chain(architecture, language, vision, args.padded_vocab_size, args.seed, frozen)
+    return replace(Chain.of(args, architecture), frozen=frozen)
 
 
 def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:

@@ -13,7 +13,6 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.generate import split_chain
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.single import single_process
 
 
@@ -23,9 +22,7 @@ def main() -> None:
     data, total, counted = ChatDataset(folder), 0.0, 0
     flags = ["--load", load, "--no-load-optim", "--no-load-rng", "--ckpt-format", "torch_dist"]
     with single_process("tiny", flags) as inputs:
-        language = language_config(inputs.args, inputs.architecture)
-        vision = vision_config(language, inputs.architecture)
-        chain = Chain(inputs.architecture, language, vision, inputs.args.padded_vocab_size, inputs.args.seed)
+        chain = Chain.of(inputs.args, inputs.architecture)
         stages = split_chain(chain)
         load_checkpoint(stages, None, None)
         for sample in range(len(data)):

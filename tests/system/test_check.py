@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from megatron.vlm.preflight.__main__ import preflight
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import Plan
 from tests.system.test_training import make_dataset, pack, tool
 from tests.unit.hf import models

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import Plan
 from tests.system.test_training import ROOT, tool
 from tests.system.test_training import folder as folder  # the demo dataset  # noqa: PLC0414

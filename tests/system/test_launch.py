@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.plan import Plan
-from omnibal_ext.profile_data import Profile
 from tests.system.test_training import complete, make_dataset, pack, tool
 
 

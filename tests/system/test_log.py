@@ -11,7 +11,9 @@ from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
-from omnibal_ext.packing import Corpus, PackOptions, build_index
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.options import PackOptions
 
 ROOT = Path(__file__).parents[2]
 

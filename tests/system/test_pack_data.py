@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnibal_ext.analytic import analytic_profile
-from omnibal_ext.architectures import preset
-from omnibal_ext.packing import PackedIndex
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.sizes import Sizes
 from tests.programs import run_tool
 

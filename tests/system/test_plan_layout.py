@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from omnibal_ext.chain import KINDS, layer_chain
-from omnibal_ext.packing import PackOptions, build_index
+from omnibal_ext.costs.profile import LayerCost, Profile
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
-from omnibal_ext.profile_data import LayerCost, Profile
 from omnibal_ext.sizes import Sizes
 from tests.programs import run_tool
 

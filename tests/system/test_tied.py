@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megatron.vlm.data.dataset import ChatDataset
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import Plan
 from tests.system.test_training import folder as folder  # the demo dataset  # noqa: PLC0414
 from tests.system.test_training import train

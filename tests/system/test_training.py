@@ -11,8 +11,11 @@ from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
-from omnibal_ext.architectures import preset
-from omnibal_ext.packing import Corpus, PackedIndex, PackOptions, build_index
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
 from tests.distributed.conftest import run_program

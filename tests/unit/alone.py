@@ -8,7 +8,7 @@ import pytest
 
 from megatron.vlm.arguments import TrainingInputs
 from megatron.vlm.single import single_process
-from omnibal_ext import architectures
+from omnibal_ext.architectures import presets
 from tests.distributed import harness
 
 
@@ -21,6 +21,6 @@ def megatron_alone(preset: str, *flags: str) -> Iterator[TrainingInputs]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", dict(os.environ))
         for name, model in harness.MODELS.items():
-            patch.setitem(architectures.PRESETS, name, model)
+            patch.setitem(presets.PRESETS, name, model)
         with single_process(preset, flags) as inputs:
             yield inputs

@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -43,14 +43,17 @@ FLOORS = [
 APART = [("megatron.vlm.models", "megatron.vlm.data"), ("megatron.vlm.data", "megatron.vlm.models")]
 
 
-def modules() -> dict[str, Path]:
-    files = [path for room in ("omnibal_ext", "megatron/vlm", "tools") for path in (ROOT / room).rglob("*.py")]
+ROOMS = ("omnibal_ext", "megatron/vlm", "tools", "benchmarks", "examples")
+
+
+def modules(rooms: Sequence[str] = ROOMS[:3]) -> dict[str, Path]:
+    files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
 
 
 def imports(path: Path) -> Iterator[str]:
     """What a file imports, as full names; names imported from a package count as modules where they are."""
-    known = modules()
+    known = modules(ROOMS)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -81,9 +84,33 @@ def test_a_floor_imports_only_from_floors_below(module: str) -> None:
 
 
 def test_no_import_goes_in_a_circle() -> None:
-    known = modules()
+    known = modules(ROOMS)
     graph = {module: {name for name in imports(path) if name in known} for module, path in known.items()}
     list(TopologicalSorter(graph).static_order())
+
+
+def test_the_face_of_a_package_imports_nothing_of_it() -> None:
+    """It runs before each of its modules, so what it imports would be imported in a circle."""
+    for module, path in modules(ROOMS).items():
+        if path.name == "__init__.py" and module != "megatron.vlm":  # which readies the machine before all others
+            assert not [name for name in imports(path) if name.startswith(module)], module
+
+
+@pytest.mark.parametrize("module", sorted(modules(ROOMS)))
+def test_public_names_have_docstrings(module: str) -> None:
+    tree = ast.parse(modules(ROOMS)[module].read_text())
+    bare = [] if ast.get_docstring(tree) else [module]
+    assert not bare + list(names_without_docstring(tree))
+
+
+def names_without_docstring(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
+    """Public functions, classes and methods of a scope that say nothing of themselves."""
+    for node in scope.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            if node.name != "main" and not ast.get_docstring(node):
+                yield node.name
+            if isinstance(node, ast.ClassDef):
+                yield from names_without_docstring(node)
 
 
 def test_the_deciding_part_never_loads_torch() -> None:

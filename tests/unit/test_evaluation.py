@@ -8,7 +8,9 @@ import pytest
 
 from megatron.vlm.evaluation import set_evaluation
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing import Corpus, PackOptions, build_index
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 
 

@@ -13,8 +13,8 @@ from megatron.vlm.profiling.layer_costs import fit_seconds
 from megatron.vlm.profiling.stopwatch import WARM_UP, Stopwatch, at_usual_pace
 from megatron.vlm.profiling.synthetic import equal_lengths
 from megatron.vlm.profiling.transfers import Links
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.profile_data import Profile
 from tests.unit.layout.instances import make_profile
 
 

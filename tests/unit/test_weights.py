@@ -9,7 +9,7 @@ import torch
 
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.weights import Weights, apply_weights, check_weights, starting_weights
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 
 TINY = preset("tiny")

@@ -11,9 +11,9 @@ import numpy as np
 
 from megatron.vlm.data.model_recipe import fits, needs, tokenizer_difference
 from megatron.vlm.data.tokenizer import model_tokenizer
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.huggingface import CONFIG, read_architecture, read_config
 from omnibal_ext.errors import UserError
-from omnibal_ext.huggingface import CONFIG, read_architecture, read_config
-from omnibal_ext.model_data import Architecture
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.sizes import Sizes
 

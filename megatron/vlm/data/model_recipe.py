@@ -8,9 +8,10 @@ from megatron.vlm.data.samples import SampleMaker
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.tiles import RULES
 from megatron.vlm.data.tokenizer import load_tokenizer, model_tokenizer
-from omnibal_ext.architectures import PRESETS, Architecture, preset
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.huggingface import config_path, read_config
+from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.huggingface import config_path, read_config
 
 USUAL = {
     "tiling": "internvl",

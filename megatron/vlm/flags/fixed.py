@@ -4,7 +4,7 @@ from megatron.vlm.flags.group import Group
 
 SET = (
     Group(
-        "--preset: the model's sizes, from its config.json or omnibal_ext/architectures.py; choose another --preset",
+        "--preset: the model's sizes, from its config.json or omnibal_ext/architectures; choose another --preset",
         """
         num_layers encoder_num_layers hidden_size ffn_hidden_size num_attention_heads group_query_attention
         num_query_groups kv_channels normalization layernorm_epsilon swiglu add_bias_linear add_qkv_bias

@@ -12,12 +12,12 @@ from megatron.vlm.data.anyres import image_sources, joined_orders
 from megatron.vlm.data.tiles import anyres_grid
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
-from omnibal_ext.architectures import Architecture, preset
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.huggingface import config_path, read_config
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.huggingface import config_path, read_config
 
 TOLERANCE = 1e-4
 WORDS = 16
@@ -87,9 +87,7 @@ def _our_logits(
 ) -> tuple[Tensor, ...]:
     flags = ["--load", str(ours), "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"]
     with single_process(str(theirs), [*flags, "--ckpt-format", "torch_dist"]) as inputs, torch.no_grad():
-        language = language_config(inputs.args, architecture)
-        vision = vision_config(language, architecture)
-        chain = Chain(architecture, language, vision, inputs.args.padded_vocab_size, inputs.args.seed)
+        chain = Chain.of(inputs.args, architecture)
         stage = Stage(chain, 0, len(chain.kinds))
         load_checkpoint([stage], None, None)
         logits = stage.eval()(_pack(samples, image_token)).cpu()

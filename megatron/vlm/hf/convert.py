@@ -18,10 +18,10 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.hf.folder import DTYPE_NAMES, DTYPES, Stored, WeightFolder, write_index, write_weights
 from megatron.vlm.hf.forms import join, split
 from megatron.vlm.hf.names import Source, is_idle, sources, table_name
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.huggingface import CONFIG, INDEX, config_path, read_architecture, read_config
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
-from omnibal_ext.huggingface import CONFIG, INDEX, config_path, read_architecture, read_config
-from omnibal_ext.model_data import Architecture
 
 SIDE = "huggingface"
 LISTING = "weights.json"

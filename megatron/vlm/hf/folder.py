@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from omnibal_ext.architectures.huggingface import INDEX, weight_files
 from omnibal_ext.errors import UserError
-from omnibal_ext.huggingface import INDEX, weight_files
 
 DTYPES = {
     "F64": torch.float64,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omnibal_ext.model_data import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import layer_names
-from omnibal_ext.model_data import Architecture
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class IsolatedAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: Segments | None = None,
     ) -> Tensor:
+        """Query, key, value [T, 1, heads, width] -> [T, 1, heads x width], sample by sample of the pack."""
         if packed_seq_params is None:
             return self._by_torch(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)).transpose(0, 1)
         out = self.over_pack(query.squeeze(1), key.squeeze(1), value.squeeze(1), packed_seq_params)

@@ -1,5 +1,6 @@
 """The layer chain: builds any link of it, and knows the shape of what travels between two links."""
 
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import sharded_state_dict_default
 
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.models.language import Head, WordEmbedding, language_layer_spec
 from megatron.vlm.models.projector import Projector
 from megatron.vlm.models.vision import PatchEmbed, vision_layer_spec
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import GradientMode, gradient_mode, layer_names
 
 SEEDS_APART = 2**20
@@ -33,6 +35,13 @@ class Chain:
     seed: int
     frozen: tuple[str, ...] = ()
     """Parts that are not trained, of `omnibal_ext.chain.PARTS`."""
+
+    @classmethod
+    def of(cls, args: Namespace, architecture: Architecture, language: TransformerConfig | None = None) -> "Chain":
+        """The chain of `architecture` under Megatron's arguments; `language` where core has made it already."""
+        language = language or language_config(args, architecture)
+        vision = vision_config(language, architecture)
+        return cls(architecture, language, vision, args.padded_vocab_size, args.seed, tuple(args.freeze))
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from torch.nn.functional import gelu
 
 from megatron.vlm.models.padding import padded_heads
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 
 ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu}
 

@@ -41,6 +41,7 @@ class WordEmbedding(MegatronModule):
             config.embedding_init_method(self.newline.data)
 
     def forward(self, image: Tensor, batch: Microbatch) -> Tensor:
+        """Image tokens [image tokens, 1, width] -> the pack [T, 1, width], under sequence parallelism this rank's."""
         assert batch.image_positions is not None
         words = dropout(self.embedding(batch.input_ids), self.config.hidden_dropout, self.training)
         tokens = image.squeeze(1)
@@ -58,6 +59,7 @@ class LanguageLayer(TransformerLayer):
     """
 
     def forward(self, hidden: Tensor, batch: Microbatch, rotary: Tensor) -> Tensor:
+        """[T, 1, width] -> the same; `rotary` has the angles of every position."""
         draws = self.training and (self.config.hidden_dropout or self.config.attention_dropout)
         own = draws and self.config.sequence_parallel
         with tensor_parallel.get_cuda_rng_tracker().fork() if own else nullcontext():
@@ -92,6 +94,7 @@ class Head(MegatronModule):
         self.words_here = min(max(words - self.linear.tp_group.rank() * local, 0), local)
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
+        """[T, 1, width] -> the loss of every token [1, T], or without labels its logits [T, words of this rank]."""
         logits, _ = self.linear(self.norm(hidden))
         logits = logits.squeeze(1)
         with torch.no_grad():  # the gradient of a word that cannot be is zero either way

@@ -43,6 +43,7 @@ class FullWidthRMSNorm(torch.nn.Module):
         tensor_parallel.set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., heads of this rank, width of a head] -> the same; the mean of squares is over all ranks' heads."""
         wide = hidden.float()
         squares = wide.square().sum(dim=(-2, -1), keepdim=True)
         if self.group.size() > 1:

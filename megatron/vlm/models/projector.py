@@ -9,7 +9,7 @@ from torch.nn.functional import gelu
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.norm import build_norm
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 
 
 class Projector(MegatronModule):
@@ -32,6 +32,7 @@ class Projector(MegatronModule):
         )
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
+        """ViT tokens [tokens, tiles, ViT width] -> image tokens [tokens, 1, LLM width], tile after tile."""
         image = self.vision_norm(hidden)[self.first :].transpose(0, 1)
         if self.shuffle > 1:
             image = pixel_shuffle(image, self.shuffle)

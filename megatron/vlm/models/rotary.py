@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
+from omnibal_ext.architectures.architecture import LanguageArchitecture, RopeScaling
 from omnibal_ext.errors import UserError
-from omnibal_ext.model_data import LanguageArchitecture, RopeScaling
 
 
 class Rotary(torch.nn.Module):
@@ -20,6 +20,7 @@ class Rotary(torch.nn.Module):
         self.frequencies = rotary_frequencies(language)
 
     def forward(self, batch: Microbatch) -> Tensor:
+        """Angles of every position, [T, 1, 1, width of a head]. UserError where a sample is too long for the model."""
         longest = max(batch.lengths)
         if self.max_positions is not None and longest > self.max_positions:
             raise UserError(

@@ -18,7 +18,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention import IsolatedAttention
 from megatron.vlm.models.norm import FullWidthRMSNorm, build_norm
 from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue
-from omnibal_ext.architectures import VisionArchitecture
+from omnibal_ext.architectures.architecture import VisionArchitecture
 
 
 class PatchEmbed(MegatronModule):
@@ -45,6 +45,7 @@ class PatchEmbed(MegatronModule):
             torch.nn.init.zeros_(self.projection.bias)
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
+        """Pixels of the pack [tiles, 3, height, width] -> ViT tokens [tokens, tiles, width]."""
         assert batch.pixels is not None
         patches = self.projection(batch.pixels.to(self.class_token.dtype)).flatten(2).permute(2, 0, 1)
         class_tokens = self.class_token.expand(1, patches.shape[1], -1)
@@ -63,6 +64,7 @@ class LayerScaleAdd(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.full((width,), initial, dtype=dtype))
 
     def forward(self, training: bool, fused: bool) -> Callable[..., Tensor]:
+        """What core calls with (x, bias), residual and probability; never fused."""
         return partial(self._add, training)
 
     def _add(
@@ -77,6 +79,7 @@ class VisionLayer(TransformerLayer):
     """Core's transformer layer over tiles: [tokens, tiles, width] -> the same."""
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
+        """[tokens, tiles, width] -> the same."""
         return super().forward(hidden, attention_mask=None)[0]
 
 

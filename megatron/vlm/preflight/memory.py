@@ -7,9 +7,9 @@ import psutil
 
 from megatron.vlm import platform
 from megatron.vlm.preflight.findings import Note
-from omnibal_ext.analytic import analytic_profile
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import gradient_mode
+from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 

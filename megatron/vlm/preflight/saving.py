@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megatron.vlm.preflight.findings import Note
 from megatron.vlm.preflight.memory import parameters
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 
 GIB = 2**30

@@ -14,20 +14,17 @@ from torch import Tensor
 from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiling.layer_costs import Step
 from megatron.vlm.profiling.stopwatch import Stopwatch, timed
 from megatron.vlm.profiling.synthetic import synthetic_pack
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 
 FEW, MANY = 2, 10  # microbatches
 
 
-def measure_actions(
-    args: Namespace, architecture: Architecture, frozen: tuple[str, ...], stopwatch: Stopwatch
-) -> tuple[float, float]:
+def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stopwatch) -> tuple[float, float]:
     """Seconds of an action, and of an iteration, beside the layers.
 
     1. A chain with one layer of every kind, on this rank alone, and the smallest packs.
@@ -38,8 +35,7 @@ def measure_actions(
     """
     vision, language = replace(architecture.vision, layers=1), replace(architecture.language, layers=1)
     small = replace(architecture, vision=vision, language=language)
-    config = language_config(args, small)
-    chain = Chain(small, config, vision_config(config, small), args.padded_vocab_size, args.seed, frozen)
+    chain = Chain.of(args, small)
 
     def provide(**_: object) -> Stage:
         return Stage(chain, 0, len(chain.kinds))

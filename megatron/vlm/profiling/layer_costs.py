@@ -20,7 +20,7 @@ from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.stopwatch import Run, Seconds, timed
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
-from omnibal_ext.profile_data import Fit, LayerCost
+from omnibal_ext.costs.profile import Fit, LayerCost
 
 SAMPLES = 4  # of the pack that is measured at the budgets
 LAYERS = 2  # of a kind that the chain has several of: caches and wrappers then weigh about as in a real stage

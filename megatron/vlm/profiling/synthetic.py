@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from megatron.vlm.microbatch import Microbatch
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 
 
 def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int]) -> Microbatch:

@@ -18,7 +18,9 @@ from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import TiledImage, Tiling, anyres_grid, tile_image
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing import Corpus, PackOptions, build_index
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.options import PackOptions
 
 PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 

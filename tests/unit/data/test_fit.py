@@ -13,7 +13,7 @@ import pytest
 from megatron.vlm.data.demo import train_tokenizer
 from megatron.vlm.data.fit import check_dataset, check_lengths, longest_positions
 from megatron.vlm.data.tokenizer import load_tokenizer
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index import PackedIndex, write_index
 from omnibal_ext.packing.packs import Packs

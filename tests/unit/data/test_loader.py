@@ -22,8 +22,11 @@ from megatron.vlm.data.sources import Sources, short_names
 from megatron.vlm.data.tiles import Tiling
 from megatron.vlm.evaluation import HeldOutPass
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing import Corpus, PackedIndex, PackOptions, build_index
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
 
 ALL = Needs(pixels=True, tokens=True, labels=True)
 

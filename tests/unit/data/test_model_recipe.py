@@ -12,7 +12,7 @@ from megatron.vlm.data.model_recipe import USUAL, check_tokenizer, needs, settle
 from megatron.vlm.data.samples import Recipe, SampleMaker
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.data.tiles import RULES, Tiling
-from omnibal_ext.architectures import INTERNVL, LLAVA, PRESETS
+from omnibal_ext.architectures.presets import INTERNVL, LLAVA, PRESETS
 from omnibal_ext.errors import UserError
 
 TOKENIZER = Path("tokenizer.model")

@@ -25,7 +25,7 @@ from megatron.vlm.data.rejects import reject_limit
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing import Corpus
+from omnibal_ext.packing.corpus import Corpus
 
 SAMPLES = 240
 

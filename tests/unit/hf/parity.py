@@ -31,7 +31,8 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
-from omnibal_ext.architectures import Architecture, preset
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import single_stage_plan
 from tests.unit.hf import models
 from tests.unit.hf.models import IMAGE_TOKEN, SIDE, TILE, Sample

@@ -14,7 +14,7 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
 from megatron.vlm.hf.names import table_name
-from omnibal_ext.architectures import read_architecture
+from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
 from tests.unit.hf import models
 from tests.unit.hf.original import write_original

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.chain import KINDS, layer_chain
+from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.profile_data import LayerCost, PackSizes, Profile
 
 
 def make_profile(

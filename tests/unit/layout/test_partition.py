@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.partition import bmp_candidates, cut_bytes, even_edges, layer_weights, spread_of

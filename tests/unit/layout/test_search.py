@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnibal_ext.costs.profile import LayerCost
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import METHODS, find_layouts, make_plan
-from omnibal_ext.profile_data import LayerCost
 
 from .instances import make_profile, random_problem
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from omnibal_ext.analytic import analytic_profile
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.layout.sweep import settings, sweep
-from omnibal_ext.profile_data import Profile
 from omnibal_ext.sizes import Sizes
 
 

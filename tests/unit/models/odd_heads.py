@@ -18,7 +18,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
-from omnibal_ext.architectures import TINY
+from omnibal_ext.architectures.presets import TINY
 
 ODD = replace(
     TINY,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 
@@ -14,9 +13,7 @@ from megatron.vlm.single import single_process
 def test_internvl_chat_1_5_builds_on_the_meta_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with single_process("internvl-chat-1.5", []) as inputs:
-        language = language_config(inputs.args, inputs.architecture)
-        vision = vision_config(language, inputs.architecture)
-        chain = Chain(inputs.architecture, language, vision, inputs.args.padded_vocab_size, seed=0)
+        chain = Chain.of(inputs.args, inputs.architecture)
         with torch.device("meta"):
             stage = Stage(chain, 0, len(chain.kinds))
     counts = dict.fromkeys(chain.kinds, 0)

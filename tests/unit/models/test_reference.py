@@ -10,8 +10,8 @@ from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.stage import Stage
-from omnibal_ext import architectures
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures import presets
+from omnibal_ext.architectures.architecture import Architecture
 from tests.distributed import harness
 from tests.unit.alone import megatron_alone
 from tests.unit.models.reference import Reference
@@ -42,7 +42,7 @@ class Answer:
 @pytest.fixture(scope="module")
 def args() -> Iterator[Namespace]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(architectures.PRESETS, "internvl", INTERNVL)
+        patch.setitem(presets.PRESETS, "internvl", INTERNVL)
         with megatron_alone("internvl") as inputs:
             yield inputs.args
 

@@ -7,9 +7,9 @@ import torch
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.rotary import Rotary, rotary_frequencies
-from omnibal_ext.architectures import TINY
+from omnibal_ext.architectures.architecture import RopeScaling
+from omnibal_ext.architectures.presets import TINY
 from omnibal_ext.errors import UserError
-from omnibal_ext.model_data import RopeScaling
 
 LANGUAGE = replace(TINY.language, rope_theta=5e5, hidden_size=512, heads=4)
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from omnibal_ext.packing import Packs
+from omnibal_ext.packing.packs import Packs
 from omnibal_ext.sizes import Sizes
 
 REPOSITORY = Path(__file__).parents[3]

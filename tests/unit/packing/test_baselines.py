@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.corpora import heavy_tails
-from omnibal_ext.packing import Packs, pack_loads
 from omnibal_ext.packing.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.dispatch import deal
 from omnibal_ext.packing.metrics import pad_ratio
+from omnibal_ext.packing.packs import Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import assert_partition, corpora
 

@@ -12,8 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing import METHODS, Corpus, PackedIndex, PackOptions, PackStream, Source, build_index
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.histograms import bar_line, write_report
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.options import METHODS, PackOptions
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import corpora
 

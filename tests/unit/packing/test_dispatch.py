@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing import PackedIndex, PackOptions, Packs, PackStream, build_index, epoch_iterations, write_index
-from omnibal_ext.packing.dispatch import EMPTY_PACK, deal
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream, deal, epoch_iterations
+from omnibal_ext.packing.index import PackedIndex, write_index
 from omnibal_ext.packing.metrics import rank_loads, wait
-from omnibal_ext.packing.packs import offsets_of
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.sizes import Sizes
 
 

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing import PackedIndex, PackOptions, PackStream, build_index
+from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.dispatch import PackStream
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 
 SIZES = Sizes.from_arrays([1, 2, 3, 4, 9, 1, 0, 2], [10, 20, 30, 40, 20, 70, 5, 101])

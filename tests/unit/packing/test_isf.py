@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibal_ext.packing import pack_loads
 from omnibal_ext.packing.isf import pack_isf
+from omnibal_ext.packing.packs import pack_loads
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import assert_partition, corpora, published_files
 

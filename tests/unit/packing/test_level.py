@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.corpora import UNTUNED
-from omnibal_ext.packing import Corpus, PackCosts, Packs, Source, pack_loads
 from omnibal_ext.packing.balanced import pack_balanced
+from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal, deal_level, stored_order
 from omnibal_ext.packing.level import order_packs
 from omnibal_ext.packing.metrics import rank_loads, wait
-from omnibal_ext.packing.packs import LOADS
+from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 from omnibal_ext.packing.teach import Features, pack_features, spread_against_random
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import published_files

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from omnibal_ext.packing import Packs, pack_loads
 from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, pad_ratio, rank_loads
+from omnibal_ext.packing.packs import Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 
 SIZES = Sizes.from_arrays([1, 2, 3, 0], [10, 20, 40, 40])

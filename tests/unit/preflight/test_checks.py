@@ -15,7 +15,7 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.preflight import machine, memory, saving
 from megatron.vlm.preflight.findings import Note, refuse, run_checks
-from omnibal_ext.architectures import preset
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from omnibal_ext.chain import layer_chain
+from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.profile_data import LayerCost, PackSizes, Profile
 
 COST = LayerCost(1.0, 2.0, 100.0, 10.0, 1000.0, 5.0)
 

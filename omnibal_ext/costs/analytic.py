@@ -18,10 +18,10 @@ on one of t tensor-parallel ranks with sequence parallelism:
 
 from dataclasses import dataclass, replace
 
-from omnibal_ext.architectures import Architecture
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode
+from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.profile_data import LayerCost, Profile
 
 BYTES = 2  # of a bf16 number
 GPUS_A_NODE = 8

@@ -8,15 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.errors import UserError
-from omnibal_ext.huggingface_section import Section, section
-from omnibal_ext.model_data import (
+from omnibal_ext.architectures.architecture import (
     Architecture,
     LanguageArchitecture,
     PromptFormat,
     RopeScaling,
     VisionArchitecture,
 )
+from omnibal_ext.architectures.huggingface_section import Section, section
+from omnibal_ext.errors import UserError
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"

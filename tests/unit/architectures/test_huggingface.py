@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext.architectures import LANGUAGE_MODELS, PRESETS, VISION_TOWERS, preset
+from omnibal_ext.architectures.architecture import RopeScaling
+from omnibal_ext.architectures.huggingface_defaults import DEFAULTS
+from omnibal_ext.architectures.presets import LANGUAGE_MODELS, PRESETS, VISION_TOWERS, preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.huggingface_defaults import DEFAULTS
-from omnibal_ext.model_data import RopeScaling
 
 # Fields as published, those that say nothing about the model left out.
 INTERNVIT_6B = {

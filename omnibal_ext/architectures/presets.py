@@ -6,9 +6,9 @@ are those of the vision-language model, with its image tokens, not of the langua
 
 from pathlib import Path
 
+from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture, PromptFormat, VisionArchitecture
+from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.huggingface import read_architecture
-from omnibal_ext.model_data import Architecture, LanguageArchitecture, PromptFormat, VisionArchitecture
 
 VISION_TOWERS = {
     "internvit-6b": VisionArchitecture(45, 3200, 25, 12800, normalization="RMSNorm", qkv_bias=False, qk_norm=True),

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from omnibal_ext.architectures.huggingface_defaults import DEFAULTS, WITHOUT_EFFECT
 from omnibal_ext.errors import UserError
-from omnibal_ext.huggingface_defaults import DEFAULTS, WITHOUT_EFFECT
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from omnibal_ext.analytic import DEVICES, analytic_profile
-from omnibal_ext.architectures import PRESETS, preset
+from omnibal_ext.architectures.presets import PRESETS, preset
+from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.errors import UserError
 
 INTERNVL = preset("internvl-chat-1.5")

@@ -1,0 +1,1 @@
+"""What layers cost: measured, or counted from operations."""
