@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -162,6 +163,14 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
     if model[0].ddp_config.overlap_grad_reduce:
         config.no_sync_func = [chunk.no_sync for chunk in model]
     return model
+
+
+def finalize_what_is_under_way(modules: list[Any], *arguments: Any, **options: Any) -> None:
+    """Core's `finalize_model_grads`, where the reduction of every gradient was started by an action of the schedule."""
+    groups = [group for module in modules for group in module.bucket_groups]
+    late = sum(group.grad_reduce_handle is None for group in groups)
+    assert not late, f"{late} of {len(groups)} reductions were not started beside the backward passes"
+    finalize_model_grads(modules, *arguments, **options)
 
 
 def _regroup(chain: Chain, plan: Plan) -> None:
