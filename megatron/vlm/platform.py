@@ -29,6 +29,7 @@ if not HAS_CUDA:
     # Read when torch first compiles: Megatron compiles small functions, and not every CPU machine has a compiler.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and importlib.util.find_spec("transformer_engine") is not None
+HAS_FLASH_ATTENTION: bool = HAS_CUDA and importlib.util.find_spec("flash_attn") is not None
 HAS_VARIABLE_LENGTH: bool = HAS_CUDA and importlib.util.find_spec("torch.nn.attention.varlen") is not None
 # Apex can be installed without its kernels: then it has nothing that we would use.
 HAS_APEX: bool = HAS_CUDA and all(

@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from megatron.core import tensor_parallel
@@ -16,7 +17,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.models.language import Head, WordEmbedding, language_layer_spec
 from megatron.vlm.models.projector import Projector
-from megatron.vlm.models.vision import PatchEmbed, vision_layer_spec
+from megatron.vlm.models.vision import PatchEmbed, shared_rows, vision_layer_spec
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import GradientMode, gradient_mode, layer_names
 
@@ -92,7 +93,7 @@ class Chain:
         match self.kinds[link - 1]:
             case "patch_embed" | "vit":
                 vision = self.architecture.vision
-                return (vision.tokens_per_tile, batch.tiles, vision.hidden_size)
+                return (shared_rows(vision.tokens_per_tile * batch.tiles, self.vision), 1, vision.hidden_size)
             case "projector":
                 return (self.architecture.image_tokens_per_tile * batch.tiles, 1, self.language.hidden_size)
             case _:
@@ -103,6 +104,10 @@ class Chain:
 class Links(torch.nn.ModuleDict):
     """Links of the chain by name; each of them knows how tensor parallelism cuts its weights."""
 
+    def __init__(self, links: dict[str, torch.nn.Module]) -> None:
+        super().__init__(links)
+        self.register_load_state_dict_pre_hook(_without_extra_state)
+
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
@@ -111,6 +116,13 @@ class Links(torch.nn.ModuleDict):
         for name, link in self.items():
             state |= sharded_state_dict_default(link, f"{prefix}{name}.", sharded_offsets, metadata)
         return {key: entry for key, entry in state.items() if not key.endswith("_extra_state")}
+
+
+def _without_extra_state(links: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Transformer Engine's layers ask for a state beside their weights; without FP8 it is empty, and not saved."""
+    for name, module in links.named_modules():
+        if type(module).set_extra_state is not torch.nn.Module.set_extra_state:
+            state.setdefault(f"{prefix}{name}._extra_state")
 
 
 @contextmanager

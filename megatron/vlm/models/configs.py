@@ -27,7 +27,7 @@ def language_config(args: Namespace, architecture: Architecture) -> TransformerC
 def vision_config(language: TransformerConfig, architecture: Architecture) -> TransformerConfig:
     """The ViT's configuration: the same parallelism, precision and dropout, its own sizes.
 
-    Without sequence parallelism: 1025 tokens a tile divide by no group size. Heads are padded to the group's size.
+    Heads are filled up to the tensor-parallel group's size, and under sequence parallelism so are the tokens of a pack.
     """
     vision = architecture.vision
     config = copy.deepcopy(language)
@@ -44,9 +44,7 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.add_bias_linear = True
     config.add_qkv_bias = vision.qkv_bias
     config.qk_layernorm = vision.qk_norm
-    config.bias_activation_fusion = False
-    config.bias_dropout_fusion = False
-    config.sequence_parallel = False
+    config.bias_activation_fusion = False  # core's is another GELU; `vision.VisionMLP` fuses the model's own
     _set_initialization(config)
     return config
 

@@ -1,12 +1,10 @@
 """The language model's links of the chain: word embedding with the image tokens merged in, layers, head."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from megatron.core import tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
 from megatron.core.tensor_parallel import ColumnParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -17,8 +15,10 @@ from torch.nn.functional import dropout
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention import IsolatedAttention
+from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.padding import loads_without_padding
+from megatron.vlm.models.specs import layer_submodules
 
 
 class WordEmbedding(MegatronModule):
@@ -52,17 +52,11 @@ class WordEmbedding(MegatronModule):
 
 
 class LanguageLayer(TransformerLayer):
-    """Core's transformer layer over a pack: [T, 1, width] -> the same.
-
-    Under sequence parallelism ranks hold other tokens, and draw other dropout: core forks its generators around all
-    layers, we around each, inside what may be recomputed.
-    """
+    """Core's transformer layer over a pack: [T, 1, width] -> the same."""
 
     def forward(self, hidden: Tensor, batch: Microbatch, rotary: Tensor) -> Tensor:
         """[T, 1, width] -> the same; `rotary` has the angles of every position."""
-        draws = self.training and (self.config.hidden_dropout or self.config.attention_dropout)
-        own = draws and self.config.sequence_parallel
-        with tensor_parallel.get_cuda_rng_tracker().fork() if own else nullcontext():
+        with own_draws(self):
             return super().forward(
                 hidden, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=batch.segments
             )[0]
@@ -70,9 +64,7 @@ class LanguageLayer(TransformerLayer):
 
 def language_layer_spec(config: TransformerConfig) -> ModuleSpec:
     """Core's layer with attention isolated per sample."""
-    submodules = get_gpt_layer_local_submodules(normalization=config.normalization)
-    submodules.input_layernorm = submodules.pre_mlp_layernorm = build_norm
-    submodules.sharded_state_dict_keys_map = {}  # weights keep their names in checkpoints
+    submodules = layer_submodules(config)
     submodules.self_attention.submodules.core_attention = IsolatedAttention
     return ModuleSpec(LanguageLayer, submodules=submodules)
 

@@ -3,6 +3,7 @@
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.jit import jit_fuser
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
@@ -28,8 +29,7 @@ def build_norm(
 class FullWidthRMSNorm(torch.nn.Module):
     """RMSNorm of a query or key over all `heads` together (InternViT-6B), not head by head.
 
-    Under tensor parallelism a rank holds some heads: the sum of squares is reduced over the group, in both directions.
-    Heads that only fill up the group are zero and do not count. Input and output [s, b, local heads, d].
+    Heads that only fill up the tensor-parallel group are zero and do not count. `normalise_together` applies two.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, heads: int, eps: float = 1e-6) -> None:
@@ -42,15 +42,6 @@ class FullWidthRMSNorm(torch.nn.Module):
         zero_padding(self.weight, 0, self.width, self.group)
         tensor_parallel.set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., heads of this rank, width of a head] -> the same; the mean of squares is over all ranks' heads."""
-        wide = hidden.float()
-        squares = wide.square().sum(dim=(-2, -1), keepdim=True)
-        if self.group.size() > 1:
-            squares = all_reduce(squares, group=self.group)
-        normalised = (wide * torch.rsqrt(squares / self.width + self.eps)).type_as(hidden)
-        return normalised * self.weight.view(hidden.shape[-2:])
-
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
     ) -> ShardedStateDict:
@@ -60,3 +51,32 @@ class FullWidthRMSNorm(torch.nn.Module):
                 self.state_dict(prefix="", keep_vars=True), prefix, {"weight": 0}, sharded_offsets
             )
         )
+
+
+def normalise_together(
+    query: Tensor, key: Tensor, query_norm: FullWidthRMSNorm, key_norm: FullWidthRMSNorm
+) -> tuple[Tensor, Tensor]:
+    """Query and key [s, b, local heads, d], each under its own norm.
+
+    A tensor-parallel rank holds some heads: both sums of squares are reduced over the group at once, forward and back.
+    """
+    squares = _sums_of_squares(query, key)
+    if query_norm.group.size() > 1:
+        squares = all_reduce(squares, group=query_norm.group)
+    of_query, of_key = squares.split(1, dim=-1)
+    return (
+        _scaled(query, of_query, query_norm.weight, query_norm.width, query_norm.eps),
+        _scaled(key, of_key, key_norm.weight, key_norm.width, key_norm.eps),
+    )
+
+
+@jit_fuser
+def _sums_of_squares(query: Tensor, key: Tensor) -> Tensor:
+    """[s, b, 1, 2] fp32, over the heads of this rank."""
+    return torch.cat([t.float().square().sum(dim=(-2, -1), keepdim=True) for t in (query, key)], dim=-1)
+
+
+@jit_fuser
+def _scaled(hidden: Tensor, squares: Tensor, weight: Tensor, width: int, epsilon: float) -> Tensor:
+    normalised = (hidden.float() * torch.rsqrt(squares / width + epsilon)).type_as(hidden)
+    return normalised * weight.view(hidden.shape[-2:])

@@ -7,14 +7,13 @@ It lies behind the true heads: weights of two group sizes differ in trailing zer
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-import torch
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 Initialization = Callable[[Tensor], Any]
 
@@ -24,7 +23,7 @@ def padded_heads(heads: int, ranks: int) -> int:
     return -(-heads // ranks) * ranks
 
 
-def zero_padding(weight: Tensor, dim: int, true_size: int, group: torch.distributed.ProcessGroup) -> None:
+def zero_padding(weight: Tensor, dim: int, true_size: int, group: ProcessGroup) -> None:
     """Zero what lies behind `true_size` of a weight cut along `dim` over the ranks of `group`."""
     local = weight.shape[dim]
     true_local = min(max(true_size - group.rank() * local, 0), local)
@@ -39,8 +38,13 @@ def loads_without_padding(state: ShardedStateDict) -> ShardedStateDict:
     return state
 
 
-class QueryKeyValue(ColumnParallelLinear):
-    """Core's projection to query, key and value, for `heads` true heads; its bias is the model's own choice."""
+class QueryKeyValue:
+    """Mixed into a column-parallel class: the projection to query, key and value, for `heads` true heads.
+
+    Its bias is the model's own choice.
+    """
+
+    weight: Tensor
 
     def __init__(
         self,
@@ -51,20 +55,24 @@ class QueryKeyValue(ColumnParallelLinear):
         heads: int,
         has_bias: bool,
         init_method: Initialization,
+        tp_group: ProcessGroup,
         **core: Any,
     ) -> None:
         true_size = output_size // config.num_attention_heads * heads
         draw = partial(_draw, init_method, 0, true_size)
-        super().__init__(input_size, output_size, config=config, init_method=draw, **core | {"bias": has_bias})
-        zero_padding(self.weight, 0, true_size, self.tp_group)
+        core |= {"bias": has_bias, "tp_group": tp_group}
+        super().__init__(input_size, output_size, config=config, init_method=draw, **core)  # type: ignore[call-arg]
+        zero_padding(self.weight, 0, true_size, tp_group)
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
         """As core's."""
-        return loads_without_padding(super().sharded_state_dict(*arguments, **options))
+        return loads_without_padding(super().sharded_state_dict(*arguments, **options))  # type: ignore[misc]
 
 
-class AttentionOutput(RowParallelLinear):
-    """Core's projection behind the attention, for `heads` true heads."""
+class AttentionOutput:
+    """Mixed into a row-parallel class: the projection behind the attention, for `heads` true heads."""
+
+    weight: Tensor
 
     def __init__(
         self,
@@ -74,16 +82,23 @@ class AttentionOutput(RowParallelLinear):
         config: TransformerConfig,
         heads: int,
         init_method: Initialization,
+        tp_group: ProcessGroup,
         **core: Any,
     ) -> None:
         true_size = input_size // config.num_attention_heads * heads
-        draw = partial(_draw, init_method, 1, true_size)
-        super().__init__(input_size, output_size, config=config, init_method=draw, **core)
-        zero_padding(self.weight, 1, true_size, self.tp_group)
+        draw, core = partial(_draw, init_method, 1, true_size), core | {"tp_group": tp_group}
+        super().__init__(input_size, output_size, config=config, init_method=draw, **core)  # type: ignore[call-arg]
+        zero_padding(self.weight, 1, true_size, tp_group)
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
         """As core's."""
-        return loads_without_padding(super().sharded_state_dict(*arguments, **options))
+        return loads_without_padding(super().sharded_state_dict(*arguments, **options))  # type: ignore[misc]
+
+
+@cache
+def mixed(mixin: type, projection: type) -> type:
+    """The projection's class with the mixin in front."""
+    return type(mixin.__name__, (mixin, projection), {})
 
 
 def _draw(init_method: Initialization, dim: int, true_size: int, weight: Tensor) -> None:

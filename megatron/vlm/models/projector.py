@@ -9,14 +9,17 @@ from torch.nn.functional import gelu
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.norm import build_norm
+from megatron.vlm.models.vision import join_rows, whole_sequence
 from omnibal_ext.architectures.architecture import Architecture
 
 
 class Projector(MegatronModule):
-    """[1 + patches, tiles, ViT width] -> [tiles * image tokens, 1, LLM width]."""
+    """This rank's rows of ViT tokens -> [tiles * image tokens, 1, LLM width], on every tensor-parallel rank."""
 
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
-        super().__init__(vision)
+        super().__init__(whole_sequence(vision))
+        self.shared, vision = vision, self.config
+        self.tokens_per_tile = architecture.vision.tokens_per_tile
         self.shuffle, self.first = architecture.shuffle, 0 if architecture.class_token else 1
         width = vision.hidden_size * self.shuffle**2
         linear = {"config": vision, "init_method": vision.init_method, "bias": architecture.projector_bias}
@@ -32,8 +35,10 @@ class Projector(MegatronModule):
         )
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """ViT tokens [tokens, tiles, ViT width] -> image tokens [tokens, 1, LLM width], tile after tile."""
-        image = self.vision_norm(hidden)[self.first :].transpose(0, 1)
+        """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile."""
+        rows = join_rows(hidden, self.tokens_per_tile * batch.tiles, self.shared)
+        tokens = rows.view(self.tokens_per_tile, batch.tiles, -1)
+        image = self.vision_norm(tokens)[self.first :].transpose(0, 1)
         if self.shuffle > 1:
             image = pixel_shuffle(image, self.shuffle)
         inner, _ = self.linear_fc1(self.norm(image))

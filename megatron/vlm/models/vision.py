@@ -1,30 +1,70 @@
-"""The ViT's links of the chain: patch embedding and vision layers."""
+"""The ViT's links of the chain: patch embedding and vision layers.
+
+What travels between them are rows of ViT tokens, [rows, 1, width]: the tiles' tokens, token by token (tile varies
+fastest). Under sequence parallelism they are filled up with rows of zeros until the tensor-parallel group divides them,
+and each rank holds its share.
+"""
 
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
+from megatron.core import tensor_parallel
+from megatron.core.jit import jit_fuser
+from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
-from torch.nn.functional import dropout
+from torch.nn.functional import dropout, pad
 
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.attention import IsolatedAttention
-from megatron.vlm.models.norm import FullWidthRMSNorm, build_norm
-from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue
+from megatron.vlm.models.attention import TileAttention
+from megatron.vlm.models.draws import own_draws
+from megatron.vlm.models.norm import FullWidthRMSNorm, build_norm, normalise_together
+from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue, mixed
+from megatron.vlm.models.specs import layer_submodules, projections
 from omnibal_ext.architectures.architecture import VisionArchitecture
+
+
+def shared_rows(rows: int, config: TransformerConfig) -> int:
+    """Rows of `rows` that a tensor-parallel rank holds, those that fill up included."""
+    ranks = config.tensor_model_parallel_size if config.sequence_parallel else 1
+    return -(-rows // ranks)
+
+
+def share_rows(rows: Tensor, config: TransformerConfig) -> Tensor:
+    """[rows, 1, width] -> this rank's share of them."""
+    if not config.sequence_parallel:
+        return rows
+    missing = shared_rows(len(rows), config) * config.tensor_model_parallel_size - len(rows)
+    return tensor_parallel.scatter_to_sequence_parallel_region(pad(rows, (0, 0, 0, 0, 0, missing)))
+
+
+def join_rows(shared: Tensor, rows: int, config: TransformerConfig) -> Tensor:
+    """What `share_rows` was given, for what computes alike on all ranks."""
+    if not config.sequence_parallel:
+        return shared
+    joined: Tensor = tensor_parallel.gather_from_sequence_parallel_region(shared, tensor_parallel_output_grad=False)
+    return joined[:rows]
+
+
+def whole_sequence(config: TransformerConfig) -> TransformerConfig:
+    """The configuration of modules that see all rows on every rank."""
+    config = copy(config)
+    config.sequence_parallel = False
+    return config
 
 
 class PatchEmbed(MegatronModule):
     """Tiles to ViT tokens: patches, a class token in front, learned positions, and CLIP's norm.
 
-    pixels [tiles, 3, size, size] -> [1 + patches, tiles, width], core's order.
+    pixels [tiles, 3, size, size] -> this rank's share of the (1 + patches) * tiles rows.
     """
 
     def __init__(self, config: TransformerConfig, architecture: VisionArchitecture) -> None:
@@ -37,8 +77,9 @@ class PatchEmbed(MegatronModule):
         self.positions = torch.nn.Parameter(
             torch.empty(architecture.tokens_per_tile, 1, width, dtype=config.params_dtype)
         )
-        epsilon = architecture.norm_epsilon
-        self.norm = build_norm(config, width, epsilon, "LayerNorm") if architecture.pre_norm else torch.nn.Identity()
+        self.norm: torch.nn.Module = torch.nn.Identity()
+        if architecture.pre_norm:
+            self.norm = build_norm(whole_sequence(config), width, architecture.norm_epsilon, "LayerNorm")
         for weight in (self.projection.weight, self.class_token, self.positions):
             config.init_method(weight.data)
         if self.projection.bias is not None:
@@ -46,10 +87,12 @@ class PatchEmbed(MegatronModule):
 
     def forward(self, hidden: None, batch: Microbatch) -> Tensor:
         """Pixels of the pack [tiles, 3, height, width] -> ViT tokens [tokens, tiles, width]."""
+        """Pixels of the pack's tiles -> rows of ViT tokens, this rank's share."""
         assert batch.pixels is not None
         patches = self.projection(batch.pixels.to(self.class_token.dtype)).flatten(2).permute(2, 0, 1)
         class_tokens = self.class_token.expand(1, patches.shape[1], -1)
-        return self.norm(torch.cat([class_tokens, patches]) + self.positions)
+        tokens = self.norm(torch.cat([class_tokens, patches]) + self.positions)
+        return share_rows(tokens.flatten(0, 1).unsqueeze(1), self.config)
 
 
 class LayerScaleAdd(torch.nn.Module):
@@ -59,44 +102,89 @@ class LayerScaleAdd(torch.nn.Module):
     function that adds.
     """
 
-    def __init__(self, width: int, initial: float, dtype: torch.dtype) -> None:
+    def __init__(self, width: int, initial: float, config: TransformerConfig) -> None:
         super().__init__()
-        self.scale = torch.nn.Parameter(torch.full((width,), initial, dtype=dtype))
+        self.scale = torch.nn.Parameter(torch.full((width,), initial, dtype=config.params_dtype))
+        setattr(self.scale, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (Megatron marks weights so)
 
     def forward(self, training: bool, fused: bool) -> Callable[..., Tensor]:
-        """What core calls with (x, bias), residual and probability; never fused."""
-        return partial(self._add, training)
+        """What core calls with (x, bias), residual and probability."""
+        return partial(_scale_add_fused if fused else _scale_add, self.scale, training)
 
-    def _add(
-        self, training: bool, x_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, probability: float
-    ) -> Tensor:
-        x, bias = x_with_bias
-        x = x if bias is None else x + bias
-        return residual + dropout(x * self.scale, probability, training)
+
+def _scale_add(
+    scale: Tensor, training: bool, x_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, probability: float
+) -> Tensor:
+    x, bias = x_with_bias
+    x = x if bias is None else x + bias
+    return residual + dropout(x * scale, probability, training)
+
+
+_scale_add_fused = jit_fuser(_scale_add)
+
+
+class VisionMLP(MLP):
+    """Core's perceptron with the model's own activation, fused with the bias before it where there is a compiler."""
+
+    adds_bias = False
+    """Whether the last bias is added here, and not returned."""
+
+    def forward(
+        self, hidden: Tensor, per_token_scale: Tensor | None = None, **_: object
+    ) -> tuple[Tensor, Tensor | None]:
+        """[rows, 1, width] -> the same, and the last bias where the caller adds it."""
+        inner, bias = self.linear_fc1(hidden)
+        out, last_bias = self.linear_fc2(_activated(inner, bias, self.config.activation_func))
+        return (out + last_bias, None) if self.adds_bias and last_bias is not None else (out, last_bias)
+
+
+@jit_fuser
+def _activated(inner: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    return activation(inner if bias is None else inner + bias)
+
+
+class VisionAttention(SelfAttention):
+    """Core's attention; where query and key have norms, these share one reduction over the group."""
+
+    def get_query_key_value_tensors(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        output_gate: bool = False,
+        split_qkv: bool = True,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[rows, 1, width] (this rank's) -> query, key and value [all rows, 1, local heads, d]."""
+        projected, _ = self.linear_qkv(hidden_states)
+        heads = projected.view(*projected.shape[:-1], -1, 3 * self.hidden_size_per_attention_head)
+        query, key, value = heads.split(self.hidden_size_per_attention_head, dim=-1)
+        if isinstance(self.q_layernorm, FullWidthRMSNorm):
+            query, key = normalise_together(query, key, self.q_layernorm, self.k_layernorm)
+        return query, key, value
 
 
 class VisionLayer(TransformerLayer):
-    """Core's transformer layer over tiles: [tokens, tiles, width] -> the same."""
+    """Core's transformer layer over the rows of a pack: [rows, 1, width] -> the same."""
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """[tokens, tiles, width] -> the same."""
-        return super().forward(hidden, attention_mask=None)[0]
+        """[rows, 1, width] -> the same."""
+        with own_draws(self):
+            return super().forward(hidden, attention_mask=None)[0]
 
 
 def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture) -> ModuleSpec:
     """Core's layer with bidirectional attention and, where the model has them, LayerScale and full-width QK-norm."""
-    submodules = get_gpt_layer_local_submodules(normalization=config.normalization)
-    submodules.input_layernorm = submodules.pre_mlp_layernorm = build_norm
-    submodules.sharded_state_dict_keys_map = {}  # weights keep their names in checkpoints
+    submodules = layer_submodules(config)
     if architecture.layer_scale:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(
-            LayerScaleAdd, params={"width": config.hidden_size, "initial": 1.0, "dtype": config.params_dtype}
+            LayerScaleAdd, params={"width": config.hidden_size, "initial": 1.0, "config": config}
         )
+    submodules.mlp = partial(VisionMLP.as_mlp_submodule, **submodules.mlp.keywords)
     attention, heads = submodules.self_attention, architecture.heads
-    attention.params = {"attn_mask_type": AttnMaskType.no_mask}
-    attention.submodules.core_attention = IsolatedAttention
+    attention.module, attention.params = VisionAttention, {"attn_mask_type": AttnMaskType.no_mask}
+    attention.submodules.core_attention = partial(TileAttention, tokens=architecture.tokens_per_tile)
     norm = partial(FullWidthRMSNorm, heads=heads) if architecture.qk_norm else IdentityOp
     attention.submodules.q_layernorm = attention.submodules.k_layernorm = norm
-    attention.submodules.linear_qkv = partial(QueryKeyValue, heads=heads, has_bias=architecture.qkv_bias)
-    attention.submodules.linear_proj = partial(AttentionOutput, heads=heads)
+    into, out_of = projections(config)
+    attention.submodules.linear_qkv = partial(mixed(QueryKeyValue, into), heads=heads, has_bias=architecture.qkv_bias)
+    attention.submodules.linear_proj = partial(mixed(AttentionOutput, out_of), heads=heads)
     return ModuleSpec(VisionLayer, submodules=submodules)

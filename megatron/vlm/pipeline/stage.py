@@ -113,7 +113,7 @@ def set_selective_recompute(layer: Any, attention: bool, mlp: bool) -> None:
     layer.self_attention.checkpoint_core_attention = attention
     layer.recompute_mlp = mlp
     # A bias that core's checkpoint returns would become part of its own graph, and backward never end.
-    layer.mlp.linear_fc2.skip_bias_add = not mlp
+    layer.mlp.adds_bias = mlp
 
 
 def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, ...]) -> Tensor:

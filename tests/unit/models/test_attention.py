@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import attention
-from megatron.vlm.models.attention import IsolatedAttention, choose_kernel
+from megatron.vlm.models.attention import IsolatedAttention, TileAttention, choose_kernel
 
 HEADS, GROUPS, WIDTH = 4, 2, 8
 
@@ -45,7 +44,7 @@ def by_hand(lengths: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor)
 
 
 def varlen(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, max_q: int, max_k: int) -> Tensor:
-    """What torch's variable-length attention computes, causal, on the CPU; key and value in groups."""
+    """What variable-length attention computes, causal, on the CPU; key and value in groups."""
     assert max_q == max_k == int(cu_seq_q.diff().max())
     lengths = tuple(cu_seq_q.diff().tolist())
     return by_hand(lengths, *(tensor.unsqueeze(1) for tensor in (query, key, value))).reshape(query.shape)
@@ -73,6 +72,14 @@ def varlen_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=F
     return varlen(query, *grouped, cu_seq_q, max_q, max_k)
 
 
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+                           softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+                           deterministic=False, return_attn_probs=False, block_table=None):  # type: ignore[no-untyped-def]  # fmt: skip
+    """As flash-attn 2.8 declares it: groups of heads are known by their shapes."""
+    assert (causal, dropout_p, k.shape[1]) == (True, 0.0, GROUPS)
+    return varlen(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
+
+
 class DotProductAttention:
     """What Transformer Engine's attention computes over THD, on the CPU."""
 
@@ -83,7 +90,7 @@ class DotProductAttention:
         assert how.pop("attn_mask_type") == "padding_causal"
         assert set(how) == {"cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"}
         lengths = tuple(cu_seqlens_q.diff().tolist())
-        return by_hand(lengths, *(tensor.unsqueeze(1) for tensor in (query, key, value))).squeeze(1)
+        return by_hand(lengths, *(tensor.unsqueeze(1) for tensor in (query, key, value))).squeeze(1)  # [T, heads * d]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +100,7 @@ class DotProductAttention:
         ("variable_length", varlen_2_10),
         ("variable_length", varlen_2_11),
         ("variable_length", varlen_2_12),
+        ("flash_attention", None),
         ("transformer_engine", None),
     ],
 )
@@ -105,7 +113,8 @@ def test_every_kernel_gives_what_samples_give_alone(
     engine = types.SimpleNamespace(DotProductAttention=DotProductAttention)
     monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
-    layer = IsolatedAttention(config(), 1, AttnMaskType.causal)
+    monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func))
+    layer = IsolatedAttention(config())
     batch, tensors = pack(lengths, seed=1)
     out = layer(*tensors, packed_seq_params=batch.segments)
     assert torch.allclose(out, by_hand(lengths, *tensors), atol=1e-5)
@@ -119,35 +128,45 @@ def test_torch_still_takes_what_we_pass() -> None:
     assert {"window_size", "enable_gqa"} <= known.keys()
 
 
-def test_tiles_see_all_of_themselves_and_nothing_else() -> None:
-    layer = IsolatedAttention(config(), 1, AttnMaskType.no_mask)
+@pytest.mark.parametrize("fill", [0, 2])
+def test_tiles_see_all_of_themselves_and_nothing_else(fill: int) -> None:
+    """Tiles token by token, and rows behind them that fill up: these are seen by nobody, and give zero."""
+    tokens, tiles = 6, 3
+    layer = TileAttention(config(), tokens=tokens)
     generator = torch.Generator().manual_seed(2)
-    query, key, value = (torch.randn(6, 3, heads, WIDTH, generator=generator) for heads in (HEADS, GROUPS, GROUPS))
+    query, key, value = (
+        torch.randn(tokens * tiles + fill, 1, heads, WIDTH, generator=generator) for heads in (HEADS, GROUPS, GROUPS)
+    )
     out = layer(query, key, value)
-    alone = [layer(query[:, tile : tile + 1], key[:, tile : tile + 1], value[:, tile : tile + 1]) for tile in range(3)]
-    assert torch.allclose(out, torch.cat(alone, dim=1), atol=1e-6)
-    changed = layer(query, key, torch.cat([value[:5], value[5:] + 1]))
-    assert not torch.allclose(out[0], changed[0])  # the last token counts for the first
+    assert out.shape == (tokens * tiles + fill, 1, HEADS * WIDTH)
+    assert not out[tokens * tiles :].any()
+    for tile in range(tiles):
+        rows = slice(tile, tokens * tiles, tiles)
+        assert torch.allclose(out[rows], layer(query[rows], key[rows], value[rows]), atol=1e-6)
+    last = slice((tokens - 1) * tiles, tokens * tiles)
+    changed = layer(query, key, value.index_add(0, torch.arange(tokens * tiles)[last], torch.ones_like(value[last])))
+    assert not torch.isclose(out[:tiles], changed[:tiles]).any()  # the last token counts for the first
 
 
 @pytest.mark.parametrize(
-    ("cuda", "engine", "dtype", "dropout", "wanted"),
+    ("there", "dtype", "dropout", "wanted"),
     [
-        (False, False, torch.float32, 0.0, "sample_by_sample"),
-        (False, False, torch.bfloat16, 0.0, "sample_by_sample"),
-        (True, False, torch.float32, 0.0, "sample_by_sample"),
-        (True, False, torch.bfloat16, 0.0, "variable_length"),
-        (True, True, torch.float16, 0.0, "transformer_engine"),
-        (True, True, torch.float32, 0.0, "sample_by_sample"),
-        (True, True, torch.bfloat16, 0.1, "sample_by_sample"),
+        ((), torch.float32, 0.0, "sample_by_sample"),
+        ((), torch.bfloat16, 0.0, "sample_by_sample"),
+        (("VARIABLE_LENGTH",), torch.float32, 0.0, "sample_by_sample"),
+        (("VARIABLE_LENGTH",), torch.bfloat16, 0.0, "variable_length"),
+        (("FLASH_ATTENTION",), torch.bfloat16, 0.0, "flash_attention"),
+        (("VARIABLE_LENGTH", "FLASH_ATTENTION"), torch.float16, 0.0, "flash_attention"),
+        (("VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE"), torch.float16, 0.0, "transformer_engine"),
+        (("TRANSFORMER_ENGINE",), torch.float32, 0.0, "sample_by_sample"),
+        (("TRANSFORMER_ENGINE",), torch.bfloat16, 0.1, "sample_by_sample"),
     ],
 )
 def test_the_kernel_is_what_is_there(
-    monkeypatch: pytest.MonkeyPatch, cuda: bool, engine: bool, dtype: torch.dtype, dropout: float, wanted: str
+    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], dtype: torch.dtype, dropout: float, wanted: str
 ) -> None:
-    monkeypatch.setattr(platform, "HAS_CUDA", cuda)
-    monkeypatch.setattr(platform, "HAS_TRANSFORMER_ENGINE", engine)
-    monkeypatch.setattr(platform, "HAS_VARIABLE_LENGTH", cuda)
+    for name in ("VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE"):
+        monkeypatch.setattr(platform, f"HAS_{name}", name in there)
     known = config(params_dtype=dtype)
     known.attention_dropout = dropout
     assert choose_kernel(known) == wanted
@@ -155,6 +174,5 @@ def test_the_kernel_is_what_is_there(
 
 def test_the_log_names_the_kernel_once(capsys: pytest.CaptureFixture[str]) -> None:
     attention._say.cache_clear()
-    build: Callable[[int], IsolatedAttention] = lambda number: IsolatedAttention(config(), number, AttnMaskType.causal)  # noqa: E731
-    build(1), build(2)
+    IsolatedAttention(config()), IsolatedAttention(config())
     assert capsys.readouterr().out.count("attention over packs: sample by sample") == 1

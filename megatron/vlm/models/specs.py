@@ -1,0 +1,51 @@
+"""Core's transformer layer in the kernels that this machine has, with weights named alike whichever they are.
+
+| `--transformer-impl` | projections | norms |
+|---|---|---|
+| transformer_engine | Transformer Engine's | inside the projection behind them |
+| local | core's | torch's |
+
+A checkpoint of one machine loads on the other: where a norm sits inside a projection, its weight still carries the name
+of a norm in front of it.
+"""
+
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_submodules,
+    get_gpt_layer_with_transformer_engine_submodules,
+)
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+
+from megatron.vlm.models import transformer_engine
+from megatron.vlm.models.norm import build_norm
+
+NORMS_INSIDE = {
+    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
+"""Where Transformer Engine holds the weights of norms, and what checkpoints call them."""
+
+
+def by_transformer_engine(config: TransformerConfig) -> bool:
+    """Whether layers of this configuration are built from Transformer Engine."""
+    return bool(config.transformer_impl == "transformer_engine")
+
+
+def layer_submodules(config: TransformerConfig) -> TransformerLayerSubmodules:
+    """Of a layer with norms in front of attention and perceptron; attention and what else differs is the caller's."""
+    if by_transformer_engine(config):
+        submodules = get_gpt_layer_with_transformer_engine_submodules()
+        submodules.sharded_state_dict_keys_map = dict(NORMS_INSIDE)
+        return submodules
+    submodules = get_gpt_layer_local_submodules(normalization=config.normalization)
+    submodules.input_layernorm = submodules.pre_mlp_layernorm = build_norm
+    submodules.sharded_state_dict_keys_map = {}
+    return submodules
+
+
+def projections(config: TransformerConfig) -> tuple[type, type]:
+    """The classes that project into the attention, norm included where it is inside, and out of it."""
+    if by_transformer_engine(config):
+        return transformer_engine.NormAndColumns, transformer_engine.Rows
+    return ColumnParallelLinear, RowParallelLinear

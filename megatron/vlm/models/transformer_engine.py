@@ -1,0 +1,51 @@
+"""Transformer Engine: every use of it that is ours goes through this file, the rest is core's.
+
+Imports without Transformer Engine; what is here must then not be used. `tests/engine` stands in for it on the CPU.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+from megatron.core.extensions.transformer_engine import (
+    TELayerNormColumnParallelLinear,
+    TERowParallelLinear,
+    te_parallel_cross_entropy,
+)
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from megatron.vlm.microbatch import Segments
+
+NormAndColumns: type = TELayerNormColumnParallelLinear
+"""A norm and the column-parallel projection behind it."""
+Rows: type = TERowParallelLinear
+"""A row-parallel projection."""
+
+
+def attention_over_pack(query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
+    """Causal attention inside each sample: query [T, heads, d], key and value [T, groups, d] -> [T, heads * d]."""
+    return _thd_kernel(query.shape[1], key.shape[1], query.shape[2])(
+        query,
+        key,
+        value,
+        cu_seqlens_q=segments.cu_seqlens_q,
+        cu_seqlens_kv=segments.cu_seqlens_kv,
+        max_seqlen_q=segments.max_seqlen_q,
+        max_seqlen_kv=segments.max_seqlen_kv,
+        attn_mask_type="padding_causal",
+    )
+
+
+def token_losses(logits: Tensor, labels: Tensor, group: ProcessGroup) -> Tensor:
+    """Cross entropy of logits [n, local vocabulary] -> [n] fp32, by a kernel that puts the gradient in their place."""
+    losses: Tensor = te_parallel_cross_entropy(logits.unsqueeze(1), labels.unsqueeze(1), group)
+    return losses.squeeze(1)
+
+
+@cache
+def _thd_kernel(heads: int, groups: int, width: int) -> Callable[..., Tensor]:
+    """One for all layers, none of which owns it: it has no weights to be saved."""
+    from transformer_engine.pytorch import DotProductAttention
+
+    kernel: Callable[..., Tensor] = DotProductAttention(heads, width, num_gqa_groups=groups, qkv_format="thd")
+    return kernel
