@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,14 @@ def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
     """Write the file under another name, then put it in place in one step."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
+    write_text(target, json.dumps(record, indent=1) + "\n")
+
+
+def write_text(target: Path, text: str) -> None:
+    """The same of any text: after a crash the old file is there or the new one. Several writers do not meet."""
+    partial = target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(target)

@@ -5,10 +5,11 @@
 
 Everything after -- goes to Megatron as it is. `--check` stops after the checks, which come first in any case,
 `--dry-run` at the plan and the command that would start. First weights come --from a folder of Hugging Face's or a
-checkpoint; a run that has a checkpoint of its own in --save goes on from there.
+checkpoint; a run that has a checkpoint of its own in --save goes on from there. One run works in a folder at a time.
 """
 
 import argparse
+import contextlib
 import shlex
 import sys
 import tempfile
@@ -22,11 +23,12 @@ from omnibal_ext.console import follow_metrics, print_json
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.launch.check import Report, check
-from omnibal_ext.launch.folder import LOG, METRICS, TENSORBOARD, put_aside
+from omnibal_ext.launch.folder import LOCK, LOG, METRICS, TENSORBOARD, put_aside, refuse_used
 from omnibal_ext.launch.planning import Planning, measured_best
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
 from omnibal_ext.launch.weights import convert, converted_folder
 from omnibal_ext.layout.search import METHODS
+from omnibal_ext.locks import only_job
 from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
@@ -40,7 +42,9 @@ RANKS = (sys.executable, "-W", "ignore", "-m", "omnibal_ext.launch.torchrun")
 def main() -> None:
     """Parse, check, profile, plan, start."""
     arguments = _parsed()
-    with stoppable():
+    with stoppable(), _alone(arguments):
+        if arguments.fresh:
+            refuse_used(Path(arguments.run_dir))
         planning = _planning(arguments)
         report = _checked(arguments, planning)
         if arguments.check:
@@ -85,6 +89,14 @@ def _parsed() -> argparse.Namespace:
         raise UserError(f"--epochs must be above 0, got {arguments.epochs}")
     arguments.megatron = [word for word in arguments.megatron if word != "--"]
     return arguments
+
+
+def _alone(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """One run a folder, for all that is done in it; a check only looks. UserError where another run is at work."""
+    if arguments.check:
+        return contextlib.nullcontext()
+    job = f"{arguments.rdzv_id} at {arguments.rdzv_endpoint}" if arguments.nnodes > 1 else None
+    return only_job(Path(arguments.run_dir) / LOCK, f"--run-dir {arguments.run_dir}", job)
 
 
 def _planning(arguments: argparse.Namespace) -> Planning:
@@ -198,7 +210,8 @@ def _pretrain_words(arguments: argparse.Namespace, plan: Path, index: PackedInde
     if arguments.epochs:
         flags["--train-iters"] = PackStream(index, index.global_batch, 1).first_iteration(arguments.epochs)
     words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-    return [*words, *(["--from-scratch"] if arguments.from_scratch else []), *arguments.megatron]
+    switches = [f"--{name}" for name in ("from-scratch", "fresh") if getattr(arguments, name.replace("-", "_"))]
+    return [*words, *switches, *arguments.megatron]
 
 
 def _trial(arguments: argparse.Namespace, index: PackedIndex, plan: Path, metrics: Path) -> list[str]:
@@ -236,11 +249,12 @@ def _parser() -> argparse.ArgumentParser:
         "--from", dest="first_weights", metavar="FOLDER", help="first weights: Hugging Face's, converted, or a run's"
     )
     weights.add_argument("--from-scratch", action="store_true", help="first weights are random")
+    parser.add_argument("--fresh", action="store_true", help="refuse a folder in which there has been a run")
     parser.add_argument("--data", required=True, help="dataset folder of tools/preprocess_data.py")
     parser.add_argument("--packs", required=True, help="packed index of tools/pack_data.py")
     parser.add_argument("--eval-data", help="held-out dataset folder")
     parser.add_argument("--eval-packs", help="packed index over it")
-    parser.add_argument("--run-dir", required=True, help="profile, plan, metrics and TensorBoard go here")
+    parser.add_argument("--run-dir", required=True, help="of one run: profile, plan, metrics, TensorBoard")
     parser.add_argument("--epochs", type=float, help="instead of --train-iters")
     machine = parser.add_argument_group("machine")
     machine.add_argument("--nproc-per-node", type=int, default=1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from omnibal_ext.checksums import sha256_of, verify_checksums
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
@@ -18,7 +19,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL, PackCosts
 from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.histograms import bar_line, distributions, waste_by_kind, write_report
-from omnibal_ext.packing.index import PackedIndex, sha256_of
+from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, PackOptions
 from omnibal_ext.packing.summary import Summary
 from omnibal_ext.sizes import load_columns
@@ -119,7 +120,10 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     }
     if arguments.data:
         manifest = Path(arguments.data) / "manifest.json"
-        built_from["data"] = {"manifest_sha256": sha256_of(manifest), "manifest": json.loads(manifest.read_text())}
+        record = json.loads(manifest.read_text())
+        sizes = {"sizes.npz": record.get("checksums", {}).get("sizes.npz", "")}
+        verify_checksums(Path(arguments.data), sizes, "preprocess again")
+        built_from["data"] = {"manifest_sha256": sha256_of(manifest), "manifest": record}
     return corpus, built_from
 
 

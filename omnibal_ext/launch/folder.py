@@ -4,8 +4,19 @@ import contextlib
 from itertools import count
 from pathlib import Path
 
+from omnibal_ext.errors import UserError
+
+LOCK = ".lock"
 METRICS, LOG, TENSORBOARD = "metrics.jsonl", "train.log", "tensorboard"
 WRITTEN = (METRICS, LOG, TENSORBOARD)
+
+
+def refuse_used(folder: Path) -> None:
+    """Raise UserError if a run has written there (--fresh)."""
+    if found := [name for name in WRITTEN if (folder / name).exists()]:
+        raise UserError(
+            f"--fresh: {folder} has {found[0]} of an earlier run; choose a new --run-dir, or leave --fresh out to go on"
+        )
 
 
 def put_aside(folder: Path) -> list[Path]:

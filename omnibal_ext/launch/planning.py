@@ -11,13 +11,15 @@ from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.candidates import Trial, keep_fastest, layouts, measured_seconds
+from omnibal_ext.checksums import sha256_of
 from omnibal_ext.console import track
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.layout.partition import even_edges
-from omnibal_ext.packing.index import PackedIndex, sha256_of
+from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
+from omnibal_ext.records import write_record
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ class Planning:
         if self.flags.memory_gib is not None:
             flags["--memory-gib"] = self.flags.memory_gib
         run_our_tool(self.tools / "plan_layout.py", flags, self.flags.json)
-        self.inputs_path.write_text(json.dumps(self._asked()))
+        write_record(self.inputs_path, self._asked())
 
 
 def run_our_tool(tool: Path, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.locks import working_on
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.epoch import pack_epoch
@@ -39,6 +40,17 @@ def build_index(
     Raises:
         UserError: no sample fits the budgets, or `output_dir` holds something else.
     """
+    with working_on(Path(output_dir)):
+        return _build_index(corpus, output_dir, options, built_from, costs)
+
+
+def _build_index(
+    corpus: Corpus | Sizes,
+    output_dir: str | Path,
+    options: PackOptions,
+    built_from: Mapping[str, Any] | None,
+    costs: PackCosts | None,
+) -> tuple[PackedIndex, Summary]:
     begin = time.perf_counter()
     corpus = Corpus.of(corpus) if isinstance(corpus, Sizes) else corpus
     costs = costs or PackCosts.of_model(vit_budget=options.vit_budget, llm_budget=options.llm_budget)

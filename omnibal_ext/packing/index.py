@@ -9,10 +9,7 @@ rejected.jsonl      one line a sample left out, with the reason
 Version 1 has three loads, and epochs of one part.
 """
 
-import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.checksums import checksums_of, verify_checksums
 from omnibal_ext.errors import UserError
+from omnibal_ext.folders import building
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.packs import LOADS, Packs
 
@@ -101,9 +100,7 @@ class PackedIndex:
 
     def verify(self) -> None:
         """Read every byte and compare with the checksums of the manifest. Raises UserError naming the file."""
-        for name, expected in self.manifest["checksums"].items():
-            if sha256_of(self.folder / name) != expected:
-                raise UserError(f"{self.folder / name}: damaged: its checksum is not the manifest's: pack again")
+        verify_checksums(self.folder, self.manifest["checksums"], "pack again")
 
     def check(self, expected: Mapping[str, Any]) -> None:
         """Compare fields of the manifest with what the caller has; nested fields are written `built_from.seed`.
@@ -136,25 +133,15 @@ def write_index(
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()) and not (folder / "pack_offsets.npy").exists():
         raise UserError(f"{folder}: exists and is no packed index: choose another --output-dir")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with building(folder) as new:
         arrays = {"pack_offsets": packs.pack_offsets, "sample_ids": packs.sample_ids, "pack_loads": loads}
         for name, array in arrays.items():
-            np.save(building / f"{name}.npy", array.astype(np.int64, copy=False), allow_pickle=False)
-        with (building / "rejected.jsonl").open("w", encoding="utf-8") as lines:
+            np.save(new / f"{name}.npy", array.astype(np.int64, copy=False), allow_pickle=False)
+        with (new / "rejected.jsonl").open("w", encoding="utf-8") as lines:
             lines.writelines(json.dumps(line) + "\n" for line in rejected)
-        checksums = {path.name: sha256_of(path) for path in sorted(building.iterdir())}
         written = {"version": VERSION, "packs": len(packs), "samples": len(packs.sample_ids), **manifest}
-        written["checksums"] = checksums
-        (building / "manifest.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-        building.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        building.rename(folder)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
+        written["checksums"] = checksums_of(new, sorted(path.name for path in new.iterdir()))
+        (new / "manifest.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     return PackedIndex.open(folder)
 
 
@@ -165,12 +152,6 @@ def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any,
             yield from _differences(f"{name}.{key}", found.get(key), wanted[key])
     elif found != wanted:
         yield name, found, wanted
-
-
-def sha256_of(path: str | Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal text."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.int64]:

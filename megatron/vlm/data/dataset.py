@@ -4,11 +4,12 @@ tokens.bin/.idx     int32   the LLM's sequence of every sample, image tokens in 
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
 images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}
 sizes.npz                   tiles and tokens of every sample, and the line of its input file that it was
-manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, hashes
+manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums
 rejected.jsonl              {"file", "line", "reason", "detail"} of every line that was left out
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,24 @@ from numpy.typing import NDArray
 from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
 from megatron.vlm.data.tiles import RULES, TiledImage, cut_tiles
+from omnibal_ext.checksums import verify_checksums
 from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 COLUMNS = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
 
 
 class ChatDataset:
     """A dataset folder, memory-mapped. Sample i is row i of everything.
 
-    Raises `UserError` if the folder is incomplete or of another version.
+    Raises `UserError` if the folder is incomplete, of another version, or damaged in what says where samples lie.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
+        self._verify(lambda name: not name.endswith((".bin", ".jsonl")))
         self._columns = {name: IndexedDataset(str(self.folder / name)) for name in COLUMNS}
         self.sizes = Sizes.load(self.folder / "sizes.npz")
         for name, column in self._columns.items():
@@ -47,6 +50,14 @@ class ChatDataset:
 
     def __len__(self) -> int:
         return int(self.manifest["samples"])
+
+    def verify(self) -> None:
+        """Read every byte and compare with the checksums of the manifest. Raises UserError naming the file."""
+        self._verify(lambda _: True)
+
+    def _verify(self, chosen: Callable[[str], bool]) -> None:
+        checksums = {name: value for name, value in self.manifest["checksums"].items() if chosen(name)}
+        verify_checksums(self.folder, checksums, "preprocess again")
 
     def tokens(self, sample: int) -> NDArray[np.int32]:
         """What the LLM reads: int32 [T], image-context ids where image features go."""

@@ -67,7 +67,10 @@ class Job:
         return [number for number in numbers if not self.part_path(number).exists()]
 
     def tidy(self) -> None:
-        """Remove the parts, now that the output is there: this job's, and those of others for the same output."""
+        """Remove the parts, now that the output is there: this job's, and those of others for the same output.
+
+        For who holds the lock on the output alone.
+        """
         shutil.rmtree(self.work.parent, ignore_errors=True)
 
     def finished(self) -> dict[str, Any] | None:

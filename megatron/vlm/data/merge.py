@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tempfile
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from megatron.vlm.data.job import Job
 from megatron.vlm.data.parts import Part
 from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.samples import open_recipe
+from omnibal_ext.checksums import checksums_of
 from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
 
@@ -35,9 +37,9 @@ def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
 
     Raises `UserError` if more lines than `reject_limit` were rejected, or all of them; the parts are kept then.
     """
-    folder = job.work / "dataset"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    for unfinished in job.work.glob("dataset.*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="dataset.", dir=job.work))
     joined = _join_parts(job, folder)
     rejected = folder / "rejected.jsonl"
     if not any(source["samples"] for source in joined.sources):
@@ -46,7 +48,9 @@ def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
     sizes = Sizes.from_arrays(np.concatenate(joined.tiles), np.concatenate(joined.tokens))
     sizes.save(folder / "sizes.npz", lines=np.concatenate(joined.lines))
     manifest = _manifest(job, sizes, joined)
+    manifest["checksums"] = checksums_of(folder, sorted(path.name for path in folder.iterdir()))
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    folder.chmod(0o755)
     folder.rename(job.output)
     job.tidy()
     return manifest

@@ -8,6 +8,7 @@ ones are made.
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -60,7 +61,7 @@ class Part:
 
     def save(self, path: Path) -> None:
         """Write the part, whole or not at all."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
         with temporary.open("wb") as file:
             np.savez(file, **{name: getattr(self, name) for name in self.__slots__})
         temporary.replace(path)

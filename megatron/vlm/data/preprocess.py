@@ -4,6 +4,7 @@
 2. Prepare every part that is not there yet (`parts`): here, or by the shards of a Slurm array.
 3. Join the parts in order into a dataset folder that appears at once under its final name (`merge`).
 
+One job at a time works on an output folder, from its first look to the end: a second one waits, and looks again.
 Killed at any moment and started again, it goes on where it was and ends with the same bytes.
 """
 
@@ -22,6 +23,7 @@ from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.samples import Recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
+from omnibal_ext.locks import working_on
 
 Rejections = list[dict[str, Any]]
 
@@ -31,40 +33,51 @@ def preprocess(job: Job, workers: int = 1, max_rejects: int | None = None) -> di
 
     Raises `UserError` if the output folder holds something else, or more lines than `reject_limit` cannot be used.
     """
-    done = _finished(job, max_rejects)
-    if done is not None:
-        return done
-    _prepare(job, Shard(), workers, max_rejects)
-    return merge(job, max_rejects)
+    with working_on(job.output):
+        done = _finished(job, max_rejects)
+        if done is not None:
+            job.tidy()
+            return done
+        _prepare(job, Shard(), workers, max_rejects)
+        return merge(job, max_rejects)
 
 
 def preprocess_shard(job: Job, shard: Shard, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
-    """Prepare one shard's parts, for `merge_shards` to join; return its name and how many parts it has."""
-    if _finished(job, max_rejects) is None:
-        _prepare(job, shard, workers, max_rejects)
+    """Prepare one shard's parts, for `merge_shards` to join; return its name and how many parts it has.
+
+    Shards work beside each other; who joins waits for them.
+    """
+    with working_on(job.output, alone=False):
+        if _finished(job, max_rejects) is None:
+            _prepare(job, shard, workers, max_rejects)
     return {"shard": f"{shard.index}/{shard.count}", "parts": len(range(shard.index, len(job.sources), shard.count))}
 
 
 def merge_shards(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
     """Join what the shards of a job have prepared; return the manifest. Raises `UserError` if parts are missing."""
-    done = _finished(job, max_rejects)
-    if done is not None:
-        return done
+    with working_on(job.output):
+        done = _finished(job, max_rejects)
+        if done is not None:
+            job.tidy()
+            return done
+        _check_parts(job)
+        job.work.mkdir(parents=True, exist_ok=True)
+        return merge(job, max_rejects)
+
+
+def _check_parts(job: Job) -> None:
     missing = job.missing()
     if missing:
         raise UserError(
             f"{job.work}: {len(missing)} of {len(job.sources)} parts are missing, the first is {missing[0]}; "
             "run the shards that did not end (part p is of shard p modulo n), with the same flags"
         )
-    job.work.mkdir(parents=True, exist_ok=True)
-    return merge(job, max_rejects)
 
 
 def _finished(job: Job, max_rejects: int | None) -> dict[str, Any] | None:
     """The manifest of a folder that this job wrote before, held to the limit of today."""
     manifest = job.finished()
     if manifest is not None:
-        job.tidy()
         rejected = job.output / "rejected.jsonl"
         RejectCount.of_file(rejected).check(reject_limit(job.lines, max_rejects), job.lines, rejected)
     return manifest

@@ -102,6 +102,8 @@ def _dataset_fits(run: Run, folder: str | None, flag: str) -> str:
     if folder is None:
         raise UserError(f"{flag} is missing; give the dataset folder of tools/preprocess_data.py")
     data = ChatDataset(folder)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # one process a node reads it all
+        data.verify()
     return check_dataset(data.folder, data.manifest, run.inputs.architecture, run.model_folder)
 
 

@@ -17,6 +17,7 @@ from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
+from omnibal_ext.checksums import verify_checksums
 from omnibal_ext.errors import UserError
 
 SAMPLES = 60
@@ -105,6 +106,36 @@ def test_a_folder_without_dataset_or_of_another_version_is_refused(dataset: Chat
     (tmp_path / "manifest.json").write_text(json.dumps({**dataset.manifest, "schema_version": 99}))
     with pytest.raises(UserError, match="99"):
         ChatDataset(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokens", "loss_mask", "images"])
+def test_flipped_bits_and_columns_of_another_dataset_are_found(
+    raw: Path, dataset: ChatDataset, tmp_path: Path, name: str
+) -> None:
+    mine = tmp_path / "dataset"
+    shutil.copytree(dataset.folder, mine)
+    ChatDataset(mine).verify()
+    positions = np.random.default_rng(0)
+    for path in (mine / f"{name}.bin", mine / f"{name}.idx", mine / "sizes.npz", mine / "rejected.jsonl"):
+        whole = path.read_bytes()
+        if whole:
+            damaged = bytearray(whole)
+            damaged[positions.integers(len(whole))] ^= 1 << int(positions.integers(8))
+            path.write_bytes(damaged)
+            with pytest.raises(UserError, match=f"{path.name}: damaged"):
+                ChatDataset(mine).verify()
+            path.write_bytes(whole)
+    ChatDataset(mine).verify()
+    lines = (raw / "train.jsonl").read_text().splitlines()
+    (raw / "reversed.jsonl").write_text("\n".join(reversed(lines)))
+    preprocess(open_job([raw / "reversed.jsonl"], demo_recipe(raw), tmp_path / "other"))
+    for suffix in ("bin", "idx"):
+        shutil.copyfile(tmp_path / f"other/{name}.{suffix}", mine / f"{name}.{suffix}")
+    with pytest.raises(UserError, match=rf"{name}\.(bin|idx): damaged"):
+        ChatDataset(mine).verify()
+    (mine / f"{name}.bin").unlink()
+    with pytest.raises(UserError, match=f"{name}.bin: cannot be read"):
+        verify_checksums(mine, dataset.manifest["checksums"], "preprocess again")
 
 
 def test_every_sample_is_a_document_for_cores_own_readers(dataset: ChatDataset) -> None:

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.demo import make_demo_data
-from megatron.vlm.data.job import Shard, open_job
+from megatron.vlm.data.job import Job, Shard, open_job
 from megatron.vlm.data.preprocess import merge_shards, preprocess, preprocess_shard
 from megatron.vlm.data.rejects import reject_limit
 from megatron.vlm.data.samples import Recipe
@@ -151,7 +152,7 @@ def _die(*arguments: Any, **_: Any) -> None:
         "megatron.vlm.data.merge.ColumnWriter.append",  # amid the join
         "megatron.vlm.data.merge.Sizes.save",
         "megatron.vlm.data.merge.Path.rename",  # all is there but the name
-        "megatron.vlm.data.merge.shutil.rmtree",  # before the join begins
+        "megatron.vlm.data.merge.tempfile.mkdtemp",  # before the join begins
     ],
 )
 def test_killed_at_the_worst_moments_the_result_is_the_same(
@@ -225,6 +226,29 @@ def test_shards_and_a_merge_write_what_one_run_writes(raw: Path, tmp_path: Path,
     preprocess_shard(job, Shard.parse("1/3"), workers=2)
     merge_shards(job)
     assert contents(tmp_path / "dataset") == reference
+
+
+@pytest.mark.parametrize("work", [merge_shards, preprocess])
+def test_two_at_once_are_one_after_the_other(
+    raw: Path, tmp_path: Path, reference: dict[str, bytes], work: Callable[[Job], Any]
+) -> None:
+    """Merges of one job, or whole jobs, that start a moment apart: both end well, with one good dataset."""
+    job = open_job([raw / "mixed.jsonl"], recipe(raw), tmp_path / "dataset", lines_per_part=10)
+    if work is merge_shards:
+        preprocess_shard(job, Shard())
+    fork, moments = multiprocessing.get_context("fork"), random.Random(3)
+    for _ in range(4):
+        two = [fork.Process(target=work, args=(job,)) for _ in range(2)]
+        for process in two:
+            process.start()
+            time.sleep(moments.uniform(0.0, 0.02))
+        for process in two:
+            process.join()
+        assert [process.exitcode for process in two] == [0, 0]
+        assert contents(tmp_path / "dataset") == reference
+        if work is merge_shards:
+            break
+        shutil.rmtree(tmp_path / "dataset")
 
 
 def test_parts_of_another_recipe_are_never_taken_over(raw: Path, tmp_path: Path, reference: dict[str, bytes]) -> None:
@@ -334,7 +358,7 @@ def test_samples_and_rejects_are_the_input(raw: Path, tmp_path: Path, lines: lis
         samples = len(ChatDataset(output))
     except UserError as error:
         assert "no line of the input can be used" in str(error)  # noqa: PT017 - other inputs have usable lines
-        samples, output = 0, next(tmp_path.glob("dataset.work/*/dataset"))
+        samples, output = 0, next(tmp_path.glob("dataset.work/*/dataset.*"))
     rejected = [json.loads(line) for line in (output / "rejected.jsonl").read_text().splitlines()]
     numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
     assert samples + len(rejected) == len(numbers)

@@ -1,0 +1,36 @@
+"""SHA-256 of files: what a manifest says of the files beside it, and whether it still holds."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from omnibal_ext.errors import UserError
+
+THREADS = min(8, os.cpu_count() or 1)
+"""Hashing leaves Python to the others."""
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal text."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of some files of a folder, by their names, several at a time."""
+    ordered = list(names)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(ordered, pool.map(sha256_of, (folder / name for name in ordered)), strict=True))
+
+
+def verify_checksums(folder: Path, expected: Mapping[str, str], remedy: str) -> None:
+    """Read every byte of the files and compare. Raises UserError naming the first file that is damaged or missing."""
+    try:
+        found = checksums_of(folder, expected)
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror}): {remedy}") from None
+    for name, checksum in expected.items():
+        if found[name] != checksum:
+            raise UserError(f"{folder / name}: damaged: its checksum is not the manifest's: {remedy}")
