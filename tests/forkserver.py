@@ -1,8 +1,10 @@
 """One process imports torch and Megatron once, and forks: a program of the tests starts in milliseconds.
 
-The server reads one job a line from stdin, forks a process for every rank of it, and answers on stdout how they ended.
+The server reads one job a line from stdin, forks a process for every rank of it, and answers on stdout how they ended;
+`tests.programs` is the other end. What those programs start as `sys.executable` (the launcher's torchrun, torchrun's
+ranks) is forked too: a twin of the server serves `tests/warm_python.py` on a socket.
 A fork is a fresh interpreter in all but its imports: nothing that one program does reaches the next, and one that
-crashes or hangs is its own job's failure. `tests.programs` is the other end.
+crashes or hangs is its own job's failure.
 """
 
 import atexit
@@ -13,7 +15,9 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -21,6 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+import psutil
 
 PRELOADED = ("megatron.vlm.pretrain", "tests.distributed.harness")
 GRACE_SECONDS = 10.0
@@ -50,6 +56,13 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # or a fork would copy every page that its collector looks at
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    ended, ends_with_us = os.pipe()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.environ["WARM_PYTHON"])
+        listener.listen()
+        if not os.fork():
+            os.close(ends_with_us)
+            become(serve_interpreters(listener, ended))
     if job := serve():
         become(job)
 
@@ -66,7 +79,10 @@ def serve() -> Job | None:
         for rank in range(len(job.outputs)):
             pid = os.fork()
             if not pid:
-                enter(job, rank)
+                path = job.outputs[rank]
+                write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                files = os.open(os.devnull, os.O_RDONLY), os.open(path, write), os.open(path + ".err", write)
+                enter(job.environments[rank], files)
                 return job
             os.setpgid(pid, pid)
             ranks[pid] = rank
@@ -75,15 +91,65 @@ def serve() -> Job | None:
     return None
 
 
-def enter(job: Job, rank: int) -> None:
-    """Make this fork the rank's process: its group, environment and files."""
-    os.setpgid(0, 0)
+def serve_interpreters(listener: socket.socket, ended: int) -> Job:
+    """Fork for every `tests/warm_python.py` that connects, until there is something to read from the pipe `ended`.
+
+    A job is returned in its fork only.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who keep a client
+    while ended not in select.select([listener, ended], [], [])[0]:
+        client, _ = listener.accept()
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return keep(client)
+        client.close()
+    os._exit(0)
+
+
+def keep(client: socket.socket) -> Job:
+    """Fork the process that a client asks for; hand it the client's signals, and the client its exit code.
+
+    When the client is gone, so are the process and what it has started.
+    """
+    _, files, *_ = socket.recv_fds(client, 1, 3)
+    request = json.loads(b"".join(iter(lambda: client.recv(1), b"\n")))
+    if not (pid := os.fork()):
+        client.close()
+        os.chdir(request["folder"])
+        enter(request["environment"], files)
+        return Job(request["program"], request["arguments"], (), (), 0.0)
+    process = os.pidfd_open(pid)
+    while process not in select.select([client, process], [], [])[0]:
+        numbers = client.recv(16)
+        for number in numbers:
+            os.kill(pid, number)
+        if not numbers:
+            end_tree(pid)
+            os._exit(0)
+    with contextlib.suppress(OSError):
+        client.sendall(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+    os._exit(0)
+
+
+def end_tree(pid: int) -> None:
+    """Kill a process and all that it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in (*process.children(recursive=True), process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+def enter(environment: Mapping[str, str], files: Sequence[int]) -> None:
+    """Make this fork a process of its own: its group, environment and standard files."""
+    with contextlib.suppress(PermissionError):
+        os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.clear()
-    os.environ.update(job.environments[rank])
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, path in ((1, job.outputs[rank]), (2, job.outputs[rank] + ".err")):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.environ.update(environment)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    sys.executable = str(Path(__file__).with_name("warm_python.py"))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
@@ -103,8 +169,9 @@ def become(job: Job) -> NoReturn:
         traceback.print_exc()
         code = 1
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(ValueError):  # closed by the program
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -16,6 +16,8 @@ from random import SystemRandom
 from tests.forkserver import TIMED_OUT, Job
 
 ROOT = Path(__file__).parents[1]
+WARM_PYTHON = Path(tempfile.gettempdir(), f"warm-python-{os.getpid()}")
+"""The socket on which `tests.forkserver` serves `tests/warm_python.py`."""
 TIME_LIMIT = 300.0
 """Seconds that a program has."""
 
@@ -24,6 +26,7 @@ class ForkServer:
     """The process that forks for us."""
 
     def __init__(self) -> None:
+        WARM_PYTHON.unlink(missing_ok=True)
         command = [sys.executable, "-W", "ignore", "-m", "tests.forkserver"]
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -48,6 +51,7 @@ class ForkServer:
         """End the server, and what it runs."""
         self._process.terminate()
         self._process.wait()
+        WARM_PYTHON.unlink(missing_ok=True)
 
 
 @functools.cache
@@ -58,7 +62,8 @@ def fork_server() -> ForkServer:
 
 def environment(**changes: str) -> dict[str, str]:
     """What every program of the tests finds in its environment."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **changes}
+    warm = {"WARM_PYTHON": str(WARM_PYTHON), "REAL_PYTHON": sys.executable}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **warm, **changes}
 
 
 def run_ranks(module: str, ranks: int, arguments: Sequence[str], time_limit: float = TIME_LIMIT) -> str:

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Stands where a program looks for Python (`sys.executable`); what it should run, a fork of `tests.forkserver` does.
+
+Modules and files only; `-c` is the real Python's. Imports little: to start this must take milliseconds.
+"""
+
+import array
+import json
+import os
+import signal
+import socket
+import sys
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    while words and words[0] in ("-u", "-W"):
+        del words[: 2 if words[0] == "-W" else 1]
+    is_program = words and (words[0] == "-m" or words[0].endswith(".py"))
+    if not is_program:
+        os.execv(os.environ["REAL_PYTHON"], [os.environ["REAL_PYTHON"], *sys.argv[1:]])
+    program, *arguments = words[1:] if words[0] == "-m" else words
+    request = {
+        "program": program,
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.path.realpath("."),
+    }
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(os.environ["WARM_PYTHON"])
+        files = array.array("i", [0, 1, 2])
+        server.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+            signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+        server.sendall(json.dumps(request).encode() + b"\n")
+        code = int(b"".join(iter(lambda: server.recv(16), b"")))
+    if code < 0:  # ended by a signal, so end alike
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
