@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import IO, Any
@@ -45,11 +46,29 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def descendants() -> list[psutil.Process]:
+    """Every process below this one, parents before children.
+
+    By the parents that the system names: `psutil.Process.children` compares times of the clock as well, and misses a
+    young process where the clock was set in between.
+    """
+    children: dict[int, list[psutil.Process]] = {}
+    for process in psutil.process_iter(["ppid", "status"]):
+        children.setdefault(process.info["ppid"], []).append(process)
+    found = list(children.get(os.getpid(), ()))
+    for process in found:  # grows
+        found += children.get(process.pid, ())
+    return found
+
+
 def end_tree(child: subprocess.Popen[str]) -> None:
     """End a child, all that it started and what was left of them, at once; this process has no other children."""
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    child.kill()
+    while left := [process for process in descendants() if process.info["status"] != psutil.STATUS_ZOMBIE]:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.01)
     child.wait()
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -102,7 +121,7 @@ def _end_ranks(agent: subprocess.Popen[str], number: int, grace: float | None) -
     """Hand a signal to the ranks and wait for them; the agent, their parent, ends when they have."""
     for repeated in (signal.SIGTERM, signal.SIGHUP):  # Slurm may send one several times
         signal.signal(repeated, signal.SIG_IGN)
-    ranks = [process for process in psutil.Process().children(recursive=True) if process.ppid() == agent.pid]
+    ranks = [process for process in descendants() if process.info["ppid"] == agent.pid]
     for rank in ranks:
         with contextlib.suppress(psutil.NoSuchProcess):
             rank.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)

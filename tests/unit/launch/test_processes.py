@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from omnibal_ext.launch.processes import error_of
+from omnibal_ext.launch.processes import descendants, error_of
 
 pytestmark = pytest.mark.starts
 ROOT = Path(__file__).parents[3]
@@ -97,6 +97,14 @@ def test_ranks_that_do_not_listen_are_ended_after_a_while(rank: Path) -> None:
     rank.write_text("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" + RANK)
     code, _, errors = stopped(rank, 0.5, "sleeps", signal.SIGINT)
     assert (code, errors.splitlines()) == (130, ["stopped by SIGINT"])
+
+
+def test_a_clock_that_is_set_back_hides_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    boots = iter(range(10**9, 0, -3600))
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: float(next(boots)))
+        assert child.pid in [process.pid for process in descendants()]
+        assert not psutil.Process().children()  # what would be read instead
 
 
 def test_what_every_rank_refuses_is_said_once_with_exit_code_two(rank: Path) -> None:
