@@ -1,12 +1,17 @@
 """One pack as the model sees it: what a stage is handed for one microbatch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
+
+from megatron.vlm import platform
+
+PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and deviation of each colour, from 0 to 1, over the data that a ViT was trained with."""
 
 
 @dataclass
@@ -41,7 +46,8 @@ class Microbatch:
     lengths: tuple[int, ...]
     samples: int  # real ones: padding may add a segment
     useful_tokens: int  # tokens of real samples, without padding
-    pixels: Tensor | None = None  # [tiles, 3, size, size]
+    pixels: Tensor | None = None  # fp32 [tiles, 3, size, size]; of the loader uint8 [tiles, size, size, 3]
+    pixel_statistics: PixelStatistics | None = None  # with which pixels of the loader are to be normalised
     input_ids: Tensor | None = None  # [T]
     image_positions: Tensor | None = None  # [image tokens], into input_ids
     image_sources: Tensor | None = None  # [image tokens], into the projector's output, -1 a newline; None: in order
@@ -49,6 +55,11 @@ class Microbatch:
     loss_mask: Tensor | None = None  # [T], 1 where the label counts
     segment_ids: Tensor | None = None  # [T], which of `lengths` the token is of
     sources: Tensor | None = None  # [len(lengths)], which input file of the dataset each sample came from
+
+    def pin_memory(self) -> "Microbatch":
+        """The same in memory that a device reads by itself; torch's DataLoader calls this in a thread of its own."""
+        pinned = {name: value.pin_memory() for name, value in vars(self).items() if _has_content(value)}
+        return replace(self, **pinned)
 
     @property
     def tokens(self) -> int:
@@ -59,7 +70,7 @@ class Microbatch:
     def segments(self) -> Segments:
         """The samples' boundaries on this rank's device."""
         boundaries = torch.tensor((0, *self.lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        boundaries = boundaries.to("cuda", non_blocking=True)
+        boundaries = platform.to_device(boundaries)
         longest = max(self.lengths)
         return Segments(
             qkv_format="sbhd",
@@ -73,4 +84,8 @@ class Microbatch:
     @cached_property
     def positions(self) -> Tensor:
         """[T] position of every token inside its own sample."""
-        return torch.cat([torch.arange(length) for length in self.lengths]).to("cuda", non_blocking=True)
+        return platform.to_device(torch.cat([torch.arange(length) for length in self.lengths]))
+
+
+def _has_content(value: object) -> bool:
+    return isinstance(value, Tensor) and not value.is_meta

@@ -116,14 +116,28 @@ def point_to_point_options() -> Any:
     return options
 
 
-def beside_computing() -> contextlib.AbstractContextManager[Any]:
-    """A block in which what is allocated and received does not wait for what has been given the device to compute."""
-    return torch.cuda.stream(_receiving_stream()) if HAS_CUDA else contextlib.nullcontext()
+def beside_computing(purpose: str) -> contextlib.AbstractContextManager[Any]:
+    """A block in which what is allocated and moved does not wait for what has been given the device to compute.
+
+    What has one purpose ("receiving", "copying") happens in its order.
+    """
+    return torch.cuda.stream(_stream(purpose)) if HAS_CUDA else contextlib.nullcontext()
 
 
 @cache
-def _receiving_stream() -> Any:
+def _stream(_: str) -> Any:
     return torch.cuda.Stream()
+
+
+def wait_for(purpose: str) -> None:
+    """Let the device compute what it is given from here on after what it does `beside_computing` for this purpose."""
+    if HAS_CUDA:
+        torch.cuda.current_stream().wait_stream(_stream(purpose))
+
+
+def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the device, for which the host does not wait: from memory that is not pinned it would."""
+    return (tensor.pin_memory() if HAS_CUDA else tensor).to("cuda", non_blocking=True)
 
 
 def used_here(tensor: torch.Tensor) -> None:

@@ -92,6 +92,7 @@ class Trainer:
             PackedIndex.open(packs),
             Needs.of(self.plan.chain[first:end]),
             self.args.tensor_model_parallel_size if self.args.sequence_parallel else 1,
+            decodes=parallel_state.get_tensor_model_parallel_rank() == 0,
         )
 
     def forward_step(self, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:

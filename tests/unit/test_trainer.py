@@ -1,6 +1,7 @@
 """The trainer obeys its flags and the plan: what is frozen, how losses are weighed, what is recomputed; one rank."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.chain import PARTS
 from omnibal_ext.plan import Plan, Stage
+from omnibal_ext.schedule import Action
 from tests.distributed import harness
 from tests.distributed.harness import get_model
 from tests.unit.alone import megatron_alone
@@ -141,6 +143,26 @@ def counter(counts: list[int], link: int) -> Any:
         counts[link] += 1
 
     return count
+
+
+def test_a_pack_is_read_while_the_one_before_is_computed(case: tuple[Trainer, Any]) -> None:
+    trainer, model = case
+    happened: list[str] = []
+
+    def read() -> Iterator[Microbatch]:
+        for number, pack in enumerate(harness.sample_packs()):
+            happened.append(f"read {number}")
+            yield pack
+
+    @contextmanager
+    def watch(action: Action) -> Iterator[None]:
+        happened.append(f"{action.kind} {action.microbatch}")
+        yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.executor, "watch", watch)
+        trainer.executor(forward_step_func=trainer.forward_step, data_iterator=read(), model=model, num_microbatches=3)
+    assert happened == ["read 0", "F 0", "read 1", "B 0", "F 1", "read 2", "B 1", "F 2", "B 2"]
 
 
 def test_evaluation_computes_no_gradient(case: tuple[Trainer, Any]) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
+from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.tiles import RULES, TiledImage, cut_tiles
 from omnibal_ext.checksums import verify_checksums
 from omnibal_ext.errors import UserError
@@ -81,8 +82,17 @@ class ChatDataset:
         """The language model reads an image's tiles as one picture (LLaVA-1.6)."""
         return RULES[self.manifest["tiling"]["rule"]].joins_tiles
 
+    @property
+    def normalization(self) -> Normalization:
+        """Mean and deviation of the pixels that the model was trained with."""
+        return NORMALIZATIONS[self.manifest["normalization"]]
+
     def pixels(self, sample: int) -> torch.Tensor:
-        """The tiles of a sample, normalised: float32 [tiles, 3, tile_size, tile_size].
+        """The tiles of a sample, normalised: float32 [tiles, 3, tile_size, tile_size]; raises as `tiles` does."""
+        return normalise(torch.from_numpy(self.tiles(sample)), self.normalization)
+
+    def tiles(self, sample: int) -> NDArray[np.uint8]:
+        """The tiles of a sample as they were cut: uint8 [tiles, tile_size, tile_size, 3].
 
         Raises `UserError` naming file and sample if an image cannot be read.
         """
@@ -95,14 +105,7 @@ class ChatDataset:
             except Exception as error:  # Pillow's readers raise nearly anything on a damaged file
                 raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
             tiles.append(cut_tiles(rgb, image, size, rule))
-        return normalise(np.concatenate(tiles), NORMALIZATIONS[self.manifest["normalization"]])
-
-
-def normalise(tiles: NDArray[np.uint8], statistics: Normalization) -> torch.Tensor:
-    """uint8 [tiles, size, size, 3] to float32 [tiles, 3, size, size] of mean 0 and deviation 1 over a data set."""
-    pixels = torch.from_numpy(tiles).permute(0, 3, 1, 2).to(torch.float32) / 255
-    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in statistics)
-    return ((pixels - mean) / deviation).contiguous()
+        return np.concatenate(tiles)
 
 
 class ColumnWriter:

@@ -1,14 +1,14 @@
 """From a packed index to the microbatches of one stage: what to read, how to lay it out, where to resume."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from megatron.vlm import platform
 from megatron.vlm.data.anyres import joined_orders
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.sources import Sources
@@ -33,16 +33,21 @@ class Needs:
 
 
 class PackDataset(Dataset):
-    """Pack number -> Microbatch, on the host."""
+    """Pack number -> Microbatch, on the host; pixels as they were cut, to be normalised on the device."""
 
-    def __init__(self, data: ChatDataset, index: PackedIndex, needs: Needs, sequence_multiple: int = 1) -> None:
+    def __init__(
+        self, data: ChatDataset, index: PackedIndex, needs: Needs, sequence_multiple: int = 1, decodes: bool = True
+    ) -> None:
         """T is padded up to a multiple of `sequence_multiple` (the tensor-parallel size under sequence parallelism).
+
+        Without `decodes` the pixels are another rank's to bring: a tensor without content says their shape.
 
         Raises UserError if the index was made from another dataset, or is damaged.
         """
         index.check({"built_from.data.manifest": data.manifest})
         index.verify()
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
+        self.decodes = decodes
         self.sources = Sources(data.manifest)
 
     def __getitem__(self, pack: int) -> Microbatch:
@@ -60,6 +65,7 @@ class PackDataset(Dataset):
             samples=len(samples),
             useful_tokens=sum(real),
             pixels=self._pixels(samples) if self.needs.pixels else None,
+            pixel_statistics=self.data.normalization if self.needs.pixels else None,
             input_ids=ids if self.needs.tokens else None,
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
             image_sources=self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else None,
@@ -105,11 +111,10 @@ class PackDataset(Dataset):
         )
 
     def _pixels(self, samples: np.ndarray) -> Tensor:
-        with_images = [int(sample) for sample in samples if self.data.sizes.tiles[sample]]
-        if not with_images:
-            size = self.data.manifest["tile_size"]
-            return torch.empty(0, 3, size, size)
-        return torch.cat([self.data.pixels(sample) for sample in with_images])
+        size, tiles = self.data.manifest["tile_size"], self.data.sizes.tiles[samples]
+        if not self.decodes or not tiles.any():
+            return torch.empty(int(tiles.sum()), size, size, 3, dtype=torch.uint8, device="meta")
+        return torch.from_numpy(np.concatenate([self.data.tiles(int(sample)) for sample in samples[tiles > 0]]))
 
 
 class PackOrder:
@@ -126,7 +131,7 @@ class PackOrder:
 
 
 def microbatches(dataset: PackDataset, order: Iterable[int], num_workers: int = 0) -> Iterator[Microbatch]:
-    """The microbatches of a rank's packs, on its device, read ahead by `num_workers` processes."""
+    """The microbatches of a rank's packs, on the host, read ahead by `num_workers` processes; `Arrivals` takes them."""
     loader = DataLoader(
         dataset,
         batch_size=None,
@@ -134,15 +139,9 @@ def microbatches(dataset: PackDataset, order: Iterable[int], num_workers: int = 
         num_workers=num_workers,
         multiprocessing_context="spawn" if num_workers else None,
         persistent_workers=num_workers > 0,
+        pin_memory=platform.HAS_CUDA,
     )
-    for batch in loader:
-        yield to_device(batch)
-
-
-def to_device(batch: Microbatch) -> Microbatch:
-    """The same microbatch with its tensors on this rank's device."""
-    tensors: dict[str, Any] = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    return replace(batch, **{name: tensor.to("cuda", non_blocking=True) for name, tensor in tensors.items()})
+    yield from loader
 
 
 def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:

@@ -88,7 +88,7 @@ class Communicator:
     def _receive(
         self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup | None
     ) -> Receive:
-        with platform.beside_computing():
+        with platform.beside_computing("receiving"):
             tensor = torch.empty(shape, dtype=dtype, device="cuda")
             return Receive(tensor, dist.irecv(tensor, source, group=channel) if tensor.numel() else None)
 

@@ -1,6 +1,7 @@
 """One iteration on one rank: walks the list of actions, moves tensors in and out, keeps what the backward needs."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ from megatron.core.pipeline_parallel import schedules
 from megatron.core.utils import unwrap_model
 from torch import Tensor
 
+from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.stage import Stage
@@ -27,7 +29,7 @@ class Chunk:
     """One stage of this rank as Megatron wrapped it, and where its packs come from."""
 
     module: Any  # DistributedDataParallel around a Stage
-    packs: Iterator[Microbatch]
+    packs: Iterator[Microbatch]  # on the host
     config: ModelParallelConfig  # the first chunk's: Megatron's loop sets its functions there alone
 
     @cached_property
@@ -63,7 +65,7 @@ class Iteration:
     """The state of one iteration on one rank.
 
     1. Receives are posted where the list says (`omnibal_ext.posting`): they travel while other actions are computed.
-    2. F: take the pack and the input, compute, send the output on.
+    2. F: take the pack and the input, compute, send the output on; meanwhile the next pack is copied to the device.
     3. B: take the output's gradient, compute, send the input's gradient back. Where nothing up to the stage is trained,
        there is nothing to do, and nothing comes or goes.
     4. W: compute the weights' gradients that B put aside.
@@ -81,6 +83,7 @@ class Iteration:
         """`forward(chunk, pack, input, microbatch)` gives the output, and the loss's normaliser on the last stage."""
         self.communicator, self.chunks, self.forward = communicator, chunks, forward
         self.weight_gradients, self.watch = weight_gradients, watch
+        self.arrivals: list[Arrivals] = []
         self.packs: dict[Action, Microbatch] = {}
         self.receives: dict[Action, Receive] = {}
         self.flights: dict[tuple[int, int], Flight] = {}
@@ -93,6 +96,8 @@ class Iteration:
         actions = [step for step in steps if isinstance(step, Action)]
         self.split = any(action.kind == "W" for action in actions)
         self.last = set({a.chunk: a for a in actions if a.kind == ("W" if self.split else "B")}.values())
+        forwards = Counter(action.chunk for action in actions if action.kind == "F")
+        self.arrivals = [Arrivals(chunk.packs, forwards[number]) for number, chunk in enumerate(self.chunks)]
         compute = {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
         for step in steps:
             if isinstance(step, Post):
@@ -121,7 +126,7 @@ class Iteration:
     def _pack(self, action: Action) -> Microbatch:
         """The pack of a forward, taken when it is first asked for."""
         if action not in self.packs:
-            self.packs[action] = next(self.chunks[action.chunk].packs)
+            self.packs[action] = next(self.arrivals[action.chunk])
         return self.packs[action]
 
     def _forward(self, action: Action) -> None:
@@ -132,6 +137,7 @@ class Iteration:
         with self.watch(action):
             output, normaliser = self.forward(chunk, pack, entering, action.microbatch)
         del self.packs[action]
+        self.arrivals[action.chunk].look_ahead()
         self.normaliser += normaliser
         if not chunk.stage.post_process:
             self.communicator.send_activation(output)

@@ -10,10 +10,11 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from PIL import Image
 
-from megatron.vlm.data.dataset import ChatDataset, normalise
+from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.demo import make_demo_data
 from megatron.vlm.data.images import NORMALIZATIONS
 from megatron.vlm.data.job import open_job
+from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
@@ -83,7 +84,7 @@ def test_pixels_are_the_pictures_cells_in_reading_order(raw: Path, dataset: Chat
 def test_normalising_takes_out_mean_and_deviation() -> None:
     for statistics in NORMALIZATIONS.values():
         mean_colour = (np.array(statistics.mean) * 255).round().astype(np.uint8)
-        tiles = np.broadcast_to(mean_colour, (2, 4, 4, 3)).copy()
+        tiles = torch.from_numpy(mean_colour).expand(2, 4, 4, 3)
         assert normalise(tiles, statistics).abs().max() < 0.01
         assert normalise(tiles, statistics).is_contiguous()
 

@@ -16,6 +16,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.demo import make_demo_data
 from megatron.vlm.data.job import open_job
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches, samples_before
+from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.sources import Sources, short_names
@@ -124,7 +125,10 @@ def test_pixels_are_the_pictures_cells_row_by_row_and_the_thumbnail(dataset: Cha
         expected += [((cell / 255 - mean) / deviation).transpose(2, 0, 1) for cell in cells]
     assert batch.pixels is not None
     assert len(batch.pixels) == batch.tiles == len(expected)
-    np.testing.assert_allclose(batch.pixels.numpy(), np.stack(expected), atol=1e-5)
+    assert batch.pixels.dtype == torch.uint8  # a quarter of what travels to the device otherwise
+    assert batch.pixel_statistics == (tuple(mean), tuple(deviation))
+    pixels = normalise(batch.pixels, batch.pixel_statistics)
+    np.testing.assert_allclose(pixels.numpy(), np.stack(expected), atol=1e-5)
 
 
 def test_an_empty_pack_counts_no_token(dataset: ChatDataset, index: PackedIndex) -> None:

@@ -1,0 +1,46 @@
+"""Run on two tensor-parallel ranks: one decodes, the other has no images at all, and both see the same pixels.
+
+arrival.py DATASET PACKS
+    prints for every pack the largest difference between a rank's pixels and those of its samples, decoded here
+"""
+
+import sys
+from itertools import islice
+from pathlib import Path
+
+import torch
+from megatron.core import parallel_state
+
+from megatron.vlm.data.arrival import Arrivals
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.loader import Needs, PackDataset, microbatches
+from omnibal_ext.packing.dispatch import EMPTY_PACK
+from omnibal_ext.packing.index import PackedIndex
+from tests.distributed import harness
+
+
+def main() -> None:
+    dataset, packs = sys.argv[1:]
+    harness.start(harness.SMALL, 2, 1)
+    data, whole = ChatDataset(dataset), ChatDataset(dataset)
+    decodes = parallel_state.get_tensor_model_parallel_rank() == 0
+    index = PackedIndex.open(Path(packs))
+    loaded = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=True), decodes=decodes)
+    if not decodes:
+        data.manifest = {**data.manifest, "image_root": "/no/images/here"}
+    numbers = [*range(index.num_packs), EMPTY_PACK]
+    found = {}
+    for number, pack in zip(numbers, Arrivals(microbatches(loaded, numbers), len(numbers)), strict=True):
+        samples = index.samples(number) if number != EMPTY_PACK else []
+        expected = torch.cat([torch.empty(0, 3, 32, 32), *(whole.pixels(int(sample)) for sample in samples)])
+        assert pack.pixels is not None
+        assert pack.pixels.shape == expected.shape
+        found[str(number)] = (pack.pixels - expected).abs().sum().item()
+    assert any(whole.sizes.tiles[list(index.samples(number))].sum() for number in islice(numbers, 3))
+    harness.report(found)
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Packs arrive in time and whole: none read twice or too early, the host waits for no copy, bytes become pixels."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from megatron.vlm import platform
+from megatron.vlm.data.arrival import Arrivals, to_device
+from megatron.vlm.data.images import NORMALIZATIONS
+from megatron.vlm.microbatch import Microbatch
+from tests.distributed import harness
+from tests.unit.alone import megatron_alone
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    with megatron_alone("small"):
+        yield
+
+
+def as_loaded(pack: Microbatch, seed: int) -> Microbatch:
+    """The same pack with bytes for pixels, as the loader gives them."""
+    shape = (pack.tiles, 16, 16, 3)
+    drawn = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return replace(pack, pixels=drawn, pixel_statistics=NORMALIZATIONS["clip"])
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("number", range(len(harness.PACK_KINDS["all"])))
+def test_bytes_become_the_pixels_that_the_vision_model_was_trained_with(number: int) -> None:
+    host = as_loaded(harness.sample_packs()[number], seed=number)
+    (pack,) = Arrivals(iter([host]), 1)
+    assert host.pixels is not None
+    assert pack.pixels is not None
+    mean, deviation = (np.array(values)[:, None, None] for values in NORMALIZATIONS["clip"])
+    expected = [(tile.transpose(2, 0, 1) / 255 - mean) / deviation for tile in host.pixels.numpy()]
+    assert pack.pixels.shape == (host.tiles, 3, 16, 16)
+    np.testing.assert_allclose(pack.pixels.numpy(), np.reshape(expected, pack.pixels.shape), atol=1e-6)
+    assert pack.pixel_statistics is None
+    for field in fields(Microbatch):
+        if not field.name.startswith("pixel"):
+            assert getattr(pack, field.name) is getattr(host, field.name)
+
+
+def test_an_iteration_reads_its_packs_and_none_of_the_next() -> None:
+    source = iter(harness.sample_packs())
+    first, second = Arrivals(source, 3), Arrivals(source, 4)
+    for arrivals, wanted in ((first, harness.PACK_KINDS["all"][:3]), (second, harness.PACK_KINDS["all"][3:7])):
+        found = []
+        for pack in arrivals:
+            arrivals.look_ahead()
+            arrivals.look_ahead()  # one ahead is enough, also after the last
+            found.append(list(pack.lengths))
+        assert found == [lengths for _, lengths in wanted]
+
+
+def test_one_pack_is_read_ahead_and_no_more() -> None:
+    read: list[int] = []
+
+    def source() -> Iterator[Microbatch]:
+        for number, pack in enumerate(harness.sample_packs()):
+            read.append(number)
+            yield pack
+
+    arrivals = Arrivals(source(), 8)
+    next(arrivals)
+    assert read == [0]
+    arrivals.look_ahead()
+    assert read == [0, 1]
+    next(arrivals)
+    assert read == [0, 1]
+
+
+class Device(TorchFunctionMode):
+    """Stands for a GPU: writes down, in order, what is pinned, copied, waited for and kept, and on which stream."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.events: list[str] = []
+        self.stream = "computing"
+        self.pinned: list[Tensor] = []
+        patch.setattr(platform, "HAS_CUDA", True)
+        patch.setattr(platform, "_stream", lambda purpose: purpose)
+        patch.setattr(torch.cuda, "stream", self.on)
+        waits = SimpleNamespace(wait_stream=lambda stream: self.events.append(f"{self.stream} waits for {stream}"))
+        patch.setattr(torch.cuda, "current_stream", lambda: waits)
+        patch.setattr(Tensor, "record_stream", lambda *_: self.events.append(f"kept by {self.stream}"))
+
+    @contextlib.contextmanager
+    def on(self, stream: str) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.pin_memory:
+            self.pinned.append(args[0].clone())
+            return self.pinned[-1]
+        if func is Tensor.to and "cuda" in args:
+            pinned = any(args[0] is tensor for tensor in self.pinned)
+            how = f"{'pinned' if pinned else 'pageable'}, {'not ' * (not (kwargs or {}).get('non_blocking'))}beside"
+            self.events.append(f"copied on {self.stream}: {how}")
+            return args[0].clone()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_host_waits_for_no_copy_and_the_device_for_those_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = as_loaded(harness.sample_packs()[0], seed=0)
+    tensors = sum(isinstance(value, Tensor) for value in vars(host).values())
+    with Device(monkeypatch) as device:
+        pinned = host.pin_memory()  # as torch's DataLoader does
+        pack = next(Arrivals(iter([pinned]), 1))
+        arrived = list(device.events)
+        device.events.clear()
+        assert pack.segments.cu_seqlens_q.tolist() == [0, 9]
+        assert pack.positions.tolist() == list(range(9))
+        small = list(device.events)
+    assert len(device.pinned) == tensors + 2
+    copied = ["copied on copying: pinned, beside"] * tensors
+    assert arrived == [*copied, "computing waits for copying", *["kept by computing"] * tensors]
+    assert small == ["copied on computing: pinned, beside"] * 2
+
+
+def test_what_another_rank_brings_is_neither_copied_nor_pinned() -> None:
+    shape = torch.empty(2, 16, 16, 3, dtype=torch.uint8, device="meta")
+    host = replace(harness.sample_packs()[0], pixels=shape)
+    assert to_device(host).pixels is shape
