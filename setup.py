@@ -1,33 +1,32 @@
 """Packaging of OmniBal: `omnibal_ext` (the deciding part) and `megatron.vlm` (the training part)."""
 
-from setuptools import setup
+from pathlib import Path
+
+from setuptools import find_namespace_packages, setup
 
 setup(
     name="omnibal",
     version="0.1.0",
     description="Balanced training of vision-language models on Megatron Core",
     python_requires=">=3.11",
-    # Named one by one: `megatron` is a namespace shared with pip's megatron-core and must not be claimed here.
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    # `megatron` is a namespace shared with pip's megatron-core and must not be claimed: only our portion is named. The
+    # programs of tools/ are the package `omnibal_tools`, which the command `omnibal` runs.
     packages=[
-        "omnibal_ext",
-        "omnibal_ext.architectures",
-        "omnibal_ext.costs",
-        "omnibal_ext.packing",
-        "omnibal_ext.launch",
-        "omnibal_ext.layout",
-        "megatron.vlm",
-        "megatron.vlm.flags",
-        "megatron.vlm.models",
-        "megatron.vlm.data",
-        "megatron.vlm.hf",
-        "megatron.vlm.preflight",
-        "megatron.vlm.pipeline",
-        "megatron.vlm.profiling",
+        *find_namespace_packages(include=["omnibal_ext", "omnibal_ext.*", "megatron.vlm", "megatron.vlm.*"]),
+        "omnibal_tools",
     ],
+    package_dir={"omnibal_tools": "tools"},
+    package_data={"omnibal_ext.report.templates": ["*"]},
+    entry_points={"console_scripts": ["omnibal=omnibal_tools.__main__:main"]},
     install_requires=[
         "numpy>=1.26,<3",
         "numba>=0.60,<1",
         "rich>=13,<16",
+        "jinja2>=3.1,<4",
+        "markupsafe>=2,<4",
         "torch>=2.8,<3",
         # The cp311 wheel is published but its metadata asks for 3.12: scripts/setup.sh installs it there.
         'megatron-core>=0.19.2,<0.20; python_version >= "3.12"',
@@ -44,6 +43,7 @@ setup(
     extras_require={
         "hf": ["tokenizers>=0.22,<1", "safetensors>=0.5,<1"],
         "demo": ["scikit-learn>=1.5,<2"],
+        "png": ["matplotlib>=3.9,<4"],
         "test": [
             "pytest>=8,<10",
             "pytest-xdist>=3.6,<4",
@@ -54,6 +54,10 @@ setup(
             "tokenizers>=0.22,<1",
             "transformers>=4.57,<6",
             "jinja2>=3.1,<4",
+            # The report: in a browser, as a trace, as a picture.
+            "websocket-client>=1.8,<2",
+            "perfetto>=0.50,<1",
+            "matplotlib>=3.9,<4",
         ],
     },
 )

@@ -1,0 +1,135 @@
+"""Where the time of an iteration goes, what limits it, and what changing that is predicted to give.
+
+All ranks' time (lanes x length of the iteration) is divided into what is needed and what is not:
+
+    needed         forwards and backwards of the layers, once
+    recomputation  forwards again
+    executor       between layers: what an action takes beside them
+    uneven stages  ranks wait because the slowest rank works longer than they do
+    fill and drain ranks wait for the first microbatch, behind the last, and for tensors between
+    update         gradients are reduced and weights updated
+    other replicas data-parallel ranks wait for the slowest of them
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from omnibal_ext.costs.profile import PackSizes
+from omnibal_ext.errors import UserError
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.recompute import recompute_all
+from omnibal_ext.report.timeline import OTHER, Lane, Timeline
+
+NEEDED, RECOMPUTED, EXECUTOR = "needed", "recomputation", "executor"
+UNEVEN, FILL, UPDATE, REPLICAS = "uneven stages", "fill and drain", "update", "other replicas"
+CAUSES = (NEEDED, RECOMPUTED, EXECUTOR, UNEVEN, FILL, UPDATE, REPLICAS)
+WORTH_TRYING = 0.01
+"""Predicted gain from which a change is named."""
+
+
+def breakdown(timeline: Timeline) -> dict[str, float]:
+    """Shares of all ranks' time by cause, in the order of `CAUSES`; they add up to 1."""
+    found = dict.fromkeys(CAUSES, 0.0)
+    for (part, phase), seconds in timeline.totals().items():
+        cause = EXECUTOR if part == OTHER else RECOMPUTED if phase == "recompute" else NEEDED
+        found[cause] += seconds
+    for lanes in replicas(timeline).values():
+        end, slowest = max(lane.end for lane in lanes), max(lane.worked for lane in lanes)
+        for lane in lanes:
+            idle, uneven = lane.last - lane.worked, slowest - lane.worked
+            update = lane.end - lane.last
+            found[UNEVEN] += uneven
+            found[FILL] += idle - uneven + end - lane.end
+            found[UPDATE] += update
+            found[REPLICAS] += timeline.seconds - end
+    whole = timeline.seconds * len(timeline.lanes)
+    return {cause: seconds / whole for cause, seconds in found.items()}
+
+
+def replicas(timeline: Timeline) -> dict[int, list[Lane]]:
+    """The lanes of every data-parallel rank."""
+    found: defaultdict[int, list[Lane]] = defaultdict(list)
+    for lane in timeline.lanes:
+        found[lane.data_parallel_rank].append(lane)
+    return dict(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What the first screen says: the rank that paces the pipeline, and by how much."""
+
+    lane: Lane
+    stages: tuple[int, ...]
+    others: float
+    """Mean seconds that the other ranks of its pipeline work."""
+    cause: str
+    """The greatest loss, of `CAUSES`."""
+    share: float
+
+    @property
+    def more(self) -> float:
+        """Share by which it works longer than the others do on average."""
+        return self.lane.worked / self.others - 1 if self.others else 0.0
+
+
+def limit_of(timeline: Timeline) -> Limit:
+    """The rank that works longest in the replica that ends last, and what costs most."""
+    last = max(replicas(timeline).values(), key=lambda lanes: max(lane.end for lane in lanes))
+    slowest = max(last, key=lambda lane: lane.worked)
+    others = [lane.worked for lane in last if lane is not slowest]
+    shares = breakdown(timeline)
+    cause = max(CAUSES[1:], key=lambda name: shares[name])
+    stages = tuple(sorted({span.stage for span in slowest.spans}))
+    return Limit(slowest, stages, float(np.mean(others)) if others else 0.0, cause, shares[cause])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something to try: what, how, and the predicted gain in samples a second (0.1: a tenth more)."""
+
+    what: str
+    how: str
+    gain: float
+
+
+def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
+    """What the simulator says of other schedules, more microbatches and no recomputation; the best first."""
+    now, found = problem.step_seconds(layout), []
+    for name in ("1f1b", "zb_h1", "zb_h2"):
+        if name != problem.schedule_name and problem.ranks > 1:
+            other = replace(problem, schedule_name=name)
+            if fits(other, layout):
+                gain = now / other.step_seconds(layout) - 1
+                found.append(Change(f"schedule {name}", f"tools/launch.py --schedule {name}", gain))
+    if problem.ranks > 1:
+        many = replace(problem, microbatches=2 * problem.microbatches, packs=_twice(problem.packs))
+        gain = 2 * now / many.step_seconds(layout) - 1
+        words = f"{many.microbatches} microbatches an iteration"
+        found.append(Change(words, f"tools/pack_data.py --micro-batches {many.microbatches}", gain))
+    if any(layout.recompute):
+        bare = Layout(layout.edges, tuple(() for _ in layout.recompute))
+        needs = max(problem.stage_peak_bytes(bare)) / 2**30
+        gain = now / problem.step_seconds(bare) - 1
+        found.append(Change("nothing recomputed", f"needs {needs:.2f} GiB on a rank: --memory-gib {needs:.2f}", gain))
+    return sorted((c for c in found if c.gain >= WORTH_TRYING), key=lambda change: -change.gain)
+
+
+def fits(problem: LayoutProblem, layout: Layout) -> bool:
+    """Whether every rank's peak is within the problem's memory."""
+    return max(problem.stage_peak_bytes(layout)) <= problem.memory_bytes
+
+
+def _twice(packs: PackSizes | None) -> PackSizes | None:
+    if packs is None:
+        return None
+    return PackSizes(*(np.concatenate([a, a], axis=-1) for a in (packs.tiles, packs.tokens, packs.squares)))
+
+
+def without_memory_balance(problem: LayoutProblem, layout: Layout) -> float | None:
+    """Step seconds with every layer recomputed at the same cuts; None where even that does not fit."""
+    try:
+        return problem.step_seconds(recompute_all(problem, layout.edges))
+    except UserError:
+        return None

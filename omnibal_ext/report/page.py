@@ -1,0 +1,204 @@
+"""The report as one HTML file: everything is drawn here, nothing is loaded from elsewhere."""
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from omnibal_ext.chain import layer_names
+from omnibal_ext.report import draw
+from omnibal_ext.report.against_random import (
+    Contribution,
+    Loads,
+    contributions,
+    loads_of,
+    random_index,
+    sizes_of,
+)
+from omnibal_ext.report.breakdown import CAUSES, FILL, UNEVEN, Change, Limit, breakdown, changes, limit_of
+from omnibal_ext.report.packing import PackingView
+from omnibal_ext.report.subject import Subject
+from omnibal_ext.report.timeline import PART_OF, Timeline
+
+TEMPLATES = Environment(
+    loader=PackageLoader("omnibal_ext.report", "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+BECAUSE = {
+    "needed": "nothing is lost",
+    "recomputation": "layers are run again to save memory",
+    "executor": "actions cost time beside the layers: packs are small for this model",
+    UNEVEN: "stages are not equally long",
+    FILL: "the pipeline fills and drains, with few microbatches for its ranks",
+    "update": "gradients are reduced and weights updated",
+    "other replicas": "data-parallel ranks wait for the slowest of them",
+}
+
+
+@dataclass(frozen=True)
+class SubjectView:
+    """What the template shows of a plan or run; everything drawn."""
+
+    subject: Subject
+    scale: float
+    """Seconds of the time axis, shared by all timelines of the page."""
+    against: tuple[Loads, Loads] | None
+    contributions: Sequence[Contribution]
+    packing: PackingView | None
+
+    @classmethod
+    def of(cls, subject: Subject, scale: float) -> "SubjectView":
+        """Compare with random batches where the samples are known, and draw."""
+        index = subject.index
+        sizes = sizes_of(index) if index else None
+        if index is None or sizes is None:
+            return cls(subject, scale, None, (), PackingView.of_index(index, None) if index else None)
+        packing = PackingView.of_index(index, sizes)
+        if index.pad:
+            return cls(subject, scale, None, (), packing)
+        replicas = index.global_batch // subject.plan.num_microbatches
+        with tempfile.TemporaryDirectory() as folder:
+            random = random_index(index, sizes, Path(folder) / "random")
+            against = loads_of(index, replicas), loads_of(random, replicas)
+            brought = contributions(subject.problem, subject.layout, index, random)
+        return cls(subject, scale, against, brought, packing)
+
+    @property
+    def limit(self) -> Limit:
+        """What paces the pipeline."""
+        return limit_of(self.subject.seen)
+
+    @property
+    def verdict(self) -> str:
+        """The first sentences of the report."""
+        limit, plan = self.limit, self.subject.plan
+        names = layer_names(plan.chain)
+        layers = ", ".join(draw.spoken(names[slice(*plan.stages[stage].layers)]) for stage in limit.stages)
+        shares = breakdown(self.subject.seen)
+        how = "measured" if self.subject.measured else "predicted"
+        one = f"Of all ranks' time {shares['needed']:.0%} is needed work ({how})."
+        if plan.pipeline_model_parallel_size > 1:
+            more = f", {limit.more:+.0%} against the others" if limit.others else ""
+            one += f" Rank {limit.lane.rank} ({layers}) limits the pipeline: it works longest{more}."
+        if limit.share > 0:
+            one += f" Most is lost to {limit.cause}, {limit.share:.0%}: {BECAUSE[limit.cause]}."
+        return one
+
+    @property
+    def changes(self) -> list[Change]:
+        """What to try."""
+        return changes(self.subject.problem, self.subject.layout)
+
+    @property
+    def timelines(self) -> list[tuple[Timeline, Markup]]:
+        """Each with its drawing."""
+        return [(timeline, draw.timeline_svg(timeline, self.scale)) for timeline in self.subject.timelines]
+
+    @property
+    def causes(self) -> Markup:
+        """Where the time goes."""
+        rows = []
+        for timeline in self.subject.timelines:
+            shares = breakdown(timeline)
+            rows.append((timeline.name, [(_css(cause), 100 * max(0.0, shares[cause])) for cause in CAUSES]))
+        return draw.bars("Share of all ranks' time", rows, "%")
+
+    @property
+    def chain(self) -> Markup:
+        """Where the chain is cut."""
+        plan, profile = self.subject.plan, self.subject.profile
+        weights = [profile.layers[kind].forward_seconds + profile.layers[kind].backward_seconds for kind in plan.chain]
+        again = [layer for stage in plan.stages for layer in stage.recompute]
+        return draw.chain_svg(layer_names(plan.chain), self.subject.layout.edges, again, weights)
+
+    @property
+    def memory(self) -> Markup:
+        """Bytes of every rank: predicted at the budgets, and the most that was recorded."""
+        problem, layout = self.subject.problem, self.subject.layout
+        peaks = problem.stage_peak_bytes(layout)
+        rows: list[tuple[str, list[tuple[str, float]]]] = []
+        for rank, peak in enumerate(peaks):
+            rows.append((f"rank {rank}, predicted at full budgets", [("data", peak / 2**20)]))
+            seen = [
+                held for name, curve in self.subject.held_bytes().items() if name == f"rank {rank}" for _, held in curve
+            ]
+            if seen:
+                rows.append((f"rank {rank}, recorded", [("measured", max(seen))]))
+        limit = self.subject.plan.memory_gib
+        return draw.bars("Most bytes a rank holds", rows, "MiB", limit * 1024 if limit else 0.0)
+
+    @property
+    def over_time(self) -> list[Markup]:
+        """Seconds and bytes of the ranks, loss and speed, over iterations."""
+        seconds, held = self.subject.stage_seconds(), self.subject.held_bytes()
+        drawn = [draw.lines("Work of a rank, a microbatch", seconds, "ms", "iteration")]
+        drawn.append(draw.lines("Most bytes a rank held", held, "MiB", "iteration"))
+        for name, curves in self.subject.curves().items():
+            drawn.append(draw.lines(name.replace("_", " "), curves, "", "iteration"))
+        return [figure for figure in drawn if figure]
+
+    @property
+    def loads(self) -> list[Markup]:
+        """Fullest and emptiest worker over the steps, balanced and random."""
+        if self.against is None:
+            return []
+        found = []
+        for name, loads in zip(("balanced", "random"), self.against, strict=True):
+            curves = {
+                f"fullest {loads.workers}": [(float(n), 1e3 * s) for n, s in enumerate(loads.seconds.max(axis=1))],
+                f"emptiest {loads.workers}": [(float(n), 1e3 * s) for n, s in enumerate(loads.seconds.min(axis=1))],
+            }
+            title = f"{name}: load over the steps; {loads.spread:.1%} of the time waits for the fullest"
+            found.append(draw.lines(title, curves, "ms", "step"))
+        return found
+
+    @property
+    def brought(self) -> Markup:
+        """Samples a second, one kind of balance after the other."""
+        rows = [(one.name, [("data", one.samples_per_second)]) for one in self.contributions]
+        return draw.bars("Predicted samples a second", rows, "samples/s") if rows else Markup("")
+
+    @property
+    def figures(self) -> list[tuple[str, str]]:
+        """The numbers of the first screen."""
+        subject, now = self.subject, self.subject.seen
+        rows = [("step, predicted", f"{subject.predicted.seconds * 1e3:,.1f} ms")]
+        if subject.measured:
+            off = subject.measured.seconds / subject.predicted.seconds - 1
+            rows.append(("step, measured", f"{subject.measured.seconds * 1e3:,.1f} ms ({off:+.0%})"))
+        shares = breakdown(now)
+        rows.append(("needed work", f"{shares['needed']:.0%}"))
+        rows.append(("recomputation", f"{shares['recomputation']:.0%}"))
+        rows.append(("waiting", f"{shares[UNEVEN] + shares[FILL]:.0%}"))
+        if speed := subject.samples_per_second():
+            rows.append(("samples/s, whole run", f"{speed:,.1f}"))
+        return rows
+
+
+def report(subjects: Sequence[Subject]) -> str:
+    """The page about plans and runs, side by side where there are several."""
+    scale = max(timeline.seconds for subject in subjects for timeline in subject.timelines) * 1.001
+    return render([SubjectView.of(subject, scale) for subject in subjects], [])
+
+
+def packing_report(packing: PackingView) -> str:
+    """The page about a packed index alone."""
+    return render([], [packing])
+
+
+def render(views: Sequence[SubjectView], packings: Iterable[PackingView]) -> str:
+    """Fill the template."""
+    shared: dict[str, Any] = {"views": views, "packings": list(packings), "parts": dict.fromkeys(PART_OF.values())}
+    return TEMPLATES.get_template("report.html").render(causes=[(_css(cause), cause) for cause in CAUSES], **shared)
+
+
+def _css(cause: str) -> str:
+    """A cause as a class of the style sheet."""
+    return "cause-" + cause.replace(" ", "-")

@@ -1,0 +1,164 @@
+"""What a report is about: a plan, or a run's folder, with all that lies beside it.
+
+RUN/plan.json        what was obeyed            RUN/timeline.jsonl   what some iterations did, on every rank
+RUN/profile.json     what layers cost           RUN/metrics.jsonl    rates and losses
+RUN/inputs.json      where plan, profile and packs are that the run was started with
+"""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.errors import UserError
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.workload import packs_of_index
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.plan import Plan
+from omnibal_ext.report.timeline import (
+    Timeline,
+    layout_of,
+    packs_of_record,
+    predicted,
+    problem_of,
+    recorded,
+)
+from omnibal_ext.run_metrics import complete_lines, evaluations, training_intervals
+
+TIMELINE, INPUTS = "timeline.jsonl", "inputs.json"
+WARM = 3
+"""Iterations after which a recorded one is typical."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A plan or run, read."""
+
+    name: str
+    plan: Plan
+    profile: Profile
+    index: PackedIndex | None = None
+    records: tuple[dict[str, Any], ...] = ()
+    """Lines of timeline.jsonl, see `megatron.vlm.recorder`."""
+    metrics: Path | None = None
+
+    @classmethod
+    def of_plan(cls, plan: Path, profile: Path | None, packs: Path | None) -> "Subject":
+        """A plan alone; the profile is the one beside it unless given. Raises UserError where none is its own."""
+        found = Plan.load(plan)
+        costs = Profile.load(profile or plan.with_name("profile.json"))
+        if found.profile_hash and found.profile_hash != costs.hash:
+            raise UserError(
+                f"{plan}: was made from another profile (hash {found.profile_hash}) than "
+                f"{profile or plan.with_name('profile.json')} (hash {costs.hash}); give its own with --profile"
+            )
+        return cls(str(plan), found, costs, PackedIndex.open(packs) if packs else None)
+
+    @classmethod
+    def of_run(
+        cls, folder: Path, plan: Path | None = None, profile: Path | None = None, packs: Path | None = None
+    ) -> "Subject":
+        """A run's folder, with what it was started with unless given. Raises UserError where there is no plan."""
+        path = folder / INPUTS
+        noted = {name: Path(at) for name, at in json.loads(path.read_text()).items()} if path.exists() else {}
+        if packs is None and noted.get("packs", folder / "none").exists():
+            packs = noted["packs"]
+        subject = cls.of_plan(plan or noted.get("plan", folder / "plan.json"), profile or noted.get("profile"), packs)
+        records = tuple({line["iteration"]: line for line in complete_lines(folder / TIMELINE)[0]}.values())
+        metrics = folder / "metrics.jsonl"
+        return replace(subject, name=str(folder), records=records, metrics=metrics if metrics.exists() else None)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Cuts and recomputed layers."""
+        return layout_of(self.plan)
+
+    @cached_property
+    def typical(self) -> dict[str, Any] | None:
+        """Of the recorded iterations behind the warm-up the one of median length; None where none was recorded."""
+        warm = [r for r in self.records if r["iteration"] > WARM] or list(self.records)
+        ordered = sorted(warm, key=lambda record: max(lane["end"] for lane in record["lanes"]))
+        return ordered[len(ordered) // 2] if ordered else None
+
+    @cached_property
+    def problem(self) -> LayoutProblem:
+        """What predictions are made for: the packs of the recorded iteration, or some of the index, or full ones."""
+        packs: PackSizes | None = None
+        if self.typical:
+            packs = packs_of_record(self.typical)
+        elif self.index is not None:
+            packs = packs_of_index(self.index, self.profile, self.plan.num_microbatches)
+        return problem_of(self.plan, self.profile, packs)
+
+    @cached_property
+    def predicted(self) -> Timeline:
+        """One iteration as the simulator plays it."""
+        return predicted(self.problem, self.layout)
+
+    @cached_property
+    def measured(self) -> Timeline | None:
+        """The typical recorded iteration."""
+        return self.measured_of(self.typical) if self.typical else None
+
+    def measured_of(self, record: dict[str, Any]) -> Timeline:
+        """A recorded iteration."""
+        return recorded(record, self.plan.pipeline_model_parallel_size, self.plan.virtual_pipeline_model_parallel_size)
+
+    @property
+    def timelines(self) -> list[Timeline]:
+        """Predicted, then measured where there is one."""
+        return [self.predicted, *([self.measured] if self.measured else [])]
+
+    @property
+    def seen(self) -> Timeline:
+        """What verdicts are about: the measured iteration, or else the predicted one."""
+        return self.measured or self.predicted
+
+    def stage_seconds(self) -> dict[str, list[tuple[float, float]]]:
+        """Seconds that every rank worked in each recorded iteration, per microbatch: curves of (iteration, ms)."""
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for record in self.records:
+            for lane in self.measured_of(record).lanes:
+                if lane.data_parallel_rank == 0:
+                    point = (float(record["iteration"]), lane.worked / self.plan.num_microbatches * 1e3)
+                    curves.setdefault(f"rank {lane.rank}", []).append(point)
+        return curves
+
+    def held_bytes(self) -> dict[str, list[tuple[float, float]]]:
+        """The most bytes that every rank held in each recorded iteration: curves of (iteration, MiB)."""
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for record in self.records:
+            for lane in self.measured_of(record).lanes:
+                if lane.data_parallel_rank == 0 and lane.held:
+                    point = (float(record["iteration"]), max(held for _, held in lane.held) / 2**20)
+                    curves.setdefault(f"rank {lane.rank}", []).append(point)
+        return curves
+
+    @cached_property
+    def intervals(self) -> list[dict[str, Any]]:
+        """The run's metrics, an interval each."""
+        return training_intervals(self.metrics) if self.metrics else []
+
+    def samples_per_second(self) -> float | None:
+        """Of the whole run, the first interval (start-up) left out."""
+        steady = self.intervals[1:] or self.intervals
+        if not steady:
+            return None
+        return float(np.sum([line["samples"] for line in steady]) / np.sum([line["seconds"] for line in steady]))
+
+    def curves(self) -> dict[str, dict[str, list[tuple[float, float]]]]:
+        """Loss and samples a second over iterations."""
+        if not self.metrics:
+            return {}
+        names = {"loss": "training", "samples_per_second": "samples/s"}
+        found = {
+            name: {label: [(float(line["iteration"]), line[name]) for line in self.intervals]}
+            for name, label in names.items()
+        }
+        if held_out := evaluations(self.metrics):
+            found["loss"]["held out"] = [(float(i), one["loss"]) for i, one in sorted(held_out.items())]
+        return found

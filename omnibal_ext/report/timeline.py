@@ -1,0 +1,204 @@
+"""When each rank does what in one iteration, as data: predicted by the simulator, or recorded by a run.
+
+lane (data-parallel 0, rank 0)   F0: vit | projector   F1 ...      B0: projector | vit ...     step
+lane (data-parallel 0, rank 1)            F0: llm   B0: llm ...                            step
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from omnibal_ext.chain import KINDS, PARTS
+from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.plan import Plan
+from omnibal_ext.schedule import Action, dependencies
+
+Phase = Literal["forward", "backward", "recompute", "weight"]
+OTHER = "other"
+PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
+PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "W": "weight"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Time without a break in one part of the model ("vit", "projector", "llm"), or in none of them ("other")."""
+
+    part: str
+    phase: Phase
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One action: where it runs in the chain, from when to when, and what it is made of."""
+
+    action: Action
+    stage: int
+    start: float
+    end: float
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One pipeline rank of one data-parallel rank."""
+
+    data_parallel_rank: int
+    rank: int
+    spans: tuple[Span, ...]
+    end: float
+    """When the rank is through with the iteration, gradients reduced and weights updated."""
+    held: tuple[tuple[float, float], ...] = ()
+    """(seconds, bytes held from then on)."""
+
+    @property
+    def worked(self) -> float:
+        """Seconds in actions."""
+        return sum(span.end - span.start for span in self.spans)
+
+    @property
+    def last(self) -> float:
+        """When its last action ends."""
+        return max((span.end for span in self.spans), default=0.0)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One iteration on all ranks, in seconds from its start."""
+
+    name: str
+    lanes: tuple[Lane, ...]
+    ranks: int
+    chunks: int
+
+    @property
+    def seconds(self) -> float:
+        """Length of the iteration."""
+        return max(lane.end for lane in self.lanes)
+
+    def transfers(self) -> list[tuple[Span, Lane, Span, Lane]]:
+        """What crosses between ranks: the action that makes a tensor and the one that takes it, with their lanes."""
+        where = {(lane.data_parallel_rank, lane.rank, s.action): (s, lane) for lane in self.lanes for s in lane.spans}
+        found = []
+        for (replica, rank, action), (span, lane) in where.items():
+            for other, needed in dependencies(action, rank, self.ranks, self.chunks):
+                if other != rank and (replica, other, needed) in where:
+                    found.append((*where[replica, other, needed], span, lane))
+        return found
+
+    def totals(self) -> dict[tuple[str, str], float]:
+        """Seconds of all lanes by (part, phase)."""
+        found: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for lane in self.lanes:
+            for span in lane.spans:
+                for piece in span.pieces:
+                    found[piece.part, piece.phase] += piece.seconds
+        return found
+
+
+def layout_of(plan: Plan) -> Layout:
+    """The plan's cuts and recomputed layers."""
+    edges = (0, *(stage.layers[1] for stage in plan.stages))
+    return Layout(edges, tuple(stage.recompute for stage in plan.stages))
+
+
+def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutProblem:
+    """What the plan is judged by, on packs int64 [iterations, data-parallel ranks, microbatches]."""
+    memory = float("inf") if plan.memory_gib is None else plan.memory_gib * 2**30
+    return LayoutProblem(
+        profile,
+        plan.pipeline_model_parallel_size,
+        plan.num_microbatches,
+        plan.virtual_pipeline_model_parallel_size,
+        plan.schedule,
+        memory,
+        packs,
+    )
+
+
+def predicted(problem: LayoutProblem, layout: Layout, iteration: int = 0, name: str = "predicted") -> Timeline:
+    """One iteration of the problem's packs, all data-parallel ranks, as the simulator plays it."""
+    replicas = problem.cases[1]
+    lanes = [lane for d in range(replicas) for lane in _lanes(problem, layout, iteration * replicas + d, d)]
+    return Timeline(name, tuple(lanes), problem.ranks, problem.chunks)
+
+
+def _lanes(problem: LayoutProblem, layout: Layout, case: int, replica: int) -> Iterable[Lane]:
+    play = problem.simulate(layout, case)
+    step = problem.stage_costs(layout, case).step.reshape(-1, problem.ranks).sum(axis=0)
+    pieces = _Pieces(problem, layout, case)
+    for rank in range(problem.ranks):
+        spans = []
+        for action, start, end in play.timeline(rank):
+            stage = action.chunk * problem.ranks + rank
+            spans.append(Span(action, stage, start, end, pieces.of(action, stage)))
+        end = spans[-1].end + float(step[rank])
+        yield Lane(replica, rank, tuple(spans), end, tuple(play.memory_timeline(rank)))
+
+
+class _Pieces:
+    """What actions are made of, from the costs of the layers that a stage holds."""
+
+    def __init__(self, problem: LayoutProblem, layout: Layout, case: int) -> None:
+        self.tables, self.case = problem.tables, case
+        self.held, self.again = problem.counts(layout)
+        self.split, self.action_seconds = problem.program.split_backward, problem.profile.action_seconds
+
+    def of(self, action: Action, stage: int) -> tuple[Piece, ...]:
+        """In the order they run; they last as long as the simulator's action."""
+        t, other = self.tables, Piece(OTHER, PHASES[action.kind], self.action_seconds)
+        if action.kind == "F":
+            found = self._by_part(t.forward, self.held[stage], action, "forward", KINDS)
+        elif action.kind == "W":
+            found = self._by_part(t.weight, self.held[stage], action, "weight", KINDS[::-1])
+        else:
+            seconds = t.backward - t.weight if self.split else t.backward
+            again = self._by_part(t.recompute, self.again[stage], action, "recompute", KINDS[::-1])
+            back = self._by_part(seconds, self.held[stage], action, "backward", KINDS[::-1])
+            parts = dict.fromkeys(piece.part for piece in (*back, *again))
+            found = [piece for part in parts for piece in (*again, *back) if piece.part == part]
+        return tuple(piece for piece in (other, *found) if piece.seconds > 0)
+
+    def _by_part(self, table: Any, counts: Any, action: Action, phase: Phase, kinds: Sequence[str]) -> list[Piece]:
+        seconds = table[:, self.case, action.microbatch] * counts
+        totals = dict.fromkeys(dict.fromkeys(PART_OF[kind] for kind in kinds), 0.0)
+        for kind in kinds:
+            totals[PART_OF[kind]] += float(seconds[KINDS.index(kind)])
+        return [Piece(part, phase, total) for part, total in totals.items() if total > 0]
+
+
+def recorded(record: Mapping[str, Any], ranks: int, chunks: int) -> Timeline:
+    """The timeline in a line of timeline.jsonl, see `megatron.vlm.recorder`."""
+    lanes = []
+    for lane in record["lanes"]:
+        spans = tuple(
+            Span(
+                action := Action(kind, microbatch, chunk),
+                action.chunk * ranks + lane["rank"],
+                start,
+                end,
+                tuple(Piece(part, phase, seconds) for part, phase, seconds in pieces),
+            )
+            for kind, microbatch, chunk, start, end, pieces in lane["actions"]
+        )
+        held = tuple((seconds, held) for seconds, held in lane["held"])
+        lanes.append(Lane(lane["data_parallel_rank"], lane["rank"], spans, lane["end"], held))
+    return Timeline(f"measured, iteration {record['iteration']}", tuple(lanes), ranks, chunks)
+
+
+def packs_of_record(record: Mapping[str, Any]) -> PackSizes:
+    """The packs that a recorded iteration ran: int64 [1, data-parallel ranks, microbatches]."""
+    by_replica = {lane["data_parallel_rank"]: lane["packs"] for lane in record["lanes"]}
+    sizes = np.array([by_replica[replica] for replica in sorted(by_replica)], dtype=np.int64)[None]
+    return PackSizes(*(np.ascontiguousarray(sizes[..., column]) for column in range(3)))
+
+
+def waits(lane: Lane) -> list[tuple[float, float]]:
+    """(start, end) of every time in which a lane waits between the iteration's start and its last action."""
+    edges = [0.0, *(edge for span in lane.spans for edge in (span.start, span.end))]
+    return [(one, other) for one, other in list(pairwise(edges))[::2] if other > one]

@@ -1,0 +1,154 @@
+"""The page in a real browser: every action has its box, nothing is asked of a network, keys and zoom work."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from omnibal_ext.report.page import report
+from omnibal_ext.report.subject import Subject
+from tests.programs import ROOT, environment
+from tests.unit.report.browser import CHROMIUM, Page, chromium
+from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned
+
+ACTIONS = RANKS * REPLICAS * MICROBATCHES * 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan, its report, trace and picture."""
+    folder = tmp_path_factory.mktemp("report")
+    plan = planned(folder)
+    flags = ("--packs", folder / "packs", "--output", folder / "report.html", "--trace", folder / "trace.json")
+    command = [sys.executable, ROOT / "tools/report.py", "--plan", plan, *flags, "--png", folder / "t.png", "--json"]
+    done = subprocess.run(list(map(str, command)), env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (folder / "out.json").write_text(done.stdout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Iterator[Page]:
+    """The report, open in a browser."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium here: apt-get install chromium")
+    with chromium() as page:
+        page.open(folder / "report.html")
+        yield page
+
+
+def test_every_action_has_a_box_and_nothing_leaves_the_page(page: Page) -> None:
+    assert page.evaluate("document.querySelectorAll('svg.timeline g.span').length") == ACTIONS
+    assert page.evaluate("[...document.querySelectorAll('g.span')].every(s => s.querySelector('rect'))")
+    asked = [event["request"]["url"] for event in page.of("Network.requestWillBeSent")]
+    assert asked
+    assert all(url.startswith(("file:", "data:")) for url in asked), asked
+    assert not page.of("Runtime.exceptionThrown")
+    assert not [said for said in page.of("Runtime.consoleAPICalled") if said["type"] in ("error", "warning")]
+    assert not [entry for entry in page.of("Log.entryAdded") if entry["entry"]["level"] == "error"]
+
+
+def test_boxes_lie_where_the_plan_says(page: Page, folder: Path) -> None:
+    """A box's place on the screen is its time: the widest stretch between two boxes of a lane is its longest wait."""
+    plan = Subject.of_plan(folder / "plan.json", None, folder / "packs")
+    timeline = plan.predicted
+    drawn = page.evaluate(
+        "(() => { const s = document.querySelector('svg.timeline'), w = s.getBoundingClientRect();"
+        "return [...s.querySelectorAll(':scope > g')].map(g => [...g.querySelectorAll('g.span')].map(e => {"
+        "const r = [...e.querySelectorAll('rect')].map(x => x.getBoundingClientRect());"
+        "return [(r[0].left - w.left) / w.width, (r.at(-1).right - w.left) / w.width]; })); })()"
+    )
+    scale = timeline.seconds * 1.001
+    for lane, boxes in zip(timeline.lanes, drawn, strict=True):
+        for span, (left, right) in zip(lane.spans, boxes, strict=True):
+            assert left * scale == pytest.approx(span.start, abs=2e-3 * scale)
+            assert right * scale == pytest.approx(span.end, abs=2e-3 * scale)
+
+
+def test_keys_zoom_and_go_from_action_to_action(page: Page) -> None:
+    width = "document.querySelector('svg.timeline').getBoundingClientRect().width"
+    before = page.evaluate(width)
+    page.evaluate("document.querySelector('.scroll').focus()")
+    page.press("+")
+    assert page.evaluate(width) == pytest.approx(2 * before, rel=0.01)
+    page.press("0")
+    assert page.evaluate(width) == pytest.approx(before, rel=0.01)
+    page.press("ArrowRight")
+    page.press("ArrowRight")
+    assert "F1" in page.evaluate("document.querySelector('.detail').textContent")
+    page.press("ArrowDown")
+    assert "rank 1: F1" in page.evaluate("document.querySelector('.detail').textContent")
+    assert page.evaluate("document.activeElement.classList.contains('span')")
+
+
+@pytest.mark.parametrize("width", [1280, 420])
+def test_the_page_fits_its_window(folder: Path, tmp_path: Path, page: Page, width: int) -> None:
+    page.open(folder / "report.html", width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.screenshot(tmp_path / f"{width}.png")
+    assert (tmp_path / f"{width}.png").stat().st_size > 10_000
+
+
+def test_the_first_screen_names_the_limit(page: Page, folder: Path) -> None:
+    page.open(folder / "report.html", 1280, 800)
+    box = page.evaluate("(r => [r.top, r.bottom])(document.querySelector('.verdict').getBoundingClientRect())")
+    assert 0 <= box[0] < box[1] < 800
+    text = page.evaluate("document.querySelector('.verdict').textContent")
+    assert "limits the pipeline" in text
+    assert "Most is lost to" in text
+
+
+def test_what_is_written_is_what_is_said(folder: Path) -> None:
+    out = json.loads((folder / "out.json").read_text())
+    assert set(out["written"]) == {"report", "trace", "png"}
+    (shares,) = out["shares"].values()
+    assert sum(shares.values()) == pytest.approx(1)
+    slices = [e for e in json.loads((folder / "trace.json").read_text())["traceEvents"] if e.get("cat") == "action"]
+    assert len(slices) == ACTIONS
+    assert (folder / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Tags(HTMLParser):
+    """Counts tags, and keeps what would load something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.loads += [
+            v for name, v in attributes if name in ("src", "href") and v and not v.startswith(("#", "data:"))
+        ]
+
+
+def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
+    """Also where no browser is installed: a name of a model cannot become a script."""
+    plan = planned(tmp_path)
+    record = json.loads(plan.read_text())
+    strange = tmp_path / "<script>alert(1)<"
+    strange.mkdir()
+    (strange / "plan.json").write_text(json.dumps(record))
+    subject = Subject.of_plan(strange / "plan.json", tmp_path / "profile.json", None)
+    tags = Tags()
+    tags.feed(report([subject]))
+    assert tags.counts["script"] == 1
+    assert tags.loads == []
+    assert tags.counts["g"] >= RANKS * MICROBATCHES * 2
+
+
+def test_the_trace_opens_in_perfetto(folder: Path) -> None:
+    """Its query engine is fetched on first use; where that cannot be, the structure alone is tested (test_timeline)."""
+    perfetto = pytest.importorskip("perfetto.trace_processor")
+    try:
+        processor = perfetto.TraceProcessor(trace=str(folder / "trace.json"))
+    except Exception as error:  # no network for it to be fetched
+        pytest.skip(f"perfetto's trace processor cannot be fetched here: {error}")
+    counted = next(iter(processor.query("select count(*) as n from slice where category = 'action'"))).n
+    processor.close()
+    assert counted == ACTIONS

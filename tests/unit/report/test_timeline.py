@@ -1,0 +1,135 @@
+"""Timelines: pieces make up their actions, shares their whole; the bubble is that of closed forms; the trace nests."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.search import find_layouts
+from omnibal_ext.report.breakdown import CAUSES, EXECUTOR, FILL, NEEDED, RECOMPUTED, REPLICAS, breakdown, limit_of
+from omnibal_ext.report.timeline import OTHER, Piece, Span, Timeline, predicted, recorded, waits
+from omnibal_ext.report.trace import trace
+from omnibal_ext.schedule import Action
+from tests.unit.layout.instances import make_profile, random_problem
+
+SEEDS = range(12)
+
+
+def timeline_of(seed: int, **changes: object) -> tuple[LayoutProblem, Layout, Timeline]:
+    problem = random_problem(seed, memory_bytes=float("inf"), **changes)
+    problem = replace(problem, profile=replace(problem.profile, action_seconds=0.01, iteration_seconds=0.2))
+    layout = find_layouts(problem, "layers", recompute="full" if seed % 3 == 0 else "fewest")[0].layout
+    return problem, layout, predicted(problem, layout)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pieces_make_up_actions_and_shares_the_whole(seed: int, schedule: str) -> None:
+    problem, layout, timeline = timeline_of(seed, schedule_name=schedule)
+    for lane in timeline.lanes:
+        for span in lane.spans:
+            assert sum(piece.seconds for piece in span.pieces) == pytest.approx(span.end - span.start)
+        assert lane.worked + sum(end - start for start, end in waits(lane)) == pytest.approx(lane.last)
+    shares = breakdown(timeline)
+    assert tuple(shares) == CAUSES
+    assert sum(shares.values()) == pytest.approx(1.0)
+    again = any(layout.recompute)
+    assert (shares[RECOMPUTED] > 0) == again
+    assert shares[EXECUTOR] > 0
+    if problem.packs is None or problem.packs.tiles.shape[0] == 1:  # the plan's step is the mean over iterations
+        assert timeline.seconds == pytest.approx(problem.step_seconds(layout))
+        assert shares[NEEDED] == pytest.approx(problem.ideal_seconds() / timeline.seconds)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("microbatches", [1, 4, 7])
+def test_equal_stages_lose_the_bubble_of_1f1b_and_nothing_else(ranks: int, microbatches: int) -> None:
+    profile = make_profile(vit=ranks, llm=ranks)
+    zero = replace(profile.layers["head"], forward_seconds=1e-12, backward_seconds=1e-12)
+    layers = {kind: cost if kind == "llm" else zero for kind, cost in profile.layers.items()}
+    problem = LayoutProblem(replace(profile, layers=layers), ranks, microbatches)
+    first = profile.chain.index("llm")
+    edges = (0, *range(first + 1, first + ranks), len(profile.chain))
+    shares = breakdown(predicted(problem, Layout(edges, ((),) * ranks)))
+    assert shares[FILL] == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
+    assert shares[NEEDED] + shares[FILL] == pytest.approx(1.0)
+
+
+def test_the_slowest_replica_and_rank_are_named() -> None:
+    def span(kind: str, start: float, end: float) -> Span:
+        return Span(Action(kind, 0), 0, start, end, (Piece("llm", "forward", end - start),))
+
+    lanes = [("F", 0.0, 1.0, 0), ("F", 0.0, 4.0, 1)]
+    timeline = recorded(
+        {
+            "iteration": 7,
+            "lanes": [
+                {"data_parallel_rank": d, "rank": 0, "end": end, "held": [[1.0, 5.0]], "packs": [],
+                 "actions": [[kind, 0, 0, start, end, [["llm", "forward", end - start]]]]}
+                for kind, start, end, d in lanes
+            ],
+        },
+        ranks=1, chunks=1,
+    )  # fmt: skip
+    assert timeline.lanes[1].spans[0] == span("F", 0.0, 4.0)
+    assert limit_of(timeline).lane.data_parallel_rank == 1
+    assert breakdown(timeline)[REPLICAS] == pytest.approx(3 / 8)
+
+
+def test_a_tensor_crosses_once_each_way_between_neighbours() -> None:
+    problem, _, timeline = timeline_of(1, ranks=3, microbatches=4, chunks=1)
+    replicas = problem.cases[1]
+    crossings = timeline.transfers()
+    assert len(crossings) == 2 * (3 - 1) * 4 * replicas
+    for made, source, taken, target in crossings:
+        assert taken.start >= made.end - 1e-9
+        assert source.data_parallel_rank == target.data_parallel_rank
+        assert target.rank - source.rank == (1 if made.action.kind == "F" else -1)
+
+
+@pytest.mark.parametrize("seed", [0, 3, 4])
+def test_the_trace_has_every_action_once_with_its_pieces_inside(seed: int) -> None:
+    _, _, timeline = timeline_of(seed)
+    events = json.loads(json.dumps(trace([timeline, timeline])))["traceEvents"]
+    assert {event["ph"] for event in events} <= {"X", "M", "s", "f", "C"}
+    slices = [event for event in events if event["ph"] == "X"]
+    actions = [event for event in slices if event["cat"] == "action"]
+    wanted = Counter(
+        (process, thread, f"{span.action.kind}{span.action.microbatch}", span.stage)
+        for process in (0, 1) for thread, lane in enumerate(timeline.lanes) for span in lane.spans
+    )  # fmt: skip
+    assert Counter((e["pid"], e["tid"], e["name"], e["args"]["stage"]) for e in actions) == wanted
+    inside = covered_by(actions)
+    pieces = [event for event in slices if event["cat"] not in ("action", "step")]
+    assert pieces
+    assert all(inside(piece) for piece in pieces)
+    arrows = Counter((event["id"], event["ph"]) for event in events if event["ph"] in "sf")
+    assert set(arrows.values()) <= {1}
+    assert len({number for number, _ in arrows}) * 2 == len(arrows)
+    work = sum(event["dur"] for event in pieces if event["pid"] == 0) / 1e6
+    assert work == pytest.approx(sum(lane.worked for lane in timeline.lanes))
+
+
+def covered_by(actions: list[dict]) -> Callable[[dict], bool]:
+    """Whether an event lies in an action of its thread."""
+    spans: dict[tuple[int, int], np.ndarray] = {}
+    for key in {(e["pid"], e["tid"]) for e in actions}:
+        own = [(e["ts"], e["ts"] + e["dur"]) for e in actions if (e["pid"], e["tid"]) == key]
+        spans[key] = np.array(own)
+
+    def inside(event: dict) -> bool:
+        own = spans[event["pid"], event["tid"]]
+        return bool(((own[:, 0] <= event["ts"] + 1e-3) & (event["ts"] + event["dur"] <= own[:, 1] + 1e-3)).any())
+
+    return inside
+
+
+def test_what_is_in_no_part_of_the_model_is_other() -> None:
+    _, _, timeline = timeline_of(2)
+    assert {piece.part for lane in timeline.lanes for s in lane.spans for piece in s.pieces} <= {
+        "vit", "projector", "llm", OTHER,
+    }  # fmt: skip

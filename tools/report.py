@@ -1,0 +1,79 @@
+"""Show a plan or runs as one HTML page: where the time of every rank goes, what limits, what to try.
+
+    python tools/report.py --run RUN [--run OTHER ...] --output report.html
+    python tools/report.py --plan plan.json --profile profile.json --output report.html --trace trace.json
+
+The page needs no network. The trace opens in ui.perfetto.dev and chrome://tracing; --png needs matplotlib.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from omnibal_ext.console import print_json, print_table
+from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.report.breakdown import CAUSES, breakdown
+from omnibal_ext.report.page import report
+from omnibal_ext.report.picture import write_png
+from omnibal_ext.report.subject import Subject
+from omnibal_ext.report.trace import trace
+
+
+def main() -> None:
+    """Read, draw, write, and print where the time goes."""
+    arguments = _parser().parse_args()
+    subjects = _subjects(arguments)
+    timelines = [timeline for subject in subjects for timeline in subject.timelines]
+    written = {}
+    if arguments.output:
+        Path(arguments.output).write_text(report(subjects), encoding="utf-8")
+        written["report"] = arguments.output
+    if arguments.trace:
+        Path(arguments.trace).write_text(json.dumps(trace(timelines)), encoding="utf-8")
+        written["trace"] = arguments.trace
+    if arguments.png:
+        write_png(arguments.png, timelines)
+        written["png"] = arguments.png
+    names = [f"{subject.name}, {timeline.name}" for subject in subjects for timeline in subject.timelines]
+    found = {name: breakdown(timeline) for name, timeline in zip(names, timelines, strict=True)}
+    if arguments.json:
+        seconds = {name: timeline.seconds for name, timeline in zip(names, timelines, strict=True)}
+        print_json({"written": written, "step_seconds": seconds, "shares": found})
+        return
+    rows = [(cause, *(f"{shares[cause]:.1%}" for shares in found.values())) for cause in CAUSES]
+    print_table("Share of all ranks' time", ("", *found), rows)
+    for what, path in written.items():
+        print(f"{what}: {path}")
+
+
+def _subjects(arguments: argparse.Namespace) -> list[Subject]:
+    """What is reported on, in the order given. Raises UserError where nothing is given, or nothing is to be written."""
+    if not (arguments.run or arguments.plan):
+        raise UserError("nothing to report on: give --run FOLDER of tools/launch.py, or --plan plan.json")
+    if not (arguments.output or arguments.trace or arguments.png):
+        raise UserError("nothing to write: give --output report.html, --trace trace.json or --png timeline.png")
+    profile = Path(arguments.profile) if arguments.profile else None
+    packs = Path(arguments.packs) if arguments.packs else None
+    if len(arguments.plan) == len(arguments.run) == 1:
+        return [Subject.of_run(Path(arguments.run[0]), Path(arguments.plan[0]), profile, packs)]
+    plans = [Subject.of_plan(Path(plan), profile, packs) for plan in arguments.plan]
+    return plans + [Subject.of_run(Path(run), None, profile, packs) for run in arguments.run]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", action="append", default=[], help="run folder of tools/launch.py; again for more")
+    parser.add_argument(
+        "--plan", action="append", default=[], help="plan.json alone, or of the one --run; again for more"
+    )
+    parser.add_argument("--profile", help="its profile.json (default: the one beside the plan)")
+    parser.add_argument("--packs", help="packed index to predict on (default: the run's, or full budgets)")
+    parser.add_argument("--output", metavar="FILE", help="write the page")
+    parser.add_argument("--trace", metavar="FILE", help="write the timelines in Chrome's trace format, for Perfetto")
+    parser.add_argument("--png", metavar="FILE", help="write the timelines as a picture")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+if __name__ == "__main__":
+    run_tool(main)
