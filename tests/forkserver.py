@@ -28,7 +28,12 @@ from typing import NoReturn
 
 import psutil
 
-PRELOADED = ("megatron.vlm.pretrain", "tests.distributed.harness")
+PRELOADED = (
+    *("megatron.vlm.pretrain", "tests.distributed.harness", "omnibal_ext.layout", "omnibal_ext.packing.build"),
+    # What those import late:
+    *("torch.distributed.run", "megatron.core.tokenizers.text.text_tokenizer", "megatron.core.models.mimo"),
+    *("numba.typed", "scipy.linalg"),
+)
 GRACE_SECONDS = 10.0
 """What other ranks have to end by themselves once one has failed."""
 TIMED_OUT = 124
