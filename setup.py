@@ -41,7 +41,7 @@ setup(
         "pillow>=11,<14",
     ],
     extras_require={
-        "hf": ["tokenizers>=0.22,<1", "safetensors>=0.5,<1"],
+        "hf": ["tokenizers>=0.22,<1", "safetensors>=0.5,<1", "jinja2>=3.1,<4"],
         "demo": ["scikit-learn>=1.5,<2"],
         "png": ["matplotlib>=3.9,<4"],
         "test": [

@@ -32,14 +32,14 @@ pack() { # NAME FLAGS...
 }
 
 launch() { # NAME FLAGS...
-    python tools/launch.py --preset tiny --from-scratch --data "$OUT/train" --packs "$OUT/packs-$1" --run-dir "$OUT/$1" \
+    python tools/launch.py --model tiny --from-scratch --data "$OUT/train" --packs "$OUT/packs-$1" --run-dir "$OUT/$1" \
         --nproc-per-node 2 --pipeline-model-parallel-size 2 --epochs "$EPOCHS" "${@:2}" -- --lr 3e-3 --min-lr 1e-4 \
         --lr-decay-style cosine --lr-warmup-iters 20 --init-method-std 0.1 --adam-beta2 0.98 --weight-decay 0.01 \
         --clip-grad 1.0 --log-interval 20 --save "$OUT/$1/checkpoints" --save-interval 100000
 }
 
 evaluate() { # NAME
-    python tools/evaluate_demo.py --preset tiny --load "$OUT/$1/checkpoints" --data "$OUT/heldout" \
+    python tools/evaluate_demo.py --model tiny --load "$OUT/$1/checkpoints" --data "$OUT/heldout" \
         --tokenizer-model "$OUT/demo/tokenizer.model" --json >"$OUT/$1/evaluation.json"
 }
 

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 : "${FROM:?folder of the first weights}" "${DATA:?dataset folder}" "${PACKS:?packed index}"
 : "${RUN_DIR:?folder for plan, metrics and checkpoints}"
-exec python tools/launch.py --preset "${PRESET:-$FROM}" --from "$FROM" --data "$DATA" --packs "$PACKS" \
+exec python tools/launch.py --model "${PRESET:-$FROM}" --from "$FROM" --data "$DATA" --packs "$PACKS" \
     --run-dir "$RUN_DIR" --nproc-per-node 8 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 \
     --memory-gib "${MEMORY_GIB:-72}" --epochs "${EPOCHS:-1}" -- \
     --bf16 --use-distributed-optimizer --lr 1e-5 --min-lr 0 --lr-decay-style cosine --weight-decay 0.05 \

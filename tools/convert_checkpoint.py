@@ -1,7 +1,7 @@
 """Hugging Face weights in and out, a weight at a time.
 
     python tools/convert_checkpoint.py --from-hf InternVL3-8B-hf --output-dir internvl3-8b --check
-    torchrun ... -m megatron.vlm.pretrain --preset internvl3-8b --from internvl3-8b --save run/checkpoints ...
+    torchrun ... -m megatron.vlm.pretrain --model internvl3-8b --from internvl3-8b --save run/checkpoints ...
     python tools/convert_checkpoint.py --to-hf run/checkpoints --output-dir InternVL3-8B-tuned --check
 
 A checkpoint of ours knows no layout: weights lie whole under the names of the chain's layers, and each rank of any

@@ -1,6 +1,6 @@
 """How many digits of the held-out pictures a trained model reads back right.
 
-python tools/evaluate_demo.py --preset tiny --load RUN/checkpoints --data HELDOUT --tokenizer-model T
+python tools/evaluate_demo.py --model tiny --load RUN/checkpoints --data HELDOUT --tokenizer-model T
 """
 
 import argparse
@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import sentencepiece
 
+from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 
@@ -16,7 +17,7 @@ from omnibal_ext.errors import UserError, run_tool
 def main() -> None:
     """Load the checkpoint on this process, let the model answer, compare digit by digit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", required=True)
+    parser.add_argument(*MODEL_FLAGS, required=True)
     parser.add_argument("--load", required=True, help="checkpoint folder, of any layout")
     parser.add_argument("--data", required=True, help="held-out dataset folder")
     parser.add_argument("--tokenizer-model", required=True, help="the demo's tokenizer")
@@ -25,7 +26,7 @@ def main() -> None:
 
     from megatron.vlm.generate import generated_answers
 
-    answers = generated_answers(arguments.preset, arguments.load, arguments.data)
+    answers = generated_answers(arguments.model, arguments.load, arguments.data)
     decode = sentencepiece.SentencePieceProcessor(model_file=arguments.tokenizer_model).decode
     pairs = [(_digits(decode(a.expected)), _digits(decode(a.generated))) for a in answers]
     digits = sum(len(expected) for expected, _ in pairs)

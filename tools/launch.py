@@ -1,11 +1,12 @@
 """From a dataset and its packs to a running job: check everything, profile and plan where missing or stale, torchrun.
 
-    python tools/launch.py --preset tiny --from-scratch --data D --packs P --run-dir RUN --nproc-per-node 2 \\
+    python tools/launch.py --model tiny --from-scratch --data D --packs P --run-dir RUN --nproc-per-node 2 \\
         --pipeline-model-parallel-size 2 --epochs 3 -- --lr 1e-3 --save RUN/checkpoints --save-interval 100
 
 Everything after -- goes to Megatron as it is. `--check` stops after the checks, which come first in any case,
-`--dry-run` at the plan and the command that would start. First weights come --from a folder of Hugging Face's or a
-checkpoint; a run that has a checkpoint of its own in --save goes on from there. One run works in a folder at a time.
+`--dry-run` at the plan and the command that would start. First weights are those in the folder of --model, or come
+--from another one, Hugging Face's or a checkpoint; a run that has a checkpoint of its own in --save goes on from there.
+One run works in a folder at a time.
 """
 
 import argparse
@@ -16,8 +17,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from omnibal_ext.architectures.huggingface import CONFIG, weight_files
-from omnibal_ext.architectures.presets import preset
+from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.candidates import print_trials, trial_flags
 from omnibal_ext.console import follow_metrics, print_json
 from omnibal_ext.costs.analytic import DEVICES
@@ -26,7 +26,7 @@ from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, TENSORBOARD, put_aside, refuse_used
 from omnibal_ext.launch.planning import Planning, measured_best
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
-from omnibal_ext.launch.weights import convert, converted_folder
+from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
 from omnibal_ext.layout.search import METHODS
 from omnibal_ext.locks import only_job
 from omnibal_ext.packing.dispatch import PackStream
@@ -75,19 +75,19 @@ def main() -> None:
 
 
 def _parsed() -> argparse.Namespace:
-    """The flags; --from says the model where --preset does not. Raises UserError for counts under one."""
+    """The flags; model and first weights name each other where one is left out. UserError for counts under one."""
     parser = _parser()
     arguments = parser.parse_args()
-    arguments.preset = arguments.preset or arguments.first_weights
-    if arguments.preset is None:
-        parser.error("give --preset MODEL, or --from FOLDER with a config.json")
+    arguments.megatron = [word for word in arguments.megatron if word != "--"]
+    _name_weights(arguments)
+    if arguments.model is None:
+        parser.error("give --model FOLDER with a config.json, or the name of a preset")
     for name in ("nproc_per_node", "nnodes", "tensor_model_parallel_size", "pipeline_model_parallel_size",
                  "virtual_pipeline_model_parallel_size"):  # fmt: skip
         if getattr(arguments, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
     if arguments.epochs is not None and not arguments.epochs > 0:
         raise UserError(f"--epochs must be above 0, got {arguments.epochs}")
-    arguments.megatron = [word for word in arguments.megatron if word != "--"]
     return arguments
 
 
@@ -99,9 +99,18 @@ def _alone(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[N
     return only_job(Path(arguments.run_dir) / LOCK, f"--run-dir {arguments.run_dir}", job)
 
 
+def _name_weights(arguments: argparse.Namespace) -> None:
+    """A model's folder gives first weights too, and first weights say the model, unless the user says otherwise."""
+    words = {word.partition("=")[0] for word in arguments.megatron}
+    named = arguments.from_scratch or words & {"--load", "--pretrained-checkpoint"}
+    if arguments.model and not arguments.first_weights and not named and holds_weights(Path(arguments.model)):
+        arguments.first_weights = arguments.model
+    arguments.model = arguments.model or arguments.first_weights
+
+
 def _planning(arguments: argparse.Namespace) -> Planning:
     """What the run is planned from; UserError where packs or processes do not divide."""
-    architecture, index = preset(arguments.preset), PackedIndex.open(arguments.packs)
+    architecture, index = preset(arguments.model), PackedIndex.open(arguments.packs)
     data_parallel = _data_parallel_size(arguments)
     micro_batches = _micro_batches(index, data_parallel)
     job = _megatron_flags(arguments)
@@ -113,7 +122,7 @@ def _planning(arguments: argparse.Namespace) -> Planning:
 def _checked(arguments: argparse.Namespace, planning: Planning) -> Report:
     """Print what is found. A run that is refused ends here with exit code 2, a line for each refusal."""
     source = Path(arguments.first_weights) if arguments.first_weights else None
-    if source and (source / CONFIG).is_file() and weight_files(source):
+    if source and is_unconverted(source):
         converted = converted_folder(source, planning.run_dir)
         arguments.first_weights = str(converted if converted.exists() else source)
     job = {"endpoint": arguments.rdzv_endpoint if arguments.nnodes > 1 else None, "memory_gib": arguments.memory_gib}
@@ -194,7 +203,7 @@ def _torchrun(arguments: argparse.Namespace, plan: Path, index: PackedIndex, met
 def _pretrain_words(arguments: argparse.Namespace, plan: Path, index: PackedIndex, metrics: Path) -> list[str]:
     """The arguments of `megatron.vlm.pretrain`."""
     flags = {
-        "--preset": arguments.preset,
+        "--model": arguments.model,
         "--from": arguments.first_weights,
         "--plan": plan,
         "--data": arguments.data,
@@ -243,7 +252,9 @@ def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, rep
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", help="a model by name, or a folder with its config.json (default: that of --from)")
+    parser.add_argument(
+        *MODEL_FLAGS, help="a folder with config.json and weights, or a preset (default: that of --from)"
+    )
     weights = parser.add_mutually_exclusive_group()
     weights.add_argument(
         "--from", dest="first_weights", metavar="FOLDER", help="first weights: Hugging Face's, converted, or a run's"

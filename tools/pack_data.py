@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.checksums import sha256_of, verify_checksums
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.profile import Profile
@@ -77,7 +78,7 @@ def parse_arguments() -> argparse.Namespace:
     costs.add_argument(
         "--analytic", metavar="DEVICE", help="or count the operations of --model on an a100, h100 or h200"
     )
-    costs.add_argument("--model", help="a preset or a Hugging Face folder, for --analytic")
+    costs.add_argument(*MODEL_FLAGS, help="a preset or a Hugging Face folder, for --analytic")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--like", metavar="INDEX", help="take options not given from this packed index")
     parser.add_argument("--output-dir", required=True, help="the packed index to write")

@@ -9,7 +9,7 @@
 import argparse
 from itertools import groupby
 
-from omnibal_ext.architectures.presets import preset
+from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import layer_names
 from omnibal_ext.console import print_json, print_table, track
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
@@ -225,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--global-batch-samples", type=int, help="samples of an iteration, over all ranks")
     group.add_argument("--sizes", nargs="+", help="sizes of the samples (.json or .npz)")
     group.add_argument("--analytic", choices=tuple(DEVICES), help="price any setting on this device, without --profile")
-    group.add_argument("--model", help="preset to price with --analytic")
+    group.add_argument(*MODEL_FLAGS, help="preset to price with --analytic")
     group.add_argument("--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic")
     group.add_argument("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
     group.add_argument("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])

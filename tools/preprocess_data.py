@@ -3,11 +3,13 @@
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megatron.vlm.data.folder_files import Choice
 from megatron.vlm.data.images import NORMALIZATIONS
 from megatron.vlm.data.job import Shard, open_job
 from megatron.vlm.data.markup import MARKUPS
@@ -16,6 +18,7 @@ from megatron.vlm.data.preprocess import merge_shards, preprocess, preprocess_sh
 from megatron.vlm.data.samples import Recipe, open_recipe
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.data.tiles import RULES, Tiling
+from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import run_tool
 
@@ -35,7 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--input", type=Path, nargs="+", required=True, help="InternVL chat JSONL files")
     add("--image-root", type=Path, required=True, help="the folder that image paths start from")
-    add("--model", help="a preset or a Hugging Face folder that the data is for: it decides what is not given below")
+    add(*MODEL_FLAGS, help="a preset or a Hugging Face folder that the data is for: it decides what is not given below")
     add("--tokenizer-model", type=Path, help="a sentencepiece .model or a tokenizer.json (or the model folder's)")
     add("--chat-template", help=f"one of {', '.join(TEMPLATES)} (or the model's)")
     add("--output-dir", type=Path, required=True)
@@ -44,9 +47,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--tiling", choices=list(RULES), help=usual["tiling"])
     add("--tile-size", type=positive, help=f"pixels a side {usual['tile-size']}")
     add("--tokens-per-tile", type=positive, help=f"LLM tokens a tile {usual['tokens-per-tile']}")
-    add("--min-tiles", type=positive, default=1)
-    add("--max-tiles", type=positive, default=12, help="a conversation, thumbnails not counted (default %(default)s)")
-    add("--no-thumbnail", action="store_true", help="no tile of the whole image beside the others")
+    add("--min-tiles", type=positive, help=usual["min-tiles"])
+    add("--max-tiles", type=positive, help=f"a conversation, thumbnails not counted {usual['max-tiles']}")
+    add("--no-thumbnail", dest="thumbnail", action="store_const", const=False, help="no tile of the whole image")
     add("--normalize", choices=list(NORMALIZATIONS), help=usual["normalize"])
     add("--max-tokens", type=positive, help="reject longer samples (nothing is ever cut)")
     add("--decode-images", action="store_true", help="decode every image: slow, finds flipped bits too")
@@ -58,16 +61,21 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def recipe_of(arguments: argparse.Namespace) -> Recipe:
-    """What flags and model say a line is to become."""
+def choices_of(arguments: argparse.Namespace) -> dict[str, Choice]:
+    """What flags and model say a line is to become, and who says it."""
     decided = ("tokenizer-model", "chat-template", *USUAL)
-    chosen = settle({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
-    thumbnail = not arguments.no_thumbnail
+    return settle({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
+
+
+def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, Choice]) -> Recipe:
+    """The same as a recipe."""
+    chosen = {flag: choice.value for flag, choice in choices.items()}
+    tiles = (chosen["tile-size"], chosen["min-tiles"], chosen["max-tiles"], chosen["thumbnail"], chosen["tiling"])
     return Recipe(
         image_root=arguments.image_root,
         tokenizer=chosen["tokenizer-model"],
         template=chosen["chat-template"],
-        tiling=Tiling(chosen["tile-size"], arguments.min_tiles, arguments.max_tiles, thumbnail, chosen["tiling"]),
+        tiling=Tiling(*tiles),
         tokens_per_tile=chosen["tokens-per-tile"],
         max_tokens=arguments.max_tokens,
         decode_images=arguments.decode_images,
@@ -77,9 +85,8 @@ def recipe_of(arguments: argparse.Namespace) -> Recipe:
     )
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
+def run(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Do what was asked; return what there is to tell."""
-    recipe = recipe_of(arguments)
     if arguments.model:
         check_tokenizer(open_recipe(recipe), arguments.model)
     job = open_job(arguments.input, recipe, arguments.output_dir)
@@ -96,10 +103,15 @@ def main() -> None:
     """Run the tool."""
     arguments = parse_arguments()
     started = time.perf_counter()
-    result = run(arguments)
+    choices = choices_of(arguments)
+    if not arguments.json:
+        said = [(flag, str(choice.value), choice.origin) for flag, choice in choices.items()]
+        print_table("Read as", ("", "value", "from"), said, right=False)
+    result = run(arguments, recipe_of(arguments, choices))
     seconds = round(time.perf_counter() - started, 3)
     if arguments.json:
-        print_json({"output_dir": str(arguments.output_dir), **result, "seconds": seconds})
+        origins = {flag: {"value": str(choice.value), "from": choice.origin} for flag, choice in choices.items()}
+        print_json({"output_dir": str(arguments.output_dir), **result, "choices": origins, "seconds": seconds})
         return
     rejected = result.pop("rejected_by_reason", {})
     rows = [*result.items(), *((f"rejected: {reason}", count) for reason, count in rejected.items())]

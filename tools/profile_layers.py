@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.presets import preset
+from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
@@ -167,7 +167,7 @@ def _show(profile: Profile, output: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a preset, or a Hugging Face folder")
+    parser.add_argument(*MODEL_FLAGS, required=True, help="a preset, or a Hugging Face folder")
     parser.add_argument("--vit-budget", type=int, required=True, help="tiles of a full pack")
     parser.add_argument("--llm-budget", type=int, required=True, help="tokens of a full pack")
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1)

@@ -18,7 +18,7 @@ from megatron.vlm.flags.check import check_given
 from megatron.vlm.flags.parser import Parser
 from megatron.vlm.flags.refusals import megatron_refusals
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.presets import preset
+from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, single_stage_plan
@@ -40,7 +40,13 @@ class TrainingInputs:
 def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     """The flags that Megatron does not have."""
     group = parser.add_argument_group("vision-language model")
-    group.add_argument("--preset", required=True, help="model to build, see omnibal_ext/architectures/presets.py")
+    group.add_argument(
+        *MODEL_FLAGS,
+        dest="preset",
+        metavar="MODEL",
+        required=True,
+        help="model to build: a preset, or a folder with Hugging Face's config.json",
+    )
     group.add_argument("--plan", help="plan.json of tools/plan_layout.py; not needed on a single pipeline rank")
     group.add_argument("--data", help="dataset folder of tools/preprocess_data.py")
     group.add_argument("--packs", help="packed index of tools/pack_data.py over --data")

@@ -1,6 +1,6 @@
 """The trainer: our model, data and schedule, handed to Megatron-LM's own `pretrain`.
 
-torchrun --nproc-per-node 2 -m megatron.vlm.pretrain --preset tiny --plan plan.json --data D --packs P ...
+torchrun --nproc-per-node 2 -m megatron.vlm.pretrain --model tiny --plan plan.json --data D --packs P ...
 """
 
 from collections.abc import Callable, Iterator

@@ -26,7 +26,7 @@ def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs
     os.environ.setdefault("MASTER_PORT", str(_free_port()))
     words = [*flags, "--no-check-for-nan-in-loss-and-grad", "--lr", "0", "--train-iters", "1"]
     with _quiet():
-        inputs = parse_arguments(["--preset", preset, *words, "--global-batch-size", os.environ["WORLD_SIZE"]])
+        inputs = parse_arguments(["--model", preset, *words, "--global-batch-size", os.environ["WORLD_SIZE"]])
         initialize_megatron()
         yield inputs
         torch.distributed.barrier()

@@ -86,8 +86,8 @@ def starting_weights(args: Namespace) -> Weights:
         return Weights("random")
     where = f"; --load {load} holds no checkpoint" if load else ""
     raise UserError(
-        f"no weights to start from{where}: --from FOLDER takes a model of Hugging Face's or a converted one, "
-        "--from-scratch draws random ones"
+        f"no weights to start from{where}: --from FOLDER takes a model of Hugging Face's or a converted one (as does "
+        "--model of tools/launch.py), --from-scratch draws random ones"
     )
 
 
@@ -112,7 +112,7 @@ def check_weights(weights: Weights, architecture: Architecture) -> None:
         if unlike := differences(found, architecture):
             listed = ", ".join(f"{name} {theirs} (not {ours})" for name, theirs, ours in unlike)
             raise UserError(
-                f"{weights.folder}: its model has {listed}, unlike --preset {architecture.name}; leave --preset out or "
+                f"{weights.folder}: its model has {listed}, unlike --model {architecture.name}; leave --model out or "
                 "give the folder's own"
             )
     if weights.kind == "unconverted":
@@ -162,14 +162,14 @@ def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> No
     wanted = sources(architecture, "llava" if architecture.vision.pre_norm else "internvl", "llama").keys()
     trained = f"{checkpoint.folder}: not of model {architecture.name!r}"
     if lacking := sorted(wanted - checkpoint.weights.keys()):
-        raise UserError(f"{trained}: lacks {len(lacking)} of its weights, {lacking[0]} first; give its own --preset")
+        raise UserError(f"{trained}: lacks {len(lacking)} of its weights, {lacking[0]} first; give its own --model")
     if strange := sorted(checkpoint.weights.keys() - wanted):
-        raise UserError(f"{trained}: has {len(strange)} weights more, {strange[0]} first; give its own --preset")
+        raise UserError(f"{trained}: has {len(strange)} weights more, {strange[0]} first; give its own --model")
     for name, size in _sizes(architecture).items():
         found = tuple(checkpoint.weights[name].size)
         # Words are padded until they divide by the tensor-parallel group.
         if found != size and not (".word_embed." in name and found[1] == size[1] and found[0] > size[0]):
-            raise UserError(f"{trained}: {name} is {found}, wanted {size}; give its own --preset")
+            raise UserError(f"{trained}: {name} is {found}, wanted {size}; give its own --model")
 
 
 def _sizes(architecture: Architecture) -> dict[str, tuple[int, int]]:

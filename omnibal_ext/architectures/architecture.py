@@ -81,6 +81,8 @@ class LanguageArchitecture:
     rope_theta: float = 1e6
     norm_epsilon: float = 1e-5
     qkv_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm of every head's query and key by itself (Qwen3)."""
     head_size: int | None = None
     """Width of one head where it is not hidden_size / heads."""
     rope_scaling: RopeScaling | None = None

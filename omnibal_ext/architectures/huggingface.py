@@ -28,7 +28,9 @@ ROPE_FIELDS = (
     "original_max_position_embeddings", "partial_rotary_factor",
 )  # fmt: skip
 ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"}
-"""InternVL's own names of chat templates. Its "internvl2_5" begins as the tokenizer does, with `<s>` or without."""
+"""InternVL's own names of chat templates."""
+LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": "hermes-2"}
+"""Of its "internvl2_5", which begins as the tokenizer of the language model does, with `<s>` or without."""
 GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
 """LLaVA-1.6's grids, rows and columns of tiles."""
 
@@ -128,7 +130,9 @@ def _internvl_chat(name: str, config: Section) -> Architecture:
         qk_norm=tower["qk_normalization"],
     )
     tower.refuse_unread()
-    prompt = PromptFormat(chat_template=ORIGINAL_TEMPLATES.get(config.get("template") or ""))
+    named = config.get("template") or ""
+    template = LATER_TEMPLATES.get(text["model_type"]) if named == "internvl2_5" else ORIGINAL_TEMPLATES.get(named)
+    prompt = PromptFormat(chat_template=template)
     tied = text["tie_word_embeddings"]
     return Architecture(name, vision, _language(text), shuffle=_shuffle(config), tied=tied, prompt=prompt)
 
@@ -222,7 +226,7 @@ def _tied(config: Section) -> bool:
 def _language(text: Section) -> LanguageArchitecture:
     text.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
     kind, heads = text["model_type"], text["num_attention_heads"]
-    if kind not in ("llama", "mistral", "qwen2", "internlm2"):
+    if kind not in ("llama", "mistral", "qwen2", "qwen3", "internlm2"):
         raise UserError(f"{text.where}: model type {kind!r} is not supported as a language model")
     text.must(bias=False) if kind == "internlm2" else text.must(attention_bias=False)
     if set(text.get("layer_types") or ()) - {"full_attention"} and not text.get("use_sliding_window"):
@@ -239,6 +243,7 @@ def _language(text: Section) -> LanguageArchitecture:
         rope_theta=float(text.get("rope_theta") or (text.get("rope_parameters") or {}).get("rope_theta") or 1e4),
         norm_epsilon=text["rms_norm_eps"],
         qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
         head_size=None if text.get("head_dim") in (None, text["hidden_size"] // heads) else text["head_dim"],
         rope_scaling=scaling,
         max_positions=min(filter(None, (limit, window)), default=None),

@@ -21,6 +21,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, "attention_bias": False, "mlp_bias": False},
     "mistral": {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {**_QWEN, "use_sliding_window": False, "sliding_window": 4096},
+    "qwen3": {**_QWEN, "head_dim": 128, "use_sliding_window": False, "sliding_window": 4096},
     "internlm2": {**_LLAMA, "vocab_size": 103168, "bias": True},
     "clip_vision_model": {
         "hidden_size": 768,
@@ -119,6 +120,7 @@ WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "llama": _LANGUAGE,
     "mistral": _LANGUAGE,
     "qwen2": _LANGUAGE | {"max_window_layers", "sliding_window"},  # the window is read where it is used
+    "qwen3": _LANGUAGE | {"max_window_layers", "sliding_window"},
     "internlm2": _LANGUAGE,
     "clip_vision_model": _GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
     "internvl_vision": _GENERAL | {"layer_scale_init_value", "use_mean_pooling"},  # read where the last norm is

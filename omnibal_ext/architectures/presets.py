@@ -33,6 +33,13 @@ def _qwen(
     )
 
 
+def _qwen3(layers: int, hidden_size: int, heads: int, ffn_hidden_size: int) -> LanguageArchitecture:
+    return LanguageArchitecture(
+        layers, hidden_size, heads, 8, ffn_hidden_size, vocab_size=151936, norm_epsilon=1e-6, qk_norm=True,
+        head_size=None if hidden_size == 128 * heads else 128,
+    )  # fmt: skip
+
+
 LANGUAGE_MODELS = {
     "internlm2-1.8b": LanguageArchitecture(24, 2048, 16, 8, 8192, vocab_size=92553),
     "internlm2-7b": LanguageArchitecture(32, 4096, 32, 8, 14336, vocab_size=92553),
@@ -45,6 +52,12 @@ LANGUAGE_MODELS = {
     "qwen2.5-14b": _qwen(48, 5120, 40, 8, 13824),
     "qwen2.5-32b": _qwen(64, 5120, 40, 8, 27648),
     "qwen2.5-72b": _qwen(80, 8192, 64, 8, 29568),
+    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072),
+    "qwen3-1.7b": _qwen3(28, 2048, 16, 6144),
+    "qwen3-4b": _qwen3(36, 2560, 32, 9728),
+    "qwen3-8b": _qwen3(36, 4096, 32, 12288),
+    "qwen3-14b": _qwen3(40, 5120, 40, 17408),
+    "qwen3-32b": _qwen3(64, 5120, 64, 25600),
     "qwen1.5-110b": LanguageArchitecture(80, 8192, 64, 8, 49152, 152064, norm_epsilon=1e-6, qkv_bias=True),
     "yi-34b": LanguageArchitecture(60, 7168, 56, 8, 20480, vocab_size=64064, rope_theta=5e6),
     "llama3-8b": LanguageArchitecture(32, 4096, 32, 8, 14336, vocab_size=128320, rope_theta=5e5),
@@ -77,6 +90,12 @@ INTERNVL = {
     "internvl3-14b": ("internvit-300m", "qwen2.5-14b", "hermes-2"),
     "internvl3-38b": ("internvit-6b", "qwen2.5-32b", "hermes-2"),
     "internvl3-78b": ("internvit-6b", "qwen2.5-72b", "hermes-2"),
+    "internvl3.5-1b": ("internvit-300m", "qwen3-0.6b", "hermes-2"),
+    "internvl3.5-2b": ("internvit-300m", "qwen3-1.7b", "hermes-2"),
+    "internvl3.5-4b": ("internvit-300m", "qwen3-4b", "hermes-2"),
+    "internvl3.5-8b": ("internvit-300m", "qwen3-8b", "hermes-2"),
+    "internvl3.5-14b": ("internvit-300m", "qwen3-14b", "hermes-2"),
+    "internvl3.5-38b": ("internvit-6b", "qwen3-32b", "hermes-2"),
 }
 # Name: language model, chat template, tiling.
 LLAVA = {
@@ -89,9 +108,11 @@ LLAVA = {
 }
 # Where image features go: a token that the model's makers added, so its id follows from the vocabulary before it.
 IMAGE_TOKEN_IDS = {
-    "internvl": {"internlm2": 92546, "qwen2": 151648, "qwen2.5": 151667},
+    "internvl": {"internlm2": 92546, "qwen2": 151648, "qwen2.5": 151667, "qwen3": 151671},
     "llava": {"vicuna": 32000, "mistral": 32000, "llama3": 128256, "yi": 64000},
 }
+MODEL_FLAGS = ("--model", "--preset")
+"""Both words name a model to every program: what `preset` takes."""
 TINY = Architecture(
     "tiny",
     VisionArchitecture(layers=4, hidden_size=64, heads=4, ffn_hidden_size=256, patch_size=8, image_size=32),

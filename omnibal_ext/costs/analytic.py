@@ -199,9 +199,10 @@ def _works(architecture: Architecture, tiles: int, tokens: int, t: int) -> dict[
     # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
     inside_h, inside_g = 2 * heads_h + 2 * (heads_h - h), key_value + 2 * (heads_g - g)
     vit_passes = _passes(h, inside_h, 2 * vision.ffn_hidden_size, 4 * vision.qk_norm + 4 * vision.layer_scale)
-    llm_passes = _passes(g, inside_g, 3 * language.ffn_hidden_size, 2 * (1 + key_value / 2 / g))
-    vit_kept = _kept(h, inside_h, 2 * vision.ffn_hidden_size, vision.qk_norm, vision.layer_scale)
-    llm_kept = _kept(g, inside_g, 3 * language.ffn_hidden_size)
+    rotated = heads_g + key_value // 2  # query and key, which are also what QK-norm normalises
+    llm_passes = _passes(g, inside_g, 3 * language.ffn_hidden_size, (2 + 2 * language.qk_norm) * rotated / g)
+    vit_kept = _kept(h, inside_h, 2 * vision.ffn_hidden_size, 2 * h * vision.qk_norm, vision.layer_scale)
+    llm_kept = _kept(g, inside_g, 3 * language.ffn_hidden_size, rotated * language.qk_norm)
     vit_tokens, image_tokens = tiles * tile, tiles * architecture.image_tokens_per_tile
     return {
         "patch_embed": _Work(pixels * h + tile * h, pixels * h, vit_tokens, h, vit_tokens * (pixels + h) * BYTES),
@@ -212,7 +213,8 @@ def _works(architecture: Architecture, tiles: int, tokens: int, t: int) -> dict[
         "projector": _Work(projector, projector, image_tokens, g, image_tokens * 2 * (shuffled + g) * BYTES),
         "word_embed": _Work(words, 0, tokens, g, tokens * 8),
         "llm": _Work(
-            llm + 2 * g, llm, tokens, g, tokens * llm_kept * BYTES, attention=2 * heads_g * tokens**2,
+            llm + 2 * g + 2 * language.head_dim * language.qk_norm, llm, tokens, g, tokens * llm_kept * BYTES,
+            attention=2 * heads_g * tokens**2,
             per_square=2 * heads_g, passes=llm_passes, blocks=2,
         ),
         # Logits are kept in bf16 and their softmax in fp32.
@@ -226,10 +228,10 @@ def _passes(h: int, key_value: int, activations: int, others: float) -> float:
     return 4 + 6 + 2 + (key_value + activations) / h + others
 
 
-def _kept(h: int, key_value: int, activations: int, qk_norm: bool = False, layer_scale: bool = False) -> int:
+def _kept(h: int, key_value: int, activations: int, normed: int = 0, layer_scale: bool = False) -> int:
     """Numbers a token that a layer's backward needs.
 
     The inputs of both norms, of QKV and of the MLP (4 h); query and attention output (2 h); key and value; what goes in
-    and out of the activation function; query and key before their norm (2 h); each branch before its LayerScale (2 h).
+    and out of the activation function; query and key before their norm (`normed`); branches before LayerScale (2 h).
     """
-    return 6 * h + key_value + activations + 2 * h * qk_norm + 2 * h * layer_scale
+    return 6 * h + key_value + activations + normed + 2 * h * layer_scale

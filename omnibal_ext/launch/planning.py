@@ -136,7 +136,7 @@ class Planning:
         if self.flags.profile:
             return
         flags: dict[str, Any] = {
-            "--model": self.flags.preset,
+            "--model": self.flags.model,
             "--vit-budget": self.index.vit_budget,
             "--llm-budget": self.index.llm_budget,
             "--tensor-model-parallel-size": self.flags.tensor_model_parallel_size,

@@ -39,8 +39,12 @@ SMALL = Architecture(
     ),
 )
 WIDE_NORM = replace(
-    SMALL, name="wide_norm", vision=replace(SMALL.vision, normalization="RMSNorm", qkv_bias=False, qk_norm=True)
+    SMALL,
+    name="wide_norm",
+    vision=replace(SMALL.vision, normalization="RMSNorm", qkv_bias=False, qk_norm=True),
+    language=replace(SMALL.language, qk_norm=True, head_size=16),
 )
+"""QK-norm over the ViT's full width and over each of the language model's heads, as InternVL3.5-38B."""
 TIED = replace(SMALL, name="tied", tied=True)
 MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED)}
 IMAGE_TOKEN = 127

@@ -75,7 +75,7 @@ def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.M
         ("weights", {"from_scratch": False, "load": "/nowhere"}, "/nowhere: no such folder"),
         ("weights", {"from_scratch": False, "preset": "theirs", "plan": None}, "no weights to start from"),
         ("weights", {"from_scratch": False, "first_weights": "data"}, "neither a checkpoint"),
-        ("weights", {"from_scratch": False, "first_weights": "theirs"}, "unlike --preset tiny; leave --preset out"),
+        ("weights", {"from_scratch": False, "first_weights": "theirs"}, "unlike --model tiny; leave --model out"),
         ("dataset", {"preset": "llava-1.5-7b", "plan": None}, "--tile-size 32, not 336, --tokens-per-tile 4, not 576"),
         ("dataset", {"data": "nowhere"}, "no dataset here"),
         ("packs", {"packs": "nowhere"}, "no packed index here"),
@@ -119,7 +119,7 @@ def test_the_check_is_one_screen_or_one_object_and_two_when_it_refuses(folder: P
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: no weights to start from")
     assert len(done.stdout.splitlines()) < 40
-    done = launch(folder, "none", "--from", folder / "theirs", "--check", "--json")
+    done = launch(folder, "none", "--model", folder / "theirs", "--check", "--json")
     found = {one["check"]: one for one in json.loads(done.stdout)["check"]}
     assert "to be converted" in found["weights"]["detail"]
     assert f"tokenizer compared with {folder / 'theirs'}" in found["dataset"]["detail"]
@@ -133,7 +133,7 @@ def losses(folder: Path, run: str) -> list[float]:
 def test_weights_arrive_and_the_same_command_goes_on_from_its_own_checkpoint(folder: Path) -> None:
     """Two runs from one folder begin alike, unlike random weights; stopped and started again, one ends as the other
     does in one go, and its metrics go on."""
-    theirs = ("--from", folder / "theirs")
+    theirs = ("--model", folder / "theirs")
     saved = ("--save", folder / "run/checkpoints", "--save-interval", 2, "--train-iters", 4)
     launch(folder, "run", *theirs, megatron=(*saved, "--exit-interval", 2))
     first = losses(folder, "run")

@@ -119,7 +119,7 @@ def test_a_model_decides_what_no_flag_says(raw: Path, tmp_path: Path) -> None:
     ("model", "flag", "value", "refusal"),
     [
         ("tiny", "tile_size", 448, "--tile-size 448, but model 'tiny' needs 32"),
-        ("llava-1.5-7b", "chat_template", "mistral", "but model 'llava-1.5-7b' needs"),
+        ("llava-1.5-7b", "tile_size", 32, "but model 'llava-1.5-7b' needs 336"),
         ("nowhere", "tile_size", 32, "unknown preset 'nowhere'"),
     ],
 )

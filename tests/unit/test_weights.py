@@ -128,7 +128,7 @@ def test_a_folders_own_model_is_compared_beyond_its_shapes(checkpoint: Path, mon
     (side / "config.json").write_text("{}")
     faster = replace(TINY, name="other", language=replace(TINY.language, rope_theta=5e5, max_positions=9))
     monkeypatch.setattr("megatron.vlm.weights.preset", lambda _: faster)
-    with pytest.raises(UserError, match=r"language.rope_theta 500000.0 \(not 10000.0\), unlike --preset tiny"):
+    with pytest.raises(UserError, match=r"language.rope_theta 500000.0 \(not 10000.0\), unlike --model tiny"):
         check_weights(Weights("given", checkpoint), TINY)
     check_weights(Weights("given", checkpoint), replace(faster, name="another name"))
     (side / "config.json").unlink()

@@ -55,10 +55,10 @@ def _recipe(manifest: Mapping[str, Any], architecture: Architecture, model_folde
         "normalize": manifest["normalization"],
         "image-markup": manifest["image_markup"],
     }
-    wanted = needs(architecture, model_folder)
+    wanted = needs(architecture, model_folder, with_template=False)
     for flag, value in made.items():
-        if not fits(flag, value, wanted[flag]):
-            yield Mismatch(f"--{flag} {value}, not {wanted[flag]}", f"--{flag}", wanted[flag])
+        if not fits(flag, value, due := wanted[flag].value):
+            yield Mismatch(f"--{flag} {value}, not {due}", f"--{flag}", due)
 
 
 def _tokens(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:

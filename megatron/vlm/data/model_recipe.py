@@ -1,15 +1,20 @@
-"""What a model says about its data: flags of preprocessing that it decides, and the tokenizer that it reads."""
+"""What a model says about its data: flags of preprocessing that it decides, and the tokenizer that it reads.
+
+A flag that is given counts, then what the files of the model's folder say, then the model's sizes and what is known of
+its family, then usage. What the model could not read otherwise (its tiles, their tokens, the words around an image) is
+no choice: a flag that contradicts it is refused.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megatron.vlm.data.folder_files import Choice, folder_choices
 from megatron.vlm.data.samples import SampleMaker
-from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.tiles import RULES
 from megatron.vlm.data.tokenizer import load_tokenizer, model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.huggingface import config_path, read_config
+from omnibal_ext.architectures.huggingface import config_path
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
 
@@ -19,36 +24,51 @@ USUAL = {
     "tokens-per-tile": 256,
     "normalize": "imagenet",
     "image-markup": "internvl",
+    "min-tiles": 1,
+    "max-tiles": 12,
+    "thumbnail": True,
 }
 """Where neither flag nor model says otherwise."""
+STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-markup")
+"""What the weights were made for: a dataset of another kind is none for this model."""
 
 
-def needs(architecture: Architecture, folder: Path | None) -> dict[str, Any]:
-    """Flag of preprocessing -> the value that fits a model; None where it does not say.
+def needs(architecture: Architecture, folder: Path | None, with_template: bool = True) -> dict[str, Choice]:
+    """Flag of preprocessing -> the value that fits a model, and who says so; what nobody says is left out.
 
-    `folder` is the model's own, with processor and tokenizer, where there is one.
+    `folder` is the model's own, with processor and tokenizer, where there is one. Raises UserError naming a file and
+    field of it that cannot be honoured.
     """
-    return {
-        "tiling": _tiling(architecture.prompt.tiling, folder),
+    prompt, origin = architecture.prompt, "config.json" if folder else "the preset"
+    known = {
+        "tiling": prompt.tiling,
         "tile-size": architecture.vision.image_size,
         "tokens-per-tile": architecture.image_tokens_per_tile,
         "normalize": architecture.vision.pixels,
-        "image-markup": architecture.prompt.image_markup,
-        "chat-template": architecture.prompt.chat_template,
-        "tokenizer-model": model_tokenizer(folder) if folder else None,
+        "image-markup": prompt.image_markup,
+        "chat-template": prompt.chat_template,
     }
+    by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
+    # A template that InternVL's config.json names is meant, whatever its language model's tokenizer came with.
+    asks = with_template and prompt.chat_template is None
+    return by_model | (folder_choices(folder, architecture, asks) if folder else {})
 
 
-def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Any]:
-    """Every flag's value: what the user gave, else what the model needs, else the usual.
+def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Choice]:
+    """Every flag's value and who chose it: the user, else the model's folder, the model, or usage.
 
-    Raises UserError where a flag contradicts the model, naming both values, or where nobody says one that must be.
+    Raises UserError where a flag contradicts what the model can read, naming both values, or where nobody says one
+    that must be.
     """
-    wanted = needs(preset(model), model_folder(model)) if model else {}
-    for flag, value in given.items():
-        if value is not None and wanted.get(flag) is not None and not fits(flag, value, wanted[flag]):
-            raise UserError(f"--{flag} {value}, but model {model!r} needs {wanted[flag]}; leave --{flag} out")
-    settled = {**USUAL, **_said(wanted), **_said(given)}
+    flags = {flag: Choice(value, f"--{flag}") for flag, value in given.items() if value is not None}
+    wanted = needs(preset(model), model_folder(model), "chat-template" not in flags) if model else {}
+    for flag in STRUCTURE:
+        if flag in flags and flag in wanted and not fits(flag, flags[flag].value, wanted[flag].value):
+            raise UserError(
+                f"--{flag} {flags[flag].value}, but model {model!r} needs {wanted[flag].value} "
+                f"({wanted[flag].origin}); leave --{flag} out"
+            )
+    settled = {flag: Choice(value, "usual") for flag, value in USUAL.items()} | wanted | flags
     for flag in ("tokenizer-model", "chat-template"):
         if flag not in settled:
             who = f"model {model!r} does not say which" if model else "--model would say which"
@@ -99,26 +119,8 @@ def model_folder(model: str) -> Path | None:
     return config_path(Path(model)).parent
 
 
-def _tiling(rule: str, folder: Path | None) -> str:
-    """A model's rule; how LLaVA-1.5 brings an image to a square, the processor in its folder says if there is one."""
-    if rule != "pad" or folder is None or not (path := folder / "preprocessor_config.json").is_file():
-        return rule
-    config = read_config(path)
-    return "crop" if config.get("do_center_crop") and not config.get("do_pad") else rule
-
-
 def fits(flag: str, given: Any, wanted: Any) -> bool:
     """Whether a flag's value serves a model that needs `wanted`."""
-    match flag:
-        case "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
-            return given in RULES and RULES[given].joins_tiles == RULES[wanted].joins_tiles
-        case "chat-template":
-            return chat_template(given).writes_as(chat_template(wanted))
-        case "tokenizer-model":  # several files can hold one tokenizer: compared when open
-            return True
-        case _:
-            return bool(given == wanted)
-
-
-def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {flag: value for flag, value in values.items() if value is not None}
+    if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
+        return given in RULES and RULES[given].joins_tiles == RULES[wanted].joins_tiles
+    return bool(given == wanted)

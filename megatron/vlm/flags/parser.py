@@ -12,7 +12,7 @@ from megatron.training.arguments import add_megatron_arguments
 from megatron.vlm.flags.lists import Standing, standings
 from omnibal_ext.errors import UserError
 
-USAGE = "torchrun ... -m megatron.vlm.pretrain --preset NAME --plan F --data D --packs P --train-iters N --lr L [flags]"
+USAGE = "torchrun ... -m megatron.vlm.pretrain --model NAME --plan F --data D --packs P --train-iters N --lr L [flags]"
 
 
 class Parser(ArgumentParser):

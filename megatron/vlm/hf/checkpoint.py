@@ -2,7 +2,7 @@
 
 OURS/latest_checkpointed_iteration.txt    "release": training starts at iteration 0 with a fresh optimizer
 OURS/release/                             weights under the chain's names, whole: any layout reads its part
-OURS/huggingface/                         what the weights came with, for --preset and for the way back
+OURS/huggingface/                         what the weights came with, for --model and for the way back
 """
 
 import io
@@ -81,7 +81,7 @@ class OurCheckpoint:
 
     @property
     def preset(self) -> Path | None:
-        """The --preset that the checkpoint was trained with, where that is a folder."""
+        """The --model that the checkpoint was trained with, where that is a folder."""
         preset = getattr(self.arguments, "preset", None)
         return Path(preset) if preset and Path(preset).exists() else None
 

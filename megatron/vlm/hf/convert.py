@@ -143,7 +143,7 @@ def _copy_all_but_weights(folder: Path, output: Path) -> None:
 def to_hugging_face(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
     """Write the latest checkpoint of a folder as Hugging Face's, with names and files of the model it came from.
 
-    That model is found beside the checkpoint, or where the training run took it from (its --preset), or it is `like`:
+    That model is found beside the checkpoint, or where the training run took it from (its --model), or it is `like`:
     a Hugging Face folder or one of ours. Raises UserError if it is not found or is another model.
     """
     ours = OurCheckpoint(folder)

@@ -116,6 +116,9 @@ def _llama_language() -> Iterator[Weight]:
     yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
     yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
     yield from _split_qkv("llm", f"{layer}.self_attn.", "language_qkv", "language.qkv_bias")
+    for one in "qk":
+        norm = f"{layer}.self_attn.{one}_norm.weight"
+        yield Weight("llm", f"self_attention.{one}_layernorm.weight", (norm,), when="language.qk_norm")
     yield Weight("llm", "self_attention.linear_proj.weight", (f"{layer}.self_attn.o_proj.weight",))
     yield Weight("llm", "pre_mlp_layernorm.weight", (f"{layer}.post_attention_layernorm.weight",))
     halves = (f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight")

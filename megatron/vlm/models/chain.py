@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from megatron.core import tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
-from megatron.core.transformer.spec_utils import build_module
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import sharded_state_dict_default
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import language_config, vision_config
-from megatron.vlm.models.language import Head, WordEmbedding, language_layer_spec
+from megatron.vlm.models.language import Head, WordEmbedding, language_layer_config, language_layer_spec
 from megatron.vlm.models.projector import Projector
 from megatron.vlm.models.vision import PatchEmbed, shared_rows, vision_layer_spec
 from omnibal_ext.architectures.architecture import Architecture
@@ -72,19 +72,18 @@ class Chain:
                 case "patch_embed":
                     return PatchEmbed(self.vision, self.architecture.vision)
                 case "vit":
-                    return self._layer(self.vision, link)
+                    return self._layer(self.vision, vision_layer_spec(self.vision, self.architecture.vision), link)
                 case "projector":
                     return Projector(self.vision, self.language, self.architecture)
                 case "word_embed":
                     return WordEmbedding(self.language, self.vocab_size, self.architecture.newline)
                 case "llm":
-                    return self._layer(self.language, link)
+                    config = language_layer_config(self.language, self.architecture.language)
+                    return self._layer(config, language_layer_spec(config), link)
                 case _:
                     return Head(self.language, self.vocab_size, self.architecture.language.vocab_size)
 
-    def _layer(self, config: TransformerConfig, link: int) -> torch.nn.Module:
-        vision = config is self.vision
-        spec = vision_layer_spec(config, self.architecture.vision) if vision else language_layer_spec(config)
+    def _layer(self, config: TransformerConfig, spec: ModuleSpec, link: int) -> torch.nn.Module:
         number = self.kinds[:link].count(self.kinds[link]) + 1
         return build_module(spec, config=config, layer_number=number, add_layer_offset=False)
 

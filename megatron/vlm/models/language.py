@@ -1,11 +1,13 @@
 """The language model's links of the chain: word embedding with the image tokens merged in, layers, head."""
 
+from copy import copy
 from typing import Any
 
 import torch
 from megatron.core import tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.tensor_parallel import ColumnParallelLinear, VocabParallelEmbedding
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -16,9 +18,10 @@ from torch.nn.functional import dropout
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention import IsolatedAttention
 from megatron.vlm.models.draws import own_draws
-from megatron.vlm.models.norm import build_norm
+from megatron.vlm.models.norm import HeadRMSNorm, build_norm
 from megatron.vlm.models.padding import loads_without_padding
 from megatron.vlm.models.specs import layer_submodules
+from omnibal_ext.architectures.architecture import LanguageArchitecture
 
 
 class WordEmbedding(MegatronModule):
@@ -62,10 +65,19 @@ class LanguageLayer(TransformerLayer):
             )[0]
 
 
+def language_layer_config(config: TransformerConfig, architecture: LanguageArchitecture) -> TransformerConfig:
+    """A layer's own configuration. Core would sum gradients of all QK-norms if the model's said that there are some."""
+    layer = copy(config)
+    layer.qk_layernorm = architecture.qk_norm
+    return layer
+
+
 def language_layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """Core's layer with attention isolated per sample."""
+    """Core's layer with attention isolated per sample and, where the model has it, QK-norm of every head."""
     submodules = layer_submodules(config)
-    submodules.self_attention.submodules.core_attention = IsolatedAttention
+    attention = submodules.self_attention.submodules
+    attention.core_attention = IsolatedAttention
+    attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp
     return ModuleSpec(LanguageLayer, submodules=submodules)
 
 

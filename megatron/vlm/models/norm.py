@@ -8,6 +8,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
+from torch.nn.functional import rms_norm
 
 from megatron.vlm.models.padding import loads_without_padding, zero_padding
 
@@ -24,6 +25,21 @@ def build_norm(
     for parameter in norm.parameters():
         setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (Megatron marks weights so)
     return norm
+
+
+class HeadRMSNorm(torch.nn.RMSNorm):
+    """RMSNorm of every head by itself, with one weight for all heads (Qwen3): [s, b, local heads, d] -> the same.
+
+    Under tensor parallelism a rank sees some heads: the weight's gradient is summed over the group as it arises. (Core
+    would sum it at the end of the iteration by its name, which a ViT's full-width norms have too: those are cut.)
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.weight)
+        return rms_norm(hidden, self.normalized_shape, weight, self.eps)
 
 
 class FullWidthRMSNorm(torch.nn.Module):

@@ -102,6 +102,32 @@ INTERNVL_HF: dict[str, Any] = {
 }
 
 
+INTERNVL_3_5 = {
+    **INTERNVL_CHAT,
+    "llm_config": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 64,
+        "model_type": "qwen3",
+        "num_attention_heads": 64,
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "template": "internvl2_5",
+}
+
+
 def write(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -118,7 +144,12 @@ def changed(config: dict[str, Any], where: str, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "config"),
-    [("llava-1.5-7b", LLAVA_1_5), ("llava-1.6-mistral-7b", LLAVA_1_6_MISTRAL), ("internvl-chat-1.5", INTERNVL_CHAT)],
+    [
+        ("llava-1.5-7b", LLAVA_1_5),
+        ("llava-1.6-mistral-7b", LLAVA_1_6_MISTRAL),
+        ("internvl-chat-1.5", INTERNVL_CHAT),
+        ("internvl3.5-38b", INTERNVL_3_5),
+    ],
 )
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
     read, known = preset(str(write(tmp_path / name, config))), PRESETS[name]
@@ -127,7 +158,7 @@ def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dic
     assert read.language.max_positions == expected
     # No LLaVA folder names its chat template, and no InternVL folder of the first kind its image token.
     prompt = {**asdict(read.prompt), "chat_template": known.prompt.chat_template}
-    assert prompt == asdict(known.prompt) | ({"image_token_id": None} if name == "internvl-chat-1.5" else {})
+    assert prompt == asdict(known.prompt) | ({"image_token_id": None} if "internvl" in name else {})
     read = replace(read, prompt=known.prompt)
     assert str(read).replace("max_positions=32768", "max_positions=None") == str(known)
 

@@ -8,7 +8,8 @@ import pytest
 
 from megatron.vlm.data.demo import train_tokenizer
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.model_recipe import USUAL, check_tokenizer, needs, settle
+from megatron.vlm.data.model_recipe import USUAL, check_tokenizer, needs
+from megatron.vlm.data.model_recipe import settle as settle_with_origins
 from megatron.vlm.data.samples import Recipe, SampleMaker
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.data.tiles import RULES, Tiling
@@ -31,13 +32,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def settle(given: dict[str, Any], model: str | None) -> dict[str, Any]:
+    return {flag: choice.value for flag, choice in settle_with_origins(given, model).items()}
+
+
 def maker(tokenizer: Path, **changed: Any) -> SampleMaker:
     return SampleMaker(Recipe(tokenizer.parent, tokenizer, **{"template": "vicuna", "tiling": Tiling(), **changed}))
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_names_what_there_is_and_what_goes_together(name: str) -> None:
-    wanted, model = needs(PRESETS[name], None), PRESETS[name]
+    wanted, model = {flag: choice.value for flag, choice in needs(PRESETS[name], None).items()}, PRESETS[name]
     assert wanted["image-markup"] in MARKUPS
     assert RULES[wanted["tiling"]].joins_tiles == model.newline
     assert (wanted["image-markup"] == "llava") == (model.vision.pixels == "clip") == name.startswith("llava")
@@ -50,7 +55,7 @@ def test_every_preset_names_what_there_is_and_what_goes_together(name: str) -> N
 def test_presets_have_the_template_of_their_language_model() -> None:
     """By hand, from the models' own chat templates."""
     marks = {
-        "internlm2": ("<s>", "<|im_start|>"), "qwen2": ("", "<|im_start|>"), "yi": ("", "<|im_start|>"),
+        "internlm2": ("<s>", "<|im_start|>"), "qwen": ("", "<|im_start|>"), "yi": ("", "<|im_start|>"),
         "llama3-70b": ("<|begin_of_text|>", "<|im_start|>"), "llama3-8b": ("<|begin_of_text|>", "<|start_header_id|>"),
         "mistral": ("<s>", "[INST]"), "vicuna": ("<s>", "USER:"),
     }  # fmt: skip
@@ -73,6 +78,9 @@ def test_what_nobody_says_is_the_models_or_usual() -> None:
         "image-markup": "llava",
         "chat-template": "mistral",
         "tokenizer-model": TOKENIZER,
+        "min-tiles": 1,
+        "max-tiles": 12,
+        "thumbnail": True,
     }
     alone = settle({**given, "chat-template": "chatml"}, None)
     assert alone == {**USUAL, "chat-template": "chatml", "tokenizer-model": TOKENIZER}
@@ -87,8 +95,6 @@ def test_what_nobody_says_is_the_models_or_usual() -> None:
         ("llava-1.5-7b", "tiling", "anyres", "pad"),
         ("llava-1.6-vicuna-7b", "tiling", "internvl", "anyres"),
         ("llava-1.5-7b", "image-markup", "internvl", "llava"),
-        ("llava-1.6-mistral-7b", "chat-template", "vicuna", "mistral"),
-        ("internvl2-8b", "chat-template", "hermes-2", "internlm2-chat"),
     ],
 )
 def test_a_flag_that_contradicts_the_model_is_refused_with_both(model: str, flag: str, value: Any, wanted: Any) -> None:
@@ -99,6 +105,14 @@ def test_a_flag_that_contradicts_the_model_is_refused_with_both(model: str, flag
 def test_what_says_the_same_in_other_words_is_taken() -> None:
     given = {"tokenizer-model": TOKENIZER, "chat-template": "chatml", "tiling": "fixed", "tile-size": 448}
     assert settle(given, "internvl3-8b").items() >= given.items()
+
+
+def test_flags_override_what_is_the_users_choice() -> None:
+    given = {"tokenizer-model": TOKENIZER, "chat-template": "vicuna", "max-tiles": 6, "thumbnail": False}
+    chosen = settle_with_origins(given, "internvl2-8b")
+    assert {flag: chosen[flag].value for flag in given} == given
+    assert {flag: chosen[flag].origin for flag in given} == {flag: f"--{flag}" for flag in given}
+    assert (chosen["tile-size"].origin, chosen["min-tiles"].origin) == ("the preset", "usual")
 
 
 def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:

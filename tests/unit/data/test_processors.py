@@ -10,6 +10,7 @@ from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.job import open_job
+from megatron.vlm.data.model_recipe import settle
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
@@ -130,6 +131,43 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
     recipe = Recipe(folder, folder / "tokenizer.json", tiling=Tiling(TILE, rule=rule), system_message="", **flags)
     preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"), max_rejects=0)
     return ChatDataset(folder / "dataset")
+
+
+TOWERS = {  # config.json of each kind of model
+    "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
+    "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
+    "pad": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
+    "crop": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
+}
+JINJA = {
+    "hermes-2": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}",
+    "mistral": "<s>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('') }}{% endif %}"
+    "{{ '[INST] ' if m.role == 'user' else ' ' }}{% for part in m.content %}{{ part.text }}{% endfor %}"
+    "{{ ' [/INST]' if m.role == 'user' else '</s>' }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("rule", list(CASES))
+def test_the_processors_own_files_say_all_that_a_recipe_needs(rule: str, tmp_path: Path) -> None:
+    """What `test_tokens_and_pixels_are_the_processors` was given by hand is in the folder that transformers saves."""
+    build, flags = CASES[rule]
+    processor, _ = build(written_tokenizer(tmp_path / "made.json"), rule == "pad")
+    processor.image_processor.save_pretrained(tmp_path)
+    processor.tokenizer.save_pretrained(tmp_path)
+    kind, language, tower = TOWERS[rule]
+    towers = {"text_config": {"model_type": language}, "vision_config": {**tower, "patch_size": PATCH}}
+    config = {"model_type": kind, **towers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = {"chat-template": flags["template"]}
+    if flags["template"] in JINJA:
+        (tmp_path / "chat_template.jinja").write_text(JINJA[flags["template"]])
+        given = {}
+    found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
+    wanted = {"tiling": rule, "tile-size": TILE, "tokens-per-tile": flags["tokens_per_tile"], "max-tiles": 12}
+    wanted |= {"image-markup": flags["markup"], "normalize": flags.get("normalization", "imagenet")}
+    wanted |= {"chat-template": flags["template"], "tokenizer-model": tmp_path / "tokenizer.json"}
+    assert wanted.items() <= found.items()
 
 
 @pytest.mark.parametrize("rule", list(CASES))

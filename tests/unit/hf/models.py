@@ -43,6 +43,7 @@ CLIP = {
 }
 GRIDS = [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]]
 QWEN = {**TEXT, "model_type": "qwen2"}
+QWEN3 = {**TEXT, "model_type": "qwen3", "head_dim": 16}
 MISTRAL = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": 512}
 
 # name: (class prefix, vision, language, further fields)
@@ -66,6 +67,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"num_hidden_layers": 3, "norm_type": "rms_norm"},
         {**TEXT, "model_type": "llama", "rope_parameters": LLAMA3_SCALING},
         {"tie_word_embeddings": False, "vision_feature_layer": -2, "downsample_ratio": 0.25},
+    ),
+    "internvl qwen3": ("InternVL", {}, QWEN3, {"tie_word_embeddings": False}),
+    "internvl 3.5-38b": (
+        "InternVL",
+        {"norm_type": "rms_norm", "use_qk_norm": True},
+        {**QWEN3, "num_key_value_heads": 1},
+        {"tie_word_embeddings": False},
     ),
     "llava": ("Llava", {}, {**TEXT, "model_type": "llama", "num_key_value_heads": 4}, {}),
     "llava with class token": (

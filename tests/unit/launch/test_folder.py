@@ -1,6 +1,7 @@
 """A run's folder loses nothing: what another run left is numbered, what is written is followed line by line."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,17 @@ def test_versions_are_those_that_are_installed_with_us(monkeypatch: pytest.Monke
         versions.check_versions()
 
 
-def test_a_conversion_is_used_again_until_its_source_changes(tmp_path: Path) -> None:
+def test_a_conversion_is_used_again_until_its_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every run: it is kept beside its source, or in the run's folder where nothing may be written."""
+    source = tmp_path / "model"
+    source.mkdir()
     for name in ("config.json", "model.safetensors"):
-        (tmp_path / name).write_text("{}")
-    first = converted_folder(tmp_path, Path("run"))
-    assert first == converted_folder(tmp_path, Path("run"))
-    (tmp_path / "model.safetensors").write_text("{} ")
-    assert converted_folder(tmp_path, Path("run")) != first
+        (source / name).write_text("{}")
+    first = converted_folder(source, Path("run"))
+    assert first.parent == tmp_path
+    assert first == converted_folder(source, Path("other"))
+    (source / "model.safetensors").write_text("{} ")
+    changed = converted_folder(source, Path("run"))
+    assert changed != first
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert converted_folder(source, Path("run")) == Path("run") / changed.name

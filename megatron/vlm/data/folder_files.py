@@ -1,0 +1,111 @@
+"""What the files of a model's folder say about its data, beside the sizes in config.json: pixels, tiling, words.
+
+| file | what is read |
+|---|---|
+| preprocessor_config.json (or processor_config.json) | mean and deviation of pixels, tile size, fewest and most tiles |
+| config.json of InternVL's own | fewest and most tiles, thumbnail, tiling at all |
+| chat_template.jinja, .json, tokenizer_config.json | the chat template |
+| tokenizer.json, tokenizer.model | the tokenizer |
+
+A field that would change pixels and that we do not honour is refused by name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.vlm.data.folder_template import folder_template
+from megatron.vlm.data.images import NORMALIZATIONS
+from megatron.vlm.data.tokenizer import model_tokenizer
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.huggingface import CONFIG, read_config
+from omnibal_ext.errors import UserError
+
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+BICUBIC = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A value, and who chose it: a file of the folder, a flag, the model, or usage."""
+
+    value: Any
+    origin: str
+
+
+def folder_choices(folder: Path, architecture: Architecture, with_template: bool = True) -> dict[str, Choice]:
+    """Flag of preprocessing -> what the folder's files say.
+
+    Raises UserError naming a file and field that cannot be honoured. The chat template is read only `with_template`.
+    """
+    name, processor = _processor(folder)
+    found = _tiles(processor, name) | _original_tiles(read_config(folder / CONFIG))
+    if processor:
+        _check_pixels(processor, folder / name, architecture.vision.image_size)
+        if "image_mean" in processor or "image_std" in processor:
+            found["normalize"] = Choice(_normalization(processor, folder / name), name)
+        if architecture.prompt.tiling == "pad":  # how LLaVA-1.5 brings an image to a square
+            crops = processor.get("do_center_crop") and not processor.get("do_pad")
+            found["tiling"] = Choice("crop" if crops else "pad", name)
+    if tokenizer := model_tokenizer(folder):
+        found["tokenizer-model"] = Choice(tokenizer, tokenizer.name)
+    if with_template and (template := folder_template(folder)):
+        found["chat-template"] = Choice(*template)
+    return found
+
+
+def _processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    """The image processor's fields and their file; newer folders keep them inside the processor's own."""
+    for name in PROCESSORS:
+        if (folder / name).is_file():
+            config = read_config(folder / name)
+            fields = config.get("image_processor", config if name == PROCESSORS[0] else {})
+            if fields:
+                return name, fields
+    return PROCESSORS[0], {}
+
+
+def _check_pixels(processor: Mapping[str, Any], where: Path, size: int) -> None:
+    """Refuse what would give other pixels: another resampling, no scaling, tiles of another size."""
+    for name, wanted in (("do_resize", True), ("do_rescale", True), ("do_normalize", True), ("resample", BICUBIC)):
+        if processor.get(name) not in (None, wanted):
+            raise UserError(f"{where}: {name} is {processor[name]!r}; supported: {wanted!r}")
+    if abs((processor.get("rescale_factor") or 1 / 255) - 1 / 255) > 1e-6:
+        raise UserError(f"{where}: rescale_factor is {processor['rescale_factor']}; supported: 1/255")
+    for name in ("crop_size", "size"):
+        sides = processor.get(name) or {}
+        sides = {"side": sides} if isinstance(sides, int) else sides
+        if unlike := [side for side in sides.values() if side not in (None, size)]:
+            raise UserError(f"{where}: {name} is {unlike[0]}, the model of {CONFIG} sees tiles of {size} pixels a side")
+
+
+def _normalization(processor: Mapping[str, Any], where: Path) -> str:
+    given = (processor.get("image_mean"), processor.get("image_std"))
+    for name, known in NORMALIZATIONS.items():
+        if all(_same(values, wanted) for values, wanted in zip(given, known, strict=True)):
+            return name
+    raise UserError(f"{where}: image_mean {given[0]} and image_std {given[1]} are none of {', '.join(NORMALIZATIONS)}")
+
+
+def _same(values: Any, wanted: tuple[float, ...]) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == 3
+        and all(abs(a - b) < 1e-6 for a, b in zip(values, wanted, strict=True))
+    )
+
+
+def _tiles(processor: Mapping[str, Any], name: str) -> dict[str, Choice]:
+    """Limits in the words of transformers' InternVL processor."""
+    flags = {"min_patches": "min-tiles", "max_patches": "max-tiles"}
+    return {flag: Choice(processor[field], name) for field, flag in flags.items() if processor.get(field)}
+
+
+def _original_tiles(config: Mapping[str, Any]) -> dict[str, Choice]:
+    """Limits in the words of InternVL's own config.json."""
+    flags = {"min_dynamic_patch": "min-tiles", "max_dynamic_patch": "max-tiles", "use_thumbnail": "thumbnail"}
+    found = {flag: Choice(config[field], CONFIG) for field, flag in flags.items() if config.get(field) is not None}
+    if config.get("dynamic_image_size") is False:
+        found["tiling"] = Choice("fixed", CONFIG)
+    return found
