@@ -38,6 +38,7 @@ class HeadRMSNorm(torch.nn.RMSNorm):
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Normalise the last axis."""
         weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.weight)
         return rms_norm(hidden, self.normalized_shape, weight, self.eps)
 
