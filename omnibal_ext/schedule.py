@@ -113,6 +113,11 @@ def build_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) ->
     return [list(actions) for actions in _build_cached(name, ranks, microbatches, chunks)]
 
 
+def splits_backward(name: str) -> bool:
+    """Whether the schedules of that name split the backward into B (inputs) and W (weights)."""
+    return has_weight_gradients(build_schedule(name, 1, 1))
+
+
 def has_weight_gradients(schedule: Schedule) -> bool:
     """True where the backward is split into B (inputs) and W (weights)."""
     return any(action.kind == "W" for action in schedule[0])

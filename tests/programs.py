@@ -16,20 +16,23 @@ from random import SystemRandom
 from tests.forkserver import TIMED_OUT, Job
 
 ROOT = Path(__file__).parents[1]
-WARM_PYTHON = Path(tempfile.gettempdir(), f"warm-python-{os.getpid()}")
-"""The socket on which `tests.forkserver` serves `tests/warm_python.py`."""
 TIME_LIMIT = 300.0
 """Seconds that a program has."""
+PLAIN, ENGINE = "tests.forkserver", "tests.engine.forkserver"
+"""Who forks: a machine without Transformer Engine, or one with its stand-in."""
 
 
 class ForkServer:
     """The process that forks for us."""
 
-    def __init__(self) -> None:
-        WARM_PYTHON.unlink(missing_ok=True)
-        command = [sys.executable, "-W", "ignore", "-m", "tests.forkserver"]
+    def __init__(self, module: str) -> None:
+        self.socket = warm_python(module)
+        self.socket.unlink(missing_ok=True)
+        command = [sys.executable, "-W", "ignore", "-m", module]
+        folders = [str(ROOT), *[str(ROOT / "tests" / "engine")] * (module == ENGINE)]
+        found = environment(module, PYTHONPATH=os.pathsep.join(folders))
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, cwd=ROOT, env=found, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         atexit.register(self.close)
 
@@ -51,30 +54,37 @@ class ForkServer:
         """End the server, and what it runs."""
         self._process.terminate()
         self._process.wait()
-        WARM_PYTHON.unlink(missing_ok=True)
+        self.socket.unlink(missing_ok=True)
 
 
 @functools.cache
-def fork_server() -> ForkServer:
-    """The one of this test process, started when it is needed first."""
-    return ForkServer()
+def fork_server(module: str = PLAIN) -> ForkServer:
+    """The one of this test process and this kind, started when it is needed first."""
+    return ForkServer(module)
 
 
-def environment(**changes: str) -> dict[str, str]:
+def warm_python(server: str) -> Path:
+    """The socket on which a server serves `tests/warm_python.py`."""
+    return Path(tempfile.gettempdir(), f"warm-python-{server}-{os.getpid()}")
+
+
+def environment(server: str = PLAIN, **changes: str) -> dict[str, str]:
     """What every program of the tests finds in its environment."""
-    warm = {"WARM_PYTHON": str(WARM_PYTHON), "REAL_PYTHON": sys.executable}
+    warm = {"WARM_PYTHON": str(warm_python(server)), "REAL_PYTHON": sys.executable}
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **warm, **changes}
 
 
-def run_ranks(module: str, ranks: int, arguments: Sequence[str], time_limit: float = TIME_LIMIT) -> str:
+def run_ranks(
+    module: str, ranks: int, arguments: Sequence[str], time_limit: float = TIME_LIMIT, server: str = PLAIN
+) -> str:
     """Run a module on ranks that find each other as under torchrun; what they printed.
 
     AssertionError with the stderr of all ranks that failed.
     """
     shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost",
               "MASTER_PORT": str(free_port())}  # fmt: skip
-    environments = [environment(RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(ranks)]
-    codes, stdout, stderr = _run(module, arguments, environments, time_limit)
+    environments = [environment(server, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(ranks)]
+    codes, stdout, stderr = _run(module, arguments, environments, time_limit, server)
     failed = [
         f"rank {rank} of {module}: {_meaning(code)}\n{stderr[rank][-4000:]}" for rank, code in enumerate(codes) if code
     ]
@@ -90,12 +100,16 @@ def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def _run(
-    program: str, arguments: Sequence[str], environments: Sequence[Mapping[str, str]], time_limit: float
+    program: str,
+    arguments: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    time_limit: float,
+    server: str = PLAIN,
 ) -> tuple[list[int], list[str], list[str]]:
     """Exit code, stdout and stderr of every rank."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [f"{folder}/{rank}" for rank in range(len(environments))]
-        codes = fork_server().run(Job(program, arguments, environments, outputs, time_limit))
+        codes = fork_server(server).run(Job(program, arguments, environments, outputs, time_limit))
         stdout = [Path(path).read_text() for path in outputs]
         stderr = [Path(path + ".err").read_text() for path in outputs]
     return codes, stdout, stderr

@@ -22,6 +22,7 @@ from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, single_stage_plan
+from omnibal_ext.schedule import splits_backward
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ def _preset_defaults(architecture: Architecture, plan: Plan) -> dict[str, Any]:
         "vocab_size": language.vocab_size - 1,  # NullTokenizer adds one
         "pipeline_model_parallel_size": ranks,
         "num_virtual_stages_per_pipeline_rank": chunks if chunks > 1 else None,
+        # Weight gradients that the schedule puts off are Transformer Engine's to hold where the layers are.
+        "delay_wgrad_compute": platform.HAS_TRANSFORMER_ENGINE and splits_backward(plan.schedule),
         "seq_length": plan.llm_budget or 4096,
         "max_position_embeddings": plan.llm_budget or 4096,
         "micro_batch_size": 1,

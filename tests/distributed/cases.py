@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.plan import Plan, Stage
+from tests.programs import ENGINE, PLAIN
 
 SCHEDULES = (
     ("1f1b", 1),
@@ -108,6 +109,8 @@ class Launch:
     count: int
     questions: int = 48
     """How many different ones are asked; launches that ask as many share the answers."""
+    server: str = PLAIN
+    """The machine: with Transformer Engine, or without."""
 
     def cases(self) -> list[Case]:
         """Cases in which every value of every dimension comes up about equally often."""
@@ -135,6 +138,7 @@ LAUNCHES = {
     "data and pipeline": Launch(4, 1, 2, seed=5, count=32),
     "long pipeline": Launch(4, 1, 4, seed=6, count=32),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12),
+    "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE),
 }
 TRAINING = {
     "pipeline": Launch(2, 1, 2, seed=11, count=8, questions=8),

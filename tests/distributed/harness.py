@@ -30,6 +30,7 @@ from megatron.vlm.pipeline.tied import embedding_ranks
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture, VisionArchitecture
 from omnibal_ext.plan import Plan
+from tests.engine.names import weights_by_checkpoint_name
 
 SMALL = Architecture(
     "small",
@@ -231,7 +232,7 @@ def gradients(model: list[torch.nn.Module]) -> dict[str, Tensor]:
     return {
         name.partition("links.")[2]: parameter.main_grad.clone()
         for module in model
-        for name, parameter in module.named_parameters()
+        for name, parameter in weights_by_checkpoint_name(module)
         if parameter.requires_grad
     }
 
@@ -276,7 +277,9 @@ def compare(model: list[torch.nn.Module], expected: Result, loss: float) -> floa
     """Largest relative difference of the loss and of any gradient (against the tensor's largest entry)."""
     worst = abs(loss - expected.loss) / max(abs(expected.loss), 1e-8)
     parameters = {
-        name.partition("links.")[2]: parameter for module in model for name, parameter in module.named_parameters()
+        name.partition("links.")[2]: parameter
+        for module in model
+        for name, parameter in weights_by_checkpoint_name(module)
     }
     for name, mine in gradients(model).items():
         wanted = shard(expected.gradients[name], parameters[name])

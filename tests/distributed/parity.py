@@ -14,8 +14,10 @@ from megatron.core import parallel_state
 from megatron.core.utils import get_model_config
 from megatron.training import get_args
 
+from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.executor import Executor
+from omnibal_ext.schedule import splits_backward
 from tests.distributed import cases, harness
 
 
@@ -52,6 +54,7 @@ def difference(
     args = get_args()
     args.sequence_parallel = case.sequence_parallel
     args.overlap_grad_reduce = case.overlap
+    args.delay_wgrad_compute = platform.HAS_TRANSFORMER_ENGINE and splits_backward(case.schedule)
     chain = harness.build_chain(args, harness.MODELS[case.question.model], case.question.freeze)
     plan = case.plan(chain.kinds, pipeline)
     plan.validate()

@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import sharded_state_dict_default
 
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.models.language import Head, WordEmbedding, language_layer_config, language_layer_spec
 from megatron.vlm.models.projector import Projector
@@ -85,7 +86,9 @@ class Chain:
 
     def _layer(self, config: TransformerConfig, spec: ModuleSpec, link: int) -> torch.nn.Module:
         number = self.kinds[:link].count(self.kinds[link]) + 1
-        return build_module(spec, config=config, layer_number=number, add_layer_offset=False)
+        layer: torch.nn.Module = build_module(spec, config=config, layer_number=number, add_layer_offset=False)
+        transformer_engine.mark_delayed(layer)
+        return layer
 
     def shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
         """Shape of the tensor that enters `link` (not the first one), core's order (sequence, batch, width)."""

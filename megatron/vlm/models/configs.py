@@ -17,7 +17,9 @@ ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu}
 
 def language_config(args: Namespace, architecture: Architecture) -> TransformerConfig:
     """The language model's configuration: Megatron's, with the true number of layers and width of heads."""
-    config = core_transformer_config_from_args(args)
+    # Core lets weight gradients wait only where experts exchange tokens meanwhile; ours wait for a schedule.
+    config = core_transformer_config_from_args(Namespace(**vars(args) | {"delay_wgrad_compute": False}))
+    config.delay_wgrad_compute = args.delay_wgrad_compute
     config.num_layers = architecture.language.layers
     config.kv_channels = architecture.language.head_dim
     _set_initialization(config)

@@ -3,9 +3,11 @@
 Imports without Transformer Engine; what is here must then not be used. `tests/engine` stands in for it on the CPU.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
+import torch
 from megatron.core.extensions.transformer_engine import (
     TELayerNormColumnParallelLinear,
     TERowParallelLinear,
@@ -40,6 +42,34 @@ def token_losses(logits: Tensor, labels: Tensor, group: ProcessGroup) -> Tensor:
     """Cross entropy of logits [n, local vocabulary] -> [n] fp32, by a kernel that puts the gradient in their place."""
     losses: Tensor = te_parallel_cross_entropy(logits.unsqueeze(1), labels.unsqueeze(1), group)
     return losses.squeeze(1)
+
+
+def delays(module: torch.nn.Module) -> bool:
+    """Whether a linear layer of Transformer Engine's was built to leave its weight gradients for `backward_dw`."""
+    store = getattr(module, "wgrad_store", None)
+    return store is not None and bool(store.delay_wgrad_compute())
+
+
+def when_put_off(layer: Any, tell: Callable[[Any, Sequence[Tensor]], None]) -> None:
+    """Call `tell(layer, tensors held)` whenever a backward pass of a layer that delays has put its gradients off."""
+    store = layer.wgrad_store
+    put = store.put
+
+    def put_and_tell(tensors: Sequence[Tensor], function: Callable[..., Any]) -> None:
+        put(tensors, function)
+        tell(layer, [tensor for tensor in tensors if isinstance(tensor, Tensor)])
+
+    store.put = put_and_tell
+
+
+def mark_delayed(module: torch.nn.Module) -> None:
+    """Let the data-parallel hooks of layers that delay wait for `backward_dw`.
+
+    Transformer Engine marks their weights so; core makes new biases where it initialises on the host.
+    """
+    for layer in module.modules():
+        if delays(layer) and isinstance(layer.bias, torch.nn.Parameter):
+            setattr(layer.bias, "skip_backward_post_hook", True)  # noqa: B010 (Megatron reads the mark so)
 
 
 @cache

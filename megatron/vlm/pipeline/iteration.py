@@ -17,7 +17,7 @@ from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.stage import Stage
-from megatron.vlm.pipeline.weight_gradients import Linear, WeightGradients
+from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from omnibal_ext.posting import Post
 from omnibal_ext.schedule import Action
 
@@ -58,7 +58,7 @@ class Flight:
     entering: Tensor | None
     output: Tensor | None
     output_shape: torch.Size
-    linears: list[Linear] = field(default_factory=list)
+    late: list[Late] = field(default_factory=list)
 
 
 class Iteration:
@@ -153,7 +153,7 @@ class Iteration:
         if chunk.stage.has_backward:
             entering = flight.entering if chunk.stage.sends_gradient else None
             reduces = contextlib.nullcontext() if action in self.last else chunk.no_sync()
-            aside = self.weight_gradients.put_aside(flight.linears) if self.split else contextlib.nullcontext()
+            aside = self.weight_gradients.put_aside(flight.late) if self.split else contextlib.nullcontext()
             with self.watch(action), reduces, aside:
                 input_gradient = schedules.backward_step(entering, flight.output, gradient, chunk.config)
             if chunk.stage.sends_gradient:
@@ -165,7 +165,6 @@ class Iteration:
     def _weight_gradients(self, action: Action) -> None:
         chunk, flight = self.chunks[action.chunk], self.flights.pop((action.microbatch, action.chunk))
         with self.watch(action), chunk.no_sync():
-            for linear in flight.linears:
-                linear.accumulate()
+            accumulate(flight.late)
         if action in self.last and chunk.overlaps:
             chunk.module.start_grad_sync()

@@ -38,7 +38,8 @@ def tie(chain: Chain, links: Any) -> None:
     if not chain.architecture.tied:
         return
     if EMBEDDING in links and HEAD in links:
-        links[HEAD].linear.weight = links[EMBEDDING].embedding.weight
+        weight = links[HEAD].linear.weight = links[EMBEDDING].embedding.weight
+        weight.zero_out_wgrad = True  # where the head adds its gradient itself, the embedding's is added beside it
         links.register_load_state_dict_pre_hook(_fill_in_head)
     elif EMBEDDING in links:
         _mark(links[EMBEDDING].embedding.weight, counts=True)

@@ -4,73 +4,148 @@
     W    grad of the weight = grad of the output^T x input, for all that was put aside
 
 Norms, embeddings and other small weights get their gradients in B. A weight's gradient is handed to autograd at the
-weight itself, so that Megatron's hooks see what they always see.
+weight itself, so that Megatron's hooks see what they always see. Transformer Engine's layers leave theirs for later
+themselves (`delay_wgrad_compute`), and call the hooks then.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.layers import linear_with_frozen_weight
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
+from megatron.vlm.models import transformer_engine
 
-@dataclass(frozen=True)
+
+class Late(Protocol):
+    """The weight gradients of one linear layer for one microbatch, as B leaves them for W."""
+
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """What is kept for them."""
+
+    def start(self) -> None:
+        """Ask other ranks for what they have of it, without waiting."""
+
+    def accumulate(self) -> None:
+        """Compute the gradients and let Megatron's hooks see them."""
+
+
+def accumulate(late: Sequence[Late]) -> None:
+    """Compute all of them in order; what one needs of other ranks travels while the one before is computed."""
+    for this, following in zip_longest((None, *late), late):
+        if following is not None:
+            following.start()
+        if this is not None:
+            this.accumulate()
+
+
+@dataclass
 class Linear:
-    """One linear layer of one microbatch, as B leaves it for W. `gather`: the input is a share of the sequence."""
+    """Of core's linear layers. `gather`: the input is a share of the sequence. `fused`: straight into `main_grad`."""
 
     entering: Tensor
     grad_output: Tensor
     weight: torch.nn.Parameter
     bias: torch.nn.Parameter | None
     gather: torch.distributed.ProcessGroup | None
+    fused: bool = False
+    _gathered: tuple[Tensor, Any] | None = field(default=None, init=False)
+
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """Input and gradient of the output."""
+        return self.entering, self.grad_output
+
+    def start(self) -> None:
+        """Gather the input of all ranks."""
+        if self.gather is not None:
+            ranks, (rows, *others) = self.gather.size(), self.entering.shape
+            whole = self.entering.new_empty(ranks * rows, *others)
+            share = self.entering.contiguous()
+            work = torch.distributed.all_gather_into_tensor(whole, share, group=self.gather, async_op=True)
+            self._gathered = whole, work
 
     def accumulate(self) -> None:
         """Compute the gradients and let autograd accumulate them."""
         entering = self.entering
-        if self.gather is not None:
-            entering = gather_from_sequence_parallel_region(entering, group=self.gather)
-        grad = self.grad_output.flatten(end_dim=-2)
-        torch.autograd.backward((self.weight,), (grad.t() @ entering.flatten(end_dim=-2),))
+        if self._gathered is not None:
+            entering, work = self._gathered
+            work.wait()
+            self._gathered = None
+        grad, rows = self.grad_output.flatten(end_dim=-2), entering.flatten(end_dim=-2)
+        torch.autograd.backward((self.weight,), (self._into_main_grad(grad, rows) if self.fused else grad.t() @ rows,))
         if self.bias is not None:
             torch.autograd.backward((self.bias,), (grad.sum(0),))
+
+    def _into_main_grad(self, grad: Tensor, rows: Tensor) -> Tensor:
+        """Multiply and add in one kernel (Apex's); what autograd is given is read by nobody, or zero where it is."""
+        import fused_weight_gradient_mlp_cuda
+
+        weight: Any = self.weight
+        wide = weight.main_grad.dtype == torch.float32
+        kernel = "wgrad_gemm_accum_fp32" if wide else "wgrad_gemm_accum_fp16"
+        getattr(fused_weight_gradient_mlp_cuda, kernel)(rows, grad, weight.main_grad)
+        weight.grad_added_to_main_grad = True
+        return torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight)
+
+
+@dataclass(frozen=True)
+class Delayed:
+    """Of a layer of Transformer Engine's, which holds them itself, first in first out."""
+
+    layer: Any
+    held: Sequence[Tensor]
+
+    def start(self) -> None:
+        """Its input was gathered in B."""
+
+    def accumulate(self) -> None:
+        """Let the layer compute what waits longest."""
+        self.layer.backward_dw()
 
 
 class WeightGradients:
     """What the backward passes of one rank have put aside. Works on linear layers given to `attach`."""
 
     def __init__(self) -> None:
-        self._aside: list[Linear] | None = None
+        self._aside: list[Late] | None = None
         self._attached: WeakSet[torch.nn.Module] = WeakSet()
 
     def attach(self, module: torch.nn.Module) -> None:
         """Make the linear layers in `module` put their weight gradients aside while `put_aside` is open; once each."""
         for linear in module.modules():
-            if isinstance(linear, (ColumnParallelLinear, RowParallelLinear)) and linear not in self._attached:
+            if linear in self._attached:
+                continue
+            if isinstance(linear, (ColumnParallelLinear, RowParallelLinear)):
                 self._attached.add(linear)
                 # The one method in which core's linear layers multiply; it says how, with keywords.
                 linear._forward_impl = _Multiply(self, linear._forward_impl)
+            elif transformer_engine.delays(linear):
+                self._attached.add(linear)
+                transformer_engine.when_put_off(linear, lambda layer, held: self.keep(Delayed(layer, held)))
 
     @contextmanager
-    def put_aside(self, linears: list[Linear]) -> Iterator[None]:
-        """Append to `linears` what the backward pass inside the block leaves for later."""
-        self._aside = linears
+    def put_aside(self, late: list[Late]) -> Iterator[None]:
+        """Append to `late` what the backward pass inside the block leaves for later."""
+        self._aside = late
         try:
             yield
         finally:
             self._aside = None
 
-    def keep(self, linear: Linear) -> None:
+    def keep(self, late: Late) -> None:
         """Called by the backward pass of a linear layer."""
         if self._aside is None:
-            linear.accumulate()
+            accumulate([late])
         else:
-            self._aside.append(linear)
+            self._aside.append(late)
 
 
 class _Multiply:
@@ -86,6 +161,7 @@ class _Multiply:
             out: Tensor = self.original(input=input, weight=weight, bias=bias, **how)
             return out
         group = how["tp_group"] if how["sequence_parallel"] else None
+        fused = how["gradient_accumulation_fusion"] and hasattr(weight, "main_grad")
         names = ("gradient_accumulation_fusion", "allreduce_dgrad", "sequence_parallel", "tp_group")
         fixed = {"grad_output_buffer": None, "wgrad_deferral_limit": None}
         # Detached: autograd must not call at the weight before its gradient is there.
@@ -93,7 +169,7 @@ class _Multiply:
         out = linear_with_frozen_weight(input, *parameters, **{name: how[name] for name in names}, **fixed)
 
         def keep(entering: Tensor, grad_output: Tensor) -> None:
-            self.gradients.keep(Linear(entering, grad_output, weight, bias, group))
+            self.gradients.keep(Linear(entering, grad_output, weight, bias, group, fused))
 
         watched: Tensor = _Watch.apply(out, input.detach(), keep)
         return watched

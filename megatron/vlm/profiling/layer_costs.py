@@ -15,7 +15,7 @@ from torch import Tensor
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage, set_selective_recompute
-from megatron.vlm.pipeline.weight_gradients import Linear, WeightGradients
+from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.stopwatch import Run, Seconds, timed
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
@@ -110,19 +110,15 @@ class KindMeasurement:
         gradients.attach(self.stage)
 
         def run() -> Seconds:
-            step, aside = Step(self.chain, self.module, self.packs[0]), list[Linear]()
+            step, aside = Step(self.chain, self.module, self.packs[0]), list[Late]()
             (forward,) = timed(step.forward)
             with gradients.put_aside(aside):
                 (backward,) = timed(step.backward)
 
-            def accumulate() -> None:
-                for linear in aside:
-                    linear.accumulate()
-
-            storages = [t.untyped_storage() for linear in aside for t in (linear.entering, linear.grad_output)]
+            storages = [tensor.untyped_storage() for late in aside for tensor in late.held]
             held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
             self.late_bytes = held / self.count
-            return forward, backward, *timed(accumulate)
+            return forward, backward, *timed(lambda: accumulate(aside))
 
         return {"split": run}
 

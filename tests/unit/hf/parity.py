@@ -34,6 +34,7 @@ from megatron.vlm.single import single_process
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import single_stage_plan
+from tests.engine.names import weights_by_checkpoint_name
 from tests.unit.hf import models
 from tests.unit.hf.models import IMAGE_TOKEN, SIDE, TILE, Sample
 
@@ -140,7 +141,7 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
 def gradient_difference(stage: Stage, theirs: torch.nn.Module, keys: KeyMap) -> float:
     """Largest difference over all weights, theirs brought to our form by the converter's map and cut as ours are."""
     expected = {table_name(name): weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None}
-    worst, mine = 0.0, dict(stage.named_parameters())
+    worst, mine = 0.0, dict(weights_by_checkpoint_name(stage))
     for name, source in keys.sources.items():
         whole = keys.join(name, (expected.pop(table_name(part)) for part in source.theirs))
         weight = mine.pop(name)

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.distributed.conftest import run_program
+from tests.programs import ENGINE, PLAIN
 from tests.unit.hf.models import FAMILIES
 
 pytest.importorskip("transformers")
@@ -10,9 +11,17 @@ pytestmark = pytest.mark.starts
 TOLERANCE = 2e-5  # seen: 2e-6
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two tensor-parallel ranks"])
+WAYS = {
+    "one rank": (1, PLAIN),
+    "two tensor-parallel ranks": (2, PLAIN),
+    "two tensor-parallel ranks, Transformer Engine": (2, ENGINE),
+}
+
+
+@pytest.fixture(scope="module", params=WAYS.values(), ids=WAYS)
 def differences(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
-    return run_program("tests.unit.hf.parity", request.param)  # all families: Megatron starts once
+    ranks, server = request.param
+    return run_program("tests.unit.hf.parity", ranks, server=server)  # all families: Megatron starts once
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,1 @@
+"""What stands in for Transformer Engine: its published signatures and arithmetic, on any device."""

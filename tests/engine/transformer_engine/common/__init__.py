@@ -1,0 +1,5 @@
+"""Recipes."""
+
+from transformer_engine.common import recipe
+
+__all__ = ["recipe"]

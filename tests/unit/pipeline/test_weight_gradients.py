@@ -1,0 +1,60 @@
+"""Weight gradients that wait: the same numbers by every kernel, and nothing is waited for in the open."""
+
+import sys
+import types
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron.vlm.pipeline.weight_gradients import Late, Linear, accumulate
+
+
+def wgrad_gemm_accum(rows: Tensor, grad: Tensor, main_grad: Tensor) -> None:
+    """What Apex's kernel computes, in fp32 whatever comes in."""
+    main_grad.add_(grad.float().t() @ rows.float())
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["one use", "tied embeddings"])
+def test_the_fused_kernel_adds_to_main_grad_and_autograd_adds_nothing(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    apex = types.SimpleNamespace(wgrad_gemm_accum_fp32=wgrad_gemm_accum)
+    monkeypatch.setitem(sys.modules, "fused_weight_gradient_mlp_cuda", apex)
+    generator = torch.Generator().manual_seed(4)
+    entering, grad = (torch.randn(5, 1, width, generator=generator) for width in (3, 2))
+    weight = torch.nn.Parameter(torch.randn(2, 3, generator=generator))
+    weight.main_grad = torch.ones(2, 3)
+    weight.zero_out_wgrad = shared
+    seen: list[Tensor] = []
+    weight.register_post_accumulate_grad_hook(lambda w: seen.append(w.grad.clone()))
+    accumulate([Linear(entering, grad, weight, None, None, fused=True)])
+    wanted = 1 + torch.einsum("tbo,tbi->oi", grad, entering)
+    assert torch.allclose(weight.main_grad, wanted)
+    assert weight.grad_added_to_main_grad
+    assert len(seen) == 1, "Megatron's hook counts one gradient"
+    assert not shared or not seen[0].any(), "what another use of the weight adds would be lost or spoilt"
+
+
+@dataclass
+class Step:
+    """Says when it is asked for what."""
+
+    name: str
+    said: list[str]
+    held: list[Tensor] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.said.append(f"gather {self.name}")
+
+    def accumulate(self) -> None:
+        self.said.append(f"compute {self.name}")
+
+
+def test_the_next_input_travels_while_this_gradient_is_computed() -> None:
+    said: list[str] = []
+    late: list[Late] = [Step(name, said) for name in "abc"]
+    accumulate(late)
+    assert said == ["gather a", "gather b", "compute a", "gather c", "compute b", "compute c"]
+    accumulate([])
