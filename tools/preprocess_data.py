@@ -16,6 +16,7 @@ from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.model_recipe import USUAL, check_tokenizer, settle
 from megatron.vlm.data.preprocess import merge_shards, preprocess, preprocess_shard
 from megatron.vlm.data.samples import Recipe, open_recipe
+from megatron.vlm.data.shorten import WAYS
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.data.tiles import RULES, Tiling
 from omnibal_ext.architectures.presets import MODEL_FLAGS
@@ -51,7 +52,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--max-tiles", type=positive, help=f"a conversation, thumbnails not counted {usual['max-tiles']}")
     add("--no-thumbnail", dest="thumbnail", action="store_const", const=False, help="no tile of the whole image")
     add("--normalize", choices=list(NORMALIZATIONS), help=usual["normalize"])
-    add("--max-tokens", type=positive, help="reject longer samples (nothing is ever cut)")
+    add("--max-tokens", type=positive, help="reject longer samples, unless --shorten makes them fit")
+    add("--shorten", nargs="+", choices=WAYS, default=(), help="ways to shorten them, tried in this order")
     add("--decode-images", action="store_true", help="decode every image: slow, finds flipped bits too")
     add("--system-message", help='for conversations without one; "" for none')
     add("--max-rejects", type=int, help="fail if more lines than this cannot be used (default 1%%, at least 10)")
@@ -78,6 +80,7 @@ def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, Choice]) -> R
         tiling=Tiling(*tiles),
         tokens_per_tile=chosen["tokens-per-tile"],
         max_tokens=arguments.max_tokens,
+        shorten=tuple(arguments.shorten),
         decode_images=arguments.decode_images,
         system_message=arguments.system_message,
         normalization=chosen["normalize"],
@@ -89,14 +92,15 @@ def run(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Do what was asked; return what there is to tell."""
     if arguments.model:
         check_tokenizer(open_recipe(recipe), arguments.model)
-    job = open_job(arguments.input, recipe, arguments.output_dir)
+    shared = bool(arguments.shard) or arguments.merge
+    job = open_job(arguments.input, recipe, arguments.output_dir, shared=shared)
     if arguments.shard:
         return preprocess_shard(job, Shard.parse(arguments.shard), arguments.workers, arguments.max_rejects)
     if arguments.merge:
         manifest = merge_shards(job, arguments.max_rejects)
     else:
         manifest = preprocess(job, arguments.workers, arguments.max_rejects)
-    return {key: manifest[key] for key in ("samples", "rejected", "tiles", "tokens", "rejected_by_reason")}
+    return {key: manifest[key] for key in ("samples", "rejected", "tiles", "tokens", "rejected_by_reason", "shortened")}
 
 
 def main() -> None:
@@ -114,7 +118,9 @@ def main() -> None:
         print_json({"output_dir": str(arguments.output_dir), **result, "choices": origins, "seconds": seconds})
         return
     rejected = result.pop("rejected_by_reason", {})
+    shortened = result.pop("shortened", {})
     rows = [*result.items(), *((f"rejected: {reason}", count) for reason, count in rejected.items())]
+    rows += [(f"shortened: {way}", count) for way, count in shortened.items()]
     shown = [(name, f"{value:,}" if isinstance(value, int) else value) for name, value in rows]
     print_table(f"Dataset {arguments.output_dir}", ("", "count"), shown)
 

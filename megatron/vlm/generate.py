@@ -64,7 +64,8 @@ def split_chain(chain: Chain) -> list[Stage]:
 
 def answers_of(data: ChatDataset, sample: int) -> list[Answer]:
     """The answers of one conversation: every run of supervised tokens, after the true words before it."""
-    tokens, mask = data.tokens(sample).tolist(), data.loss_mask(sample)
+    text, mask = data.text(sample)
+    tokens = text.tolist()
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
     return [Answer(sample, tokens[:start], tokens[start:end]) for start, end in edges.reshape(-1, 2).tolist()]
 

@@ -1,9 +1,10 @@
 """The dataset folder: what preprocessing writes and training reads. Images stay where they are.
 
-tokens.bin/.idx     int32   the LLM's sequence of every sample, image tokens in place   (core's IndexedDataset)
+tokens.bin/.idx     int32   the LLM's sequence of every sample, one token for each image   (core's IndexedDataset)
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
 images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}
-sizes.npz                   tiles and tokens of every sample, and the line of its input file that it was
+sizes.npz                   tiles, tokens (every image with all its own) and supervised tokens of every sample, and the
+                            line of its input file that it was
 manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums
 rejected.jsonl              {"file", "line", "reason", "detail"} of every line that was left out
 """
@@ -26,7 +27,7 @@ from omnibal_ext.checksums import verify_checksums
 from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 COLUMNS = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
 
 
@@ -60,13 +61,14 @@ class ChatDataset:
         checksums = {name: value for name, value in self.manifest["checksums"].items() if chosen(name)}
         verify_checksums(self.folder, checksums, "preprocess again")
 
-    def tokens(self, sample: int) -> NDArray[np.int32]:
-        """What the LLM reads: int32 [T], image-context ids where image features go."""
-        return self._columns["tokens"][sample]
-
-    def loss_mask(self, sample: int) -> NDArray[np.uint8]:
-        """uint8 [T]: 1 where the token itself is to be predicted."""
-        return self._columns["loss_mask"][sample]
+    def text(self, sample: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """What the LLM reads: tokens int32 [T], image-context ids where image features go; loss mask uint8 [T], 1 where
+        the token itself is to be predicted."""
+        tokens, mask = (self._columns[name][sample] for name in ("tokens", "loss_mask"))
+        if not self.sizes.tiles[sample]:
+            return tokens, mask
+        repeats = [len(order) for order in self.feature_orders(sample)]
+        return expand_images(tokens, mask, self.manifest["image_token_id"], repeats)
 
     def images(self, sample: int) -> list[TiledImage]:
         """The images of a sample and how each is cut, in the order of their marks."""
@@ -106,6 +108,18 @@ class ChatDataset:
                 raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
             tiles.append(cut_tiles(rgb, image, size, rule))
         return np.concatenate(tiles)
+
+
+def expand_images(
+    tokens: NDArray[np.int32], loss_mask: NDArray[np.uint8], image_token: int, repeats: list[int]
+) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """Repeat the k-th image token `repeats[k]` times: the places that the projector's outputs will take.
+
+    <img> CONTEXT </img> What is it?  ->  <img> CONTEXT CONTEXT ... CONTEXT </img> What is it?
+    """
+    counts = np.ones(len(tokens), dtype=np.int64)
+    counts[tokens == image_token] = repeats
+    return np.repeat(tokens, counts), np.repeat(loss_mask, counts)
 
 
 class ColumnWriter:

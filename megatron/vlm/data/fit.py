@@ -104,6 +104,7 @@ def preprocess_command(manifest: Mapping[str, Any], changes: Mapping[str, object
     }
     words = ["python", "tools/preprocess_data.py", "--input", *(source["file"] for source in manifest["sources"])]
     words += [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    words += ["--shorten", *recipe["shorten"]] if recipe["shorten"] else []
     return shlex.join(words if tiling["thumbnail"] else [*words, "--no-thumbnail"])
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.dataset import SCHEMA_VERSION
-from megatron.vlm.data.parts import LINES_PER_PART, InputFile, PartSource, read_input
+from megatron.vlm.data.inputs import LINES_PER_PART, InputFile, PartSource, read_inputs
 from megatron.vlm.data.samples import Recipe, open_recipe
 from omnibal_ext.errors import UserError
 
@@ -89,15 +89,21 @@ class Job:
         return None
 
 
-def open_job(inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_part: int = LINES_PER_PART) -> Job:
-    """Read and hash the inputs and open the tokenizer; `UserError` if one of them, or the image root, is missing."""
+def open_job(
+    inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_part: int = LINES_PER_PART, shared: bool = False
+) -> Job:
+    """Read and hash the inputs and open the tokenizer; `UserError` if one of them, or the image root, is missing.
+
+    A job that many processes share reads its inputs once: the first one leaves notes for the others.
+    """
     if not recipe.image_root.is_dir():
         raise UserError(f"{recipe.image_root}: no such folder; --image-root is where image paths start from")
     open_recipe(recipe)  # a bad tokenizer or template must fail here, not in every worker
-    files = tuple(read_input(path, lines_per_part) for path in inputs)
+    work = output.with_name(output.name + ".work")
+    files = read_inputs(inputs, lines_per_part, work / "inputs" if shared else None)
     identity = _identity(files, recipe)
     digest = hashlib.sha256(json.dumps([identity, lines_per_part]).encode()).hexdigest()
-    return Job(files, recipe, output, identity, output.with_name(output.name + ".work") / digest[:16])
+    return Job(files, recipe, output, identity, work / digest[:16])
 
 
 def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
@@ -107,6 +113,7 @@ def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
         "inputs": [{"path": str(file.path), "sha256": file.sha256, "lines": file.lines} for file in files],
         "recipe": {
             **asdict(recipe),
+            "shorten": list(recipe.shorten),
             "image_root": str(recipe.image_root.resolve()),
             "tokenizer": hashlib.sha256(recipe.tokenizer.read_bytes()).hexdigest(),
             "special_tokens": maker.special_tokens,

@@ -78,7 +78,7 @@ class PackDataset(Dataset):
     def _ids(self, samples: np.ndarray, lengths: list[int]) -> Tensor:
         ids = torch.full((sum(lengths),), self.data.manifest["pad_token_id"], dtype=torch.long)
         for start, sample in zip(np.cumsum([0, *lengths]), samples, strict=False):
-            tokens = self.data.tokens(int(sample))
+            tokens, _ = self.data.text(int(sample))
             ids[start : start + len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
         return ids
 
@@ -87,7 +87,7 @@ class PackDataset(Dataset):
         labels = torch.roll(ids, -1)
         mask = torch.zeros(len(ids), dtype=torch.float32)
         for start, sample in zip(np.cumsum([0, *lengths]), samples, strict=False):
-            counts = self.data.loss_mask(int(sample))[1:]
+            counts = self.data.text(int(sample))[1][1:]
             mask[start : start + len(counts)] = torch.from_numpy(counts.astype(np.float32))
         return labels, mask
 

@@ -16,6 +16,7 @@ from megatron.vlm.data.job import Job
 from megatron.vlm.data.parts import Part
 from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.samples import open_recipe
+from megatron.vlm.data.shorten import WAYS
 from omnibal_ext.checksums import checksums_of
 from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
@@ -27,7 +28,9 @@ class _Joined:
 
     tiles: list[NDArray[np.int32]] = field(default_factory=list)
     tokens: list[NDArray[np.int64]] = field(default_factory=list)
+    supervised: list[NDArray[np.int64]] = field(default_factory=list)
     lines: list[NDArray[np.int64]] = field(default_factory=list)
+    shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(WAYS), np.int64))
     sources: list[dict[str, Any]] = field(default_factory=list)
     rejects: RejectCount = field(default_factory=RejectCount)
 
@@ -46,7 +49,8 @@ def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
         raise UserError(f"no line of the input can be used: {joined.rejects.describe()}; all are in {rejected}")
     joined.rejects.check(reject_limit(job.lines, max_rejects), job.lines, rejected)
     sizes = Sizes.from_arrays(np.concatenate(joined.tiles), np.concatenate(joined.tokens))
-    sizes.save(folder / "sizes.npz", lines=np.concatenate(joined.lines))
+    columns = {"lines": np.concatenate(joined.lines), "supervised": np.concatenate(joined.supervised)}
+    sizes.save(folder / "sizes.npz", **columns)
     manifest = _manifest(job, sizes, joined)
     manifest["checksums"] = checksums_of(folder, sorted(path.name for path in folder.iterdir()))
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -80,7 +84,9 @@ def _append(part: Part, writers: dict[str, ColumnWriter], joined: _Joined) -> No
     writers["loss_mask"].append(part.loss_mask, part.token_lengths)
     writers["images"].append(part.images, part.image_lengths)
     joined.tiles.append(part.tiles)
-    joined.tokens.append(part.token_lengths)
+    joined.tokens.append(part.lengths)
+    joined.supervised.append(part.supervised)
+    joined.shortened += np.bincount(part.shortened, minlength=1 + len(WAYS))[1:]
     joined.lines.append(part.lines)
     joined.rejects.add(part.rejections())
 
@@ -94,6 +100,7 @@ def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
         "samples": len(sizes),
         "rejected": joined.rejects.total,
         "rejected_by_reason": dict(sorted(joined.rejects.by_reason.items())),
+        "shortened": {way: int(count) for way, count in zip(WAYS, joined.shortened, strict=True) if count},
         "sources": joined.sources,
         "tiles": int(sizes.tiles.sum()),
         "tokens": int(sizes.tokens.sum()),

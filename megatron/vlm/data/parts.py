@@ -5,13 +5,11 @@ matter which process makes it, in which order, or how often a run was killed bef
 ones are made.
 """
 
-import hashlib
 import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.vlm.data.chat import Rejected
+from megatron.vlm.data.inputs import PartSource
 from megatron.vlm.data.samples import Recipe, Sample, SampleMaker, open_recipe
-from omnibal_ext.errors import UserError
-
-LINES_PER_PART = 500
-
-
-@dataclass(frozen=True, slots=True)
-class PartSource:
-    """Where a part's lines are: `size` bytes of `file` from `offset`; `first_line` counts from 1."""
-
-    file: Path
-    offset: int
-    size: int
-    first_line: int
-    lines: int
-
-
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """An input file as it was read: its hash, its lines, and the parts it is cut into."""
-
-    path: Path
-    sha256: str
-    lines: int
-    parts: tuple[PartSource, ...]
+from megatron.vlm.data.shorten import WAYS
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A prepared part: all samples end to end. N samples, T tokens, B bytes of image JSON."""
+    """A prepared part: all samples end to end. N samples, T stored tokens, B bytes of image JSON."""
 
-    tokens: NDArray[np.int32]  # [T]
+    tokens: NDArray[np.int32]  # [T] one for each image
     loss_mask: NDArray[np.uint8]  # [T]
     images: NDArray[np.uint8]  # [B] JSON list of one sample after the other
     token_lengths: NDArray[np.int64]  # [N]
     image_lengths: NDArray[np.int64]  # [N]
     tiles: NDArray[np.int32]  # [N]
+    lengths: NDArray[np.int64]  # [N] tokens that the language model reads
+    supervised: NDArray[np.int64]  # [N] tokens that are to be predicted
+    shortened: NDArray[np.uint8]  # [N] 0, or 1 + the number of the way in `shorten.WAYS`
     lines: NDArray[np.int64]  # [N] number of the line in the input file
     rejected: NDArray[np.uint8]  # JSON lines
 
@@ -75,23 +54,6 @@ class Part:
     def rejections(self) -> list[dict[str, Any]]:
         """The rejected lines: `file`, `line`, `reason`, `detail`."""
         return [json.loads(line) for line in self.rejected.tobytes().splitlines()]
-
-
-def read_input(path: Path, lines_per_part: int = LINES_PER_PART) -> InputFile:
-    """Cut a file into parts and hash it, in one pass. Raises `UserError` if it cannot be read."""
-    digest, parts = hashlib.sha256(), []
-    offset = lines = 0
-    try:
-        with path.open("rb") as file:
-            while block := list(islice(file, lines_per_part)):
-                size = sum(map(len, block))
-                parts.append(PartSource(path, offset, size, first_line=lines + 1, lines=len(block)))
-                offset, lines = offset + size, lines + len(block)
-                for line in block:
-                    digest.update(line)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    return InputFile(path, digest.hexdigest(), lines, tuple(parts))
 
 
 def prepare_part(recipe: Recipe, source: PartSource) -> Part:
@@ -139,6 +101,9 @@ def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[di
         token_lengths=np.array([len(sample.tokens) for sample in samples], dtype=np.int64),
         image_lengths=np.array([len(text) for text in images], dtype=np.int64),
         tiles=np.array([sample.tiles for sample in samples], dtype=np.int32),
+        lengths=np.array([sample.length for sample in samples], dtype=np.int64),
+        supervised=np.array([sample.loss_mask[1:].sum() for sample in samples], dtype=np.int64),
+        shortened=np.array([1 + WAYS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),
         lines=np.array(lines, dtype=np.int64),
         rejected=np.frombuffer("".join(json.dumps(row) + "\n" for row in rejected).encode(), dtype=np.uint8),
     )

@@ -16,9 +16,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from megatron.vlm.data.inputs import PartSource
 from megatron.vlm.data.job import Job, Shard
 from megatron.vlm.data.merge import merge
-from megatron.vlm.data.parts import Part, PartSource, prepare_part
+from megatron.vlm.data.parts import Part, prepare_part
 from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.samples import Recipe
 from omnibal_ext.console import track

@@ -1,6 +1,6 @@
 """A line of chat JSONL and its images become a sample: token ids, loss mask, and how each image is cut."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.chat import Rejected, parse_conversation
 from megatron.vlm.data.images import MAX_PIXELS, image_size, path_below_root
 from megatron.vlm.data.markup import image_markup
+from megatron.vlm.data.shorten import Content, shorter
 from megatron.vlm.data.templates import SYSTEM, Message, RenderedChat, chat_template, render_chat
-from megatron.vlm.data.tiles import TiledImage, Tiling, tile_image
+from megatron.vlm.data.tiles import TiledImage, Tiling
 from megatron.vlm.data.tokenizer import ChatTokenizer, load_tokenizer
 from omnibal_ext.errors import UserError
 
@@ -26,7 +27,8 @@ class Recipe:
     template: str
     tiling: Tiling
     tokens_per_tile: int = 256  # LLM tokens of one ViT tile
-    max_tokens: int | None = None  # longer samples are rejected, never cut
+    max_tokens: int | None = None  # longer samples are made shorter, or rejected
+    shorten: tuple[str, ...] = ()  # the ways of `shorten`, in the order in which they are tried
     max_pixels: int = MAX_PIXELS
     decode_images: bool = False  # read every pixel of every image, not headers only
     system_message: str | None = None  # for conversations that bring none; None is the template's, "" is none
@@ -36,11 +38,17 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the model reads: tokens int32 [T], loss_mask uint8 [T] (1 = this token is to be predicted), images."""
+    """What is stored of a line."""
 
     tokens: NDArray[np.int32]
+    """[T], one image token for each image."""
     loss_mask: NDArray[np.uint8]
+    """[T], 1 = this token is to be predicted."""
     images: tuple[TiledImage, ...]
+    length: int
+    """Tokens that the language model reads: as many for each image as it has features."""
+    shortened: str | None = None
+    """In which way it was made to fit."""
 
     @property
     def tiles(self) -> int:
@@ -66,8 +74,7 @@ class SampleMaker:
     def make(self, line: bytes) -> Sample:
         """Check and prepare one line of chat JSONL.
 
-        Raises `Rejected`: the reasons of `parse_conversation` and `image_size`, path_outside_root, too_many_images,
-        too_many_tokens.
+        Raises `Rejected`: the reasons of `parse_conversation` and `image_size`, path_outside_root, too_many_tokens.
         """
         conversation = parse_conversation(line, self.reserved)
         messages = conversation.messages
@@ -75,25 +82,29 @@ class SampleMaker:
             raise Rejected("bad_roles", f"chat template {self.template.name!r} has no {messages[0].role} turn")
         if self.system and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.system), *messages)
-        images = self._tile_images(conversation.images)
-        tokens, loss_mask = tokenize(render_chat(messages, self.template, self.markup), self.tokenizer)
-        rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
-        repeats = [len(feature_order(image, rule, per_tile)) for image in images]
-        length, limit = len(tokens) + sum(repeats) - len(repeats), self.recipe.max_tokens
-        if limit is not None and length > limit:
-            raise Rejected("too_many_tokens", f"{length} tokens, limit {limit} (--max-tokens)")
-        return Sample(*expand_images(tokens, loss_mask, self.image_token_id, repeats), images)
+        images = tuple(map(self._measure, conversation.images))
+        content = Content(messages, images, self.recipe.tiling)
+        sample, limit = self._prepare(content), self.recipe.max_tokens
+        if limit is None or sample.length <= limit:
+            return sample
+        for way, form in shorter(content, self.recipe.shorten):
+            made = self._prepare(form)
+            if made.length <= limit:
+                return replace(made, shortened=way)
+        raise Rejected("too_many_tokens", f"{sample.length} tokens, limit {limit} (--max-tokens)")
 
-    def _tile_images(self, references: tuple[str, ...]) -> tuple[TiledImage, ...]:
-        recipe, count = self.recipe, len(references)
-        if count > recipe.tiling.max_tiles:
-            raise Rejected("too_many_images", f"{count} images, limit {recipe.tiling.max_tiles} (--max-tiles)")
-        images = []
-        for reference in references:
-            path = path_below_root(reference)
-            size = image_size(recipe.image_root / path, recipe.max_pixels, recipe.decode_images)
-            images.append(tile_image(path, size, count, recipe.tiling))
-        return tuple(images)
+    def _measure(self, reference: str) -> tuple[str, tuple[int, int]]:
+        """The path of an image below the root, and its width and height in pixels."""
+        path = path_below_root(reference)
+        return path, image_size(self.recipe.image_root / path, self.recipe.max_pixels, self.recipe.decode_images)
+
+    def _prepare(self, content: Content) -> Sample:
+        images = content.tiled()
+        chat = render_chat(content.messages, self.template, self.markup)
+        tokens, loss_mask = tokenize(chat, self.tokenizer)
+        rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
+        features = sum(len(feature_order(image, rule, per_tile)) for image in images)
+        return Sample(tokens, loss_mask, images, len(tokens) - len(images) + features)
 
 
 open_recipe = cache(SampleMaker)  # one tokenizer a process, however many parts it prepares
@@ -106,15 +117,3 @@ def tokenize(chat: RenderedChat, tokenizer: ChatTokenizer) -> tuple[NDArray[np.i
     for start, end in chat.trained:
         loss_mask[encoding.covers(start, end)] = 1
     return encoding.ids, loss_mask
-
-
-def expand_images(
-    tokens: NDArray[np.int32], loss_mask: NDArray[np.uint8], image_token: int, repeats: list[int]
-) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Repeat the k-th image token `repeats[k]` times: the places that the projector's outputs will take.
-
-    <img> CONTEXT </img> What is it?  ->  <img> CONTEXT CONTEXT ... CONTEXT </img> What is it?
-    """
-    counts = np.ones(len(tokens), dtype=np.int64)
-    counts[tokens == image_token] = repeats
-    return np.repeat(tokens, counts), np.repeat(loss_mask, counts)

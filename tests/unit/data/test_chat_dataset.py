@@ -52,7 +52,7 @@ def test_trained_tokens_spell_the_assistants_words(raw: Path, dataset: ChatDatas
 
     spell = SentencePieceProcessor(model_file=model).id_to_piece
     for sample, row in enumerate(conversations(raw)):
-        trained = dataset.tokens(sample)[dataset.loss_mask(sample) == 1]
+        trained = dataset.text(sample)[0][dataset.text(sample)[1] == 1]
         answers = [turn["value"] for turn in row["conversations"][1::2]]
         assert "".join(spell(int(token)) for token in trained) == "".join(words + "<|im_end|>" for words in answers)
 
@@ -61,9 +61,9 @@ def test_sizes_tokens_and_images_agree(dataset: ChatDataset) -> None:
     manifest = dataset.manifest
     assert len(dataset) == len(dataset.sizes) == SAMPLES
     for sample in range(SAMPLES):
-        tokens, tiles = dataset.tokens(sample), int(dataset.sizes.tiles[sample])
+        tokens, tiles = dataset.text(sample)[0], int(dataset.sizes.tiles[sample])
         assert tokens.dtype == np.int32
-        assert len(tokens) == dataset.sizes.tokens[sample] == len(dataset.loss_mask(sample))
+        assert len(tokens) == dataset.sizes.tokens[sample] == len(dataset.text(sample)[1])
         assert tokens.max() < manifest["vocab_size"]
         assert (tokens == manifest["image_token_id"]).sum() == tiles * manifest["tokens_per_tile"]
         assert tiles == sum(image.tiles for image in dataset.images(sample))

@@ -56,6 +56,7 @@ def manifest(tokenizer: Path) -> dict[str, Any]:
         "made_from": {
             "recipe": {
                 "max_tokens": 4096,
+                "shorten": ("truncate",),
                 "system_message": None,
             }
         },
@@ -103,6 +104,7 @@ def test_all_that_differs_is_said_at_once_and_one_command_mends_it(manifest: dic
     assert mended.items() <= command.items()
     assert kept.items() <= command.items()
     assert "--no-thumbnail" in command
+    assert command["--shorten"] == "truncate"
     assert "--system-message" not in command
 
 

@@ -75,7 +75,7 @@ def test_a_pack_holds_its_samples_end_to_end(dataset: ChatDataset, index: Packed
     samples = index.samples(0)
     assert batch.lengths == tuple(dataset.sizes.tokens[samples])
     assert batch.input_ids is not None
-    assert batch.input_ids.tolist() == np.concatenate([dataset.tokens(int(i)) for i in samples]).tolist()
+    assert batch.input_ids.tolist() == np.concatenate([dataset.text(int(i))[0] for i in samples]).tolist()
 
 
 def answers(dataset: ChatDataset, sample: int) -> list[str]:
@@ -181,7 +181,7 @@ def test_the_loader_reads_on_where_it_stood(dataset: ChatDataset, tmp_path: Path
         batches = islice(microbatches(data, PackOrder(stream, 0, start)), 4)
         for batch, wanted in zip(batches, stream.iterations(start, start + 2).ravel(), strict=True):
             assert batch.input_ids is not None
-            expected = np.concatenate([dataset.tokens(int(i)) for i in index.samples(int(wanted))])
+            expected = np.concatenate([dataset.text(int(i))[0] for i in index.samples(int(wanted))])
             assert batch.input_ids.tolist() == expected.tolist()
 
 

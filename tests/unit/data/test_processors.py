@@ -179,7 +179,7 @@ def test_tokens_and_pixels_are_the_processors(rule: str, tmp_path: Path) -> None
     for sample, name in enumerate(names):
         prompt = PROMPTS[flags["template"]].format(mark)
         theirs = processor(text=prompt, images=[str(tmp_path / name)], return_tensors="np")
-        assert data.tokens(sample).tolist() == theirs["input_ids"][0].tolist(), name
+        assert data.text(sample)[0].tolist() == theirs["input_ids"][0].tolist(), name
         pixels = theirs["pixel_values"].reshape(-1, 3, TILE, TILE)
         np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-6, err_msg=name)
     assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(mark)

@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 from megatron.vlm.data.chat import Rejected
+from megatron.vlm.data.dataset import ChatDataset, expand_images
 from megatron.vlm.data.demo import train_tokenizer
 from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
-from megatron.vlm.data.samples import Recipe, SampleMaker, expand_images
+from megatron.vlm.data.samples import Recipe, SampleMaker
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.tiles import Tiling
 from omnibal_ext.errors import UserError
@@ -41,7 +42,8 @@ def test_a_sample_counts_its_tiles_and_image_tokens(root: Path) -> None:
     opened = maker(root)
     sample = opened.make(line(images=1))
     assert sample.tiles == 3  # two and the thumbnail
-    assert (sample.tokens == opened.tokenizer.token_id("<IMG_CONTEXT>")).sum() == 3 * 4
+    assert (sample.tokens == opened.tokenizer.token_id("<IMG_CONTEXT>")).sum() == 1  # of the image, not of its features
+    assert sample.length == len(sample.tokens) - 1 + 3 * 4
 
 
 def test_every_image_token_is_repeated_for_its_own_image() -> None:
@@ -51,16 +53,87 @@ def test_every_image_token_is_repeated_for_its_own_image() -> None:
 
 
 def test_the_token_limit_counts_image_tokens_and_is_exact(root: Path) -> None:
-    length = len(maker(root).make(line(images=2)).tokens)
-    assert len(maker(root, max_tokens=length).make(line(images=2)).tokens) == length
+    length = maker(root).make(line(images=2)).length
+    assert maker(root, max_tokens=length).make(line(images=2)).length == length
     with pytest.raises(Rejected, match=f"too_many_tokens: {length} tokens, limit {length - 1}"):
         maker(root, max_tokens=length - 1).make(line(images=2))
 
 
-def test_more_images_than_tiles_are_rejected(root: Path) -> None:
+def test_of_more_images_than_tiles_each_has_one(root: Path) -> None:
     assert maker(root).make(line(images=4)).tiles == 4
-    with pytest.raises(Rejected, match="too_many_images: 5 images, limit 4"):
-        maker(root).make(line(images=5))
+    assert maker(root).make(line(images=7)).tiles == 7
+
+
+def long_line(answers: int, trained: int = 99) -> bytes:
+    """A conversation of `answers` questions, each about an image of its own; the first `trained` are learnt."""
+    turns: list[dict[str, Any]] = []
+    for number in range(answers):
+        turns.append({"from": "human", "value": f"<image>Read {number}"})
+        turns.append({"from": "gpt", "value": f"a{number}", "loss": number < trained})
+    return json.dumps({"image": ["two_tiles.png"] * answers, "conversations": turns}).encode()
+
+
+def test_a_longer_sample_gets_as_few_tiles_fewer_as_needed(root: Path) -> None:
+    tiling = Tiling(32, max_tiles=6)
+    whole = maker(root, tiling=tiling).make(line(images=2))
+    assert whole.tiles == 6
+    assert whole.shortened is None
+    less = maker(root, tiling=tiling, max_tokens=whole.length - 1, shorten=("fewer-tiles",)).make(line(images=2))
+    assert (less.tiles, less.shortened) == (2, "fewer-tiles")  # one each, of which there is no thumbnail
+    assert less.length == whole.length - 4 * 4
+    assert less.tokens.tolist() == whole.tokens.tolist()
+    least = {"tiling": Tiling(32, min_tiles=2, max_tiles=6), "max_tokens": whole.length - 1}
+    with pytest.raises(Rejected, match=f"too_many_tokens: {whole.length} tokens"):
+        maker(root, shorten=("fewer-tiles",), **least).make(line(images=2))
+
+
+def test_a_longer_sample_ends_with_its_last_answer_that_fits(root: Path) -> None:
+    """As if the rest had never been said: the same tokens, loss mask and images, cut as they were."""
+    tiling = Tiling(32, max_tiles=2 * 4)  # two tiles an image, of four or of one: the share may not grow
+    lengths = [maker(root, tiling=tiling).make(long_line(answers)).length for answers in (1, 2, 3, 4)]
+    for kept in (1, 2, 3):
+        for limit in (lengths[kept - 1], lengths[kept] - 1):
+            made = maker(root, tiling=tiling, max_tokens=limit, shorten=("truncate",)).make(long_line(4))
+            same = maker(root, tiling=tiling).make(long_line(kept))
+            assert made.shortened == "truncate"
+            assert made.tokens.tolist() == same.tokens.tolist()
+            assert made.loss_mask.tolist() == same.loss_mask.tolist()
+            assert made.images == same.images
+            assert made.length == same.length <= limit
+    with pytest.raises(Rejected, match="too_many_tokens"):
+        maker(root, tiling=tiling, max_tokens=lengths[0] - 1, shorten=("truncate",)).make(long_line(4))
+
+
+def test_nothing_is_kept_of_a_conversation_whose_beginning_teaches_nothing(root: Path) -> None:
+    turns = json.loads(long_line(3))
+    for number in (1, 3):
+        turns["conversations"][number]["loss"] = False
+    whole = maker(root).make(json.dumps(turns).encode()).length
+    with pytest.raises(Rejected, match="too_many_tokens"):
+        maker(root, max_tokens=whole - 1, shorten=("truncate",)).make(json.dumps(turns).encode())
+
+
+def test_ways_are_tried_in_the_order_given_and_counted(root: Path) -> None:
+    tiling = Tiling(32, max_tiles=8)
+    lengths = {
+        name: maker(root, tiling=tiling).make(text).length
+        for name, text in (("two", long_line(2)), ("one", long_line(1)))
+    }
+    flags = {"tiling": tiling, "max_tokens": lengths["two"] - 1}
+    assert maker(root, shorten=("fewer-tiles", "truncate"), **flags).make(long_line(2)).shortened == "fewer-tiles"
+    assert maker(root, shorten=("truncate", "fewer-tiles"), **flags).make(long_line(2)).shortened == "truncate"
+    (root / "chat.jsonl").write_bytes(b"\n".join([long_line(2), long_line(1), long_line(4)]))
+    recipe = Recipe(root, root / "tokenizer.model", "internlm2-chat", tiling, 4, max_tokens=lengths["two"] - 1,
+                    shorten=("fewer-tiles", "truncate"))  # fmt: skip
+    manifest = preprocess(open_job([root / "chat.jsonl"], recipe, root / "short"))
+    assert manifest["shortened"] == {"fewer-tiles": 1, "truncate": 1}
+    assert manifest["samples"] == 3
+    data = ChatDataset(root / "short")
+    lengths_found = [len(data.text(sample)[0]) for sample in range(3)]
+    assert data.sizes.tokens.tolist() == lengths_found
+    assert max(lengths_found) < lengths["two"]
+    with np.load(root / "short/sizes.npz") as arrays:
+        assert arrays["supervised"].tolist() == [int(data.text(sample)[1].sum()) for sample in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +177,7 @@ def test_llavas_data_have_no_id_that_llava_lacks(root: Path) -> None:
     assert not added
     assert opened.tokenizer.vocab_size < plain.tokenizer.vocab_size + 9
     sample = opened.make(line(1))
-    assert (sample.tokens == opened.tokenizer.token_id("<image>")).sum() == 3 * 4
+    assert (sample.tokens == opened.tokenizer.token_id("<image>")).sum() == 1
     assert sample.loss_mask[sample.tokens == opened.image_token_id].sum() == 0
 
 
