@@ -17,6 +17,7 @@ LEFT_OUT = (
     "--save", "--load", "--from", "--from-scratch", "--pretrained-checkpoint", "--finetune", "--save-interval",
     "--save-retain-interval", "--eval-data", "--eval-packs", "--eval-interval", "--eval-iters", "--log-interval",
     "--exit-interval", "--tensorboard-dir", "--wandb-project", "--wandb-entity", "--wandb-exp-name", "--wandb-save-dir",
+    "--timelines",
 )  # fmt: skip
 """Flags that a trial does without: it leaves nothing behind, evaluates nothing, and starts from random weights."""
 

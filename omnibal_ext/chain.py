@@ -15,6 +15,7 @@ VISION_KINDS = ("patch_embed", "vit", "projector")
 RECOMPUTABLE_KINDS = ("vit", "llm")
 PARTS = {"vit": ("patch_embed", "vit"), "projector": ("projector",), "llm": ("word_embed", "llm", "head")}
 """The parts of a model that people freeze, and the kinds of layers in each."""
+PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
 GradientMode = Literal["trained", "frozen", "idle"]
 
 

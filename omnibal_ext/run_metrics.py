@@ -1,8 +1,13 @@
-"""What a run wrote to metrics.jsonl: a line an interval of training, and one an evaluation."""
+"""What a run wrote: metrics.jsonl, a line an interval of training and one an evaluation; timeline.jsonl."""
 
 import json
 from pathlib import Path
 from typing import Any
+
+INPUTS = "inputs.json"
+"""Beside metrics.jsonl: where the run's plan, profile and packs are."""
+TIMELINE = "timeline.jsonl"
+"""Beside metrics.jsonl: a line for each iteration that was recorded on every rank."""
 
 
 def training_intervals(path: Path) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, TENSORBOARD, put_aside, refuse_used
 from omnibal_ext.launch.planning import Planning, measured_best
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
+from omnibal_ext.launch.reporting import note_inputs, write_report
 from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
 from omnibal_ext.layout.search import METHODS
 from omnibal_ext.locks import only_job
@@ -36,6 +37,8 @@ from omnibal_ext.schedule import SCHEDULE_NAMES
 
 TOOLS = Path(__file__).parent
 GIB = 2**30
+TIMELINES = 10
+"""Iterations that a run records for its report."""
 RANKS = (sys.executable, "-W", "ignore", "-m", "omnibal_ext.launch.torchrun")
 
 
@@ -71,7 +74,11 @@ def main() -> None:
         else:
             print("torchrun " + shlex.join(command), flush=True)
         if not arguments.dry_run:
-            sys.exit(_start(arguments, command, planning.run_dir, report))
+            note_inputs(planning)
+            code = _start(arguments, command, planning.run_dir, report)
+            if code == 0:
+                write_report(TOOLS / "report.py", planning.run_dir, arguments.json)
+            sys.exit(code)
 
 
 def _parsed() -> argparse.Namespace:
@@ -214,6 +221,7 @@ def _pretrain_words(arguments: argparse.Namespace, plan: Path, index: PackedInde
         "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
         "--global-batch-size": index.global_batch,
         "--metrics-file": metrics,
+        "--timelines": TIMELINES,
         "--tensorboard-dir": Path(arguments.run_dir) / TENSORBOARD,
     }
     if arguments.epochs:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.records import write_text
 from omnibal_ext.report.breakdown import CAUSES, breakdown
 from omnibal_ext.report.page import report
 from omnibal_ext.report.picture import write_png
@@ -26,10 +27,10 @@ def main() -> None:
     timelines = [timeline for subject in subjects for timeline in subject.timelines]
     written = {}
     if arguments.output:
-        Path(arguments.output).write_text(report(subjects), encoding="utf-8")
+        write_text(Path(arguments.output), report(subjects))
         written["report"] = arguments.output
     if arguments.trace:
-        Path(arguments.trace).write_text(json.dumps(trace(timelines)), encoding="utf-8")
+        write_text(Path(arguments.trace), json.dumps(trace(timelines)))
         written["trace"] = arguments.trace
     if arguments.png:
         write_png(arguments.png, timelines)

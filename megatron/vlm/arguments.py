@@ -68,6 +68,10 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
         help="mean over the global batch's tokens, over its samples, or square-root weighting between (InternVL)",
     )
     group.add_argument("--metrics-file", help="append one JSON line an interval: balance, padding, rates")
+    group.add_argument(
+        "--timelines", type=int, default=0, metavar="N",
+        help="record what every rank does in N iterations, to timeline.jsonl beside --metrics-file",
+    )  # fmt: skip
     return parser
 
 
@@ -115,6 +119,9 @@ def _check_complete(given: Namespace) -> None:
     ):
         if getattr(given, name, None) is None:
             raise UserError(f"--{name.replace('_', '-')} is missing; {remedy}")
+    timelines = getattr(given, "timelines", 0)
+    if timelines < 0 or (timelines and "metrics_file" not in given):
+        raise UserError(f"--timelines {timelines} must be 0 or more, and goes beside --metrics-file: give that too")
     if "save" in given and "save_interval" not in given:
         raise UserError(f"--save {given.save} needs --save-interval, in iterations")
 

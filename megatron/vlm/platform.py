@@ -67,6 +67,11 @@ def device_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def allocated_bytes() -> int | None:
+    """Bytes of tensors on this rank's device, as its allocator says without waiting; None where there is no GPU."""
+    return int(torch.cuda.memory_allocated()) if HAS_CUDA else None
+
+
 def unseen_gpu() -> str:
     """What says that this machine has GPUs although torch sees none, or "": they may be hidden on purpose."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 -m megatron.vlm.pretrain --model tiny --plan plan.js
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,12 @@ from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.preflight.findings import refuse
 from megatron.vlm.preflight.run import Run, check_run
+from megatron.vlm.recorder import Recorder, recorded_iterations
 from megatron.vlm.weights import apply_weights
 from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.run_metrics import TIMELINE
+from omnibal_ext.schedule import Action
 
 
 class Trainer:
@@ -49,7 +53,9 @@ class Trainer:
         self.meter = TrainingMeter(_sources(args.data), args.log_interval, journal)
         self.evaluation = EvaluationMeter(_sources(args.eval_data), args.eval_iters, journal)
         self.drift = DriftMeter(self.plan)
-        self.executor = Executor(self.plan.schedule, self.drift.watch)
+        timelines = Path(args.metrics_file).with_name(TIMELINE) if args.metrics_file else None
+        self.recorder = Recorder(timelines, recorded_iterations(args.train_iters, args.timelines))
+        self.executor = Executor(self.plan.schedule, self._watch)
         self.iteration = 0
         """Iterations of training behind us, those before a resume included."""
 
@@ -98,6 +104,7 @@ class Trainer:
     def forward_step(self, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
         """Run one microbatch through a stage."""
         batch = next(data)
+        self.recorder.saw(batch)
         tally = self.meter.tally if model.training else self.evaluation.tally
         return model(batch), partial(self._loss, tally, batch)
 
@@ -111,13 +118,19 @@ class Trainer:
         training = not arguments.get("forward_only")
         if not training:
             self.evaluation.begin_iteration()
-        with self.drift.iteration(training):
+        number = get_args().curr_iteration + 1 if training else 0
+        with self.drift.iteration(training), self.recorder.iteration(number, arguments["model"]):
             records = self.executor(forward_step_func=self.forward_step, **_without(arguments, "forward_step_func"))
         if training:
-            self._trained(get_args().curr_iteration + 1)
+            self._trained(number)
         elif self.evaluation.end_iteration():
             self._evaluated()
         return records
+
+    @contextmanager
+    def _watch(self, action: Action) -> Iterator[None]:
+        with self.drift.watch(action), self.recorder.watch(action):
+            yield
 
     def _trained(self, iteration: int) -> None:
         self.iteration = iteration
@@ -159,6 +172,7 @@ def main() -> None:
         model_provider=trainer.model,
         get_embedding_ranks=embedding_ranks(trainer.plan),
     )
+    trainer.recorder.close()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

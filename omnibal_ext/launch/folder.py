@@ -5,10 +5,11 @@ from itertools import count
 from pathlib import Path
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.run_metrics import TIMELINE
 
 LOCK = ".lock"
 METRICS, LOG, TENSORBOARD = "metrics.jsonl", "train.log", "tensorboard"
-WRITTEN = (METRICS, LOG, TENSORBOARD)
+WRITTEN = (METRICS, LOG, TENSORBOARD, TIMELINE)
 
 
 def refuse_used(folder: Path) -> None:

@@ -16,6 +16,7 @@ from omnibal_ext.layout.recompute import recompute_all
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.metrics import wait
@@ -28,7 +29,7 @@ MOST_SAMPLES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Seconds of the model's costs that each worker has in every step, float64 [steps, workers].
+    """Seconds of work that each worker has in every step, float64 [steps, workers].
 
     Workers are data-parallel ranks; with one of them, the microbatches of its pipeline.
     """
@@ -68,11 +69,12 @@ def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:
     return build_index(sizes, folder, options, costs=index.costs)[0]
 
 
-def loads_of(index: PackedIndex, replicas: int, steps: int = 200) -> Loads:
+def loads_of(index: PackedIndex, costs: PackCosts, replicas: int, steps: int = 200) -> Loads:
     """The first steps of epoch 0, of so many data-parallel ranks."""
     stream = PackStream(index, replicas, index.global_batch // replicas)
     iterations = epoch_iterations(stream)[:steps]
-    seconds = index.seconds(np.maximum(iterations, 0).ravel()).sum(axis=1).reshape(iterations.shape)
+    loads = np.asarray(index.loads[np.maximum(iterations, 0).ravel()])
+    seconds = costs.waited_for(loads, index.load_names, one_sum=True)[:, 0].reshape(iterations.shape)
     seconds = np.where(iterations >= 0, seconds, 0.0)
     samples = np.where(iterations >= 0, np.diff(index.pack_offsets)[iterations], 0).sum(axis=(1, 2)).mean()
     if replicas > 1:
@@ -99,7 +101,8 @@ def contributions(
     """
     ours = replace(problem, packs=packs_of_index(index, problem.profile, problem.microbatches, 8))
     theirs = replace(problem, packs=_wide_packs(random, problem))
-    samples = [loads_of(one, one.global_batch // problem.microbatches).samples for one in (random, index)]
+    costs = PackCosts.of_profile(problem.profile)
+    samples = [loads_of(one, costs, one.global_batch // problem.microbatches).samples for one in (random, index)]
     needed_a_sample = ours.ideal_seconds() * problem.ranks / samples[1]
     ways = (
         ("random batches, cut by parameters, all recomputed", theirs, samples[0], "parameters"),

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from omnibal_ext.chain import layer_names
+from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.report import draw
 from omnibal_ext.report.against_random import (
     Contribution,
@@ -22,7 +23,7 @@ from omnibal_ext.report.against_random import (
 from omnibal_ext.report.breakdown import CAUSES, FILL, UNEVEN, Change, Limit, breakdown, changes, limit_of
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.subject import Subject
-from omnibal_ext.report.timeline import PART_OF, Timeline
+from omnibal_ext.report.timeline import Timeline
 
 TEMPLATES = Environment(
     loader=PackageLoader("omnibal_ext.report", "templates"),
@@ -66,7 +67,8 @@ class SubjectView:
         replicas = index.global_batch // subject.plan.num_microbatches
         with tempfile.TemporaryDirectory() as folder:
             random = random_index(index, sizes, Path(folder) / "random")
-            against = loads_of(index, replicas), loads_of(random, replicas)
+            costs = PackCosts.of_profile(subject.profile)
+            against = loads_of(index, costs, replicas), loads_of(random, costs, replicas)
             brought = contributions(subject.problem, subject.layout, index, random)
         return cls(subject, scale, against, brought, packing)
 
@@ -155,7 +157,7 @@ class SubjectView:
                 f"fullest {loads.workers}": [(float(n), 1e3 * s) for n, s in enumerate(loads.seconds.max(axis=1))],
                 f"emptiest {loads.workers}": [(float(n), 1e3 * s) for n, s in enumerate(loads.seconds.min(axis=1))],
             }
-            title = f"{name}: load over the steps; {loads.spread:.1%} of the time waits for the fullest"
+            title = f"{name}: load over the steps; {loads.spread:.1%} below the fullest"
             found.append(draw.lines(title, curves, "ms", "step"))
         return found
 
@@ -195,7 +197,7 @@ def packing_report(packing: PackingView) -> str:
 
 def render(views: Sequence[SubjectView], packings: Iterable[PackingView]) -> str:
     """Fill the template."""
-    shared: dict[str, Any] = {"views": views, "packings": list(packings), "parts": dict.fromkeys(PART_OF.values())}
+    shared: dict[str, Any] = {"views": views, "packings": list(packings)}
     return TEMPLATES.get_template("report.html").render(causes=[(_css(cause), cause) for cause in CAUSES], **shared)
 
 

@@ -27,9 +27,8 @@ from omnibal_ext.report.timeline import (
     problem_of,
     recorded,
 )
-from omnibal_ext.run_metrics import complete_lines, evaluations, training_intervals
+from omnibal_ext.run_metrics import INPUTS, TIMELINE, complete_lines, evaluations, training_intervals
 
-TIMELINE, INPUTS = "timeline.jsonl", "inputs.json"
 WARM = 3
 """Iterations after which a recorded one is typical."""
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from omnibal_ext.chain import KINDS, PARTS
+from omnibal_ext.chain import KINDS, PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.plan import Plan
@@ -20,7 +20,6 @@ from omnibal_ext.schedule import Action, dependencies
 
 Phase = Literal["forward", "backward", "recompute", "weight"]
 OTHER = "other"
-PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
 PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "W": "weight"}
 
 

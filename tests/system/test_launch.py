@@ -43,6 +43,23 @@ def test_the_fastest_of_the_measured_layouts_runs_and_all_figures_are_recorded(f
     assert len((folder / "top/metrics.jsonl").read_text().splitlines()) == 6  # the run itself, from its first step
     assert "stage 1: " in done.stdout  # how far the stages are from the plan
     assert not list((folder / "top/trials").rglob("checkpoints"))
+    check_report(folder / "top", plan)
+
+
+def check_report(run: Path, plan: Plan) -> None:
+    """A run leaves a report of itself: the recorded iterations are the plan's schedule on every rank."""
+    lines = [json.loads(line) for line in (run / "timeline.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [4, 6]
+    wanted = [[(a.kind, a.microbatch, a.chunk) for a in actions] for actions in plan.build_schedule()]
+    for line in lines:
+        assert [[tuple(action[:3]) for action in lane["actions"]] for lane in line["lanes"]] == wanted
+        (first, second) = line["lanes"]
+        sent = {action[1]: action[4] for action in first["actions"] if action[0] == "F"}
+        taken = {action[1]: action[3] for action in second["actions"] if action[0] == "F"}
+        assert all(taken[m] >= sent[m] for m in sent), "one clock for both ranks"
+    page = (run / "report.html").read_text()
+    assert page.count("class='span'") == 2 * sum(map(len, wanted))  # predicted and measured
+    assert "measured, iteration" in page
 
 
 def test_it_profiles_for_the_precision_and_the_frozen_parts_of_the_run(folder: Path) -> None:

@@ -1,0 +1,27 @@
+"""The report that a run leaves behind, and what it needs to know of the run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from omnibal_ext.launch.planning import Planning
+from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.records import write_record
+from omnibal_ext.run_metrics import INPUTS
+
+REPORT = "report.html"
+
+
+def note_inputs(planning: Planning) -> None:
+    """Write down where the run's plan, profile and packs are, for those who read its folder later."""
+    paths = {"plan": planning.plan_path, "profile": planning.profile_path, "packs": planning.index.folder}
+    write_record(planning.run_dir / INPUTS, {name: str(path.resolve()) for name, path in paths.items()})
+
+
+def write_report(tool: Path, run_dir: Path, quiet: bool) -> None:
+    """Write RUN/report.html, and say where unless `quiet`. A run without a profile has none; the tool says why."""
+    page = run_dir / REPORT
+    command = [sys.executable, "-W", "ignore", str(tool), "--run", str(run_dir), "--output", str(page)]
+    done = run_to_end(command, stdout=subprocess.DEVNULL)
+    if done.returncode == 0 and not quiet:
+        print(f"report: {page}", flush=True)
