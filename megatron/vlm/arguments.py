@@ -60,6 +60,10 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
         help="first weights: a converted or another run's checkpoint",
     )
     group.add_argument("--from-scratch", action="store_true", help="start from random weights")
+    group.add_argument("--fresh", action="store_true", help="refuse to go on with a run: --save must hold none")
+    group.add_argument(
+        "--trust", action="store_true", help="load checkpoints that have no checksums, or may run code when loaded"
+    )
     group.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
     group.add_argument(
         "--loss-reduction",

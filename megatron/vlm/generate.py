@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from megatron.training.checkpointing import load_checkpoint
 from numpy.typing import NDArray
 from torch import Tensor
 
+from megatron.vlm.checkpoint.folder import Checkpoints
+from megatron.vlm.checkpoint.guard import load_whole
 from megatron.vlm.data.anyres import joined_orders
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
-from omnibal_ext.errors import UserError
 
 
 @dataclass
@@ -34,8 +34,7 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
 
     Raises UserError if the checkpoint or the dataset is not there.
     """
-    if not (Path(load) / "latest_checkpointed_iteration.txt").exists():
-        raise UserError(f"{load}: no checkpoint here; train with --save {load}")
+    Checkpoints(Path(load)).newest()
     flags = [
         "--load",
         load,
@@ -49,7 +48,7 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
         data = ChatDataset(folder)
         chain = Chain.of(inputs.args, inputs.architecture)
         stages = split_chain(chain)
-        load_checkpoint(stages, None, None)
+        load_whole(stages, None, None)
         with_images = np.flatnonzero(data.sizes.tiles).tolist()
         answers = [answer for sample in with_images for answer in answers_of(data, sample)]
         generate(stages, data, answers)

@@ -3,6 +3,8 @@
 torchrun --nproc-per-node 2 -m megatron.vlm.pretrain --model tiny --plan plan.json --data D --packs P ...
 """
 
+import contextlib
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +21,8 @@ from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from torch import Tensor
 
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
+from megatron.vlm.checkpoint import guard
+from megatron.vlm.checkpoint.run import describe_run
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches, samples_before
 from megatron.vlm.data.sources import Sources
@@ -37,6 +41,7 @@ from megatron.vlm.preflight.findings import refuse
 from megatron.vlm.preflight.run import Run, check_run
 from megatron.vlm.recorder import Recorder, recorded_iterations
 from megatron.vlm.weights import apply_weights
+from omnibal_ext.locks import only_job
 from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.run_metrics import TIMELINE
@@ -160,7 +165,15 @@ def main() -> None:
     refuse(check_run(run))
     apply_weights(inputs.args, run.weights)
     _keep_arguments(inputs)
+    with _saving_alone(inputs.args):
+        _train(inputs)
+
+
+def _train(inputs: TrainingInputs) -> None:
     trainer = Trainer(inputs)
+    args = inputs.args
+    guard.install(partial(describe_run, args, inputs.architecture), args.save_retain_interval)
+    args.save_retain_interval = None  # Megatron would keep no older save to fall back on
     install(trainer.forward_backward)
     provider = partial(trainer.datasets)
     setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)
@@ -175,6 +188,13 @@ def main() -> None:
     trainer.recorder.close()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def _saving_alone(args: Namespace) -> contextlib.AbstractContextManager[None]:
+    """One run saves in a folder: its first rank holds the lock. UserError where another run is at work."""
+    if args.rank or not args.save:
+        return contextlib.nullcontext()
+    return only_job(Path(args.save) / ".saving.lock", f"--save {args.save}")
 
 
 def _keep_arguments(inputs: TrainingInputs) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megatron.vlm.hf.checkpoint import RELEASE, TRACKER, OurCheckpoint
+from megatron.vlm.checkpoint.folder import TRACKER, Checkpoints
+from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.convert import SIDE, KeyMap
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import sources
@@ -68,18 +69,18 @@ def starting_weights(args: Namespace) -> Weights:
         raise UserError(f"--load {load}: no such folder; give the folder of a run's checkpoints, or leave --load out")
     if given and args.from_scratch:
         raise UserError(f"--from {given} and --from-scratch exclude each other; leave one out")
-    if load and _is_release(load):  # converted weights are no run's own
+    if load and Checkpoints(load).are_release:  # converted weights are no run's own
         if given and given != load:
             raise UserError(f"--load {load} and --from {given} both name first weights; leave one out")
         load, given = None, load
-    if load and save and load != save and holds_checkpoint(load) and holds_checkpoint(save):
+    if load and save and load != save and Checkpoints(load).exist and Checkpoints(save).exist:
         raise UserError(
             f"--load {load} and --save {save} both hold a run's checkpoints; leave --load out to go on with the run in "
             f"--save, or choose another --save"
         )
     for folder in (load, save):
-        if folder and holds_checkpoint(folder):
-            return Weights("own", folder, checkpoint_iteration(folder))
+        if folder and Checkpoints(folder).exist:
+            return _own(folder, args)
     if given:
         return _given(given)
     if args.from_scratch:
@@ -100,7 +101,7 @@ def apply_weights(args: Namespace, weights: Weights) -> None:
     args.exit_on_missing_checkpoint = own
 
 
-def check_weights(weights: Weights, architecture: Architecture) -> None:
+def check_weights(weights: Weights, architecture: Architecture, trust: bool = False) -> None:
     """Raise UserError unless the weights are of this model: its sizes, and the layers in the checkpoint.
 
     Only tables of contents are read.
@@ -118,34 +119,23 @@ def check_weights(weights: Weights, architecture: Architecture) -> None:
     if weights.kind == "unconverted":
         KeyMap.of(weights.folder, WeightFolder(weights.folder).stored)
     else:
-        _check_contents(OurCheckpoint(weights.folder), architecture)
-
-
-def holds_checkpoint(folder: Path) -> bool:
-    """Whether something has been saved there to the end."""
-    return (folder / TRACKER).is_file()
-
-
-def checkpoint_iteration(folder: Path) -> int:
-    """The iteration that a folder's newest checkpoint was saved after; 0 for converted weights."""
-    written = (folder / TRACKER).read_text().strip()
-    if written == RELEASE:
-        return 0
-    if not written.isdecimal():
-        raise UserError(f"{folder / TRACKER}: holds {written!r:.40}, no iteration; write the number of an iter_ folder")
-    return int(written)
+        _check_contents(OurCheckpoint(weights.folder, trust), architecture)
 
 
 def _path(name: str | None) -> Path | None:
     return Path(os.path.normpath(name)) if name else None
 
 
-def _is_release(folder: Path) -> bool:
-    return holds_checkpoint(folder) and (folder / TRACKER).read_text().strip() == RELEASE
+def _own(folder: Path, args: Namespace) -> Weights:
+    """The newest whole save of a run. Raises UserError if there is none, or under --fresh."""
+    save = Checkpoints(folder).newest(args.ckpt_step, args.trust)
+    if args.fresh:
+        raise UserError(f"--fresh: {folder} holds a run's {save.path.name}; choose a new --save, or leave --fresh out")
+    return Weights("own", folder, save.iteration)
 
 
 def _given(folder: Path) -> Weights:
-    if holds_checkpoint(folder):
+    if Checkpoints(folder).exist:
         return Weights("given", folder)
     if not folder.is_dir():
         raise UserError(f"--from {folder}: no such folder; models are not downloaded")

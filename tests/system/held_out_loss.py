@@ -7,8 +7,8 @@ import json
 import sys
 
 import torch
-from megatron.training.checkpointing import load_checkpoint
 
+from megatron.vlm.checkpoint.guard import load_whole
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.generate import split_chain
 from megatron.vlm.microbatch import Microbatch
@@ -24,7 +24,7 @@ def main() -> None:
     with single_process("tiny", flags) as inputs:
         chain = Chain.of(inputs.args, inputs.architecture)
         stages = split_chain(chain)
-        load_checkpoint(stages, None, None)
+        load_whole(stages, None, None)
         for sample in range(len(data)):
             losses = losses_of(stages, data, sample)
             counts = torch.from_numpy(data.text(sample)[1][1:]) > 0

@@ -109,11 +109,23 @@ def uninterrupted(folder: Path) -> list[dict[str, Any]]:
 def test_resuming_goes_on_with_the_same_data_and_loss(
     folder: Path, uninterrupted: list[dict[str, Any]], plan: str, pipeline: int, evaluates: bool
 ) -> None:
-    """In the middle of an epoch, in any layout, whether or not there are evaluations in between."""
-    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    """In the middle of an epoch, in any layout, whether or not there are evaluations in between.
+
+    By the tracker's word; where the tracker is empty and the newest save is damaged, the older one is gone on from.
+    """
+    checkpoints = folder / "checkpoints"
+    newest = checkpoints / "iter_0000004" / "__1_0.distcp"
+    whole, damaged = newest.read_bytes(), bytearray(newest.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    if evaluates:
+        (checkpoints / "latest_checkpointed_iteration.txt").write_text("2")
+    else:
+        (checkpoints / "latest_checkpointed_iteration.txt").write_text("")
+        newest.write_bytes(damaged)
     flags = ("--load", str(folder / "checkpoints"), "--eval-interval", "4", *(held_out(folder) if evaluates else ()))
     run = f"resumed-{plan}"
     resumed = train(folder, run, plan, pipeline, 4, *flags)
+    newest.write_bytes(whole)
     assert [line["iteration"] for line in resumed] == [3, 4]
     for line, expected in zip(resumed, uninterrupted[2:], strict=True):
         for name in ("samples", "consumed_samples", "epoch", "iterations"):

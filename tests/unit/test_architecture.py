@@ -23,7 +23,7 @@ FLOORS = [
         "megatron.vlm.microbatch",
         "megatron.vlm.loss",
     ),
-    ("megatron.vlm.models", "megatron.vlm.data"),
+    ("megatron.vlm.models", "megatron.vlm.data", "megatron.vlm.checkpoint"),
     ("megatron.vlm.pipeline",),
     ("megatron.vlm.single", "megatron.vlm.hf"),
     ("megatron.vlm.profiling",),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from megatron.vlm.checkpoint.folder import seal
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.weights import Weights, apply_weights, check_weights, starting_weights
 from omnibal_ext.architectures.presets import preset
@@ -18,15 +19,18 @@ TINY = preset("tiny")
 def saved(folder: Path, tracker: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "latest_checkpointed_iteration.txt").write_text(tracker)
+    if tracker.isdecimal():
+        (folder / f"iter_{int(tracker):07d}").mkdir()
+        seal(folder / f"iter_{int(tracker):07d}", {}, {})
     return folder
 
 
 def flags(
-    load: Path | None = None, save: Path | None = None, first: Path | None = None, scratch: bool = False
+    load: Path | None = None, save: Path | None = None, first: Path | None = None, scratch: bool = False, **more: object
 ) -> Namespace:
     names = {"load": load, "save": save, "first_weights": first}
-    return Namespace(**{name: path and str(path) for name, path in names.items()}, from_scratch=scratch,
-                     pretrained_checkpoint=None)  # fmt: skip
+    values = {"pretrained_checkpoint": None, "ckpt_step": None, "trust": False, "fresh": False, **more}
+    return Namespace(**{name: path and str(path) for name, path in names.items()}, from_scratch=scratch, **values)
 
 
 def hugging_face(folder: Path) -> Path:
@@ -71,7 +75,8 @@ def test_nothing_starts_from_random_weights_unasked(tmp_path: Path) -> None:
         (flags(first=own, scratch=True), "exclude each other"),
         (flags(load=own, save=other), "both hold a run's checkpoints"),
         (flags(load=saved(tmp_path / "release", "release"), first=own), "both name first weights"),
-        (flags(load=saved(tmp_path / "broken", "metadata")), "no iteration"),
+        (flags(load=saved(tmp_path / "broken", "metadata")), "no checkpoint here"),
+        (flags(save=own, fresh=True), "--fresh: .*own holds a run's iter_0000003"),
     ):
         with pytest.raises(UserError, match=words):
             starting_weights(args)

@@ -1,13 +1,11 @@
 """Megatron distributed checkpoints (torch_dist), a weight at a time, without Megatron and without a process group.
 
 OURS/latest_checkpointed_iteration.txt    "release": training starts at iteration 0 with a fresh optimizer
-OURS/release/                             weights under the chain's names, whole: any layout reads its part
+OURS/release/                             weights under the chain's names, whole: any layout reads its part; checksums
 OURS/huggingface/                         what the weights came with, for --model and for the way back
 """
 
-import io
 import json
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,11 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
-from omnibal_ext.errors import UserError
+from megatron.vlm.checkpoint.folder import INTEGRITY, RELEASE, TRACKER, Checkpoints
+from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.checkpoint.safe import read_contents
+from omnibal_ext.checksums import verify_checksums
 
-TRACKER = "latest_checkpointed_iteration.txt"
-RELEASE = "release"
 COMMON = "common_state/shard_0_1"
 """Where core looks for what is no tensor."""
 
@@ -53,17 +52,19 @@ def write_release(folder: Path, shapes: Mapping[str, Tensor], make: Callable[[st
         no_dist=True,
     )
     (release / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
+    seal_alone(release, {})
     (folder / TRACKER).write_text(RELEASE)
 
 
 class OurCheckpoint:
-    """A checkpoint of the trainer or of `write_release`, at its latest iteration.
+    """A checkpoint of the trainer or of `write_release`, at its newest whole iteration.
 
-    Raises UserError if there is none, or it is of another format.
+    Raises UserError if there is none, it cannot be read safely, or it is of another format.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = latest(folder)
+    def __init__(self, folder: Path, trust: bool = False) -> None:
+        self.save = Checkpoints(folder).newest(trust=trust)
+        self.folder = self.save.path
         self._reader = _Reader(self.folder)
         metadata = self._reader.read_metadata().state_dict_metadata
         self.weights = {
@@ -72,17 +73,19 @@ class OurCheckpoint:
             if isinstance(entry, TensorStorageMetadata) and name.startswith("links.")
         }
 
+    def verify(self) -> None:
+        """Read every byte and compare with the checksums. Raises UserError naming the file."""
+        verify_checksums(self.folder, self.save.integrity["files"], "take an older save, or make it anew")
+
     @property
-    def arguments(self) -> Namespace:
-        """The arguments of the run that saved it; empty for converted weights."""
-        state: dict[str, Any] = {COMMON: io.BytesIO()}
-        dcp.load(state, storage_reader=self._reader, no_dist=True)
-        return state[COMMON][0].get("args") or Namespace()
+    def run(self) -> dict[str, Any]:
+        """What it says of the run that saved it (`megatron.vlm.checkpoint.run`); empty for converted weights."""
+        return dict(self.save.integrity["run"]) if (self.folder / INTEGRITY).exists() else {}
 
     @property
     def preset(self) -> Path | None:
         """The --model that the checkpoint was trained with, where that is a folder."""
-        preset = getattr(self.arguments, "preset", None)
+        preset = self.run.get("preset")
         return Path(preset) if preset and Path(preset).exists() else None
 
     def tensor(self, name: str) -> Tensor:
@@ -98,19 +101,7 @@ class _Reader(dcp.FileSystemReader):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._metadata = super().read_metadata()
+        self._metadata = read_contents(folder / ".metadata")
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         return self._metadata
-
-
-def latest(folder: Path) -> Path:
-    """The newest iteration's folder of a checkpoint folder."""
-    tracker = folder / TRACKER
-    if not tracker.is_file():
-        raise UserError(f"{folder}: no checkpoint here (no {TRACKER}); give the folder that --save named")
-    written = tracker.read_text().strip()
-    found = folder / (RELEASE if written == RELEASE else f"iter_{int(written):07d}")
-    if not (found / ".metadata").is_file():
-        raise UserError(f"{found}: no distributed checkpoint; train with --ckpt-format torch_dist (the default)")
-    return found

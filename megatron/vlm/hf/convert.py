@@ -147,6 +147,7 @@ def to_hugging_face(folder: Path, output: Path, like: Path | None = None) -> Key
     a Hugging Face folder or one of ours. Raises UserError if it is not found or is another model.
     """
     ours = OurCheckpoint(folder)
+    ours.verify()
     side = _find_side(folder, ours, like)
     stored, idle_weights = _listing(side)
     keys = KeyMap.of(side, stored)

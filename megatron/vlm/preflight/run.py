@@ -4,8 +4,10 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from megatron.vlm.arguments import TrainingInputs
+from megatron.vlm.checkpoint.run import check_goes_on
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.fit import check_dataset, check_lengths, longest_positions
 from megatron.vlm.data.loader import first_iteration
@@ -123,14 +125,24 @@ def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> st
 
 def _check_weights(run: Run) -> str:
     args, weights = run.inputs.args, run.weights
-    check_weights(weights, run.inputs.architecture)
+    check_weights(weights, run.inputs.architecture, args.trust)
     if not run.converts:
         weights.refuse_unconverted()
     if weights.kind == "own" and weights.folder:
-        first_iteration(OurCheckpoint(weights.folder).arguments.consumed_train_samples, args.global_batch_size)
-        if args.train_iters and weights.iteration >= args.train_iters:
-            return Note(f"{weights.describe()}, the end of --train-iters {args.train_iters}: nothing is left to train")
+        return _goes_on(run, OurCheckpoint(weights.folder, args.trust).run)
     return weights.describe()
+
+
+def _goes_on(run: Run, saved: dict[str, Any]) -> str:
+    """Whether the run is the one that was saved; a save by others, which says nothing of it, is believed (--trust)."""
+    args, found = run.inputs.args, run.weights.describe()
+    if saved:
+        first_iteration(saved["consumed_packs"], args.global_batch_size)
+        if differ := check_goes_on(saved, args, run.inputs.architecture):
+            found = Note(f"{found}; unlike the run so far: {', '.join(differ)}")
+    if args.train_iters and run.weights.iteration >= args.train_iters:
+        return Note(f"{found}, the end of --train-iters {args.train_iters}: nothing is left to train")
+    return found
 
 
 def _check_plan(run: Run) -> str:

@@ -64,4 +64,4 @@ def checkpoints_kept(args: Namespace, iteration: int) -> int:
     written = -(-left // args.save_interval)
     if not args.save_retain_interval:
         return written
-    return min(written, left // args.save_retain_interval + 2)  # and the newest, and the one being written
+    return min(written, left // args.save_retain_interval + 3)  # and the two newest, and the one being written

@@ -148,7 +148,7 @@ def test_ranks_on_the_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("iteration", "interval", "retain", "kept"),
-    [(0, 10, None, 10), (0, 30, None, 4), (95, 10, None, 1), (100, 10, None, 0), (0, 10, 50, 4), (0, 10, 10, 10)],
+    [(0, 10, None, 10), (0, 30, None, 4), (95, 10, None, 1), (100, 10, None, 0), (0, 10, 50, 5), (0, 10, 10, 10)],
 )
 def test_checkpoints_that_lie_there_at_once(iteration: int, interval: int, retain: int | None, kept: int) -> None:
     args = arguments(save_interval=interval, save_retain_interval=retain)

@@ -1,0 +1,136 @@
+"""Around Megatron's saving and loading: nothing is written without room for it, nothing loaded that is not whole.
+
+Before a save    older saves that need not be kept are removed, newer ones of a run that was put back are put aside;
+                 there must be room. The newest whole save is never touched.
+After a save     every rank hashes what it wrote; integrity.json says that the save is whole; then Megatron's tracker
+                 names it.
+Before a load    all files are read and compared; a save that is damaged is passed over for the next older one.
+"""
+
+import shutil
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.training import get_args, training
+from megatron.training.checkpointing import load_checkpoint
+
+from megatron.vlm.checkpoint.folder import INTEGRITY, Checkpoints, Save, none_whole
+from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, seal_together
+from megatron.vlm.checkpoint.safe import guarded
+from omnibal_ext.errors import UserError
+
+GIB = 2**30
+Describe = Callable[[], Mapping[str, Any]]
+
+
+def install(describe: Describe, retain_interval: int | None) -> None:
+    """Guard the saves and loads of Megatron's loop. `describe`() is what a save says of its run.
+
+    retain_interval: besides the two newest saves those of multiples of it are kept; None keeps all.
+    """
+    save, write = training.save_checkpoint, dist_checkpointing.save
+
+    def guarded_save(iteration: int, *arguments: Any, **named: Any) -> None:
+        folder = Path(get_args().save)
+        once(lambda: _make_room(folder, iteration, retain_interval))
+        save(iteration, *arguments, **named)
+
+    def sealed_write(state: Any, path: str, *arguments: Any, **named: Any) -> Any:
+        request = write(state, path, *arguments, **named)
+        finish = partial(seal_together, Path(path), dict(describe()))
+        if request is None:
+            finish()
+        else:
+            request.add_finalize_fn(finish)
+        return request
+
+    training.save_checkpoint = guarded_save
+    training.load_checkpoint = load_whole
+    dist_checkpointing.save = sealed_write
+
+
+def load_whole(*arguments: Any, **named: Any) -> Any:
+    """Megatron's `load_checkpoint`, of the newest save that is whole to the last byte; every rank calls it.
+
+    Raises UserError if there is none, or it cannot be loaded safely.
+    """
+    args = get_args()
+    believe(args)
+    with guarded(args.trust):
+        return load_checkpoint(*arguments, **named)
+
+
+def believe(args: Namespace) -> None:
+    """Let the tracker of --load name a save that is whole. Weights that were given must be whole as they are."""
+    own = args.load is not None
+    checkpoints = Checkpoints(Path(args.load if own else args.pretrained_checkpoint))
+    candidates = once(lambda: [(str(save.path), save.iteration) for save in checkpoints.candidates(args.ckpt_step)])
+    faults: list[str] = []
+    for path, iteration in candidates:
+        save = Save(Path(path), iteration)
+        fault = _fault(save, args.trust)
+        if not fault:
+            break
+        faults.append(fault)
+        if dist.get_rank() == 0:
+            print(f"warning: {fault}: passed over", flush=True)
+    else:
+        raise UserError(none_whole(checkpoints.folder, faults))
+    if faults and not own:
+        raise UserError(f"--from {checkpoints.folder}: {faults[0]}; {save.path.name} is whole: name it in its tracker")
+    if faults and dist.get_rank() == 0:
+        print(f"warning: going on from the newest whole save, {save.path}", flush=True)
+    if own and not args.ckpt_step:
+        once(lambda: _track(checkpoints, save))
+
+
+def _track(checkpoints: Checkpoints, save: Save) -> None:
+    if not checkpoints.are_release and checkpoints.tracked != str(save.iteration):
+        checkpoints.track(save)
+
+
+def _fault(save: Save, trust: bool) -> str:
+    """What is wrong with a save, found by all ranks together; "" if it is whole."""
+    try:
+        gathered(lambda: save.check(trust) if dist.get_rank() == 0 else None)
+        if trust and not (save.path / INTEGRITY).exists():
+            return ""
+        damaged = damaged_files(save)
+    except UserError as error:
+        return str(error)
+    return f"{save.path / damaged[0]}: damaged: its checksum is another one" if damaged else ""
+
+
+def _make_room(folder: Path, iteration: int, retain_interval: int | None) -> None:
+    """Raise UserError if the disk has less room than the newest save took."""
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints = Checkpoints(folder)
+    kept = [save for save in checkpoints.candidates() if save.iteration != iteration]
+    whole = [save for save in kept if (save.path / INTEGRITY).is_file()]
+    for save in checkpoints.saves():
+        if save not in kept:  # of a run that was put back to an older save, or an interrupted one
+            _put_aside(save)
+        elif retain_interval and save not in whole[:1] and save.iteration % retain_interval:
+            shutil.rmtree(save.path, ignore_errors=True)
+    if whole:
+        needed, free = sum(file.stat().st_size for file in whole[0].path.iterdir()), shutil.disk_usage(folder).free
+        if needed > free:
+            raise UserError(
+                f"--save {folder}: no room for the save of iteration {iteration}: {needed / GIB:.2f} GiB needed, "
+                f"{free / GIB:.2f} GiB free; make room and start again: the run goes on from {whole[0].path.name}"
+            )
+
+
+def _put_aside(save: Save) -> None:
+    """Free a save's name; a whole one is kept under another."""
+    aside = save.path.with_name(f"{save.path.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    if (save.path / INTEGRITY).is_file():
+        save.path.rename(aside)
+    else:
+        shutil.rmtree(save.path, ignore_errors=True)

@@ -1,0 +1,106 @@
+"""What others wrote is read without running it: a pickle may name the classes of checkpoints, and no others."""
+
+import io
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import ReadItem
+
+from omnibal_ext.errors import UserError
+
+CLASSES = {
+    ("torch.distributed.checkpoint.metadata", name)
+    for name in ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+                 "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")
+} | {
+    ("torch.distributed.checkpoint.planner", name)
+    for name in ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")
+} | {
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"),
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),  # Python 3.13
+}  # fmt: skip
+"""What a table of contents (.metadata) is made of; and torch's types of numbers."""
+
+
+class _TableOfContents(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in CLASSES:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype | torch.layout):
+            return kind
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+def read_contents(path: Path) -> Metadata:
+    """The table of contents of a save. Raises UserError if it is damaged, or would run code."""
+    try:
+        with path.open("rb") as file:
+            contents = _TableOfContents(file).load()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); is it a distributed checkpoint?") from None
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise UserError(_refused(path, error)) from None
+    if not isinstance(contents, Metadata):
+        raise UserError(_refused(path, "it is no table of contents"))
+    return contents
+
+
+@contextmanager
+def guarded(trust: bool) -> Iterator[None]:
+    """Inside, torch's reader of checkpoints unpickles nothing but what is known; with `trust` anything.
+
+    Raises UserError for what is refused. Megatron's own reader allows what Megatron needs (`core.safe_globals`).
+    """
+    if trust:
+        yield
+        return
+    read_metadata, load_bytes = FileSystemReader.read_metadata, DefaultLoadPlanner.load_bytes
+    refusals: list[UserError] = []
+
+    def read_safely(self: FileSystemReader, *arguments: Any, **named: Any) -> Metadata:
+        try:
+            read_contents(Path(self.path) / ".metadata")
+        except UserError as refusal:
+            refusals.append(refusal)
+            raise
+        return read_metadata(self, *arguments, **named)
+
+    def load_safely(self: DefaultLoadPlanner, item: ReadItem, value: io.BytesIO) -> None:
+        try:
+            torch.load(value, weights_only=True)
+        except Exception as error:  # as above
+            raise UserError(_refused(item.storage_index.fqn, error)) from None
+        value.seek(0)
+        load_bytes(self, item, value)
+
+    FileSystemReader.read_metadata = read_safely  # type: ignore[method-assign]
+    DefaultLoadPlanner.load_bytes = load_safely  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    except CheckpointException as error:  # torch's, in which it wraps what its readers raise, on any rank
+        refusals += [failure for failure, _ in error.failures.values() if isinstance(failure, UserError)]
+        raise refusals[0] if refusals else error from None
+    finally:
+        FileSystemReader.read_metadata = read_metadata  # type: ignore[method-assign]
+        DefaultLoadPlanner.load_bytes = load_bytes  # type: ignore[method-assign]
+
+
+def _refused(what: object, error: object) -> str:
+    reason = " ".join(str(error).split())[:200]
+    return (
+        f"{what}: cannot be loaded safely ({reason}); if you know who wrote it, --trust loads it as it is, and "
+        "runs what it holds"
+    )

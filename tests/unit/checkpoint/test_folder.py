@@ -1,0 +1,167 @@
+"""A run goes on from the newest save that is whole to the last byte, whatever happened to tracker and files."""
+
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from megatron.vlm.checkpoint import guard, integrity
+from megatron.vlm.checkpoint.folder import Checkpoints, Save
+from omnibal_ext.errors import UserError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+
+def save(folder: Path, iteration: int) -> Path:
+    """What a save of two ranks leaves."""
+    path = folder / f"iter_{iteration:07d}"
+    path.mkdir(parents=True)
+    bits = np.random.default_rng(iteration)
+    for name, size in ((".metadata", 300), ("metadata.json", 60), ("__0_0.distcp", 5000), ("__1_0.distcp", 7000)):
+        (path / name).write_bytes(bits.bytes(size))
+    integrity.seal_alone(path, {"consumed_packs": iteration})
+    (folder / TRACKER).write_text(str(iteration))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for iteration in (10, 20, 30):
+        save(tmp_path, iteration)
+    return tmp_path
+
+
+def arguments(folder: Path, **changes: object) -> Namespace:
+    values = {"load": str(folder), "pretrained_checkpoint": None, "trust": False, "ckpt_step": None, **changes}
+    return Namespace(**values)
+
+
+def believed(folder: Path) -> int:
+    """The iteration that Megatron will load."""
+    guard.believe(arguments(folder))
+    return int((folder / TRACKER).read_text())
+
+
+@pytest.mark.parametrize(
+    ("tracker", "iteration"),
+    [("30", 30), ("20", 20), ("", 30), ("3\0", 30), ("31", 30), ("25", 20), ("5", 30), ("-1", 30), ("\xb2", 30),
+     (None, 30)],
+)  # fmt: skip
+def test_the_tracker_decides_where_it_can_and_the_saves_where_it_cannot(
+    folder: Path, tracker: str | None, iteration: int
+) -> None:
+    (folder / TRACKER).unlink()
+    if tracker is not None:
+        (folder / TRACKER).write_text(tracker)
+    assert Checkpoints(folder).exist
+    assert Checkpoints(folder).newest().iteration == iteration
+    assert believed(folder) == iteration
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def flip(path: Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 4
+    path.write_bytes(damaged)
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata", "metadata.json", "integrity.json"])
+def test_a_damaged_save_is_passed_over_and_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(folder / "iter_0000030" / name)
+    assert believed(folder) == 20
+    said = capsys.readouterr().out
+    assert f"iter_0000030/{name}: " in said
+    assert "newest whole save, " in said
+    damage(folder / "iter_0000020" / name)
+    assert believed(folder) == 10
+    damage(folder / "iter_0000010" / name)
+    with pytest.raises(UserError, match=r"no save in it is whole: .*--trust"):
+        believed(folder)
+
+
+def test_every_flipped_bit_is_found(folder: Path) -> None:
+    """Of any file of the save, by position and bit."""
+    newest, bits = folder / "iter_0000030", np.random.default_rng(1)
+    files = sorted(newest.iterdir())
+    for _ in range(150):
+        path = files[bits.integers(len(files))]
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        damaged[bits.integers(len(whole))] ^= 1 << int(bits.integers(8))
+        path.write_bytes(damaged)
+        (folder / TRACKER).write_text("30")
+        same = path.name == "integrity.json" and _means_the_same(whole, bytes(damaged))
+        assert believed(folder) == (30 if same else 20), path.name
+        path.write_bytes(whole)
+
+
+def _means_the_same(one: bytes, other: bytes) -> bool:
+    """White space that became other white space."""
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
+def test_given_weights_are_whole_or_refused_and_a_step_that_was_asked_for_is_the_one(folder: Path) -> None:
+    guard.believe(arguments(folder, ckpt_step=10))
+    assert (folder / TRACKER).read_text() == "30"
+    flip(folder / "iter_0000030" / "__1_0.distcp")
+    with pytest.raises(UserError, match=r"__1_0.distcp: damaged.*iter_0000020 is whole: name it in its tracker"):
+        guard.believe(arguments(folder, load=None, pretrained_checkpoint=str(folder)))
+    assert (folder / TRACKER).read_text() == "30"
+    flip(folder / "iter_0000010" / "__0_0.distcp")
+    with pytest.raises(UserError, match=r"iter_0000010/__0_0.distcp: damaged"):
+        guard.believe(arguments(folder, ckpt_step=10))
+
+
+def test_a_save_of_others_is_loaded_when_it_is_trusted(folder: Path) -> None:
+    for path in folder.glob("iter_*/integrity.json"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"integrity.json: is missing.*--trust"):
+        Checkpoints(folder).newest()
+    assert Checkpoints(folder).newest(trust=True).iteration == 30
+    guard.believe(arguments(folder, trust=True))
+
+
+def test_room_is_made_before_a_save_and_what_is_not_the_run_s_any_more_is_put_aside(folder: Path) -> None:
+    """The two newest saves and multiples of the interval stay; an interrupted save is cleared away."""
+    (folder / "iter_0000040").mkdir()
+    (folder / "iter_0000040/__0_0.distcp").write_bytes(b"half")
+    guard._make_room(folder, 40, 20)
+    assert [one.iteration for one in Checkpoints(folder).saves()] == [30, 20]
+    save(folder, 40)
+    guard._make_room(folder, 50, 20)
+    assert [one.iteration for one in Checkpoints(folder).saves()] == [40, 20]
+    (folder / TRACKER).write_text("20")  # the user goes back
+    guard._make_room(folder, 40, None)
+    assert [one.iteration for one in Checkpoints(folder).saves()] == [20]
+    Save(folder / "iter_0000040.aside", 40).check()
+
+
+def test_a_disk_without_room_is_said_before_anything_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(file.stat().st_size for file in (folder / "iter_0000030").iterdir())
+    monkeypatch.setattr(guard.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
+    guard._make_room(folder, 40, None)
+    monkeypatch.setattr(guard.shutil, "disk_usage", lambda _: SimpleNamespace(free=size - 1))
+    with pytest.raises(UserError, match=r"no room for the save of iteration 40.*goes on from iter_0000030"):
+        guard._make_room(folder, 40, None)
+
+
+def test_a_folder_in_which_a_first_save_was_cut_off_holds_no_checkpoint(tmp_path: Path) -> None:
+    shutil.copytree(save(tmp_path / "whole", 10), tmp_path / "cut/iter_0000010")
+    (tmp_path / "cut/iter_0000010/integrity.json").unlink()
+    assert not Checkpoints(tmp_path / "cut").exist
+    assert Checkpoints(tmp_path / "whole").exist
