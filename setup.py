@@ -41,7 +41,8 @@ setup(
         "pillow>=11,<14",
     ],
     extras_require={
-        "hf": ["tokenizers>=0.22,<1", "safetensors>=0.5,<1", "jinja2>=3.1,<4"],
+        "hf": ["tokenizers>=0.22,<1", "safetensors>=0.5,<1"],
+        "tables": ["pyarrow>=18,<24"],
         "demo": ["scikit-learn>=1.5,<2"],
         "png": ["matplotlib>=3.9,<4"],
         "test": [
@@ -53,6 +54,7 @@ setup(
             # Oracles: Hugging Face's own templates and models.
             "tokenizers>=0.22,<1",
             "transformers>=4.57,<6",
+            "pyarrow>=18,<24",
             "jinja2>=3.1,<4",
             # The report: in a browser, as a trace, as a picture.
             "websocket-client>=1.8,<2",

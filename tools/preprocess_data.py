@@ -1,4 +1,4 @@
-"""Chat JSONL and images to a dataset folder: tokens, loss masks, sizes, image references, rejects."""
+"""Conversations and images to a dataset folder: tokens, loss masks, sizes, image references, rejects."""
 
 import argparse
 import sys
@@ -37,8 +37,14 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     usual = {flag: f"(default {value}, or the model's)" for flag, value in USUAL.items()}
     add = parser.add_argument
-    add("--input", type=Path, nargs="+", required=True, help="InternVL chat JSONL files")
-    add("--image-root", type=Path, required=True, help="the folder that image paths start from")
+    add(
+        "--input",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="chat JSONL, JSON lists, InternVL's meta file, Parquet, Arrow or a folder of them, tars: docs/data.md",
+    )
+    add("--image-root", type=Path, help="the folder that image paths start from (default: that of each input)")
     add(*MODEL_FLAGS, help="a preset or a Hugging Face folder that the data is for: it decides what is not given below")
     add("--tokenizer-model", type=Path, help="a sentencepiece .model or a tokenizer.json (or the model folder's)")
     add("--chat-template", help=f"one of {', '.join(TEMPLATES)} (or the model's)")

@@ -75,7 +75,7 @@ class Corpus:
             raise UserError(f"{manifest}: is damaged or of another version ({error}): preprocess again") from error
         (lines,) = load_columns(sizes, ("lines",))
         (supervised,) = load_columns(sizes, ("supervised",)) if "supervised" in column_names(sizes) else (None,)
-        sources = tuple(Source(source["file"], source["samples"]) for source in sources)
+        sources = tuple(Source(source["file"], source["samples"], source.get("weight", 1.0)) for source in sources)
         return cls(
             Sizes.load(sizes, more),
             sources,

@@ -1,14 +1,20 @@
-"""One line of InternVL chat JSONL becomes a checked conversation, or is rejected with a reason.
+"""One record becomes a checked conversation, or is rejected with a reason: InternVL's, LLaVA's, ShareGPT's, OpenAI's.
 
     {"id": 7, "image": "a.png", "conversations": [{"from": "human", "value": "<image>\\nWhat is it?"},
                                                   {"from": "gpt", "value": "A cat."}]}
 
 `image` (or `images`) may be a list, null or absent; a `system` turn may come first, or `system` beside the conversation
-be its words. A turn of the assistant with `weight` 0 (or `loss` or `train` false) is read, not trained.
+be its words. `messages` of `role` and `content` say the same; a content may be a list of parts, an image among them
+where it is seen (`{"type": "image_url", "image_url": {"url": ...}}`, or "image" with a path, or one of `images`):
+
+    {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]},
+                  {"role": "assistant", "content": "A cat."}]}
+
+A turn of the assistant with `weight` 0 (or `loss` or `train` false) is read, not trained.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +22,8 @@ from megatron.vlm.data.fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, unsu
 from megatron.vlm.data.markup import IMAGE_MARK
 from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, Message
 
+TURN_NAMES = {"role": "from", "content": "value"}
+IMAGE_PARTS = ("image", "image_url")
 TRAINED_FIELDS = ("weight", "loss", "train")
 ROLES = {"human": USER, "user": USER, "gpt": ASSISTANT, "assistant": ASSISTANT, "system": SYSTEM}
 
@@ -36,16 +44,19 @@ class Conversation:
     images: tuple[str, ...]
 
 
-def parse_conversation(line: bytes, reserved: Sequence[str]) -> Conversation:
-    """Read and check one line; `reserved` are the texts that nobody's words may contain.
+def parse_conversation(record: bytes | Mapping[str, Any], reserved: Sequence[str], gap: str = "\n") -> Conversation:
+    """Read and check one record; `reserved` are the texts that nobody's words may contain.
+
+    An image that is a part of a message becomes a mark and `gap` in its words.
 
     Raises `Rejected` with the reasons not_utf8, malformed_line, unsupported_media, unsupported_field,
     empty_conversation, bad_roles, reserved_words and image_mark_mismatch.
     """
-    record = _decode(line)
-    _check_fields("", record, LINE_FIELDS)
-    messages = (*_system(record), *_messages(record))
-    images = _images(record)
+    fields = _decode(record) if isinstance(record, bytes) else record
+    _check_fields("", fields, LINE_FIELDS)
+    turns = _turns(fields)
+    messages = (*_system(fields), *_messages(turns, gap))
+    images = _images(fields, [reference for turn in turns for reference in _references(turn)])
     _check_roles(messages)
     _check_words(messages, reserved)
     _check_marks(messages, len(images))
@@ -64,13 +75,13 @@ def _decode(line: bytes) -> dict[str, Any]:
     return record
 
 
-def _check_fields(where: str, fields: dict[str, Any], honoured: frozenset[str]) -> None:
+def _check_fields(where: str, fields: Mapping[str, Any], honoured: frozenset[str]) -> None:
     if verdict := unsupported(fields, honoured):
         reason, detail = verdict
         raise Rejected(reason, where + detail[:250])
 
 
-def _system(record: dict[str, Any]) -> tuple[Message, ...]:
+def _system(record: Mapping[str, Any]) -> tuple[Message, ...]:
     """`system` beside the conversation, as ShareGPT's files have it."""
     words = record.get("system") or ""
     if not isinstance(words, str):
@@ -78,20 +89,60 @@ def _system(record: dict[str, Any]) -> tuple[Message, ...]:
     return (Message(SYSTEM, words),) if words else ()
 
 
-def _messages(record: dict[str, Any]) -> tuple[Message, ...]:
-    turns = record.get("conversations")
+def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The turns as `from`, `value` and what else they say, whichever words the record has for them."""
+    given = [name for name in ("conversations", "messages") if record.get(name) is not None]
+    if len(given) == 2:
+        raise Rejected("malformed_line", "both 'conversations' and 'messages' are given; leave one")
+    turns = record[given[0]] if given else None
     if not isinstance(turns, list):
-        raise Rejected("malformed_line", "'conversations' is no list")
+        raise Rejected("malformed_line", "neither 'conversations' nor 'messages' is a list")
+    found = []
+    for number, turn in enumerate(turns):
+        if not isinstance(turn, dict):
+            raise Rejected("malformed_line", f"turn {number} is no object")
+        renamed = {str(TURN_NAMES.get(name, name)): value for name, value in turn.items() if value is not None}
+        if not isinstance(renamed.get("value"), str | list):
+            raise Rejected("malformed_line", f"turn {number} has no text 'value' or 'content'")
+        _check_fields(f"turn {number}: ", renamed, TURN_FIELDS)
+        found.append(renamed)
+    return found
+
+
+def _messages(turns: Sequence[dict[str, Any]], gap: str) -> tuple[Message, ...]:
     messages = []
     for number, turn in enumerate(turns):
-        if not isinstance(turn, dict) or not isinstance(turn.get("value"), str):
-            raise Rejected("malformed_line", f"turn {number} is no object with a text 'value'")
-        _check_fields(f"turn {number}: ", turn, TURN_FIELDS)
         speaker = turn.get("from")
         if not isinstance(speaker, str) or speaker not in ROLES:
             raise Rejected("bad_roles", f"turn {number} is from {str(speaker)[:40]!r}, not one of {', '.join(ROLES)}")
-        messages.append(Message(ROLES[speaker], turn["value"], _is_trained(turn, number)))
+        value = turn["value"]
+        words = value if isinstance(value, str) else "".join(_words(part, number, gap) for part in value)
+        messages.append(Message(ROLES[speaker], words, _is_trained(turn, number)))
     return tuple(messages)
+
+
+def _words(part: Any, number: int, gap: str) -> str:
+    """What a part of a message is in its words."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        if IMAGE_MARK in part["text"]:
+            raise Rejected("image_mark_mismatch", f"turn {number} has {IMAGE_MARK!r} in a text beside image parts")
+        return str(part["text"])
+    if kind in IMAGE_PARTS:
+        return IMAGE_MARK + gap
+    if isinstance(kind, str) and kind != "text":
+        raise Rejected(
+            "unsupported_media", f"turn {number} has a part of type {kind[:40]!r}; text and images are known"
+        )
+    raise Rejected("malformed_line", f"turn {number} has a part that is no object with a type and its content")
+
+
+def _references(turn: dict[str, Any]) -> Iterator[str | None]:
+    """What each image part of a turn names; None where it leaves that to `images` beside the messages."""
+    for part in turn["value"] if isinstance(turn["value"], list) else ():
+        if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
+            named = next((part[name] for name in ("image_url", "image", "url", "path") if part.get(name)), None)
+            yield named.get("url") if isinstance(named, dict) else named
 
 
 def _is_trained(turn: dict[str, Any], number: int) -> bool:
@@ -107,11 +158,14 @@ def _is_trained(turn: dict[str, Any], number: int) -> bool:
     return all(value for _, value in given)
 
 
-def _images(record: dict[str, Any]) -> tuple[str, ...]:
+def _images(record: Mapping[str, Any], references: Sequence[Any]) -> tuple[str, ...]:
     given = {name: record[name] for name in ("image", "images") if record.get(name) not in (None, "", [])}
+    named = [reference for reference in references if reference is not None]
     if len(given) > 1:
         raise Rejected("malformed_line", "both 'image' and 'images' are given; leave one")
-    for name, value in given.items():
+    if named and (given or len(named) < len(references)):
+        raise Rejected("malformed_line", "images are named by parts of messages and elsewhere, or by some parts only")
+    for name, value in given.items() or (("an image part", named),):
         paths = value if isinstance(value, list) else [value]
         if not all(isinstance(path, str) and path and _is_unicode(path) for path in paths):
             raise Rejected("malformed_line", f"{name!r} is neither a path nor a list of paths")

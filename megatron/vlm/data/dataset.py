@@ -2,7 +2,7 @@
 
 tokens.bin/.idx     int32   the LLM's sequence of every sample, one token for each image   (core's IndexedDataset)
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
-images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}
+images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}, and "place" inside the input file
 sizes.npz                   tiles, tokens (every image with all its own) and supervised tokens of every sample, and the
                             line of its input file that it was
 manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
 from megatron.vlm.data.pixels import normalise
+from megatron.vlm.data.sources import Sources
 from megatron.vlm.data.tiles import RULES, TiledImage, cut_tiles
 from omnibal_ext.checksums import verify_checksums
 from omnibal_ext.errors import UserError
@@ -43,6 +44,7 @@ class ChatDataset:
         self._verify(lambda name: not name.endswith((".bin", ".jsonl")))
         self._columns = {name: IndexedDataset(str(self.folder / name)) for name in COLUMNS}
         self.sizes = Sizes.load(self.folder / "sizes.npz")
+        self._sources = Sources(self.manifest)
         for name, column in self._columns.items():
             if len(column) != self.manifest["samples"]:
                 raise UserError(
@@ -101,9 +103,10 @@ class ChatDataset:
         size, rule = self.manifest["tile_size"], self.manifest["tiling"]["rule"]
         tiles = [np.zeros((0, size, size, 3), dtype=np.uint8)]
         for image in self.images(sample):
-            path = Path(self.manifest["image_root"]) / image.path
+            source = self._sources.entry(sample)
+            path = Path(source["path"]) if image.place else Path(source["image_root"]) / image.path
             try:
-                rgb = load_rgb(path)
+                rgb = load_rgb(path, image.place)
             except Exception as error:  # Pillow's readers raise nearly anything on a damaged file
                 raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
             tiles.append(cut_tiles(rgb, image, size, rule))

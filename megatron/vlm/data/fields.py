@@ -1,16 +1,16 @@
 """Fields of a chat line that change what it means. What is not honoured is rejected by name, never read as text.
 
-Honoured are `conversations`, `image` or `images`, and `system` of a line, and of a turn `from`, `value`, and `weight`,
-`loss` or `train`. The fields named here belong to other formats (ShareGPT as LLaMA-Factory and ms-swift write it,
-preference data, tool use) and hold what the model would have to be given too. All other fields are the user's own: ids,
-sources, sizes, scores.
+Honoured are `conversations` or `messages`, `image` or `images`, and `system` of a line, and of a turn `from`, `value`
+(or `role`, `content`), and `weight`, `loss` or `train`. The fields named here belong to other formats (ShareGPT as
+LLaMA-Factory and ms-swift write it, preference data, tool use) and hold what the model would have to be given too. All
+other fields are the user's own: ids, sources, sizes, scores.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-LINE_FIELDS = frozenset({"conversations", "image", "images", "system"})
+LINE_FIELDS = frozenset({"conversations", "messages", "image", "images", "system"})
 TURN_FIELDS = frozenset({"from", "value", "weight", "loss", "train"})
 WEIGHT_FIELDS = frozenset({"loss", "loss_weight", "train", "weight"})
 TRAINING_FIELDS = frozenset(

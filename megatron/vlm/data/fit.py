@@ -102,7 +102,7 @@ def preprocess_command(manifest: Mapping[str, Any], changes: Mapping[str, object
         **changes,
         "--output-dir": "NEW_FOLDER",
     }
-    words = ["python", "tools/preprocess_data.py", "--input", *(source["file"] for source in manifest["sources"])]
+    words = ["python", "tools/preprocess_data.py", "--input", *manifest["made_from"]["given"]]
     words += [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
     words += ["--shorten", *recipe["shorten"]] if recipe["shorten"] else []
     return shlex.join(words if tiling["thumbnail"] else [*words, "--no-thumbnail"])

@@ -10,6 +10,7 @@ transparent colour of a palette white. One thing differs on purpose: 16-bit grey
 conversion would clip to white.
 """
 
+import io
 import os
 import stat
 import struct
@@ -21,6 +22,8 @@ from typing import BinaryIO, NamedTuple
 from PIL import ExifTags, Image
 
 from megatron.vlm.data.chat import Rejected
+from megatron.vlm.data.formats.places import read_place
+from megatron.vlm.data.formats.rows import Place
 
 
 class Normalization(NamedTuple):
@@ -64,12 +67,16 @@ def path_below_root(reference: str) -> str:
     return path
 
 
-def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False) -> tuple[int, int]:
+def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False, place: Place = ()) -> tuple[int, int]:
     """Width and height in pixels of a usable image, upright. `decode` reads every pixel, which finds flipped bits too.
+
+    With a `place` the image is inside the file `path`.
 
     Raises `Rejected`: missing_image, unreadable_image, empty_image, not_an_image, truncated_image, too_many_pixels,
     animated_image, unscaled_pixels.
     """
+    if place:
+        return _size_inside(path, place, max_pixels, decode)
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
@@ -84,6 +91,18 @@ def image_size(path: Path, max_pixels: int = MAX_PIXELS, decode: bool = False) -
             raise Rejected("empty_image", f"{path}: zero bytes")
         warnings.simplefilter("ignore")  # what Pillow would warn of either leads to a verdict here or is harmless
         return _checked_size(path, file, max_pixels, decode)
+
+
+def _size_inside(path: Path, place: Place, max_pixels: int, decode: bool) -> tuple[int, int]:
+    try:
+        content = read_place(path, place)
+    except (ValueError, IndexError) as error:  # of text that is no base64
+        raise Rejected("unreadable_image", f"{path}: at {place}: {error}") from error
+    if not content:
+        raise Rejected("empty_image", f"{path}: zero bytes at {place}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        return _checked_size(path, io.BytesIO(content), max_pixels, decode)
 
 
 def _checked_size(path: Path, file: BinaryIO, max_pixels: int, decode: bool) -> tuple[int, int]:
@@ -165,9 +184,9 @@ _WHOLE: dict[str, Callable[[BinaryIO], bool]] = {
 }
 
 
-def load_rgb(path: Path) -> Image.Image:
-    """Decode an image as eight-bit RGB, upright. Raises what Pillow raises."""
-    with Image.open(path) as image:
+def load_rgb(path: Path, place: Place = ()) -> Image.Image:
+    """Decode an image, a file or what is at a `place` in one, as eight-bit RGB, upright. Raises what Pillow raises."""
+    with Image.open(io.BytesIO(read_place(path, place)) if place else path) as image:
         image.load()
         turn = UPRIGHT.get(orientation(image))
         upright = image if turn is None else image.transpose(turn)

@@ -1,53 +1,100 @@
-"""The input files of preprocessing: cut into parts and hashed; by one of many shards, for all of them."""
+"""What a user names as input: the files that it comes to, cut into parts and hashed; by one of many shards, for all.
+
+| input | rows |
+|---|---|
+| `.json` that begins with `[` | the elements of the list (LLaVA) |
+| `.json` of several sets, each with `annotation` | those of all sets (InternVL's meta file) |
+| `.parquet`, `.arrow`, or a folder of them | rows of the table |
+| `.tar` | the files that share a name (WebDataset) |
+| any other file | its lines |
+"""
 
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from megatron.vlm.data.formats import json_list, lines, table, tar
+from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource, Row
 from omnibal_ext.errors import UserError
 from omnibal_ext.locks import working_on
 
-LINES_PER_PART = 500
+CUT: dict[str, Callable[[Path, int], InputFile]] = {
+    "lines": lines.cut,
+    "json_list": json_list.cut,
+    "table": table.cut,
+    "tar": tar.cut,
+}
+ROWS: dict[str, Callable[[PartSource], Iterator[Row]]] = {
+    "lines": lines.rows,
+    "json_list": json_list.rows,
+    "table": table.rows,
+    "tar": tar.rows,
+}
+TABLES = (".parquet", ".arrow")
+META_FIELDS = ("annotation", "root", "repeat_time", "max_dynamic_patch", "length", "data_augment")
+LARGEST_META = 2**24  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class PartSource:
-    """Where a part's lines are: `size` bytes of `file` from `offset`; `first_line` counts from 1."""
-
-    file: Path
-    offset: int
-    size: int
-    first_line: int
-    lines: int
-
-
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """An input file as it was read: its hash, its lines, and the parts it is cut into."""
+class _Set:
+    """A file to read, and what its user says of it."""
 
     path: Path
-    sha256: str
-    lines: int
-    parts: tuple[PartSource, ...]
+    kind: str
+    root: Path
+    weight: float = 1.0
+    max_tiles: int | None = None
 
 
-def read_inputs(paths: Sequence[Path], lines_per_part: int, notes: Path | None = None) -> tuple[InputFile, ...]:
-    """Read files, or what another shard has noted down of them in the folder `notes` if they are still the same.
+def read_inputs(
+    paths: Sequence[Path],
+    lines_per_part: int = ROWS_PER_PART,
+    notes: Path | None = None,
+    image_root: Path | None = None,
+) -> tuple[InputFile, ...]:
+    """Cut and hash every file that `paths` come to, or take what another shard has noted down in the folder `notes`.
 
-    The same: by path, size, inode and time of the last change. Raises `UserError` if one cannot be read.
+    A note counts for the same file: by path, size, inode and time of the last change. Raises UserError naming a file
+    that cannot be read, is damaged, or asks for what is not done.
     """
-    if notes is None:
-        return tuple(read_input(path, lines_per_part) for path in paths)
-    notes.mkdir(parents=True, exist_ok=True)
-    return tuple(_read_once(path, lines_per_part, notes) for path in paths)
+    if notes is not None:
+        notes.mkdir(parents=True, exist_ok=True)
+    return tuple(_read(one, lines_per_part, notes) for path in paths for one in _files(path, image_root))
 
 
-def _read_once(path: Path, lines_per_part: int, notes: Path) -> InputFile:
+def _files(path: Path, root: Path | None) -> Iterator[_Set]:
+    if path.is_dir():
+        yield from (_Set(file, "table", root or path) for file in _tables(path))
+        return
+    kind = _kind(path)
+    if kind == "meta":
+        yield from _sets(path)
+    else:
+        yield _Set(path, kind, root or path.parent)
+
+
+def _read(one: _Set, lines_per_part: int, notes: Path | None) -> InputFile:
+    if not one.root.is_dir():
+        raise UserError(f"{one.root}: no such folder; --image-root is where image paths start from")
+    how = (lines_per_part, one.kind)
+    read = _read_once(one.path, *how, notes) if notes else read_input(one.path, *how)
+    parts = tuple(replace(part, root=one.root, max_tiles=one.max_tiles) for part in read.parts)
+    return replace(read, parts=parts, root=one.root, weight=one.weight)
+
+
+def read_input(path: Path, lines_per_part: int, kind: str = "lines") -> InputFile:
+    """Cut a file into parts and hash it. Raises `UserError` if it cannot be read."""
+    try:
+        return CUT[kind](path, lines_per_part)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _read_once(path: Path, lines_per_part: int, kind: str, notes: Path) -> InputFile:
     try:
         found = path.stat()
     except OSError as error:
@@ -57,7 +104,7 @@ def _read_once(path: Path, lines_per_part: int, notes: Path) -> InputFile:
     with working_on(note):  # the others wait for the first
         if note.exists():
             return _from_record(json.loads(note.read_text(encoding="utf-8")))
-        read = read_input(path, lines_per_part)
+        read = read_input(path, lines_per_part, kind)
         temporary = note.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps(asdict(read), default=str), encoding="utf-8")
         temporary.replace(note)
@@ -69,18 +116,65 @@ def _from_record(record: dict[str, Any]) -> InputFile:
     return InputFile(Path(record["path"]), record["sha256"], record["lines"], tuple(parts))
 
 
-def read_input(path: Path, lines_per_part: int) -> InputFile:
-    """Cut a file into parts and hash it, in one pass. Raises `UserError` if it cannot be read."""
-    digest, parts = hashlib.sha256(), []
-    offset = lines = 0
+def _tables(folder: Path) -> list[Path]:
+    """The tables of a dataset that was saved to a folder, in order."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
+        raise UserError(f"{folder}: has the splits {', '.join(splits)}; name one of their folders")
+    found = sorted(file for file in folder.rglob("*") if file.suffix in TABLES and not file.name.startswith("cache-"))
+    if not found:
+        raise UserError(f"{folder}: no {' and no '.join(TABLES)} files here; name files of another format one by one")
+    return found
+
+
+def _kind(path: Path) -> str:
+    if path.suffix in TABLES:
+        return "table"
+    if path.suffix == ".tar":
+        return "tar"
+    if path.suffix != ".json":
+        return "lines"
     try:
         with path.open("rb") as file:
-            while block := list(islice(file, lines_per_part)):
-                size = sum(map(len, block))
-                parts.append(PartSource(path, offset, size, first_line=lines + 1, lines=len(block)))
-                offset, lines = offset + size, lines + len(block)
-                for line in block:
-                    digest.update(line)
+            start = file.read(4096).lstrip()[:1]
+            if start == b"[":
+                return "json_list"
+            file.seek(0)
+            content = file.read(LARGEST_META + 1)
+        sets = json.loads(content) if len(content) <= LARGEST_META else None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    return InputFile(path, digest.hexdigest(), lines, tuple(parts))
+    except ValueError:  # several objects, a line each
+        return "lines"
+    return "meta" if _is_meta(sets) else "lines"
+
+
+def _is_meta(sets: Any) -> bool:
+    return isinstance(sets, dict) and any(isinstance(one, dict) and "annotation" in one for one in sets.values())
+
+
+def _sets(path: Path) -> Iterator[_Set]:
+    """The sets of a meta file. Relative paths start beside it, or where the program runs."""
+    for name, given in json.loads(path.read_bytes()).items():
+        where = f"{path}: set {name!r}"
+        if not isinstance(given, dict) or not isinstance(given.get("annotation"), str):
+            raise UserError(f"{where}: has no 'annotation', the file of its conversations")
+        if unknown := [field for field, value in given.items() if value and field not in META_FIELDS]:
+            raise UserError(f"{where}: field {unknown[0]!r} is not known; known: {', '.join(META_FIELDS)}")
+        if given.get("data_augment"):
+            raise UserError(f"{where}: 'data_augment' changes images at random, which is not done; set it to false")
+        weight, limit = given.get("repeat_time", 1), given.get("max_dynamic_patch")
+        if not isinstance(weight, int | float) or not weight > 0:
+            raise UserError(f"{where}: repeat_time is {weight!r}, must be a number above 0")
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise UserError(f"{where}: max_dynamic_patch is {limit!r}, must be 1 or more")
+        annotation, root = _beside(path, given["annotation"]), _beside(path, given.get("root") or "")
+        kind = _kind(annotation)
+        if kind == "meta":
+            raise UserError(f"{where}: {annotation} is a meta file itself; name its sets here")
+        yield _Set(annotation, kind, root, float(weight), limit)
+
+
+def _beside(path: Path, name: str) -> Path:
+    beside = path.parent / name
+    return beside if beside.exists() else Path(os.path.normpath(name))

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.dataset import SCHEMA_VERSION
-from megatron.vlm.data.inputs import LINES_PER_PART, InputFile, PartSource, read_inputs
+from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource
+from megatron.vlm.data.inputs import read_inputs
 from megatron.vlm.data.samples import Recipe, open_recipe
 from omnibal_ext.errors import UserError
 
@@ -90,18 +91,16 @@ class Job:
 
 
 def open_job(
-    inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_part: int = LINES_PER_PART, shared: bool = False
+    inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_part: int = ROWS_PER_PART, shared: bool = False
 ) -> Job:
     """Read and hash the inputs and open the tokenizer; `UserError` if one of them, or the image root, is missing.
 
     A job that many processes share reads its inputs once: the first one leaves notes for the others.
     """
-    if not recipe.image_root.is_dir():
-        raise UserError(f"{recipe.image_root}: no such folder; --image-root is where image paths start from")
     open_recipe(recipe)  # a bad tokenizer or template must fail here, not in every worker
     work = output.with_name(output.name + ".work")
-    files = read_inputs(inputs, lines_per_part, work / "inputs" if shared else None)
-    identity = _identity(files, recipe)
+    files = read_inputs(inputs, lines_per_part, work / "inputs" if shared else None, recipe.image_root)
+    identity = {**_identity(files, recipe), "given": [str(path) for path in inputs]}
     digest = hashlib.sha256(json.dumps([identity, lines_per_part]).encode()).hexdigest()
     return Job(files, recipe, output, identity, work / digest[:16])
 
@@ -110,12 +109,23 @@ def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
     maker = open_recipe(recipe)
     return {
         "schema_version": SCHEMA_VERSION,
-        "inputs": [{"path": str(file.path), "sha256": file.sha256, "lines": file.lines} for file in files],
+        "inputs": [_input_identity(file) for file in files],
         "recipe": {
             **asdict(recipe),
             "shorten": list(recipe.shorten),
-            "image_root": str(recipe.image_root.resolve()),
+            "image_root": recipe.image_root and str(recipe.image_root.resolve()),
             "tokenizer": hashlib.sha256(recipe.tokenizer.read_bytes()).hexdigest(),
             "special_tokens": maker.special_tokens,
         },
+    }
+
+
+def _input_identity(file: InputFile) -> dict[str, Any]:
+    return {
+        "path": str(file.path),
+        "sha256": file.sha256,
+        "lines": file.lines,
+        "image_root": file.root and str(file.root.resolve()),
+        "weight": file.weight,
+        "max_tiles": file.parts[0].max_tiles if file.parts else None,
     }

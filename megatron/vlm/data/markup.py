@@ -27,6 +27,8 @@ class ImageMarkup:
     tokens: tuple[str, ...]
     before: str = ""
     after: str = ""
+    gap: str = "\n"
+    """Between an image that is a part of a message and what follows it, as the models' chat templates write it."""
 
     @property
     def text(self) -> str:

@@ -73,7 +73,16 @@ def _join_parts(job: Job, folder: Path) -> _Joined:
                 rejected.write(part.rejected.tobytes())
                 samples += len(part.tiles)
             rejects = joined.rejects.total - rejected_before
-            joined.sources.append({"file": str(file.path), "samples": samples, "rejected": rejects})
+            joined.sources.append(
+                {
+                    "file": str(file.path),
+                    "samples": samples,
+                    "rejected": rejects,
+                    "weight": file.weight,
+                    "path": str(file.path.resolve()),
+                    "image_root": file.root and str(file.root.resolve()),
+                }
+            )
     for writer in writers.values():
         writer.close()
     return joined
@@ -104,7 +113,7 @@ def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
         "sources": joined.sources,
         "tiles": int(sizes.tiles.sum()),
         "tokens": int(sizes.tokens.sum()),
-        "image_root": str(recipe.image_root.resolve()),
+        "image_root": recipe.image_root and str(recipe.image_root.resolve()),
         "tokenizer": {
             "path": str(recipe.tokenizer.resolve()),
             "sha256": digest,

@@ -1,6 +1,6 @@
-"""The unit of work of preprocessing: a part is a few hundred lines of an input file, prepared and saved as one file.
+"""The unit of work of preprocessing: a part is a few hundred rows of an input file, prepared and saved as one file.
 
-A part's bytes depend on its lines and the recipe alone, and a part file appears whole or not at all. So it does not
+A part's bytes depend on its rows and the recipe alone, and a part file appears whole or not at all. So it does not
 matter which process makes it, in which order, or how often a run was killed before: existing parts are kept, missing
 ones are made.
 """
@@ -8,7 +8,7 @@ ones are made.
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.vlm.data.chat import Rejected
-from megatron.vlm.data.inputs import PartSource
+from megatron.vlm.data.formats.rows import PartSource, Row
+from megatron.vlm.data.inputs import ROWS
 from megatron.vlm.data.samples import Recipe, Sample, SampleMaker, open_recipe
 from megatron.vlm.data.shorten import WAYS
 
@@ -62,33 +63,23 @@ def prepare_part(recipe: Recipe, source: PartSource) -> Part:
     samples: list[Sample] = []
     lines: list[int] = []
     rejected: list[dict[str, Any]] = []
-    for number, line in _lines(source):
+    for row in ROWS[source.format](source):
         try:
-            samples.append(_make(maker, line, source.file, number))
-            lines.append(number)
+            samples.append(_make(maker, row, source))
+            lines.append(row.number)
         except Rejected as verdict:
-            place = {"file": str(source.file), "line": number}
+            place = {"file": str(source.file), "line": row.number}
             rejected.append({**place, "reason": verdict.reason, "detail": verdict.detail})
     return _join(samples, lines, rejected)
 
 
-def _lines(source: PartSource) -> Iterator[tuple[int, bytes]]:
-    """Lines that hold more than white space, numbered as in the file."""
-    with source.file.open("rb") as file:
-        file.seek(source.offset)
-        block = file.read(source.size)
-    for number, line in enumerate(block.split(b"\n"), start=source.first_line):
-        if line.strip():
-            yield number, line
-
-
-def _make(maker: SampleMaker, line: bytes, file: Path, number: int) -> Sample:
+def _make(maker: SampleMaker, row: Row, source: PartSource) -> Sample:
     try:
-        return maker.make(line)
+        return maker.make(row, source)
     except Rejected:
         raise
-    except Exception as error:  # a fault of ours: say at which line, then let it end the run
-        error.add_note(f"while preparing {file}, line {number}")
+    except Exception as error:  # a fault of ours: say at which row, then let it end the run
+        error.add_note(f"while preparing {source.file}, line {row.number}")
         raise
 
 

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.inputs import PartSource
+from megatron.vlm.data.formats.rows import PartSource
 from megatron.vlm.data.job import Job, Shard
 from megatron.vlm.data.merge import merge
 from megatron.vlm.data.parts import Part, prepare_part

@@ -1,4 +1,4 @@
-"""A line of chat JSONL and its images become a sample: token ids, loss mask, and how each image is cut."""
+"""A conversation and its images become a sample: token ids, loss mask, and how each image is cut."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.chat import Rejected, parse_conversation
+from megatron.vlm.data.formats.places import embedded
+from megatron.vlm.data.formats.rows import PartSource, Place, Row
 from megatron.vlm.data.images import MAX_PIXELS, image_size, path_below_root
 from megatron.vlm.data.markup import image_markup
-from megatron.vlm.data.shorten import Content, shorter
+from megatron.vlm.data.shorten import Content, ImageFile, shorter
 from megatron.vlm.data.templates import SYSTEM, Message, RenderedChat, chat_template, render_chat
 from megatron.vlm.data.tiles import TiledImage, Tiling
 from megatron.vlm.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -22,7 +24,7 @@ from omnibal_ext.errors import UserError
 class Recipe:
     """All that decides what a line becomes. Two runs with one recipe and one input write the same bytes."""
 
-    image_root: Path
+    image_root: Path | None  # where image paths start from; None: at each input file's folder
     tokenizer: Path
     template: str
     tiling: Tiling
@@ -71,19 +73,25 @@ class SampleMaker:
         if self.system and SYSTEM not in self.template.turns:
             raise UserError(f"chat template {self.template.name!r} has no system turn; leave --system-message out")
 
-    def make(self, line: bytes) -> Sample:
-        """Check and prepare one line of chat JSONL.
+    def make(self, row: Row, source: PartSource | None = None) -> Sample:
+        """Check and prepare one row of `source`, which may have an image root and a limit of tiles of its own.
 
-        Raises `Rejected`: the reasons of `parse_conversation` and `image_size`, path_outside_root, too_many_tokens.
+        Raises `Rejected`: the row's own fault, the reasons of `parse_conversation` and `image_size`, path_outside_root,
+        remote_image, too_many_tokens.
         """
-        conversation = parse_conversation(line, self.reserved)
+        if row.fault:
+            raise Rejected(*row.fault)
+        conversation = parse_conversation(row.record, self.reserved, self.markup.gap)
         messages = conversation.messages
         if messages[0].role not in self.template.turns:
             raise Rejected("bad_roles", f"chat template {self.template.name!r} has no {messages[0].role} turn")
         if self.system and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.system), *messages)
-        images = tuple(map(self._measure, conversation.images))
-        content = Content(messages, images, self.recipe.tiling)
+        images = tuple(self._measure(reference, row, source) for reference in conversation.images)
+        tiling = self.recipe.tiling
+        if source and source.max_tiles:
+            tiling = replace(tiling, max_tiles=source.max_tiles)
+        content = Content(messages, images, tiling)
         sample, limit = self._prepare(content), self.recipe.max_tokens
         if limit is None or sample.length <= limit:
             return sample
@@ -93,10 +101,12 @@ class SampleMaker:
                 return replace(made, shortened=way)
         raise Rejected("too_many_tokens", f"{sample.length} tokens, limit {limit} (--max-tokens)")
 
-    def _measure(self, reference: str) -> tuple[str, tuple[int, int]]:
-        """The path of an image below the root, and its width and height in pixels."""
-        path = path_below_root(reference)
-        return path, image_size(self.recipe.image_root / path, self.recipe.max_pixels, self.recipe.decode_images)
+    def _measure(self, reference: str, row: Row, source: PartSource | None) -> ImageFile:
+        recipe = self.recipe
+        root = (source and source.root) or recipe.image_root or Path()
+        path, place = locate(reference, row, root)
+        file = source.file if source and place else root / path
+        return ImageFile(path, image_size(file, recipe.max_pixels, recipe.decode_images, place), place)
 
     def _prepare(self, content: Content) -> Sample:
         images = content.tiled()
@@ -105,6 +115,26 @@ class SampleMaker:
         rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
         features = sum(len(feature_order(image, rule, per_tile)) for image in images)
         return Sample(tokens, loss_mask, images, len(tokens) - len(images) + features)
+
+
+def locate(reference: str, row: Row, root: Path) -> tuple[str, Place]:
+    """The path below the root that a row's word for an image means; of an image inside the row, its name and place.
+
+    Raises `Rejected`: remote_image, unreadable_image, path_outside_root.
+    """
+    if reference in row.images:
+        return reference, row.images[reference]
+    if reference.startswith("data:"):
+        place = embedded(reference, row)
+        if place is None:
+            raise Rejected("unreadable_image", f"{reference[:40]!r}... is no base64 that stands in the file unescaped")
+        return "", place
+    if reference.startswith(("http://", "https://")):
+        raise Rejected("remote_image", f"{reference[:200]!r}: nothing is downloaded; fetch it and name the file")
+    if reference.startswith("file://"):
+        path = reference.removeprefix("file://")
+        reference = path.removeprefix(f"{root.resolve()}/")
+    return path_below_root(reference), ()
 
 
 open_recipe = cache(SampleMaker)  # one tokenizer a process, however many parts it prepares

@@ -9,6 +9,7 @@ In the order given; a way that is not enough hands on what it has made. What fit
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.markup import IMAGE_MARK
 from megatron.vlm.data.templates import ASSISTANT, Message
 from megatron.vlm.data.tiles import TiledImage, Tiling, tile_image
@@ -17,16 +18,26 @@ WAYS = ("fewer-tiles", "truncate")
 
 
 @dataclass(frozen=True, slots=True)
+class ImageFile:
+    """An image before it is cut: its path below the root or name inside its file, (width, height) in pixels, place."""
+
+    path: str
+    size: tuple[int, int]
+    place: Place = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Content:
-    """Messages, and the images of their marks: path and (width, height) in pixels each, and how they are cut."""
+    """Messages, the images of their marks, and how these are cut."""
 
     messages: tuple[Message, ...]
-    images: tuple[tuple[str, tuple[int, int]], ...]
+    images: tuple[ImageFile, ...]
     tiling: Tiling
 
     def tiled(self) -> tuple[TiledImage, ...]:
         """How each image is cut; they share the tiles equally."""
-        return tuple(tile_image(path, size, len(self.images), self.tiling) for path, size in self.images)
+        count = len(self.images)
+        return tuple(tile_image(image.path, image.size, count, self.tiling, image.place) for image in self.images)
 
 
 def shorter(content: Content, ways: Sequence[str]) -> Iterator[tuple[str, Content]]:

@@ -19,6 +19,13 @@ class Sources:
         self._ends = np.cumsum([entry["samples"] for entry in entries])
         self._numbers = np.array([files.index(str(entry["file"])) for entry in entries])
 
+        self._entries = entries
+
+    def entry(self, sample: int) -> Mapping[str, Any]:
+        """What the manifest says of the input that a sample came from."""
+        found: Mapping[str, Any] = self._entries[int(np.searchsorted(self._ends, sample, side="right"))]
+        return found
+
     def of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number in `names` of the file that each sample came from."""
         return self._numbers[np.searchsorted(self._ends, samples, side="right")]

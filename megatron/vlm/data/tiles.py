@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from megatron.vlm.data.chat import Rejected
+from megatron.vlm.data.formats.rows import Place
 from omnibal_ext.errors import UserError
 
 Grid = tuple[int, int]  # columns, rows
@@ -169,7 +170,8 @@ class Tiling:
 class TiledImage:
     """One image of a sample: its path relative to the image root, its grid, and whether it has a thumbnail.
 
-    Its size in pixels is kept where the tokens depend on it, by rules that join tiles.
+    Of an image inside the input file the path is its name there, and `place` says where it is. Its size in pixels is
+    kept where the tokens depend on it, by rules that join tiles.
     """
 
     path: str
@@ -178,6 +180,7 @@ class TiledImage:
     thumbnail: bool
     width: int = 0
     height: int = 0
+    place: Place = ()
 
     @property
     def tiles(self) -> int:
@@ -185,12 +188,12 @@ class TiledImage:
         return self.columns * self.rows + self.thumbnail
 
 
-def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling) -> TiledImage:
+def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling, place: Place = ()) -> TiledImage:
     """Decide the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
     share = max(1, tiling.max_tiles // images)
     columns, rows = RULES[tiling.rule].choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
     kept = size if RULES[tiling.rule].joins_tiles else (0, 0)
-    return TiledImage(path, columns, rows, tiling.thumbnail and columns * rows > 1, *kept)
+    return TiledImage(path, columns, rows, tiling.thumbnail and columns * rows > 1, *kept, place)
 
 
 def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -> NDArray[np.uint8]:

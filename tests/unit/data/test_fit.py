@@ -54,11 +54,12 @@ def manifest(tokenizer: Path) -> dict[str, Any]:
         "normalization": "imagenet",
         "tiling": {"rule": "internvl", "min_tiles": 1, "max_tiles": 32, "thumbnail": False},
         "made_from": {
+            "given": ["chat one.jsonl"],
             "recipe": {
                 "max_tokens": 4096,
                 "shorten": ("truncate",),
                 "system_message": None,
-            }
+            },
         },
     }
 

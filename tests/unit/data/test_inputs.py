@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megatron.vlm.data import inputs
-from megatron.vlm.data.inputs import read_input, read_inputs
+from megatron.vlm.data.inputs import read_inputs
 from omnibal_ext.errors import UserError
 
 
@@ -13,7 +13,7 @@ def test_what_one_shard_has_read_the_others_need_not(tmp_path: Path, monkeypatch
     path, notes = tmp_path / "chat.jsonl", tmp_path / "work/inputs"
     path.write_bytes(b"".join(b"%d\n" % number for number in range(1203)))
     first = read_inputs([path], 500, notes)
-    assert first == (read_input(path, 500),)
+    assert first == read_inputs([path], 500)
     assert [part.lines for part in first[0].parts] == [500, 500, 203]
     monkeypatch.setattr(inputs, "read_input", None)
     assert read_inputs([path], 500, notes) == first

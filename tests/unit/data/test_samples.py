@@ -11,6 +11,7 @@ from PIL import Image
 from megatron.vlm.data.chat import Rejected
 from megatron.vlm.data.dataset import ChatDataset, expand_images
 from megatron.vlm.data.demo import train_tokenizer
+from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe, SampleMaker
@@ -31,7 +32,11 @@ def maker(root: Path, **changed: Any) -> SampleMaker:
     return SampleMaker(Recipe(root, root / "tokenizer.model", **flags))
 
 
-def line(images: int, question: str = "Read", system: str | None = None) -> bytes:
+def line(images: int, question: str = "Read", system: str | None = None) -> Row:
+    return Row(1, short_line(images, question, system))
+
+
+def short_line(images: int, question: str = "Read", system: str | None = None) -> bytes:
     turns = [{"from": "human", "value": "<image>" * images + question}, {"from": "gpt", "value": "a5"}]
     if system is not None:
         turns.insert(0, {"from": "system", "value": system})
@@ -90,38 +95,38 @@ def test_a_longer_sample_gets_as_few_tiles_fewer_as_needed(root: Path) -> None:
 def test_a_longer_sample_ends_with_its_last_answer_that_fits(root: Path) -> None:
     """As if the rest had never been said: the same tokens, loss mask and images, cut as they were."""
     tiling = Tiling(32, max_tiles=2 * 4)  # two tiles an image, of four or of one: the share may not grow
-    lengths = [maker(root, tiling=tiling).make(long_line(answers)).length for answers in (1, 2, 3, 4)]
+    lengths = [maker(root, tiling=tiling).make(Row(1, long_line(answers))).length for answers in (1, 2, 3, 4)]
     for kept in (1, 2, 3):
         for limit in (lengths[kept - 1], lengths[kept] - 1):
-            made = maker(root, tiling=tiling, max_tokens=limit, shorten=("truncate",)).make(long_line(4))
-            same = maker(root, tiling=tiling).make(long_line(kept))
+            made = maker(root, tiling=tiling, max_tokens=limit, shorten=("truncate",)).make(Row(1, long_line(4)))
+            same = maker(root, tiling=tiling).make(Row(1, long_line(kept)))
             assert made.shortened == "truncate"
             assert made.tokens.tolist() == same.tokens.tolist()
             assert made.loss_mask.tolist() == same.loss_mask.tolist()
             assert made.images == same.images
             assert made.length == same.length <= limit
     with pytest.raises(Rejected, match="too_many_tokens"):
-        maker(root, tiling=tiling, max_tokens=lengths[0] - 1, shorten=("truncate",)).make(long_line(4))
+        maker(root, tiling=tiling, max_tokens=lengths[0] - 1, shorten=("truncate",)).make(Row(1, long_line(4)))
 
 
 def test_nothing_is_kept_of_a_conversation_whose_beginning_teaches_nothing(root: Path) -> None:
     turns = json.loads(long_line(3))
     for number in (1, 3):
         turns["conversations"][number]["loss"] = False
-    whole = maker(root).make(json.dumps(turns).encode()).length
+    whole = maker(root).make(Row(1, json.dumps(turns).encode())).length
     with pytest.raises(Rejected, match="too_many_tokens"):
-        maker(root, max_tokens=whole - 1, shorten=("truncate",)).make(json.dumps(turns).encode())
+        maker(root, max_tokens=whole - 1, shorten=("truncate",)).make(Row(1, json.dumps(turns).encode()))
 
 
 def test_ways_are_tried_in_the_order_given_and_counted(root: Path) -> None:
     tiling = Tiling(32, max_tiles=8)
     lengths = {
-        name: maker(root, tiling=tiling).make(text).length
+        name: maker(root, tiling=tiling).make(Row(1, text)).length
         for name, text in (("two", long_line(2)), ("one", long_line(1)))
     }
     flags = {"tiling": tiling, "max_tokens": lengths["two"] - 1}
-    assert maker(root, shorten=("fewer-tiles", "truncate"), **flags).make(long_line(2)).shortened == "fewer-tiles"
-    assert maker(root, shorten=("truncate", "fewer-tiles"), **flags).make(long_line(2)).shortened == "truncate"
+    for first, second in (("fewer-tiles", "truncate"), ("truncate", "fewer-tiles")):
+        assert maker(root, shorten=(first, second), **flags).make(Row(1, long_line(2))).shortened == first
     (root / "chat.jsonl").write_bytes(b"\n".join([long_line(2), long_line(1), long_line(4)]))
     recipe = Recipe(root, root / "tokenizer.model", "internlm2-chat", tiling, 4, max_tokens=lengths["two"] - 1,
                     shorten=("fewer-tiles", "truncate"))  # fmt: skip
@@ -161,7 +166,7 @@ def test_a_hugging_face_tokenizer_serves_several_workers(root: Path) -> None:
     trainer = tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(["Read a5"], trainer)
     tokenizer.save(str(root / "tokenizer.json"))
-    (root / "chat.jsonl").write_bytes(b"\n".join([line(1), line(2)] * 20))
+    (root / "chat.jsonl").write_bytes(b"\n".join([short_line(1), short_line(2)] * 20))
     recipe = Recipe(root, root / "tokenizer.json", "llama3", Tiling(32), 4)
     one = preprocess(open_job([root / "chat.jsonl"], recipe, root / "one", lines_per_part=5))
     two = preprocess(open_job([root / "chat.jsonl"], recipe, root / "two", lines_per_part=5), workers=2)

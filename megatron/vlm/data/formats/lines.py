@@ -1,0 +1,34 @@
+"""JSON Lines: one conversation a line."""
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from megatron.vlm.data.formats.rows import InputFile, PartSource, Row
+
+
+def cut(path: Path, rows_per_part: int) -> InputFile:
+    """Cut a file into parts and hash it, in one pass."""
+    digest, parts = hashlib.sha256(), []
+    offset = lines = 0
+    with path.open("rb") as file:
+        while block := list(islice(file, rows_per_part)):
+            size = sum(map(len, block))
+            parts.append(PartSource(path, offset, size, first_line=lines + 1, lines=len(block)))
+            offset, lines = offset + size, lines + len(block)
+            for line in block:
+                digest.update(line)
+    return InputFile(path, digest.hexdigest(), lines, tuple(parts))
+
+
+def rows(part: PartSource) -> Iterator[Row]:
+    """Lines that hold more than white space, numbered as in the file."""
+    with part.file.open("rb") as file:
+        file.seek(part.offset)
+        block = file.read(part.size)
+    offset = part.offset
+    for number, line in enumerate(block.split(b"\n"), start=part.first_line):
+        if line.strip():
+            yield Row(number, line, offset)
+        offset += len(line) + 1

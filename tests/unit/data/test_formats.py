@@ -1,0 +1,324 @@
+"""Whatever file a conversation comes in, the model reads the same; what is damaged is named; no name leads outside."""
+
+import base64
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.demo import make_demo_data
+from megatron.vlm.data.inputs import read_inputs
+from megatron.vlm.data.job import open_job
+from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import Tiling
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.corpus import Corpus
+
+pyarrow = pytest.importorskip("pyarrow")
+SAMPLES = 30
+Record = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("raw")
+    make_demo_data(folder, samples=SAMPLES, heldout_samples=1, seed=7)
+    return folder
+
+
+def records(raw: Path) -> list[Record]:
+    found = [json.loads(line) for line in (raw / "train.jsonl").read_text().splitlines()]
+    found[3]["conversations"][-1]["value"] += " é 你"  # more bytes than characters
+    return found
+
+
+def paths(record: Record) -> list[str]:
+    image = record.get("image") or []
+    return image if isinstance(image, list) else [image]
+
+
+def made(raw: Path, inputs: list[Path], output: Path, root: Path | None, **flags: Any) -> ChatDataset:
+    recipe = Recipe(root, raw / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), 4)
+    preprocess(open_job(inputs, recipe, output, lines_per_part=7), max_rejects=flags.get("max_rejects", 0))
+    return ChatDataset(output)
+
+
+def lines(raw: Path, folder: Path) -> Path:
+    path = folder / "chat.jsonl"
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records(raw)))
+    return path
+
+
+def llava_list(raw: Path, folder: Path) -> Path:
+    path = folder / "chat.json"
+    path.write_text(json.dumps(records(raw), indent=1, ensure_ascii=False))
+    return path
+
+
+def openai(raw: Path, folder: Path, image: Callable[[str], Record]) -> Path:
+    """Parts of a message: every mark of the demo stands in front of the words."""
+    rows = []
+    for record in records(raw):
+        left, messages = iter(paths(record)), []
+        for turn in record["conversations"]:
+            words = turn["value"]
+            parts = [image(next(left)) for _ in range(words.count("<image>"))]
+            parts.append({"type": "text", "text": words.replace("<image>\n", "").replace("<image>", "")})
+            role = {"human": "user", "gpt": "assistant", "system": "system"}[turn["from"]]
+            messages.append({"role": role, "content": parts if len(parts) > 1 else parts[0]["text"]})
+        rows.append({"messages": messages})
+    path = folder / "openai.jsonl"
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path
+
+
+def by_path(raw: Path, folder: Path) -> Path:
+    return openai(raw, folder, lambda path: {"type": "image_url", "image_url": {"url": f"file://{raw / path}"}})
+
+
+def by_base64(raw: Path, folder: Path) -> Path:
+    def coded(path: str) -> Record:
+        content = base64.b64encode((raw / path).read_bytes()).decode()
+        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}}
+
+    return openai(raw, folder, coded)
+
+
+def sharegpt(raw: Path, folder: Path) -> Path:
+    rows = [
+        {"messages": [{"role": turn["from"].replace("human", "user").replace("gpt", "assistant"),
+                       "content": turn["value"]} for turn in record["conversations"]], "images": paths(record)}
+        for record in records(raw)
+    ]  # fmt: skip
+    path = folder / "sharegpt.json"
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def columns(raw: Path, inside: bool) -> Any:
+    def cell(path: str) -> Record:
+        return {"bytes": (raw / path).read_bytes() if inside else None, "path": path}
+
+    found = records(raw)
+    turns = [[{"from": t["from"], "value": t["value"]} for t in record["conversations"]] for record in found]
+    return pyarrow.table({"conversations": turns, "images": [list(map(cell, paths(record))) for record in found]})
+
+
+def parquet(raw: Path, folder: Path) -> Path:
+    import pyarrow.parquet
+
+    (folder / "set").mkdir()
+    table = columns(raw, inside=True)
+    for part, (first, count) in enumerate(((0, 17), (17, SAMPLES))):
+        pyarrow.parquet.write_table(table.slice(first, count), folder / f"set/{part}.parquet", row_group_size=5)
+    return folder / "set"
+
+
+def parquet_of_paths(raw: Path, folder: Path) -> Path:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(columns(raw, inside=False), folder / "paths.parquet")
+    return folder / "paths.parquet"
+
+
+def arrow(raw: Path, folder: Path) -> Path:
+    """As the library's save_to_disk writes it."""
+    table = columns(raw, inside=True)
+    with pyarrow.OSFile(str(folder / "data.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=4)
+    return folder / "data.arrow"
+
+
+def web_tar(raw: Path, folder: Path, **named: Any) -> Path:
+    path = folder / "shard.tar"
+    with tarfile.open(path, "w") as tar:
+        for number, record in enumerate(records(raw)):
+            images = [
+                (f"{number:04d}.{place}.png", (raw / name).read_bytes()) for place, name in enumerate(paths(record))
+            ]
+            text = json.dumps({key: value for key, value in record.items() if key != "image"}).encode()
+            for name, content in [(f"{number:04d}.json", text), *images]:
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    "written",
+    [llava_list, by_path, by_base64, sharegpt, parquet, parquet_of_paths, arrow, web_tar],
+    ids=lambda f: f.__name__,
+)
+def test_every_format_makes_the_dataset_that_lines_make(
+    raw: Path, tmp_path: Path, written: Callable[[Path, Path], Path]
+) -> None:
+    wanted = made(raw, [lines(raw, tmp_path)], tmp_path / "wanted", raw)
+    found = made(raw, [written(raw, tmp_path)], tmp_path / "found", raw)
+    assert len(found) == SAMPLES
+    for name in ("tokens.bin", "loss_mask.bin"):
+        assert (found.folder / name).read_bytes() == (wanted.folder / name).read_bytes()
+    assert found.sizes.tiles.tolist() == wanted.sizes.tiles.tolist()
+    for sample in range(SAMPLES):
+        np.testing.assert_array_equal(found.tiles(sample), wanted.tiles(sample))
+
+
+def meta(raw: Path, folder: Path, **changed: Any) -> Path:
+    lines(raw, folder)
+    sets = {
+        "first": {"root": str(raw), "annotation": "chat.jsonl", "repeat_time": 2, "max_dynamic_patch": 32, "length": 3},
+        "second": {"root": str(raw), "annotation": str(llava_list(raw, folder)), "repeat_time": 0.5,
+                   "data_augment": False, **changed},
+    }  # fmt: skip
+    (folder / "meta.json").write_text(json.dumps(sets))
+    return folder / "meta.json"
+
+
+def test_a_meta_file_is_its_sets_each_with_root_limit_and_weight(raw: Path, tmp_path: Path) -> None:
+    data = made(raw, [meta(raw, tmp_path, max_dynamic_patch=31)], tmp_path / "data", None)
+    assert len(data) == 2 * SAMPLES
+    assert [source["weight"] for source in data.manifest["sources"]] == [2.0, 0.5]
+    assert [source.weight for source in Corpus.of_dataset(data.folder).sources] == [2.0, 0.5]
+    np.testing.assert_array_equal(data.tiles(0), data.tiles(SAMPLES))
+    assert {part.max_tiles for file in read_inputs([tmp_path / "meta.json"]) for part in file.parts} == {32, 31}
+
+
+def test_a_limit_of_a_set_counts_for_its_own_conversations_alone(raw: Path, tmp_path: Path) -> None:
+    path = meta(raw, tmp_path, max_dynamic_patch=1)
+    data = made(raw, [path], tmp_path / "data", None)
+    images = [len(paths(record)) for record in records(raw)]
+    assert data.sizes.tiles[SAMPLES:].tolist() == images  # a tile each
+    assert data.sizes.tiles[:SAMPLES].sum() > sum(images)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"annotation": None}, "set 'second': has no 'annotation'"),
+        ({"data_augment": True}, "'data_augment' changes images"),
+        ({"repeat_time": 0}, "repeat_time is 0"),
+        ({"max_dynamic_patch": "6"}, "max_dynamic_patch is '6'"),
+        ({"crop": True}, "field 'crop' is not known"),
+        ({"root": "/nowhere"}, "/nowhere: no such folder"),
+        ({"annotation": "nowhere.jsonl"}, "nowhere.jsonl: cannot be read"),
+        ({"annotation": "meta.json"}, "is a meta file itself"),
+    ],
+)
+def test_a_set_that_cannot_be_honoured_is_refused_by_name(
+    raw: Path, tmp_path: Path, changed: Record, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        read_inputs([meta(raw, tmp_path, **changed)])
+
+
+def reasons(raw: Path, path: Path, folder: Path) -> list[str]:
+    """One good conversation goes along: a dataset of none is refused."""
+    data = made(raw, [raw / "train.jsonl", path], folder / "data", raw, max_rejects=99)
+    rows = [json.loads(line) for line in (data.folder / "rejected.jsonl").read_text().splitlines()]
+    assert {row["file"] for row in rows} <= {str(path)}
+    return [row["reason"] for row in rows]
+
+
+SAID = {"role": "assistant", "content": "A cat."}
+
+
+def asked(*parts: Any, **fields: Any) -> Record:
+    return {"messages": [{"role": "user", "content": list(parts)}, SAID], **fields}
+
+
+IMAGE, TEXT = {"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (asked({"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}, TEXT), "remote_image"),
+        (asked({"type": "image", "image": "file:///etc/passwd"}, TEXT), "path_outside_root"),
+        (asked({"type": "image", "image": "../a.png"}, TEXT), "path_outside_root"),
+        (asked({"type": "image_url", "image_url": "data:image/png;base64,!!!!"}, TEXT), "unreadable_image"),
+        (asked({"type": "image_url", "image_url": "data:image/png,abc"}, TEXT), "unreadable_image"),
+        (asked({"type": "image_url", "image_url": "data:image/png;base64,aGVsbG8="}, TEXT), "not_an_image"),
+        (asked(IMAGE, {"type": "text", "text": "<image>"}), "image_mark_mismatch"),
+        (asked(IMAGE, TEXT, images=["a.png"]), "malformed_line"),
+        (asked({"type": "image"}, TEXT), "image_mark_mismatch"),
+        (asked({"type": "video", "video": "a.mp4"}), "unsupported_media"),
+        (asked("What?"), "malformed_line"),
+        (asked(TEXT, conversations=[]), "malformed_line"),
+        ({"messages": [{"role": "user", "content": None}, SAID]}, "malformed_line"),
+        ({"messages": [{"role": "tool", "content": "x"}, SAID]}, "bad_roles"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}, SAID]}, "unsupported_field"),
+    ],
+)
+def test_a_bad_message_is_a_reject_with_its_reason(raw: Path, tmp_path: Path, record: Record, reason: str) -> None:
+    (tmp_path / "bad.json").write_text(json.dumps([record]))
+    assert reasons(raw, tmp_path / "bad.json", tmp_path) == [reason]
+
+
+def test_an_image_that_names_no_file_is_one_of_images_beside(raw: Path, tmp_path: Path) -> None:
+    picture = next(path for record in records(raw) for path in paths(record))
+    (tmp_path / "chat.json").write_text(json.dumps([asked({"type": "image"}, TEXT, images=[picture])]))
+    assert reasons(raw, tmp_path / "chat.json", tmp_path) == []
+
+
+def tar_of(path: Path, *members: tuple[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_tars_do_not_reach_out_and_say_what_is_wrong(raw: Path, tmp_path: Path) -> None:
+    picture = next(path for record in records(raw) for path in paths(record))
+    content, text = (
+        (raw / picture).read_bytes(),
+        json.dumps({**asked({"type": "image", "image": "png"}, TEXT)}).encode(),
+    )
+    path = tar_of(
+        tmp_path / "t.tar", ("a.json", text), ("a.png", content), ("../b.json", text), ("/c.json", text),
+        ("d.png", content), ("d.txt", b"A cat."), ("e.json", b"{"), ("f.json", text), ("f.png", content[:50]),
+        ("g.json", text), ("g.txt", b""),
+    )  # fmt: skip
+    found = reasons(raw, path, tmp_path)
+    assert found == ["path_outside_root", "path_outside_root", "malformed_line", "malformed_line", "truncated_image",
+                     "missing_image"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b'[{"messages": []}, {"mess', "is no JSON list to its end"),
+        ("a.json", b"[1, 2", "is no JSON list to its end"),
+        ("a.parquet", b"PAR1 nothing", "is no whole parquet file"),
+        ("a.arrow", b"nothing", "is no whole arrow file"),
+        ("a.tar", b"nothing at all" * 90, "is no whole tar"),
+        ("folder/a.txt", b"", "no .parquet and no .arrow files here"),
+        ("folder/dataset_dict.json", b'{"splits": ["train", "test"]}', "has the splits train, test"),
+    ],
+)
+def test_a_damaged_file_is_refused_whole(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        read_inputs([path if path.parent == tmp_path else path.parent])
+    assert "\n" not in str(error.value)
+
+
+def test_a_tar_cut_off_and_a_table_without_the_column_are_refused(raw: Path, tmp_path: Path) -> None:
+    path = web_tar(raw, tmp_path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3 // 512 * 512 + 100])
+    with pytest.raises(UserError, match=r"shard\.tar: (ends inside|is no whole tar)"):
+        read_inputs([path])
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "image": [None]}), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="has no column 'conversations' or 'messages'; it has text, image"):
+        read_inputs([tmp_path / "t.parquet"])
