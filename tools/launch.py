@@ -1,4 +1,7 @@
-"""From a dataset and its packs to a running job: check everything, profile and plan where missing or stale, torchrun.
+"""From a dataset and its packs, or from files of conversations, to a running job: preprocess, pack, check everything,
+profile and plan where missing or stale, torchrun.
+
+    python tools/launch.py --model FOLDER --input chat.jsonl --image-root IMAGES --run-dir RUN --nproc-per-node 8
 
     python tools/launch.py --model tiny --from-scratch --data D --packs P --run-dir RUN --nproc-per-node 2 \\
         --pipeline-model-parallel-size 2 --epochs 3 -- --lr 1e-3 --save RUN/checkpoints --save-interval 100
@@ -23,6 +26,7 @@ from omnibal_ext.console import follow_metrics, print_json
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.launch.check import Report, check
+from omnibal_ext.launch.conversations import add_conversation_flags, check_conversation_flags, make_packs
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, TENSORBOARD, put_aside, refuse_used
 from omnibal_ext.launch.planning import Planning, measured_best
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
@@ -48,6 +52,7 @@ def main() -> None:
     with stoppable(), _alone(arguments):
         if arguments.fresh:
             refuse_used(Path(arguments.run_dir))
+        make_packs(arguments, TOOLS, _data_parallel_size(arguments))
         planning = _planning(arguments)
         report = _checked(arguments, planning)
         if arguments.check:
@@ -93,6 +98,7 @@ def _parsed() -> argparse.Namespace:
                  "virtual_pipeline_model_parallel_size"):  # fmt: skip
         if getattr(arguments, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
+    check_conversation_flags(arguments)
     if arguments.epochs is not None and not arguments.epochs > 0:
         raise UserError(f"--epochs must be above 0, got {arguments.epochs}")
     return arguments
@@ -269,12 +275,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     weights.add_argument("--from-scratch", action="store_true", help="first weights are random")
     parser.add_argument("--fresh", action="store_true", help="refuse a folder in which there has been a run")
-    parser.add_argument("--data", required=True, help="dataset folder of tools/preprocess_data.py")
-    parser.add_argument("--packs", required=True, help="packed index of tools/pack_data.py")
+    parser.add_argument("--data", help="dataset folder of tools/preprocess_data.py")
+    parser.add_argument("--packs", help="packed index of tools/pack_data.py")
     parser.add_argument("--eval-data", help="held-out dataset folder")
     parser.add_argument("--eval-packs", help="packed index over it")
     parser.add_argument("--run-dir", required=True, help="of one run: profile, plan, metrics, TensorBoard")
     parser.add_argument("--epochs", type=float, help="instead of --train-iters")
+    add_conversation_flags(parser)
     machine = parser.add_argument_group("machine")
     machine.add_argument("--nproc-per-node", type=int, default=1)
     machine.add_argument("--nnodes", type=int, default=1)

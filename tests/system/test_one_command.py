@@ -1,0 +1,74 @@
+"""A new user's path: a model's folder and a file of conversations in, one command trains, one brings weights back."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.system.test_training import tool
+from tests.unit.hf import models
+
+transformers = pytest.importorskip("transformers")
+LAUNCH = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--analytic", "a100")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An InternVL3.5 in small, with all that a published folder holds, beside conversations in OpenAI's words."""
+    folder = tmp_path_factory.mktemp("one")
+    tool("make_demo_data.py", "--output-dir", folder / "demo", "--samples", 48, "--heldout-samples", 4)
+    vision = {**models.INTERN_VIT, "num_attention_heads": 4, "image_size": [32, 32], "patch_size": [8, 8]}
+    text = {**models.QWEN3, "vocab_size": 512, "tie_word_embeddings": False}
+    config = transformers.InternVLConfig(
+        vision_config=vision, text_config=text, image_token_id=7, tie_word_embeddings=False
+    )
+    torch.manual_seed(0)
+    transformers.InternVLForConditionalGeneration(config).save_pretrained(folder / "model")
+    shutil.copyfile(folder / "demo/tokenizer.model", folder / "model/tokenizer.model")
+    (folder / "model/chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}"
+        "{{ part.text }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    )
+    (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    (folder / "model/preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225], "max_patches": 32})
+    )
+    return folder
+
+
+def test_one_command_trains_goes_on_and_its_weights_are_transformers_own(folder: Path) -> None:
+    words = ("--model", folder / "model", "--input", folder / "demo/train.jsonl", "--run-dir", folder / "run", *LAUNCH)
+    megatron = ("--", "--save-interval", 2, "--log-interval", 1)
+    first = tool("launch.py", *words, *megatron)
+    metrics = (folder / "run/metrics.jsonl").read_text().splitlines()
+    assert len(metrics) > 1
+    assert "conversations ->" in first.stdout
+    made = [folder / "run/data/tokens.bin", folder / "run/packs-by-size/manifest.json"]
+    stamps = [path.stat().st_mtime_ns for path in made]
+    again = tool("launch.py", *words, *megatron)
+    assert "there, made from the same" in again.stdout
+    assert "nothing is left to train" in " ".join(again.stdout.split())
+    assert stamps == [path.stat().st_mtime_ns for path in made]
+    words = ("--to-hf", folder / "run/checkpoints", "--output-dir", folder / "back", "--check", "--json")
+    back = tool("convert_checkpoint.py", *words)
+    assert json.loads(back.stdout)["logit_difference"] < 1e-4
+    _, report = transformers.AutoModelForImageTextToText.from_pretrained(folder / "back", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "--data is missing; name dataset and packs, or --input"),
+        (("--input", "chat.jsonl", "--data", "data"), "--input makes dataset and packs in the run's folder"),
+        (("--input", "nowhere.jsonl"), "nowhere.jsonl: cannot be read"),
+        (("--input", "nowhere.jsonl", "--check"), "--check looks at packs"),
+    ],
+)
+def test_what_is_not_named_or_twice_is_refused_in_a_line(folder: Path, flags: tuple[str, ...], message: str) -> None:
+    done = tool("launch.py", "--model", folder / "model", "--run-dir", folder / "refused", *flags, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
