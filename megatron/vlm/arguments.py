@@ -108,6 +108,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
         args = validate_args(parse_args(lambda _: parser))
     set_evaluation(args)
+    args.align_param_gather = args.overlap_param_gather  # the executor starts all gathers, not one the next
     # The true count from here on: a checkpoint records it, and is compared with it at any layout.
     args.num_layers = args.encoder_num_layers = architecture.language.layers
     if args.logging_level is None:

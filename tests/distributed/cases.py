@@ -140,6 +140,13 @@ LAUNCHES = {
     "data and tensor": Launch(4, 2, 1, seed=7, count=12),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE),
 }
+STRICT = {
+    "two ranks": Launch(2, 1, 2, seed=21, count=32),
+    "three ranks": Launch(3, 1, 3, seed=22, count=24),
+    "four ranks": Launch(4, 1, 4, seed=23, count=24),
+    "two pipelines": Launch(4, 1, 2, seed=24, count=24),
+}
+"""Launches over a strict transport; what they ask is answered for those above."""
 TRAINING = {
     "pipeline": Launch(2, 1, 2, seed=11, count=8, questions=8),
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),

@@ -71,7 +71,7 @@ def start(architecture: Architecture, tensor: int, pipeline: int, flags: Sequenc
         "--train-iters",
         "1",
         "--global-batch-size",
-        "8",
+        "24",
     ]
     sys.argv += ["--seed", "7", "--make-vocab-size-divisible-by", "16", "--no-check-for-nan-in-loss-and-grad", *flags]
     args = parse_arguments().args
@@ -167,6 +167,8 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
     config.finalize_model_grads_func = finalize_model_grads
     if model[0].ddp_config.overlap_grad_reduce:
         config.no_sync_func = [chunk.no_sync for chunk in model]
+    if model[0].ddp_config.overlap_param_gather:
+        config.param_sync_func = [chunk.start_param_sync for chunk in model]
     return model
 
 

@@ -6,7 +6,7 @@ parity.py LAUNCH ANSWERS.pt [flag...]
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ def main() -> None:
         launch = cases.LAUNCHES[name]
         harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
         answers = torch.load(Path(path), weights_only=False)
-        worst = {str(case): difference(case, answers[case.question], launch.pipeline) for case in launch.cases()}
+        worst = {str(case): difference(case, answers, launch.pipeline) for case in launch.cases()}
         harness.report(worst)
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
@@ -46,7 +46,7 @@ def answer(question: cases.Question) -> harness.Result:
 
 def difference(
     case: cases.Case,
-    expected: harness.Result,
+    answers: Mapping[cases.Question, harness.Result],
     pipeline: int,
     make_executor: Callable[[str], Executor] = Executor,
 ) -> float:
@@ -66,7 +66,7 @@ def difference(
         harness.run_iteration(model, plan, _half(packs), executor, case.question.reduction)
         get_model_config(model[0]).finalize_model_grads_func = harness.finalize_what_is_under_way
     loss = harness.run_iteration(model, plan, packs, executor, case.question.reduction)
-    return harness.compare(model, expected, loss)
+    return harness.compare(model, answers[case.question], loss)
 
 
 def _half(packs: list[Microbatch]) -> list[Microbatch]:

@@ -1,9 +1,11 @@
-"""Run under torchrun: the parity cases over a transport as strict as NCCL's worst, ended by every rank.
+"""Run under torchrun: cases over a transport as strict as NCCL's worst, ended by every rank.
 
-strict_transport.py LAUNCH ANSWERS.pt
+strict_transport.py parity LAUNCH ANSWERS.pt [flag...]      one iteration
+strict_transport.py training LAUNCH ANSWERS.pt [flag...]    twenty optimizer steps
 
 Gloo forgives what hangs on a GPU. Here a send is not done before its receive is posted, and at random moments (before
-and after every action, before every message) a rank waits for all that it has posted, as a device synchronisation does.
+and after every action, before every message) a rank waits for all that it has posted, as a device synchronisation does:
+messages of the pipeline both ways, reductions of gradients and gathers of weights.
 """
 
 import contextlib
@@ -12,16 +14,18 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.distributed import param_and_grad_buffer
 from torch import Tensor
 
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.schedule import Action
-from tests.distributed import cases, harness, parity
+from tests.distributed import cases, harness, parity, training
 
 PATIENCE = timedelta(seconds=60)
 
@@ -80,12 +84,31 @@ class StrictCommunicator(Communicator):
         return receive
 
 
+def post_collectives(posted: list[Once]) -> None:
+    """Have the reductions and gathers that core starts beside computing waited for like messages."""
+    original = param_and_grad_buffer._coalescing_manager
+
+    @contextlib.contextmanager
+    def manager(*arguments: Any, **options: Any) -> Iterator[Any]:
+        with original(*arguments, **options) as started:
+            yield started
+        started.works = [Once(work) for work in started.works]
+        posted.extend(started.works)
+
+    param_and_grad_buffer._coalescing_manager = manager
+
+
 def main() -> None:
-    name, path = sys.argv[1:]
-    launch = cases.LAUNCHES[name]
-    harness.start(harness.SMALL, launch.tensor, launch.pipeline)
+    what, name, path, *flags = sys.argv[1:]
+    launch, difference = {
+        "parity": (cases.STRICT.get(name), parity.difference),
+        "training": (cases.TRAINING.get(name), training.difference),
+    }[what]
+    assert launch is not None
+    harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
     answers = torch.load(Path(path), weights_only=False)
     communicator = StrictCommunicator(parallel_state.get_pipeline_model_parallel_group(), launch.seed)
+    post_collectives(communicator.posted)
 
     @contextlib.contextmanager
     def watch(_: Action) -> Iterator[None]:
@@ -98,12 +121,7 @@ def main() -> None:
         executor._communicator = communicator
         return executor
 
-    harness.report(
-        {
-            str(case): parity.difference(case, answers[case.question], launch.pipeline, make_executor)
-            for case in launch.cases()
-        }
-    )
+    harness.report({str(case): difference(case, answers, launch.pipeline, make_executor) for case in launch.cases()})
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
 

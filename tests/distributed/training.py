@@ -8,6 +8,7 @@ training.py answers LAUNCH,LAUNCH... ANSWERS.pt [flag...]
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,20 +55,24 @@ def one_process(question: cases.Question) -> tuple[float, dict[str, Tensor]]:
     """The last loss and all weights."""
     chain = harness.build_chain(get_args(), harness.MODELS[question.model], question.freeze)
     plan = single_stage_plan(chain.kinds, frozen=question.freeze)
-    loss, weights = train(chain, plan, question.reduction, 1)
+    loss, weights = train(chain, plan, Executor(plan.schedule), question.reduction, 1)
     weights = {name: weight.detach().clone() for name, weight in weights.items()}
     if chain.architecture.tied:
         weights["head.linear.weight"] = weights["word_embed.embedding.weight"]
     return loss, weights
 
 
-def difference(case: cases.Case, answers: dict, pipeline: int) -> float:
-    """Largest difference of any weight, or of the loss."""
+def difference(
+    case: cases.Case, answers: dict, pipeline: int, make_executor: Callable[[str], Executor] = Executor
+) -> float:
+    """Largest difference of any weight, or of the loss; `make_executor` gets the schedule's name."""
     args = get_args()
     args.sequence_parallel, args.overlap_grad_reduce = case.sequence_parallel, case.overlap
+    args.overlap_param_gather = args.align_param_gather = case.overlap and args.use_distributed_optimizer
     chain = harness.build_chain(args, harness.MODELS[case.question.model], case.question.freeze)
     multiple = args.tensor_model_parallel_size if case.sequence_parallel else 1
-    loss, weights = train(chain, case.plan(chain.kinds, pipeline), case.question.reduction, multiple)
+    plan = case.plan(chain.kinds, pipeline)
+    loss, weights = train(chain, plan, make_executor(plan.schedule), case.question.reduction, multiple)
     expected_loss, expected = answers[replace(case.question, packs=PACKS)]
     worst = abs(loss - expected_loss)
     for name, weight in weights.items():
@@ -75,7 +80,9 @@ def difference(case: cases.Case, answers: dict, pipeline: int) -> float:
     return worst
 
 
-def train(chain: harness.Chain, plan: Plan, reduction: str, multiple: int) -> tuple[float, dict[str, Tensor]]:
+def train(
+    chain: harness.Chain, plan: Plan, executor: Executor, reduction: str, multiple: int
+) -> tuple[float, dict[str, Tensor]]:
     """The last step's loss, and this rank's weights after it."""
     args, model = get_args(), harness.build_model(chain, plan)
     config = OptimizerConfig(
@@ -89,13 +96,15 @@ def train(chain: harness.Chain, plan: Plan, reduction: str, multiple: int) -> tu
     )
     optimizer = get_megatron_optimizer(config, model)
     get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
-    executor, packs, loss = Executor(plan.schedule), harness.sample_packs(PACKS, multiple), 0.0
+    packs, loss = harness.sample_packs(PACKS, multiple), 0.0
     for step in range(STEPS):
         turn = step % len(packs)
         optimizer.zero_grad()
         loss = harness.run_iteration(model, plan, packs[turn:] + packs[:turn], executor, reduction)
         done, _, _ = optimizer.step()
         assert done, "the optimizer skipped a step"
+    for module in model if args.overlap_param_gather else ():
+        module.start_param_sync(force_sync=True)
     named = [pair for module in model for pair in module.named_parameters()]
     return loss, {name.partition("links.")[2]: weight for name, weight in named}
 

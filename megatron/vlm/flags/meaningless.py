@@ -181,10 +181,9 @@ WITHOUT_MEANING = (
         """,
     ),
     Group(
-        "a pack without tiles passes vision layers by, whose gathers ranks then start in different orders; "
-        "leave it out",
+        "with --overlap-param-gather all gathers start with the iteration, in one order on all ranks",
         """
-        overlap_param_gather overlap_param_gather_with_optimizer_step align_param_gather
+        overlap_param_gather_with_optimizer_step align_param_gather
         """,
     ),
     Group(

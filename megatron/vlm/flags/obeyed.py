@@ -22,6 +22,12 @@ OBEYED = (
         """,
     ),
     Group(
+        "tests/distributed/test_training.py::test_all_layouts_train_the_same_weights",
+        """
+        overlap_param_gather
+        """,
+    ),
+    Group(
         "tests/system/test_training.py::test_an_evaluation_is_every_held_out_token_once",
         """
         eval_interval skip_train

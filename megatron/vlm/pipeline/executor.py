@@ -17,6 +17,7 @@ from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
+from megatron.vlm.pipeline.data_parallel import OrderedReductions
 from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
@@ -39,6 +40,7 @@ class Executor:
         self.schedule_name = schedule_name
         self.watch = watch
         self.weight_gradients = WeightGradients()
+        self.reductions = OrderedReductions()
         self._communicator: Communicator | None = None
         self._postings: dict[tuple[int, int, int], Postings] = {}
 
@@ -68,6 +70,9 @@ class Executor:
         config = get_model_config(modules[0])
         chunks = [Chunk(module, iterator, config) for module, iterator in zip(modules, iterators, strict=True)]
         postings = self._schedule(groups.pp.size(), num_microbatches, chunks)
+        for chunk in chunks:
+            if chunk.overlaps:
+                self.reductions.attach(chunk.module)
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator, Receive
+from megatron.vlm.pipeline.data_parallel import finish_gathers, start_gathers
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from omnibal_ext.posting import Post
@@ -43,6 +44,11 @@ class Chunk:
         """Whether the data-parallel reduction runs beside the backward pass (`--overlap-grad-reduce`)."""
         return self.config.no_sync_func is not None
 
+    @property
+    def gathers(self) -> bool:
+        """Whether the weights are gathered beside the forward passes (`--overlap-param-gather`)."""
+        return self.config.param_sync_func is not None
+
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Gradients that are ready inside do not start the reduction."""
         context: contextlib.AbstractContextManager[None] = (
@@ -64,12 +70,14 @@ class Flight:
 class Iteration:
     """The state of one iteration on one rank.
 
-    1. Receives are posted where the list says (`omnibal_ext.posting`): they travel while other actions are computed.
-    2. F: take the pack and the input, compute, send the output on; meanwhile the next pack is copied to the device.
-    3. B: take the output's gradient, compute, send the input's gradient back. Where nothing up to the stage is trained,
+    1. Where the optimizer left each weight on one data-parallel rank, all gathers start, in one order on all ranks.
+       Links wait for their own weights; a pack without tiles passes links by, and waits for all.
+    2. Receives are posted where the list says (`omnibal_ext.posting`): they travel while other actions are computed.
+    3. F: take the pack and the input, compute, send the output on; meanwhile the next pack is copied to the device.
+    4. B: take the output's gradient, compute, send the input's gradient back. Where nothing up to the stage is trained,
        there is nothing to do, and nothing comes or goes.
-    4. W: compute the weights' gradients that B put aside.
-    5. The data-parallel reduction of a chunk runs beside its last backward, or follows its last W.
+    5. W: compute the weights' gradients that B put aside.
+    6. The data-parallel reduction of a chunk runs beside its last backward, or follows its last W.
     """
 
     def __init__(
@@ -98,6 +106,8 @@ class Iteration:
         self.last = set({a.chunk: a for a in actions if a.kind == ("W" if self.split else "B")}.values())
         forwards = Counter(action.chunk for action in actions if action.kind == "F")
         self.arrivals = [Arrivals(chunk.packs, forwards[number]) for number, chunk in enumerate(self.chunks)]
+        for chunk in filter(self._gathers, self.chunks):
+            start_gathers(chunk.module)
         compute = {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
         for step in steps:
             if isinstance(step, Post):
@@ -105,6 +115,10 @@ class Iteration:
             else:
                 compute[step.kind](step)
         self.communicator.finish()
+
+    def _gathers(self, chunk: Chunk) -> bool:
+        """Whether a chunk's weights come meanwhile; an evaluation finds them whole."""
+        return chunk.gathers and bool(self.last)
 
     def _post_receive(self, action: Action) -> None:
         """Start receiving what `action` needs, if anything comes."""
@@ -134,6 +148,8 @@ class Iteration:
         if entering is not None and self.last and chunk.stage.sends_gradient:
             entering.requires_grad_()
         pack = self._pack(action)
+        if pack.tiles == 0 and self._gathers(chunk):
+            finish_gathers(chunk.module)
         with self.watch(action):
             output, normaliser = self.forward(chunk, pack, entering, action.microbatch)
         del self.packs[action]

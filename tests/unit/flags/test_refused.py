@@ -50,7 +50,7 @@ def refusal(words: str) -> str:
         ("--use-torch-fsdp2", ("--use-distributed-optimizer",)),
         ("--num-experts 8", ("experts",)),
         ("--cross-entropy-loss-fusion", ("fp32",)),
-        ("--overlap-param-gather", ("without tiles",)),
+        ("--no-align-param-gather", ("in one order",)),
         ("--init-method-xavier-uniform", ("normal distribution",)),
         ("--data-parallel-random-init", ("--seed",)),
         ("--train-samples 100", ("--train-iters",)),
