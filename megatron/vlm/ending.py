@@ -6,6 +6,9 @@
 | our fault: an exception | 1, and the traceback |
 | the user's input | 2 |
 | Ctrl-C, SIGTERM | 130, 143 |
+
+A rank ends with what started it, torchrun or another. SIGUSR1, which batch systems send before the time is up, is taken
+for SIGTERM.
 """
 
 import json
@@ -24,6 +27,7 @@ from types import FrameType
 from torch.distributed import TCPStore
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.lifeline import end_with
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 0.3  # seconds in which a signal reaches all ranks, before the first of them closes its connections
@@ -35,6 +39,7 @@ def run_rank(main: Callable[[], None]) -> None:
     os.environ["PYTHONWARNINGS"] = ",".join([os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker"]).strip(
         ","
     )
+    end_with(os.getppid())
     stopped = _watch_signals()
     try:
         main()
@@ -58,13 +63,17 @@ def _watch_signals() -> threading.Event:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    for number in SIGNALS:
+    for number in (*SIGNALS, signal.SIGUSR1):
         signal.signal(number, _leave_to_watcher)
     stopped = threading.Event()
 
     def watch() -> None:
         with writer:  # lives as long as the thread
-            number = next(byte for byte in iter(lambda: reader.recv(1)[0], None) if _is_ours(byte))
+            for number in iter(lambda: reader.recv(1)[0], None):
+                if number == signal.SIGUSR1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                elif _is_ours(number):
+                    break
             stopped.set()
             _speak(f"stopped by {signal.Signals(number).name}; --load goes on from the last checkpoint saved")
             time.sleep(GRACE)

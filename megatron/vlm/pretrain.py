@@ -172,7 +172,7 @@ def main() -> None:
 def _train(inputs: TrainingInputs) -> None:
     trainer = Trainer(inputs)
     args = inputs.args
-    guard.install(partial(describe_run, args, inputs.architecture), args.save_retain_interval)
+    guard.install(partial(describe_run, args, inputs.architecture), args.save_retain_interval, args.async_save)
     args.save_retain_interval = None  # Megatron would keep no older save to fall back on
     install(trainer.forward_backward)
     provider = partial(trainer.datasets)

@@ -1,6 +1,7 @@
-"""Child processes that never outlive us: a signal that stops this program stops what it started, and nothing is left.
+"""Child processes that never outlive us: a signal that stops this program stops all that it started.
 
-Children run in sessions of their own, so that Ctrl-C on a terminal reaches this program alone, which then decides.
+Children run in sessions of their own, so that Ctrl-C on a terminal reaches this program alone, which then decides. If
+it is killed itself, Linux kills them, and ranks end with their torchrun in the same way.
 """
 
 import contextlib
@@ -18,8 +19,10 @@ from typing import IO, Any
 import psutil
 
 from omnibal_ext.errors import Stopped
+from omnibal_ext.lifeline import ending_with_us
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""SIGUSR1 is what a batch system may send before the time is up."""
 GRACE_SECONDS = 20.0
 ERROR = "error: "
 PR_SET_CHILD_SUBREAPER = 36
@@ -75,9 +78,15 @@ def end_tree(child: subprocess.Popen[str]) -> None:
             os.waitpid(-1, 0)
 
 
+def _started(command: Sequence[str], streams: dict[str, Any]) -> subprocess.Popen[str]:
+    """A child that ends with us; no thread runs yet that could hold what it needs."""
+    before = ending_with_us()
+    return subprocess.Popen(command, start_new_session=True, text=True, preexec_fn=before, **streams)  # noqa: PLW1509
+
+
 def run_to_end(command: Sequence[str], **streams: Any) -> subprocess.CompletedProcess[str]:
     """Like `subprocess.run` without a check; stopped, it takes the child and all its children along."""
-    with subprocess.Popen(command, start_new_session=True, text=True, **streams) as child:
+    with _started(command, streams) as child:
         try:
             output, errors = child.communicate()
         except BaseException:
@@ -99,7 +108,7 @@ def run_ranks(
     they need, to save what they have); only Ctrl-C ends them before that.
     """
     streams: dict[str, Any] = {"stdout": log, "stderr": log} if log else {"stderr": subprocess.PIPE}
-    with subprocess.Popen(command, start_new_session=True, text=True, **streams) as agent:
+    with _started(command, streams) as agent:
         errors = _ErrorLines(agent.stderr) if agent.stderr else None
         try:
             if follow:
@@ -114,12 +123,15 @@ def run_ranks(
             end_tree(agent)
             if errors:
                 errors.join()
+    if agent.returncode < 0:
+        print(f"error: torchrun was ended by {signal.Signals(-agent.returncode).name}, and its ranks", file=sys.stderr)
+        return 1
     return agent.returncode
 
 
 def _end_ranks(agent: subprocess.Popen[str], number: int, grace: float | None) -> None:
     """Hand a signal to the ranks and wait for them; the agent, their parent, ends when they have."""
-    for repeated in (signal.SIGTERM, signal.SIGHUP):  # Slurm may send one several times
+    for repeated in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # Slurm may send one several times
         signal.signal(repeated, signal.SIG_IGN)
     ranks = [process for process in descendants() if process.info["ppid"] == agent.pid]
     for rank in ranks:

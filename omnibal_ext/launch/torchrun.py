@@ -17,7 +17,7 @@ def main() -> None:
     from torch.distributed.run import main as torchrun
 
     logging.disable(logging.ERROR)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         # A handler, as what is ignored stays ignored in the ranks.
         signal.signal(number, lambda *_: None)
     words = sys.argv[1:]

@@ -60,7 +60,7 @@ def test_bad_input_is_said_by_one_rank_and_to_torchrun(tmp_path: Path) -> None:
         assert int(told["extraInfo"]["timestamp"])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)])
 def test_a_signal_ends_waiting_ranks_with_one_line(tmp_path: Path, number: signal.Signals, code: int) -> None:
     ranks = as_ranks_of_one_job(WAITS, 2, tmp_path)
     for rank in ranks:
@@ -72,7 +72,7 @@ def test_a_signal_ends_waiting_ranks_with_one_line(tmp_path: Path, number: signa
     assert [rank.returncode for rank in ranks] == [code, code]
     silent, line = sorted(said)
     assert silent == ""
-    assert line.startswith(f"stopped by {number.name}")
+    assert line.startswith(f"stopped by {signal.Signals(code - 128).name}")
     assert line.count("\n") == 1
 
 

@@ -7,15 +7,20 @@ After a save     every rank hashes what it wrote; integrity.json says that the s
 Before a load    all files are read and compared; a save that is damaged is passed over for the next older one.
 """
 
+import multiprocessing
+import os
+import queue
 import shutil
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.training import get_args, training
 from megatron.training.checkpointing import load_checkpoint
 
@@ -23,15 +28,17 @@ from megatron.vlm.checkpoint.folder import INTEGRITY, Checkpoints, Save, none_wh
 from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, seal_together
 from megatron.vlm.checkpoint.safe import guarded
 from omnibal_ext.errors import UserError
+from omnibal_ext.lifeline import end_with
 
 GIB = 2**30
 Describe = Callable[[], Mapping[str, Any]]
 
 
-def install(describe: Describe, retain_interval: int | None) -> None:
+def install(describe: Describe, retain_interval: int | None, asynchronous: bool) -> None:
     """Guard the saves and loads of Megatron's loop. `describe`() is what a save says of its run.
 
     retain_interval: besides the two newest saves those of multiples of it are kept; None keeps all.
+    asynchronous: saves are written by another process (--async-save).
     """
     save, write = training.save_checkpoint, dist_checkpointing.save
 
@@ -49,9 +56,19 @@ def install(describe: Describe, retain_interval: int | None) -> None:
             request.add_finalize_fn(finish)
         return request
 
+    filesystem_async._results_queue = _results_queue(asynchronous)
     training.save_checkpoint = guarded_save
     training.load_checkpoint = load_whole
     dist_checkpointing.save = sealed_write
+
+
+def _results_queue(asynchronous: bool) -> Any:
+    """By which the writer of a save says that it is done. The process that keeps Megatron's outlives killed ranks."""
+    if not asynchronous:
+        return queue.SimpleQueue()  # the writer is this process
+    manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
+    manager.start(end_with, (os.getpid(),))
+    return manager.Queue()
 
 
 def load_whole(*arguments: Any, **named: Any) -> Any:

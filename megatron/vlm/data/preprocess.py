@@ -9,8 +9,6 @@ Killed at any moment and started again, it goes on where it was and ends with th
 """
 
 import multiprocessing
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -24,6 +22,7 @@ from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.samples import Recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
+from omnibal_ext.lifeline import ending_with_us
 from omnibal_ext.locks import working_on
 
 Rejections = list[dict[str, Any]]
@@ -122,7 +121,7 @@ def _prepared(job: Job, numbers: Sequence[int], workers: int) -> Iterator[tuple[
         return
     # Forked: a fresh interpreter would spend seconds importing torch before its first line.
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=ending_with_us()) as pool:
         futures = [pool.submit(_prepare_one, *task) for task in tasks]
         try:
             for future in as_completed(futures):
@@ -135,15 +134,3 @@ def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, R
     part = prepare_part(recipe, source)
     part.save(path)
     return source.lines, part.rejections()
-
-
-def _end_with_parent() -> None:
-    """End this worker when its parent is killed: it would wait for work for ever."""
-
-    def wait_and_end() -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait_and_end, daemon=True).start()

@@ -107,6 +107,24 @@ def test_a_clock_that_is_set_back_hides_no_process(monkeypatch: pytest.MonkeyPat
         assert not psutil.Process().children()  # what would be read instead
 
 
+@pytest.mark.parametrize("whom", ["launcher", "torchrun", "rank"])
+def test_whoever_is_killed_nothing_is_left(rank: Path, whom: str) -> None:
+    """Ranks run a program that ends with who started it, as ours do."""
+    rank.write_text("import os\nfrom omnibal_ext.lifeline import end_with\nend_with(os.getppid())\n" + RANK)
+    launcher = start(5.0, rank, rank.parent, "sleeps")
+    pids = wait_for(rank.parent, ["pid.0", "pid.1"], launcher)
+    tree = [process.pid for process in psutil.Process(launcher.pid).children(recursive=True)]
+    os.kill({"launcher": launcher.pid, "torchrun": tree[0], "rank": pids[1]}[whom], signal.SIGKILL)
+    _, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == (-signal.SIGKILL if whom == "launcher" else 1)
+    limit = time.monotonic() + 20
+    while (left := [pid for pid in {*tree, *pids} if psutil.pid_exists(pid)]) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not left
+    if whom != "launcher":
+        assert "was ended by SIGKILL" in errors
+
+
 def test_what_every_rank_refuses_is_said_once_with_exit_code_two(rank: Path) -> None:
     launcher = start(5.0, rank, rank.parent, "refuses")
     _, errors = launcher.communicate(timeout=120)

@@ -1,0 +1,26 @@
+"""A process that does not outlive the one that started it: Linux kills it, however that one ended."""
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int) -> None:
+    """Have this process killed when `parent`, which started it, ends; at once if it has ended already.
+
+    To be precise, with the thread that started it: start what calls this from the main thread.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def ending_with_us() -> Callable[[], None]:
+    """What a child of this process calls first (`preexec_fn` of a program, `initializer` of a worker)."""
+    return partial(end_with, os.getpid())
