@@ -24,6 +24,8 @@ from omnibal_ext.errors import UserError
 def root(tmp_path: Path) -> Path:
     (tmp_path / "tokenizer.model").write_bytes(train_tokenizer())
     Image.fromarray(np.zeros((32, 64, 3), np.uint8)).save(tmp_path / "two_tiles.png")
+    for tiles in (1, 3, 4):
+        Image.fromarray(np.zeros((32, 32 * tiles, 3), np.uint8)).save(tmp_path / f"{tiles}.png")
     return tmp_path
 
 
@@ -51,6 +53,21 @@ def test_a_sample_counts_its_tiles_and_image_tokens(root: Path) -> None:
     assert sample.length == len(sample.tokens) - 1 + 3 * 4
 
 
+def test_every_image_has_the_tokens_of_its_own_tiles_where_its_mark_is(root: Path) -> None:
+    record = {"image": ["1.png", "3.png"], "conversations": [{"from": "human", "value": "<image>Read<image>a5"},
+                                                             {"from": "gpt", "value": "a5"}]}  # fmt: skip
+    (root / "chat.jsonl").write_text(json.dumps(record))
+    recipe = Recipe(root, root / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=8), 4)
+    preprocess(open_job([root / "chat.jsonl"], recipe, root / "data"))
+    data = ChatDataset(root / "data")
+    tokens, mask = data.text(0)
+    marks = (tokens == data.manifest["image_token_id"]).astype(int)
+    starts, ends = (np.flatnonzero(np.diff(np.concatenate([[0], marks, [0]])) == sign) for sign in (1, -1))
+    assert (ends - starts).tolist() == [1 * 4, (3 + 1) * 4]
+    assert len(mask) == len(tokens) == data.sizes.tokens[0]
+    assert not mask[marks == 1].any()
+
+
 def test_every_image_token_is_repeated_for_its_own_image() -> None:
     tokens, mask = expand_images(np.array([7, 1, 8, 1, 9]), np.array([0, 0, 1, 0, 1], np.uint8), 1, [3, 2])
     assert tokens.tolist() == [7, 1, 1, 1, 8, 1, 1, 9]
@@ -75,10 +92,18 @@ def long_line(answers: int, trained: int = 99) -> bytes:
     for number in range(answers):
         turns.append({"from": "human", "value": f"<image>Read {number}"})
         turns.append({"from": "gpt", "value": f"a{number}", "loss": number < trained})
-    return json.dumps({"image": ["two_tiles.png"] * answers, "conversations": turns}).encode()
+    images = [("two_tiles.png", "1.png")[number % 2] for number in range(answers)]
+    return json.dumps({"image": images, "conversations": turns}).encode()
 
 
 def test_a_longer_sample_gets_as_few_tiles_fewer_as_needed(root: Path) -> None:
+    wide = json.loads(line(images=2)) | {"image": ["4.png", "3.png"]}
+    whole = maker(root, tiling=Tiling(32, max_tiles=8)).make(json.dumps(wide).encode())
+    assert whole.tiles == 5 + 4
+    for tokens, grids in ((1, [(3, 1), (3, 1)]), (4, [(3, 1), (3, 1)]), (5, [(2, 1), (2, 1)]), (13, [(1, 1), (1, 1)])):
+        limit = {"max_tokens": whole.length - tokens, "shorten": ("fewer-tiles",)}
+        less = maker(root, tiling=Tiling(32, max_tiles=8), **limit).make(json.dumps(wide).encode())
+        assert [(image.columns, image.rows) for image in less.images] == grids
     tiling = Tiling(32, max_tiles=6)
     whole = maker(root, tiling=tiling).make(line(images=2))
     assert whole.tiles == 6
