@@ -17,6 +17,7 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.layout.partition import even_edges
+from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.records import write_record
@@ -108,6 +109,8 @@ class Planning:
         """The same, on packs made as these were but level in the profile's seconds; the profile is made if missing."""
         self._ensure_profile()
         folder = self.run_dir / "packs"
+        if self._is_packed_again(folder):
+            return replace(self, index=PackedIndex.open(folder))
         flags = {
             "--data": self.flags.data,
             "--like": self.index.folder,
@@ -119,6 +122,20 @@ class Planning:
         }
         run_our_tool(self.tools / "pack_data.py", flags, self.flags.json)
         return replace(self, index=PackedIndex.open(folder))
+
+    def _is_packed_again(self, folder: Path) -> bool:
+        """Whether these packs are there, for this profile and these ranks."""
+        if not (folder / "manifest.json").exists():
+            return False
+        given, made = self.index.manifest, PackedIndex.open(folder).manifest
+        wanted = {
+            **{name: given[name] for name in ("built_from", "vit_budget", "llm_budget", "method", "seed", "epochs")},
+            "costs": PackCosts.of_profile(Profile.load(self.profile_path)).to_record(),
+            "data_parallel_size": self.data_parallel,
+            "micro_batches": self.micro_batches,
+            "pipeline_model_parallel_size": self.flags.pipeline_model_parallel_size,
+        }
+        return all(made.get(name) == value for name, value in wanted.items())
 
     def ensure(self) -> Plan:
         """The plan to run by; profile and plan are made first where they are missing or stale."""

@@ -8,6 +8,8 @@ import pytest
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
 from tests.system.test_training import complete, make_dataset, pack, tool
 
@@ -69,6 +71,24 @@ def test_it_profiles_for_the_precision_and_the_frozen_parts_of_the_run(folder: P
     assert Plan.load(folder / "frozen/plan.json").frozen == ("vit",)
     assert launch(folder, "frozen", 4, "--analytic", "a100", "--dry-run", "--", "--lr", "1e-3").returncode == 0
     assert Plan.load(folder / "frozen/plan.json").frozen == ()
+
+
+def test_packed_again_ranks_wait_for_the_seconds_of_the_profile(folder: Path) -> None:
+    """The same samples at the same budgets in the run's own folder; the second time nothing is made again."""
+    flags = ("--analytic", "a100", "--repack", "--dry-run")
+    done = launch(folder, "again", 4, *flags)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    given, made = (PackedIndex.open(path) for path in (folder / "4", folder / "again/packs"))
+    assert sorted(made.sample_ids) == sorted(given.sample_ids)
+    assert made.manifest["costs"] == PackCosts.of_profile(Profile.load(folder / "again/profile.json")).to_record()
+    assert made.manifest["costs"] != given.manifest["costs"]
+    for name in ("vit_budget", "llm_budget", "method", "global_batch", "seed"):
+        assert made.manifest[name] == given.manifest[name]
+    assert str(folder / "again/packs") in done.stdout  # what the ranks will read
+    files = ("packs/manifest.json", "plan.json")
+    before = [(folder / "again" / name).stat().st_mtime_ns for name in files]
+    assert launch(folder, "again", 4, *flags).returncode == 0
+    assert [(folder / "again" / name).stat().st_mtime_ns for name in files] == before
 
 
 @pytest.mark.parametrize(
