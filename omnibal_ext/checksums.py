@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.files import open_plain
 
 THREADS = min(8, os.cpu_count() or 1)
 """Hashing leaves Python to the others."""
@@ -14,7 +15,7 @@ THREADS = min(8, os.cpu_count() or 1)
 
 def sha256_of(path: str | Path) -> str:
     """Return the SHA-256 of a file as hexadecimal text."""
-    with Path(path).open("rb") as file:
+    with open_plain(path, "see that it is there") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -27,10 +28,7 @@ def checksums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 def verify_checksums(folder: Path, expected: Mapping[str, str], remedy: str) -> None:
     """Read every byte of the files and compare. Raises UserError naming the first file that is damaged or missing."""
-    try:
-        found = checksums_of(folder, expected)
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror}): {remedy}") from None
+    found = checksums_of(folder, expected)
     for name, checksum in expected.items():
         if found[name] != checksum:
-            raise UserError(f"{folder / name}: damaged: its checksum is not the manifest's: {remedy}")
+            raise UserError(f"{folder / name}: damaged: its checksum is not the manifest's; {remedy}")

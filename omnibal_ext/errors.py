@@ -8,6 +8,11 @@ from collections.abc import Callable
 class UserError(Exception):
     """Bad input. The message is one line: what, where (file, row, layer), the limit, the remedy."""
 
+    def __str__(self) -> str:
+        """The message; line ends and control characters that it quotes from a file are spaces."""
+        message = super().__str__()
+        return message if message.isprintable() else "".join(c if c.isprintable() else " " for c in message)
+
 
 class Stopped(KeyboardInterrupt):
     """A signal asked this program to end."""

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """Of file systems that have none: there the user sees to it that programs do not meet."""
@@ -124,10 +126,9 @@ def _until(take: Callable[[], IO[str] | None], seconds: float = float("inf")) ->
 
 def _signature(path: Path) -> dict[str, object]:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):  # its holder is just signing, or gone
+        return read_json(path, mapping(anything), "wait")
+    except UserError:  # its holder is just signing, or gone
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _holder(path: Path) -> str:

@@ -16,11 +16,11 @@ from typing import Any
 
 from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
+from omnibal_ext.formats import PLAN, PLAN_COUNTS, SELECTIVE
 from omnibal_ext.records import read_record, write_record
 from omnibal_ext.schedule import SCHEDULE_NAMES, Schedule, build_schedule
 
 SCHEMA_VERSION = 1
-SELECTIVE = ("recompute_attention", "recompute_mlp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,8 @@ class Plan:
             raise UserError(
                 f"schema_version is {record.get('schema_version')!r}, this program reads {SCHEMA_VERSION}; plan again"
             )
+        PLAN("", record)
         known = {f.name for f in dataclasses.fields(cls)}
-        for name in ("chain", "stages", "num_microbatches", "pipeline_model_parallel_size"):
-            if name not in record:
-                raise UserError(f"field {name!r} is missing")
         stages = _stages(record["stages"])
         values = {name: value for name, value in record.items() if name in known}
         values |= {"chain": tuple(record["chain"]), "stages": stages}
@@ -173,10 +171,8 @@ class Plan:
         self._validate_recompute(names)
 
     def _validate_counts(self) -> None:
-        for name in ("num_microbatches", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
+        for name, check in PLAN_COUNTS.items():
+            check(name, getattr(self, name))
         if unknown_parts := [part for part in self.frozen if part not in PARTS]:
             raise UserError(f"frozen names an unknown part {unknown_parts[0]!r}; parts are {', '.join(PARTS)}")
         unknown = [kind for kind in self.chain if kind not in KINDS]
@@ -190,6 +186,12 @@ class Plan:
                 f"{len(self.stages)} stages, but {self.pipeline_model_parallel_size} pipeline ranks x "
                 f"{self.virtual_pipeline_model_parallel_size} chunks need {wanted}"
             )
+        for name, count in (
+            ("stage_seconds", len(self.stages)),
+            ("stage_peak_bytes", self.pipeline_model_parallel_size),
+        ):
+            if name in self.predicted and len(self.predicted[name]) != count:
+                raise UserError(f"predicted.{name} must have {count} numbers, has {len(self.predicted[name])}")
 
     def _validate_recompute(self, names: Sequence[str]) -> None:
         for number, stage in enumerate(self.stages):
@@ -206,13 +208,17 @@ class Plan:
                         f"stage {number} names {twice[0]} twice in `recompute` and `{part}`; once is enough"
                     )
 
-    def check_model(self, model: str, model_hash: str) -> None:
-        """Raise UserError if the plan was made for another model."""
+    def check_model(self, model: str, model_hash: str, chain: Sequence[str]) -> None:
+        """Raise UserError if the plan was made for another model, or its chain is not the model's."""
         if self.model_hash != model_hash:
             raise UserError(
                 f"the plan was made for model {self.model!r} (hash {self.model_hash}), not for {model!r} "
                 f"(hash {model_hash}); plan again with tools/plan_layout.py"
             )
+        if tuple(chain) != self.chain:
+            at = next((i for i, (one, other) in enumerate(zip(self.chain, chain, strict=False)) if one != other), None)
+            where = f"differs at layer {at}" if at is not None else f"has {len(self.chain)} layers, not {len(chain)}"
+            raise UserError(f"the plan's chain is not that of model {model!r}: it {where}; plan again")
 
     def check_frozen(self, frozen: Sequence[str]) -> None:
         """Raise UserError if the plan was made for other frozen parts than these."""
@@ -247,14 +253,12 @@ def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:
     return Plan.from_cuts(chain, (), **fields)
 
 
-def _stages(record: Any) -> tuple[Stage, ...]:
-    try:
-        return tuple(
-            Stage(
-                (int(entry["layers"][0]), int(entry["layers"][1])),
-                *(tuple(map(int, entry.get(name, ()))) for name in ("recompute", *SELECTIVE)),
-            )
-            for entry in record
+def _stages(record: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+    """Of entries {"layers": [first, last + 1], "recompute": [layer ids]}, checked before."""
+    return tuple(
+        Stage(
+            (entry["layers"][0], entry["layers"][1]),
+            *(tuple(entry.get(name, ())) for name in ("recompute", *SELECTIVE)),
         )
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        raise UserError('stages must be a list of {"layers": [first, last + 1], "recompute": [layer ids]}') from None
+        for entry in record
+    )

@@ -5,25 +5,19 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from omnibal_ext.errors import UserError
-
-Value = TypeVar("Value")
+from omnibal_ext.reading.checks import Value
+from omnibal_ext.reading.document import read_json
 
 
 def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Callable[[Any], Value]) -> Value:
     """What `build` makes of the decoded file. Raises UserError naming the file; `tool` is what makes such a file."""
     try:
-        record = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise UserError(f"{what} {path}: cannot be read ({error.strerror}); make one with {tool}") from None
-    except ValueError as error:
-        raise UserError(f"{what} {path}: not JSON ({error})") from None
-    try:
-        return build(record)
+        return read_json(path, lambda _, record: build(record), f"make one with {tool}")
     except UserError as error:
-        raise UserError(f"{what} {path}: {error}") from None
+        raise UserError(f"{what} {error}") from None
 
 
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:

@@ -1,13 +1,32 @@
 """What a run wrote: metrics.jsonl, a line an interval of training and one an evaluation; timeline.jsonl."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import Check, mapping, record, whole
+from omnibal_ext.reading.document import decode
+from omnibal_ext.reading.files import open_plain
+
+REMEDY = "take the line out, or start the run in another folder"
 
 INPUTS = "inputs.json"
 """Beside metrics.jsonl: where the run's plan, profile and packs are."""
 TIMELINE = "timeline.jsonl"
 """Beside metrics.jsonl: a line for each iteration that was recorded on every rank."""
+
+
+def _figure(place: str, value: Any) -> float:
+    """A loss may be infinite or no number, where training failed."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{place} must be a number")
+    return float(value)
+
+
+_LOSSES = {"loss": _figure, "source_losses": mapping(_figure)}
+_RATES = dict.fromkeys(("seconds", "samples", "samples_per_second", "useful_tokens_per_second", "padding"), _figure)
+LINE: Check[dict[str, Any]] = record({"iteration": whole()}, {**_LOSSES, **_RATES, "evaluation": record({}, _LOSSES)})
+"""What programs read of a line."""
 
 
 def training_intervals(path: Path) -> list[dict[str, Any]]:
@@ -27,7 +46,13 @@ def complete_lines(path: Path, position: int = 0) -> tuple[list[dict[str, Any]],
     """The lines that were written to the end behind a position, decoded, and where the next one starts."""
     if not path.exists():
         return [], position
-    with path.open("rb") as file:
+    with open_plain(path, REMEDY) as file:
         file.seek(position)
         written, newline, _ = file.read().rpartition(b"\n")
-    return [json.loads(line) for line in written.splitlines()], position + len(written) + len(newline)
+    lines = []
+    for number, line in enumerate(written.splitlines(), 1):
+        try:
+            lines.append(LINE("", decode(line)))
+        except UserError as error:
+            raise UserError(f"{path}: line {number}: {error}; {REMEDY}") from None
+    return lines, position + len(written) + len(newline)

@@ -1,6 +1,5 @@
 """What samples cost: how many ViT tiles and LLM tokens each one has, and any further named sizes."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.arrays import array_names, read_arrays
+from omnibal_ext.reading.checks import anything, listing, shown
+from omnibal_ext.reading.document import read_json
+
+REMEDY = "give a sizes file: a JSON list, or an .npz"
+MOST_ROWS, MOST_JSON = 2**30, 2**31
+"""Of a JSON list; an .npz may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,43 +106,31 @@ def load_columns(path: str | Path, names: Sequence[str]) -> list[list[Any] | NDA
         UserError: naming the file, and the row where a row is at fault.
     """
     path = Path(path)
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                missing = next((name for name in names if name not in arrays), None)
-                if missing is not None:
-                    raise UserError(f"{path}: has no array {missing!r}; it has {', '.join(arrays)}")
-                return [arrays[name] for name in names]
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:  # malformed JSON, not UTF-8, or not an .npz
-        raise UserError(f"{path}: is not a sizes file: {error}") from error
-    if not isinstance(rows, list):
-        raise UserError(f'{path}: must be a JSON list of {{"vit_num": tiles, "token_num": tokens}}')
+    if path.suffix == ".npz":
+        return [*read_arrays(path, names, REMEDY)]
+    rows = read_json(path, listing(anything, most=MOST_ROWS), REMEDY, MOST_JSON)
     try:
         return [[row[name] for row in rows] for name in names]
     except (KeyError, TypeError):
         row = next(i for i, row in enumerate(rows) if not isinstance(row, dict) or not set(names) <= set(row))
         wanted = " and ".join(names)
-        raise UserError(f"{path}: row {row}: must be an object with {wanted}, found {rows[row]!r:.80}") from None
+        raise UserError(f"{path}: row {row}: must be an object with {wanted}, found {shown(rows[row])}") from None
 
 
 def column_names(path: str | Path) -> tuple[str, ...]:
     """Return the arrays of an `.npz` file of sizes. Raises UserError naming the file."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return tuple(arrays)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not a sizes file: {error}") from error
+    return array_names(path, REMEDY)
 
 
 def _load_one(path: Path, more: Sequence[str]) -> Sizes:
-    names = ("tiles", "tokens") if path.suffix == ".npz" else ("vit_num", "token_num")
-    tiles, tokens, *further = load_columns(path, (*names, *more))
-    try:
-        return Sizes.from_arrays(tiles, tokens, str(path), **dict(zip(more, further, strict=True)))
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"{path}: {', '.join((*names, *more))} must be whole numbers: {error}") from error
+    names = (*(("tiles", "tokens") if path.suffix == ".npz" else ("vit_num", "token_num")), *more)
+    columns = load_columns(path, names)
+    for name, column in zip(names, columns, strict=True):
+        if not isinstance(column, list):
+            continue
+        # Texts among numbers would make an array as wide as the longest of them.
+        odd = next((row for row, value in enumerate(column) if type(value) is not int), None)
+        if odd is not None:
+            raise UserError(f"{path}: row {odd}: {name} must be whole numbers, found {shown(column[odd])}")
+    tiles, tokens, *further = columns
+    return Sizes.from_arrays(tiles, tokens, str(path), **dict(zip(more, further, strict=True)))

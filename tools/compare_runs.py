@@ -4,14 +4,18 @@ python tools/compare_runs.py --baseline RUN --run RUN
 """
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.plan import Plan
+from omnibal_ext.reading.checks import finite, record
+from omnibal_ext.reading.document import read_json
 from omnibal_ext.run_metrics import evaluations, training_intervals
+
+EVALUATION = record({"share_right": finite(0, 1)})
+"""What tools/evaluate_demo.py found."""
 
 
 def main() -> None:
@@ -52,7 +56,7 @@ def summary(folder: Path) -> dict[str, float]:
         result["held-out_loss"] = held_out[max(held_out)]["loss"]
     evaluation = folder / "evaluation.json"
     if evaluation.exists():
-        result["held-out_digits_read_right"] = json.loads(evaluation.read_text())["share_right"]
+        result["held-out_digits_read_right"] = read_json(evaluation, EVALUATION, "evaluate again")["share_right"]
     return result
 
 

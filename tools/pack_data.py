@@ -1,7 +1,6 @@
 """Pack a corpus: sizes of samples in, a packed index and its measures out, before any GPU is booked."""
 
 import argparse
-import json
 from dataclasses import asdict, astuple, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -16,13 +15,14 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.budget import Trial, choose_budgets
 from omnibal_ext.packing.build import build_index, reject_reasons
-from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.corpus import DATASET_SOURCES, Corpus
 from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL, PackCosts
 from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.histograms import bar_line, distributions, waste_by_kind, write_report
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, PackOptions
 from omnibal_ext.packing.summary import Summary
+from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import load_columns
 
 SHOWN_TRIALS = 12
@@ -121,10 +121,10 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     }
     if arguments.data:
         manifest = Path(arguments.data) / "manifest.json"
-        record = json.loads(manifest.read_text())
-        sizes = {"sizes.npz": record.get("checksums", {}).get("sizes.npz", "")}
+        content = read_json(manifest, DATASET_SOURCES, "preprocess again")
+        sizes = {"sizes.npz": content.get("checksums", {}).get("sizes.npz", "")}
         verify_checksums(Path(arguments.data), sizes, "preprocess again")
-        built_from["data"] = {"manifest_sha256": sha256_of(manifest), "manifest": record}
+        built_from["data"] = {"manifest_sha256": sha256_of(manifest), "manifest": content}
     return corpus, built_from
 
 

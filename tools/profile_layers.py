@@ -10,7 +10,6 @@ software, is not measured again.
 """
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -25,6 +24,8 @@ from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
 
 PROFILER = 2
 """Raised when figures are measured in another way, so that older ones are measured again."""
@@ -61,10 +62,9 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         tuple(arguments.freeze),
     )
     if arguments.measured:
+        measured = read_json(arguments.measured, mapping(anything), "give a profile, or some of its lines")
         try:
-            profile = profile.replaced_by(json.loads(Path(arguments.measured).read_text()))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{arguments.measured}: cannot be read as JSON ({error})") from None
+            profile = profile.replaced_by(measured)
         except UserError as error:
             raise UserError(f"{arguments.measured}: {error}") from None
     profile.save(arguments.output)

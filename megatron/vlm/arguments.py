@@ -140,7 +140,7 @@ def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
             architecture.chain, model=architecture.name, model_hash=architecture.hash, frozen=tuple(known.freeze)
         )
     plan = Plan.load(known.plan)
-    plan.check_model(architecture.name, architecture.hash)
+    plan.check_model(architecture.name, architecture.hash, architecture.chain)
     plan.check_frozen(known.freeze)
     if ranks not in (None, plan.pipeline_model_parallel_size):
         raise UserError(

@@ -4,7 +4,6 @@ Known: `InternVLForConditionalGeneration`, `LlavaForConditionalGeneration`, `Lla
 original InternVL (`InternVLChatModel`, whose code lives in its repository).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,10 @@ from omnibal_ext.architectures.architecture import (
 )
 from omnibal_ext.architectures.huggingface_section import Section, section
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, finite, flag, listing, mapping, maybe, record, shown, text, whole
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.files import is_plain_name
+from omnibal_ext.reading.tensors import read_tensor_places
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -34,6 +37,24 @@ LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": 
 GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
 """LLaVA-1.6's grids, rows and columns of tiles."""
 
+LAYERS = whole(1, 2**10)
+WIDTH = whole(1, 2**20)
+HEADS = whole(1, 2**12)
+WORDS = whole(1, 2**24)
+SIDE = whole(1, 2**14)
+POSITIONS = whole(1, 2**40)
+EPSILON = finite(0, 1)
+BASE = finite(1, 1e12)
+FACTOR = finite(1e-3, 1e6)
+ROPE = record({}, {"rope_type": maybe(text), "type": maybe(text), "rope_theta": maybe(BASE)})
+LINEAR = record({"factor": FACTOR})
+LLAMA3 = record(
+    {
+        **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), FACTOR),
+        "original_max_position_embeddings": POSITIONS,
+    }
+)
+
 
 def config_path(path: Path) -> Path:
     """The config.json that a path means: itself, in that folder, or in its folder "huggingface" (a converted model's).
@@ -47,26 +68,27 @@ def config_path(path: Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The content of a config.json. Raises UserError if it is not JSON."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: must be a JSON object")
-    return config
+    """The content of a config.json, or of another of the files beside it. Raises UserError if it is no JSON object."""
+    return read_json(path, mapping(anything), "download it again")
 
 
 def weight_files(folder: Path) -> dict[str, str]:
     """Name of every weight of a folder -> the safetensors file that holds it; empty where there are none."""
-    if (folder / INDEX).is_file():
-        weights: dict[str, str] = read_config(folder / INDEX)["weight_map"]
+    if (folder / INDEX).exists():
+        index = read_json(folder / INDEX, record({"weight_map": mapping(weight_file)}), "download it again")
+        weights: dict[str, str] = index["weight_map"]
         return weights
-    if not (folder / SINGLE_FILE).is_file():
+    if not (folder / SINGLE_FILE).exists():
         return {}
-    with (folder / SINGLE_FILE).open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return {name: SINGLE_FILE for name in header if name != "__metadata__"}
+    return dict.fromkeys(read_tensor_places(folder / SINGLE_FILE), SINGLE_FILE)
+
+
+def weight_file(place: str, value: Any) -> str:
+    """The name of a safetensors file of the same folder; any other would lead out of it."""
+    name = text(place, value)
+    if not is_plain_name(name) or not name.endswith(".safetensors"):
+        raise UserError(f"{place} must be the name of a .safetensors file in this folder, got {shown(name)}")
+    return name
 
 
 def read_architecture(path: Path) -> Architecture:
@@ -79,46 +101,43 @@ def read_architecture(path: Path) -> Architecture:
     config = section(str(path), values.get("model_type", ""), values)
     folder = path.resolve().parent
     name = (folder.parent if folder.name == "huggingface" else folder).name
-    try:
-        match config["model_type"]:
-            case "internvl":
-                model = _internvl(name, config)
-            case "internvl_chat":
-                model = _internvl_chat(name, config)
-            case "llava" | "llava_next":
-                model = _llava(name, config)
-            case other:
-                raise UserError(f"{path}: model type {other!r} is no vision-language model we know")
-        config.refuse_unread()
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise UserError(f"{path}: a field has the wrong type: {error}") from error
+    match config["model_type"]:
+        case "internvl":
+            model = _internvl(name, config)
+        case "internvl_chat":
+            model = _internvl_chat(name, config)
+        case "llava" | "llava_next":
+            model = _llava(name, config)
+        case other:
+            raise UserError(f"{path}: model type {other!r} is no vision-language model we know")
+    config.refuse_unread()
     return model
 
 
 def _internvl(name: str, config: Section) -> Architecture:
     config.must(projector_hidden_act="gelu", vision_feature_select_strategy="default")
-    tower, text = config.inner("vision_config", "internvl_vision"), config.inner("text_config", "qwen2")
+    tower, language = config.inner("vision_config", "internvl_vision"), config.inner("text_config", "qwen2")
     tower.must(use_absolute_position_embeddings=True, use_mask_token=False)
-    if tower["use_qk_norm"]:
+    if tower.take("use_qk_norm", flag):
         tower.must(layer_norm_eps=1e-6)  # transformers' QK-norm has this one whatever the layers' is
-    layers, whole = _layers_read(tower, config["vision_feature_layer"])
+    layers, is_last = _layers_read(tower, config["vision_feature_layer"])
     vision = VisionArchitecture(
         **_vision_sizes(tower, layers),
         normalization=tower.choose("norm_type", NORMALIZATIONS),
-        qkv_bias=tower["attention_bias"],
-        qk_norm=tower["use_qk_norm"],
-        final_norm=whole and not tower["use_mean_pooling"],
+        qkv_bias=tower.take("attention_bias", flag),
+        qk_norm=tower.take("use_qk_norm", flag),
+        final_norm=is_last and not tower.take("use_mean_pooling", flag),
     )
     tower.refuse_unread()
-    prompt = PromptFormat(image_token_id=config["image_token_id"])
-    return Architecture(name, vision, _language(text), shuffle=_shuffle(config), tied=_tied(config), prompt=prompt)
+    prompt = PromptFormat(image_token_id=config.take("image_token_id", WORDS))
+    return Architecture(name, vision, _language(language), shuffle=_shuffle(config), tied=_tied(config), prompt=prompt)
 
 
 def _internvl_chat(name: str, config: Section) -> Architecture:
     config.must(ps_version="v2", pad2square=False, use_backbone_lora=0, use_llm_lora=0)
     if config["ps_version"] != "v2":
         raise UserError(f"{config.where}.ps_version is missing, which means 'v1'; supported: 'v2'")
-    tower, text = config.inner("vision_config", "intern_vit_6b"), config.inner("llm_config", "internlm2")
+    tower, language = config.inner("vision_config", "intern_vit_6b"), config.inner("llm_config", "internlm2")
     tower.must(use_moe=False)
     layers, _ = _layers_read(tower, config["select_layer"])
     if config.get("force_image_size") not in (None, tower["image_size"]):
@@ -126,20 +145,21 @@ def _internvl_chat(name: str, config: Section) -> Architecture:
     vision = VisionArchitecture(
         **_vision_sizes(tower, layers),
         normalization=tower.choose("norm_type", NORMALIZATIONS),
-        qkv_bias=tower["qkv_bias"],
-        qk_norm=tower["qk_normalization"],
+        qkv_bias=tower.take("qkv_bias", flag),
+        qk_norm=tower.take("qk_normalization", flag),
     )
     tower.refuse_unread()
-    named = config.get("template") or ""
-    template = LATER_TEMPLATES.get(text["model_type"]) if named == "internvl2_5" else ORIGINAL_TEMPLATES.get(named)
+    named = config.take_if("template", text) or ""
+    later = LATER_TEMPLATES.get(language["model_type"])
+    template = later if named == "internvl2_5" else ORIGINAL_TEMPLATES.get(named)
     prompt = PromptFormat(chat_template=template)
-    tied = text["tie_word_embeddings"]
-    return Architecture(name, vision, _language(text), shuffle=_shuffle(config), tied=tied, prompt=prompt)
+    tied = language.take("tie_word_embeddings", flag)
+    return Architecture(name, vision, _language(language), shuffle=_shuffle(config), tied=tied, prompt=prompt)
 
 
 def _llava(name: str, config: Section) -> Architecture:
     config.must(projector_hidden_act="gelu")
-    tower, text = config.inner("vision_config", "clip_vision_model"), config.inner("text_config", "llama")
+    tower, language = config.inner("vision_config", "clip_vision_model"), config.inner("text_config", "llama")
     tower.must(model_type="clip_vision_model")
     layers, _ = _layers_read(tower, config["vision_feature_layer"])
     vision = VisionArchitecture(
@@ -156,14 +176,14 @@ def _llava(name: str, config: Section) -> Architecture:
     return Architecture(
         name,
         vision,
-        _language(text),
+        _language(language),
         shuffle=1,
         projector_norm=False,
-        projector_bias=config["multimodal_projector_bias"],
+        projector_bias=config.take("multimodal_projector_bias", flag),
         class_token=class_token,
         newline=newline,
         tied=_tied(config),
-        prompt=PromptFormat("llava", config["image_token_index"], tiling="anyres" if newline else "pad"),
+        prompt=PromptFormat("llava", config.take("image_token_index", WORDS), tiling="anyres" if newline else "pad"),
     )
 
 
@@ -171,35 +191,37 @@ def _vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
     tower.must(num_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, projection_dropout=0.0, dropout=0.0)
     if tower.get("drop_path_rate"):
         raise UserError(
-            f"{tower.where}.drop_path_rate is {tower['drop_path_rate']}: layers are never left out at random here; "
-            "set it to 0.0, as InternVL's own fine-tuning does unless it is told otherwise"
+            f"{tower.where}.drop_path_rate is {shown(tower['drop_path_rate'])}: layers are never left out at random "
+            "here; set it to 0.0, as InternVL's own fine-tuning does unless it is told otherwise"
         )
+    hidden_size, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
+    if hidden_size % heads:
+        raise UserError(f"{tower.where}: hidden_size {hidden_size} does not divide into {heads} heads")
     return {
         "layers": layers,
-        "hidden_size": tower["hidden_size"],
-        "heads": tower["num_attention_heads"],
-        "ffn_hidden_size": tower["intermediate_size"],
+        "hidden_size": hidden_size,
+        "heads": heads,
+        "ffn_hidden_size": tower.take("intermediate_size", WIDTH),
         "image_size": _side(tower, "image_size"),
         "patch_size": _side(tower, "patch_size"),
-        "norm_epsilon": tower["layer_norm_eps"],
+        "norm_epsilon": tower.take("layer_norm_eps", EPSILON),
         "activation": tower.choose("hidden_act", {"gelu": "gelu", "quick_gelu": "quick_gelu"}),
     }
 
 
 def _side(tower: Section, name: str) -> int:
     """A square's side, written as a number or as height and width."""
-    value = tower[name]
-    sides = set(value) if isinstance(value, list) else {value}
-    if len(sides) != 1:
-        raise UserError(f"{tower.where}.{name} is {value}; only squares are supported")
-    return int(sides.pop())
+    sides = tower.take(name, listing(SIDE, 2, 2)) if isinstance(tower[name], list) else [tower.take(name, SIDE)]
+    if len(set(sides)) != 1:
+        raise UserError(f"{tower.where}.{name} is {sides}; only squares are supported")
+    return sides[0]
 
 
 def _layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
     """Layers that run for the features to be read, and whether these are the tower's last output."""
-    layers = tower["num_hidden_layers"]
-    if not isinstance(feature_layer, int):
-        raise UserError(f"{tower.where}: features of several layers ({feature_layer}) are not supported")
+    layers = tower.take("num_hidden_layers", LAYERS)
+    if type(feature_layer) is not int:
+        raise UserError(f"{tower.where}: features of several layers ({shown(feature_layer)}) are not supported")
     read = feature_layer if feature_layer >= 0 else layers + 1 + feature_layer
     if not 1 <= read <= layers:
         raise UserError(f"{tower.where}: feature layer {feature_layer} of {layers}; at least one layer must run")
@@ -207,9 +229,10 @@ def _layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
 
 
 def _shuffle(config: Section) -> int:
-    factor = round(1 / config["downsample_ratio"])
-    if factor * config["downsample_ratio"] != 1:
-        raise UserError(f"{config.where}.downsample_ratio is {config['downsample_ratio']}; supported: 1, 0.5, 0.25")
+    ratio = config.take("downsample_ratio", finite(1 / 16, 1))
+    factor = round(1 / ratio)
+    if factor * ratio != 1:
+        raise UserError(f"{config.where}.downsample_ratio is {ratio}; supported: 1, 0.5, 0.25")
     return factor
 
 
@@ -217,63 +240,76 @@ def _tied(config: Section) -> bool:
     """As transformers decides: as the config says, unless the weights hold a head of their own."""
     names = weight_files(Path(config.where).parent)
     has_head = any(name.endswith("lm_head.weight") for name in names)
-    tied = config["tie_word_embeddings"]
+    tied = config.take("tie_word_embeddings", flag)
     if config["model_type"].startswith("llava"):
-        tied = tied or config.inner("text_config", "llama")["tie_word_embeddings"]
-    return bool(tied) and not has_head
+        tied = tied or config.inner("text_config", "llama").take("tie_word_embeddings", flag)
+    return tied and not has_head
 
 
-def _language(text: Section) -> LanguageArchitecture:
-    text.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
-    kind, heads = text["model_type"], text["num_attention_heads"]
+def _language(section: Section) -> LanguageArchitecture:
+    section.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
+    kind, heads = section["model_type"], section.take("num_attention_heads", HEADS)
     if kind not in ("llama", "mistral", "qwen2", "qwen3", "internlm2"):
-        raise UserError(f"{text.where}: model type {kind!r} is not supported as a language model")
-    text.must(bias=False) if kind == "internlm2" else text.must(attention_bias=False)
-    if set(text.get("layer_types") or ()) - {"full_attention"} and not text.get("use_sliding_window"):
-        raise UserError(f"{text.where}.layer_types has others than 'full_attention'; supported: that alone")
-    scaling, limit = _rope(text)
-    window = text.get("sliding_window") if kind == "mistral" or text.get("use_sliding_window") else None
+        raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")
+    section.must(bias=False) if kind == "internlm2" else section.must(attention_bias=False)
+    slides = section.take_if("use_sliding_window", flag)
+    if set(section.take_if("layer_types", listing(text)) or ()) - {"full_attention"} and not slides:
+        raise UserError(f"{section.where}.layer_types has others than 'full_attention'; supported: that alone")
+    rope = section.take_if("rope_scaling", ROPE) or section.take_if("rope_parameters", ROPE) or {}
+    base = section.take_if("rope_theta", BASE) or (section.take_if("rope_parameters", ROPE) or {}).get("rope_theta")
+    scaling, limit = _rope(section, rope)
+    window = section.take_if("sliding_window", POSITIONS) if kind == "mistral" or slides else None
+    hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
+    head_size = section.take_if("head_dim", WIDTH)
+    if heads % kv_heads or (head_size or hidden_size / heads) % 2:
+        raise UserError(
+            f"{section.where}: {hidden_size} wide, {heads} heads and {kv_heads} of keys and values do not divide into "
+            "heads of an even width"
+        )
     language = LanguageArchitecture(
-        layers=text["num_hidden_layers"],
-        hidden_size=text["hidden_size"],
+        layers=section.take("num_hidden_layers", LAYERS),
+        hidden_size=hidden_size,
         heads=heads,
-        kv_heads=text["num_key_value_heads"] or heads,
-        ffn_hidden_size=text["intermediate_size"],
-        vocab_size=text["vocab_size"],
-        rope_theta=float(text.get("rope_theta") or (text.get("rope_parameters") or {}).get("rope_theta") or 1e4),
-        norm_epsilon=text["rms_norm_eps"],
+        kv_heads=kv_heads,
+        ffn_hidden_size=section.take("intermediate_size", WIDTH),
+        vocab_size=section.take("vocab_size", WORDS),
+        rope_theta=float(base or 1e4),
+        norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qkv_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
-        head_size=None if text.get("head_dim") in (None, text["hidden_size"] // heads) else text["head_dim"],
+        head_size=None if head_size in (None, hidden_size // heads) else head_size,
         rope_scaling=scaling,
         max_positions=min(filter(None, (limit, window)), default=None),
     )
-    text.refuse_unread()
+    section.refuse_unread()
     return language
 
 
-def _rope(text: Section) -> tuple[RopeScaling | None, int | None]:
+def _rope(section: Section, rope: dict[str, Any]) -> tuple[RopeScaling | None, int | None]:
     """Scaling of the rotation, and the length up to which there is none (dynamic scaling starts behind it)."""
-    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(f"{text.where}: partial rotation is not supported")
+        raise UserError(f"{section.where}: partial rotation is not supported")
     if unknown := [name for name, value in rope.items() if value and name not in ROPE_FIELDS]:
-        raise UserError(f"{text.where}: rotary field {unknown[0]!r} is not known here; known: {', '.join(ROPE_FIELDS)}")
+        raise UserError(
+            f"{section.where}: rotary field {shown(unknown[0])} is not known here; known: {', '.join(ROPE_FIELDS)}"
+        )
     match kind:
         case "default":
             return None, None
         case "dynamic":
-            return None, int(text["max_position_embeddings"])
+            return None, section.take("max_position_embeddings", POSITIONS)
         case "linear":
+            LINEAR(f"{section.where}: linear rope scaling", rope)
             return RopeScaling("linear", float(rope["factor"])), None
         case "llama3":
+            LLAMA3(f"{section.where}: llama3 rope scaling", rope)
             return RopeScaling(
                 "llama3",
                 float(rope["factor"]),
                 float(rope["low_freq_factor"]),
                 float(rope["high_freq_factor"]),
-                int(rope["original_max_position_embeddings"]),
+                rope["original_max_position_embeddings"],
             ), None
         case _:
-            raise UserError(f"{text.where}: rope scaling {kind!r} is not supported; known: linear, dynamic, llama3")
+            raise UserError(f"{section.where}: rope scaling {kind!r} is not supported; known: linear, dynamic, llama3")

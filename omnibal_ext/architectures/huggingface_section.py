@@ -6,6 +6,8 @@ from typing import Any
 
 from omnibal_ext.architectures.huggingface_defaults import DEFAULTS, WITHOUT_EFFECT
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import Check, Value, listing, mapping, maybe, shown, text
+from omnibal_ext.reading.checks import anything as any_value
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,27 @@ class Section:
         self.asked.add(name)
         return self.values.get(name)
 
+    def take(self, name: str, check: Check[Value]) -> Value:
+        """A field that must be there and be as the check says, with UserError."""
+        return check(f"{self.where}.{name}", self[name])
+
+    def take_if(self, name: str, check: Check[Value]) -> Value | None:
+        """A field that may be absent or null."""
+        return maybe(check)(f"{self.where}.{name}", self.get(name))
+
     def inner(self, name: str, default_type: str) -> "Section":
         """The section of that name, of `default_type` where it does not say."""
-        values = self.get(name) or {}
-        kind = values.get("model_type") or default_type
-        kind = "internlm2" if "InternLM2ForCausalLM" in (values.get("architectures") or ()) else kind
-        return section(f"{self.where}.{name}", kind, values)
+        where = f"{self.where}.{name}"
+        values = self.take_if(name, mapping(any_value)) or {}
+        architectures = maybe(listing(text))(f"{where}.architectures", values.get("architectures")) or ()
+        kind = "internlm2" if "InternLM2ForCausalLM" in architectures else values.get("model_type") or default_type
+        return section(where, kind, values)
 
-    def choose(self, name: str, known: Mapping[Any, Any]) -> Any:
+    def choose(self, name: str, known: Mapping[str, Any]) -> Any:
         """What a field's value stands for. Raises UserError if it is none of the known."""
         value = self[name]
-        if value not in known:
-            raise UserError(f"{self.where}.{name} is {value!r}; supported: {', '.join(map(repr, known))}")
+        if not isinstance(value, str) or value not in known:
+            raise UserError(f"{self.where}.{name} is {shown(value)}; supported: {', '.join(map(repr, known))}")
         return known[value]
 
     def must(self, **wanted: Any) -> None:
@@ -49,20 +60,21 @@ class Section:
         for name, value in wanted.items():
             self.asked.add(name)
             if self.values.get(name, value) != value:
-                raise UserError(f"{self.where}.{name} is {self.values[name]!r}; supported: {value!r}")
+                raise UserError(f"{self.where}.{name} is {shown(self.values[name])}; supported: {value!r}")
 
     def refuse_unread(self) -> None:
         """Refuse fields that are given, not turned off, and nobody asked for, with UserError."""
         for name, value in self.values.items():
             if value and name not in self.asked | WITHOUT_EFFECT[self.values["model_type"]]:
+                field = name if name.isidentifier() else shown(name)
                 raise UserError(
-                    f"{self.where}.{name} is {str(value)[:60]!r}, which is not known here; "
+                    f"{self.where}.{field} is {str(value)[:60]!r}, which is not known here; "
                     "remove it from the file if the model computes the same without it"
                 )
 
 
-def section(where: str, kind: str, values: Mapping[str, Any]) -> Section:
+def section(where: str, kind: Any, values: Mapping[str, Any]) -> Section:
     """An object of a config.json as the model type `kind`. Raises UserError if that is not known."""
-    if kind not in DEFAULTS:
-        raise UserError(f"{where}: model type {kind!r} is not supported; known: {', '.join(DEFAULTS)}")
+    if not isinstance(kind, str) or kind not in DEFAULTS:
+        raise UserError(f"{where}: model type {shown(kind)} is not supported; known: {', '.join(DEFAULTS)}")
     return Section(where, {**DEFAULTS[kind], **values, "model_type": kind})

@@ -12,7 +12,6 @@ A pack without tiles costs the vision kinds nothing: it passes them by.
 import dataclasses
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,8 @@ from numpy.typing import NDArray
 
 from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.errors import UserError
+from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
+from omnibal_ext.reading.checks import is_number, shown
 from omnibal_ext.records import read_record, write_record
 
 SCHEMA_VERSION = 1
@@ -139,11 +140,7 @@ class Profile:
             raise UserError("must be one JSON object")
         if record.get("schema_version") != SCHEMA_VERSION:
             raise UserError(f"schema_version is {record.get('schema_version')!r}, not {SCHEMA_VERSION}; profile again")
-        for name in ("model", "model_hash", "chain", "layers", "vit_budget", "llm_budget"):
-            if name not in record:
-                raise UserError(f"field {name!r} is missing; profile again with tools/profile_layers.py")
-        if not isinstance(record["layers"], Mapping):
-            raise UserError("layers must map each kind of layer to its costs")
+        PROFILE("", record)
         known = {f.name for f in dataclasses.fields(cls)}
         values = {name: value for name, value in record.items() if name in known}
         layers = {kind: _layer_cost(kind, cost) for kind, cost in record["layers"].items()}
@@ -181,19 +178,8 @@ class Profile:
             if kind not in KINDS:
                 raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join(KINDS)}")
             _validate_cost(kind, cost, self.mode(kind))
-        for name in ("vit_budget", "llm_budget", "tensor_model_parallel_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"{name} must be a whole number of at least 1, got {value!r}")
-        for name in (
-            "transfer_seconds_per_byte",
-            "transfer_latency_seconds",
-            "overhead_bytes",
-            "action_seconds",
-            "iteration_seconds",
-        ):
-            if not (_is_finite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise UserError(f"{name} must be finite and not negative, got {getattr(self, name)!r}")
+        for name, check in PROFILE_COUNTS.items():
+            check(name, getattr(self, name))
 
     def check_model(self, model: str, model_hash: str) -> None:
         """Raise UserError if the profile is of another model."""
@@ -212,6 +198,7 @@ class Profile:
 
         Raises UserError if it was measured for another model, budgets, tensor-parallel size or frozen parts.
         """
+        MEASURED("", measured)
         record = self.to_record()
         for name in ("model_hash", "vit_budget", "llm_budget", "tensor_model_parallel_size", "frozen"):
             if measured.get(name, record[name]) != record[name]:
@@ -260,10 +247,8 @@ class Profile:
         return np.where(units > 0, np.maximum(0.0, fit[0] + fit[1] * units + fit[2] * squares), 0.0)
 
 
-def _layer_cost(kind: str, record: Any) -> LayerCost:
+def _layer_cost(kind: str, record: Mapping[str, Any]) -> LayerCost:
     fields = {f.name: f for f in dataclasses.fields(LayerCost)}
-    if not isinstance(record, Mapping):
-        raise UserError(f"layer {kind}: must map names of costs to numbers")
     for name, entry in fields.items():
         if entry.default is dataclasses.MISSING and name not in record:
             raise UserError(f"layer {kind}: {name} is missing; profile again")
@@ -286,13 +271,9 @@ def _validate_cost(kind: str, cost: LayerCost, mode: GradientMode) -> None:
         if value is None and entry.default is None:
             continue
         if entry.name.endswith("_fit"):
-            if not (isinstance(value, tuple) and len(value) == 3 and all(map(_is_finite, value))):
-                raise UserError(f"layer {kind}: {entry.name} must be three finite numbers, got {value!r}")
+            if not (isinstance(value, tuple) and len(value) == 3 and all(map(is_number, value))):
+                raise UserError(f"layer {kind}: {entry.name} must be three finite numbers, got {shown(value)}")
             continue
         least = "above 0" if positive.get(entry.name, False) else "0 or more"
-        if not _is_finite(value) or value < 0 or (value == 0 and least == "above 0"):
-            raise UserError(f"layer {kind}: {entry.name} is {value!r}, must be finite and {least}; profile again")
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number(value) or value < 0 or (value == 0 and least == "above 0"):
+            raise UserError(f"layer {kind}: {entry.name} is {shown(value)}, must be finite and {least}; profile again")

@@ -20,6 +20,8 @@ from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
 from omnibal_ext.records import write_record
 
 
@@ -84,8 +86,11 @@ class Planning:
             return True
         if not all(path.exists() for path in (self.profile_path, self.plan_path, self.inputs_path)):
             return False
-        record: dict[str, Any] = json.loads(self.inputs_path.read_text())
-        return record == self._asked()
+        try:
+            asked = read_json(self.inputs_path, mapping(anything), "plan again")
+        except UserError:
+            return False  # damaged: the plan is made once more
+        return asked == json.loads(json.dumps(self._asked()))
 
     def check_profile(self) -> None:
         """Raise UserError for a --profile of another model, other packs or other parts frozen."""
@@ -144,7 +149,7 @@ class Planning:
             if not self.is_planned():
                 self._plan()
         plan = Plan.load(self.plan_path)
-        plan.check_model(self.architecture.name, self.architecture.hash)
+        plan.check_model(self.architecture.name, self.architecture.hash, self.architecture.chain)
         plan.check_frozen(self.job.freeze)
         return plan
 

@@ -1,6 +1,5 @@
 """A corpus: samples of one or several sources, how often each is seen, and who must not share a pack."""
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.sizes import Sizes, column_names, load_columns
+from omnibal_ext.reading.checks import finite, listing, mapping, record, text, whole
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.seal import sealed_by
+from omnibal_ext.sizes import Sizes, column_names
 
 Ints = NDArray[np.int64]
 
 MOST_EPOCHS = 10  # packed apart for the sake of fractional weights
+DATASET_SOURCES = sealed_by(
+    record(
+        {"sources": listing(record({"file": text, "samples": whole()}, {"weight": finite()}))},
+        {"checksums": mapping(text)},
+    )
+)
+"""What packing reads of a dataset's manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +76,14 @@ class Corpus:
             UserError: the folder is incomplete, or of another version.
         """
         manifest, sizes = Path(folder) / "manifest.json", Path(folder) / "sizes.npz"
-        try:
-            sources = json.loads(manifest.read_text(encoding="utf-8"))["sources"]
-        except OSError as error:
-            raise UserError(f"{manifest}: is missing: run tools/preprocess_data.py to its end") from error
-        except (ValueError, KeyError) as error:
-            raise UserError(f"{manifest}: is damaged or of another version ({error}): preprocess again") from error
-        (lines,) = load_columns(sizes, ("lines",))
-        (supervised,) = load_columns(sizes, ("supervised",)) if "supervised" in column_names(sizes) else (None,)
-        sources = tuple(Source(source["file"], source["samples"], source.get("weight", 1.0)) for source in sources)
+        sources = read_json(manifest, DATASET_SOURCES, "preprocess again with tools/preprocess_data.py")["sources"]
+        about = [name for name in ("lines", "supervised") if name == "lines" or name in column_names(sizes)]
+        loaded = Sizes.load(sizes, (*more, *about))
         return cls(
-            Sizes.load(sizes, more),
-            sources,
-            lines=np.asarray(lines),
-            supervised=None if supervised is None else np.asarray(supervised),
+            Sizes(loaded.tiles, loaded.tokens, {name: loaded.more[name] for name in more}),
+            tuple(Source(source["file"], source["samples"], source.get("weight", 1.0)) for source in sources),
+            lines=loaded.more["lines"],
+            supervised=loaded.more.get("supervised"),
         )
 
     @classmethod

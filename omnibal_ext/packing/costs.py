@@ -15,12 +15,14 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import VISION_KINDS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
 
 Floats = NDArray[np.float64]
 
 DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # weigh tiles against tokens where no others are given
 CONSTANT = "pack"  # what a part costs once, however small its share of the pack
+COSTS = record({"parts": mapping(mapping(finite(-LARGEST), most=64), most=8)}, {"origin": text})
+"""What `PackCosts.to_record` makes; a fit's figure may be below 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,8 @@ class PackCosts:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "PackCosts":
         """Read what `to_record` made. Raises UserError where it is something else."""
-        try:
-            parts = {
-                str(part): {str(name): float(value) for name, value in costs.items()}
-                for part, costs in record["parts"].items()
-            }
-            return cls(parts, str(record.get("origin", "")))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"costs of packs: {record!r:.80} is no such record ({error}): pack again") from error
+        checked = COSTS("costs", record)
+        return cls(checked["parts"], checked.get("origin", ""))
 
     def to_record(self) -> dict[str, Any]:
         """What the manifest of an index holds."""
@@ -77,13 +73,13 @@ class PackCosts:
         A part that has nothing of a pack to do is passed by, at no cost.
         """
         result = np.zeros((len(loads), len(self.parts)))
-        for number, costs in enumerate(self.parts.values()):
+        for part, costs in enumerate(self.parts.values()):
             units = [(names.index(name), value) for name, value in costs.items() if name in names]
             for column, value in units:
-                result[:, number] += value * loads[:, column]
+                result[:, part] += value * loads[:, column]
             if units and costs.get(CONSTANT):
                 busy = (loads[:, [column for column, _ in units]] > 0).any(axis=1)
-                result[:, number] += costs[CONSTANT] * busy
+                result[:, part] += costs[CONSTANT] * busy
         return np.maximum(result, 0.0)
 
     def waited_for(self, loads: NDArray[np.int64], names: Sequence[str], one_sum: bool) -> Floats:

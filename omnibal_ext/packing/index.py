@@ -6,7 +6,7 @@ sample_ids.npy      int64 [N]
 pack_loads.npy      int64 [P, K]: what the device runs for each pack: tiles, tokens, sum(length^2), further sizes
 rejected.jsonl      one line a sample left out, with the reason
 
-Version 1 has three loads, and epochs of one part.
+Version 1 has three loads, and epochs of one part; from version 3 on the manifest has its own hash.
 """
 
 import json
@@ -21,14 +21,17 @@ from omnibal_ext.checksums import checksums_of, verify_checksums
 from omnibal_ext.errors import UserError
 from omnibal_ext.folders import building
 from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.manifest import VERSION, check_manifest
 from omnibal_ext.packing.packs import LOADS, Packs
+from omnibal_ext.reading.arrays import map_array
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.seal import sealed
 
-VERSION, READABLE = 2, (1, 2)
-ARRAYS = ("pack_offsets", "sample_ids", "pack_loads")
+REMEDY = "pack again with tools/pack_data.py"
 
 
 class PackedIndex:
-    """An open index. Opening reads the manifest only; arrays are memory-mapped."""
+    """An open index. Opening reads the manifest and where packs begin; arrays are memory-mapped."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder = folder
@@ -39,6 +42,13 @@ class PackedIndex:
         self.loads = _map(folder, "pack_loads", (manifest["packs"], len(self.load_names)))
         costs = manifest.get("costs")
         self.costs = PackCosts.from_record(costs) if costs else PackCosts.of_model()
+        ends = self.pack_offsets[[0, -1]].tolist()
+        if ends != [0, manifest["samples"]] or (self.pack_offsets[1:] <= self.pack_offsets[:-1]).any():
+            raise UserError(
+                f"{folder / 'pack_offsets.npy'}: packs do not follow each other to the last sample; {REMEDY}"
+            )
+        if self.loads.size and self.loads.min() < 0:
+            raise UserError(f"{folder / 'pack_loads.npy'}: a load is {self.loads.min()}, below 0; {REMEDY}")
 
     @classmethod
     def open(cls, folder: str | Path) -> "PackedIndex":
@@ -48,16 +58,7 @@ class PackedIndex:
             UserError: the folder holds no index, one of another version, or arrays of other shapes than it says.
         """
         folder = Path(folder)
-        path = folder / "manifest.json"
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"{path}: no packed index here ({error.strerror}): run tools/pack_data.py") from error
-        except ValueError as error:
-            raise UserError(f"{path}: damaged: {error}: pack again") from error
-        if not isinstance(manifest, dict) or manifest.get("version") not in READABLE:
-            raise UserError(f"{path}: is no packed index of version {VERSION}: pack again")
-        return cls(folder, manifest)
+        return cls(folder, read_json(folder / "manifest.json", check_manifest, REMEDY))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the folder anew: a pickled memory map would carry the whole array."""
@@ -100,7 +101,13 @@ class PackedIndex:
 
     def verify(self) -> None:
         """Read every byte and compare with the checksums of the manifest. Raises UserError naming the file."""
-        verify_checksums(self.folder, self.manifest["checksums"], "pack again")
+        verify_checksums(self.folder, self.manifest["checksums"], REMEDY)
+
+    def check_samples(self, count: int) -> None:
+        """Raise UserError if a pack names a sample beyond the `count` of the dataset."""
+        if len(self.sample_ids) and not 0 <= self.sample_ids.min() <= self.sample_ids.max() < count:
+            odd = self.sample_ids.min() if self.sample_ids.min() < 0 else self.sample_ids.max()
+            raise UserError(f"{self.folder / 'sample_ids.npy'}: names sample {odd} of {count}; {REMEDY}")
 
     def check(self, expected: Mapping[str, Any]) -> None:
         """Compare fields of the manifest with what the caller has; nested fields are written `built_from.seed`.
@@ -141,7 +148,7 @@ def write_index(
             lines.writelines(json.dumps(line) + "\n" for line in rejected)
         written = {"version": VERSION, "packs": len(packs), "samples": len(packs.sample_ids), **manifest}
         written["checksums"] = checksums_of(new, sorted(path.name for path in new.iterdir()))
-        (new / "manifest.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        (new / "manifest.json").write_text(json.dumps(sealed(written), indent=1) + "\n", encoding="utf-8")
     return PackedIndex.open(folder)
 
 
@@ -156,11 +163,7 @@ def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any,
 
 def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
     path = folder / f"{name}.npy"
-    try:
-        # An empty file part cannot be mapped.
-        array = np.load(path, mmap_mode="r" if np.prod(shape) else None, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}): pack again") from error
+    array = map_array(path, REMEDY)
     if array.shape != shape or array.dtype != np.int64:
-        raise UserError(f"{path}: has shape {array.shape}, the manifest says {shape}: pack again")
+        raise UserError(f"{path}: has shape {array.shape} of {array.dtype}, not {shape} of int64; {REMEDY}")
     return array

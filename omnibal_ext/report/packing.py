@@ -1,6 +1,5 @@
 """What a report says of a packed index: sizes before and after, waste, what was tried, what was left out."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +9,17 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index import REMEDY, PackedIndex
 from omnibal_ext.packing.packs import TILES, TOKENS
+from omnibal_ext.reading.checks import record, text
+from omnibal_ext.reading.document import read_lines
 from omnibal_ext.report import draw
 from omnibal_ext.sizes import Sizes
 
 SHOWN = 8
 """Examples of what was left out; budgets that were tried."""
+
+REJECT = record({"reason": text})
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,7 @@ class PackingView:
         path = self.index.folder / "rejected.jsonl"
         if not path.exists():
             return []
-        with path.open(encoding="utf-8") as lines:
-            return [json.loads(line) for line in islice(lines, SHOWN)]
+        return list(islice(read_lines(path, REJECT, REMEDY), SHOWN))
 
     @property
     def reasons(self) -> list[tuple[str, int]]:
@@ -78,8 +80,7 @@ class PackingView:
         path = self.index.folder / "rejected.jsonl"
         if not path.exists():
             return []
-        with path.open(encoding="utf-8") as lines:
-            return Counter(json.loads(line)["reason"] for line in lines).most_common()
+        return Counter(line["reason"] for line in read_lines(path, REJECT, REMEDY)).most_common()
 
     @property
     def sources(self) -> list[tuple[str, int, float]]:

@@ -5,7 +5,6 @@ RUN/profile.json     what layers cost           RUN/metrics.jsonl    rates and l
 RUN/inputs.json      where plan, profile and packs are that the run was started with
 """
 
-import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,8 @@ from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
+from omnibal_ext.reading.checks import mapping, text
+from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.timeline import (
     Timeline,
     layout_of,
@@ -63,7 +64,8 @@ class Subject:
     ) -> "Subject":
         """A run's folder, with what it was started with unless given. Raises UserError where there is no plan."""
         path = folder / INPUTS
-        noted = {name: Path(at) for name, at in json.loads(path.read_text()).items()} if path.exists() else {}
+        inputs = read_json(path, mapping(text), "remove it, and name the files") if path.exists() else {}
+        noted = {name: Path(at) for name, at in inputs.items()}
         if packs is None and noted.get("packs", folder / "none").exists():
             packs = noted["packs"]
         subject = cls.of_plan(plan or noted.get("plan", folder / "plan.json"), profile or noted.get("profile"), packs)

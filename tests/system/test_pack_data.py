@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.checksums import checksums_of
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes
 from tests.programs import run_tool
 
@@ -34,7 +36,8 @@ def dataset(tmp_path: Path) -> Path:
     Sizes.from_arrays(tiles, tokens).save(folder / "sizes.npz", lines=np.arange(500) % 300 + 1)
     sources = [{"file": "a.jsonl", "samples": 300}, {"file": "b.jsonl", "samples": 200}]
     manifest = {"tile_size": 448, "tokenizer": {"sha256": "abc"}, "sources": sources}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    manifest["checksums"] = checksums_of(folder, ["sizes.npz"])
+    (folder / "manifest.json").write_text(json.dumps(sealed(manifest)))
     return folder
 
 

@@ -17,6 +17,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
+from omnibal_ext.reading.seal import sealed
 from omnibal_ext.run_metrics import evaluations, training_intervals
 from tests.distributed.conftest import run_program
 from tests.programs import ROOT as ROOT  # noqa: PLC0414
@@ -267,7 +268,7 @@ def test_packs_of_another_dataset_are_refused(folder: Path) -> None:
     text = manifest.read_text()
     record = json.loads(text)
     record["tiling"]["max_tiles"] += 1
-    manifest.write_text(json.dumps(record))
+    manifest.write_text(json.dumps(sealed(record)))
     try:
         assert "manifest.tiling.max_tiles is 32, expected 33" in launch_error(folder, "--dry-run")
     finally:
@@ -281,7 +282,7 @@ def test_dry_run_profiles_plans_and_shows_the_command(folder: Path) -> None:
     shown = json.loads(tool("launch.py", *flags, *shape).stdout)
     assert shown["command"][:3] == ["--standalone", "--nproc-per-node=2", "-m"]
     assert not shown["started"]
-    Plan.load(folder / "dry/plan.json").check_model("tiny", TINY.hash)
+    Plan.load(folder / "dry/plan.json").check_model("tiny", TINY.hash, TINY.chain)
     before = (folder / "dry/profile.json").stat().st_mtime_ns, (folder / "dry/plan.json").stat().st_mtime_ns
     tool("launch.py", *flags, *shape)  # nothing is stale: nothing is made again
     assert before == ((folder / "dry/profile.json").stat().st_mtime_ns, (folder / "dry/plan.json").stat().st_mtime_ns)

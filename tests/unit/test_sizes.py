@@ -31,7 +31,7 @@ def test_json_and_npz_are_one_corpus_in_the_order_given(tmp_path: Path) -> None:
         ('[{"vit_num": 99999999999999999999999, "token_num": 3}]', "whole numbers|32 bits"),
         ('{"vit_num": 1}', "list"),
         ("[1, 2]", "row 0"),
-        ('[{"vit_num"', "not a sizes file"),
+        ('[{"vit_num"', "not JSON"),
     ],
 )
 def test_a_fault_names_the_file_and_the_row(tmp_path: Path, text: str, message: str) -> None:

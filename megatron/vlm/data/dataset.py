@@ -9,7 +9,6 @@ manifest.json               tokenizer, special tokens, template, markup, tiling,
 rejected.jsonl              {"file", "line", "reason", "detail"} of every line that was left out
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,17 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
+from megatron.vlm.data.manifest import check_manifest, read_images
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.data.tiles import RULES, TiledImage, cut_tiles
 from omnibal_ext.checksums import verify_checksums
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.columns import column_lengths
+from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import Sizes
 
-SCHEMA_VERSION = 5
+REMEDY = "preprocess again with tools/preprocess_data.py"
 COLUMNS = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
 
 
@@ -40,17 +42,21 @@ class ChatDataset:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.manifest = _read_manifest(self.folder)
+        self.manifest = read_json(self.folder / "manifest.json", check_manifest, REMEDY)
         self._verify(lambda name: not name.endswith((".bin", ".jsonl")))
-        self._columns = {name: IndexedDataset(str(self.folder / name)) for name in COLUMNS}
         self.sizes = Sizes.load(self.folder / "sizes.npz")
         self._sources = Sources(self.manifest)
-        for name, column in self._columns.items():
-            if len(column) != self.manifest["samples"]:
-                raise UserError(
-                    f"{self.folder}: {name} holds {len(column)} samples, the manifest says {self.manifest['samples']}; "
-                    "preprocess again"
-                )
+        held: dict[str, NDArray[Any]] = {"sizes.npz": self.sizes.tokens, **self._lengths()}
+        for name, lengths in held.items():
+            if len(lengths) != len(self):
+                count = f"{name} holds {len(lengths)} samples"
+                raise UserError(f"{self.folder}: {count}, the manifest says {len(self)}; {REMEDY}")
+        if not np.array_equal(held["tokens"], held["loss_mask"]):
+            raise UserError(f"{self.folder}: tokens and loss_mask have other lengths; {REMEDY}")
+        self._columns = {name: IndexedDataset(str(self.folder / name)) for name in COLUMNS}
+
+    def _lengths(self) -> dict[str, NDArray[np.int32]]:
+        return {name: column_lengths(self.folder, name, dtype, REMEDY) for name, dtype in COLUMNS.items()}
 
     def __len__(self) -> int:
         return int(self.manifest["samples"])
@@ -65,16 +71,35 @@ class ChatDataset:
 
     def text(self, sample: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """What the LLM reads: tokens int32 [T], image-context ids where image features go; loss mask uint8 [T], 1 where
-        the token itself is to be predicted."""
+        the token itself is to be predicted.
+
+        Raises UserError for an id behind the vocabulary, and where they are not as many as sizes.npz says.
+        """
         tokens, mask = (self._columns[name][sample] for name in ("tokens", "loss_mask"))
-        if not self.sizes.tiles[sample]:
-            return tokens, mask
-        repeats = [len(order) for order in self.feature_orders(sample)]
-        return expand_images(tokens, mask, self.manifest["image_token_id"], repeats)
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.manifest["vocab_size"]:
+            raise UserError(f"{self.folder}: sample {sample} has token ids behind the vocabulary; {REMEDY}")
+        if self.sizes.tiles[sample]:
+            repeats = [len(order) for order in self.feature_orders(sample)]
+            if len(repeats) != (marks := int((tokens == self.manifest["image_token_id"]).sum())):
+                raise UserError(f"{self.folder}: sample {sample} has {len(repeats)} images, {marks} marks; {REMEDY}")
+            tokens, mask = expand_images(tokens, mask, self.manifest["image_token_id"], repeats)
+        if len(tokens) != self.sizes.tokens[sample]:
+            wanted = f"{len(tokens)} tokens where sizes.npz says {self.sizes.tokens[sample]}"
+            raise UserError(f"{self.folder}: sample {sample} has {wanted}; {REMEDY}")
+        return tokens, mask
 
     def images(self, sample: int) -> list[TiledImage]:
-        """The images of a sample and how each is cut, in the order of their marks."""
-        return [TiledImage(**image) for image in json.loads(self._columns["images"][sample].tobytes())]
+        """The images of a sample and how each is cut, in the order of their marks.
+
+        Raises UserError where they are no such list, or not as many tiles as the sample has.
+        """
+        try:
+            images = read_images(self._columns["images"][sample].tobytes())
+            if (tiles := sum(image.tiles for image in images)) != self.sizes.tiles[sample]:
+                raise UserError(f"images have {tiles} tiles, sizes.npz says {self.sizes.tiles[sample]}")
+        except UserError as error:
+            raise UserError(f"{self.folder}: sample {sample}: {error}; {REMEDY}") from None
+        return images
 
     def feature_orders(self, sample: int) -> list[NDArray[np.int64]]:
         """For each image of a sample, which features of its own tiles its tokens are; -1 is a newline."""
@@ -141,19 +166,3 @@ class ColumnWriter:
         # The builder took every call for one document; a call a sample would take ten times as long.
         self._builder.document_indices = list(range(len(self._builder.sequence_lengths) + 1))
         self._builder.finalize(str(self._index))
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: no dataset here; make one with tools/preprocess_data.py") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error}); preprocess again") from error
-    if manifest.get("schema_version") != SCHEMA_VERSION:
-        raise UserError(
-            f"{path}: schema version {manifest.get('schema_version')}, this program reads {SCHEMA_VERSION}; "
-            "preprocess again"
-        )
-    return manifest

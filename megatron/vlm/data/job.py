@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.dataset import SCHEMA_VERSION
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource
 from megatron.vlm.data.inputs import read_inputs
+from megatron.vlm.data.manifest import SCHEMA_VERSION
 from megatron.vlm.data.samples import Recipe, open_recipe
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.seal import sealed_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,8 @@ class Job:
         """
         path = self.output / "manifest.json"
         if path.is_file():
-            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if manifest.get("made_from") == self.identity:
+            manifest = read_json(path, sealed_by(mapping(anything)), "remove it or choose another --output-dir")
+            if manifest.get("made_from") == json.loads(json.dumps(self.identity)):
                 return manifest
             raise UserError(f"{self.output}: holds a dataset made otherwise; remove it or choose another --output-dir")
         if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):

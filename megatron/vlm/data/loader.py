@@ -46,6 +46,7 @@ class PackDataset(Dataset):
         """
         index.check({"built_from.data.manifest": data.manifest})
         index.verify()
+        index.check_samples(len(data))
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
         self.decodes = decodes
         self.sources = Sources(data.manifest)

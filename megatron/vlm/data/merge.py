@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.vlm.data.dataset import COLUMNS, SCHEMA_VERSION, ColumnWriter
+from megatron.vlm.data.dataset import COLUMNS, ColumnWriter
 from megatron.vlm.data.job import Job
+from megatron.vlm.data.manifest import SCHEMA_VERSION
 from megatron.vlm.data.parts import Part
 from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.data.samples import open_recipe
 from megatron.vlm.data.shorten import WAYS
 from omnibal_ext.checksums import checksums_of
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes
 
 
@@ -51,8 +53,8 @@ def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
     sizes = Sizes.from_arrays(np.concatenate(joined.tiles), np.concatenate(joined.tokens))
     columns = {"lines": np.concatenate(joined.lines), "supervised": np.concatenate(joined.supervised)}
     sizes.save(folder / "sizes.npz", **columns)
-    manifest = _manifest(job, sizes, joined)
-    manifest["checksums"] = checksums_of(folder, sorted(path.name for path in folder.iterdir()))
+    checksums = checksums_of(folder, sorted(path.name for path in folder.iterdir()))
+    manifest = sealed({**_manifest(job, sizes, joined), "checksums": checksums})
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     folder.chmod(0o755)
     folder.rename(job.output)

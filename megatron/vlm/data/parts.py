@@ -21,6 +21,8 @@ from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.data.inputs import ROWS
 from megatron.vlm.data.samples import Recipe, Sample, SampleMaker, open_recipe
 from megatron.vlm.data.shorten import WAYS
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.arrays import read_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,14 @@ class Part:
 
     @classmethod
     def load(cls, path: Path) -> "Part":
-        """Read a part back."""
-        with np.load(path, allow_pickle=False) as arrays:
-            return cls(**{name: arrays[name] for name in cls.__slots__})
+        """Read a part back. Raises UserError where it is damaged; removed, it is made again."""
+        remedy = "remove the file and start again"
+        part = cls(*read_arrays(path, cls.__slots__, remedy))
+        samples = {len(part.token_lengths), len(part.image_lengths), len(part.tiles), len(part.lines)}
+        sums = part.token_lengths.sum() != len(part.tokens) or part.image_lengths.sum() != len(part.images)
+        if len(samples) != 1 or sums or len(part.tokens) != len(part.loss_mask):
+            raise UserError(f"{path}: its columns do not go together; {remedy}")
+        return part
 
     def rejections(self) -> list[dict[str, Any]]:
         """The rejected lines: `file`, `line`, `reason`, `detail`."""

@@ -1,14 +1,17 @@
 """Counting what was rejected, and failing when it is too much."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import Check, record, text, whole
+from omnibal_ext.reading.document import read_lines
 
 FEW, ONE_IN = 10, 100
+REJECT: Check[dict[str, Any]] = record({"file": text, "line": whole(1), "reason": text, "detail": text})
+"""A line of `rejected.jsonl`."""
 
 
 def reject_limit(lines: int, limit: int | None) -> int:
@@ -27,8 +30,7 @@ class RejectCount:
     def of_file(cls, path: Path) -> "RejectCount":
         """Count a whole `rejected.jsonl`."""
         count = cls()
-        with path.open(encoding="utf-8") as lines:
-            count.add([json.loads(line) for line in lines])
+        count.add(list(read_lines(path, REJECT, "preprocess again")))
         return count
 
     def add(self, rejections: Sequence[dict[str, Any]]) -> None:

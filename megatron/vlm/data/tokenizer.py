@@ -6,7 +6,6 @@ sentencepiece file of InternLM2, for one, does not know the name of its own `<|i
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
 
 
 class Encoding(NamedTuple):
@@ -181,7 +182,4 @@ def _content(token: Any) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {}
+    return read_json(path, mapping(anything), "download it again") if path.exists() else {}

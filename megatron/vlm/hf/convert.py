@@ -18,15 +18,38 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.hf.folder import DTYPE_NAMES, DTYPES, Stored, WeightFolder, write_index, write_weights
 from megatron.vlm.hf.forms import join, split
 from megatron.vlm.hf.names import Source, is_idle, sources, table_name
+from megatron.vlm.hf.shapes import weight_shape
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.huggingface import CONFIG, INDEX, config_path, read_architecture, read_config
+from omnibal_ext.architectures.huggingface import (
+    CONFIG,
+    INDEX,
+    config_path,
+    read_architecture,
+    read_config,
+    weight_file,
+)
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, listing, mapping, one_of, whole
+from omnibal_ext.reading.document import read_json
 
 SIDE = "huggingface"
 LISTING = "weights.json"
 IDLE_FILE = "idle.safetensors"
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".distcp"}
+
+
+def _listed(place: str, value: Any) -> Any:
+    """[file, type, shape] of a weight."""
+    file, dtype, shape = listing(anything, 3, 3)(place, value)
+    weight_file(f"{place}[0]", file)
+    one_of(*DTYPES)(f"{place}[1]", dtype)
+    listing(whole(0, 2**48), most=8)(f"{place}[2]", shape)
+    return value
+
+
+LISTED = mapping(_listed)
+"""What `LISTING` must hold."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +80,8 @@ class KeyMap:
             raise UserError(f"{folder}: has {len(strange)} weights the model has no place for, {strange[0]} first")
         found, shapes = {}, {}
         for ours, source in wanted.items():
-            names = tuple(own[name] for name in source.theirs)
-            found[ours] = Source(names, source.form)
-            shapes[ours] = join(source.form, [_empty(stored[name]) for name in names], architecture)
+            found[ours] = Source(tuple(own[name] for name in source.theirs), source.form)
+            shapes[ours] = _joined(ours, found[ours], stored, architecture)
         return cls(architecture, found, idle, shapes)
 
     def join(self, ours: str, tensors: Iterable[Tensor]) -> Tensor:
@@ -86,6 +108,22 @@ def _language_type(config: Mapping[str, Any]) -> str:
     inner = config.get("text_config") or config.get("llm_config") or {}
     original = "InternLM2ForCausalLM" in (inner.get("architectures") or ())
     return "internlm2" if original else str(inner.get("model_type", "llama"))
+
+
+def _joined(ours: str, source: Source, stored: Mapping[str, Stored], architecture: Architecture) -> Tensor:
+    """Our weight on the meta device, if theirs are as the config.json says. Raises UserError naming them otherwise."""
+    for name in source.theirs:
+        if not DTYPES[stored[name].dtype].is_floating_point:
+            raise UserError(f"{name} is of type {stored[name].dtype}, which no weight can be; download it again")
+    wanted = weight_shape(ours, architecture)
+    try:
+        found = join(source.form, [_empty(stored[name]) for name in source.theirs], architecture)
+    except (RuntimeError, IndexError, ValueError):
+        found = None  # shapes that do not go together at all
+    if found is None or tuple(found.shape) != wanted:
+        have = ", ".join(f"{name} {list(stored[name].shape)}" for name in source.theirs)
+        raise UserError(f"{have}: {CONFIG} asks for {list(wanted)} as {ours}; it describes another model")
+    return found
 
 
 def _empty(entry: Stored) -> Tensor:
@@ -127,8 +165,8 @@ def _write_side(folder: Path, side: Path, theirs: WeightFolder, keys: KeyMap) ->
         for section in (config, config.get("text_config", {})):
             section["tie_word_embeddings"] = keys.architecture.tied
         (side / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    listing = {name: [entry.file, entry.dtype, list(entry.shape)] for name, entry in theirs.stored.items()}
-    (side / LISTING).write_text(json.dumps(listing, indent=1) + "\n")
+    listed = {name: [entry.file, entry.dtype, list(entry.shape)] for name, entry in theirs.stored.items()}
+    (side / LISTING).write_text(json.dumps(listed, indent=1) + "\n")
     idle = {name: theirs.stored[name] for name in keys.idle}
     write_weights(side / IDLE_FILE, idle, ((name, theirs.tensor(name)) for name in idle))
 
@@ -182,8 +220,8 @@ def _listing(side: Path) -> tuple[dict[str, Stored], Path]:
     """What the exported weights are called, and the folder or file that still holds those the model never uses."""
     if not (side / LISTING).is_file():
         return WeightFolder(side).stored, side
-    listing = read_config(side / LISTING)
-    return {name: Stored(file, dtype, tuple(shape)) for name, (file, dtype, shape) in listing.items()}, side / IDLE_FILE
+    listed = read_json(side / LISTING, LISTED, "convert again")
+    return {name: Stored(file, dtype, tuple(shape)) for name, (file, dtype, shape) in listed.items()}, side / IDLE_FILE
 
 
 def _tensors(

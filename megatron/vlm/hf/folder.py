@@ -15,6 +15,7 @@ from torch import Tensor
 
 from omnibal_ext.architectures.huggingface import INDEX, weight_files
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.tensors import read_tensor_places
 
 DTYPES = {
     "F64": torch.float64,
@@ -51,12 +52,12 @@ class WeightFolder:
 
     def __init__(self, path: Path) -> None:
         self.folder = folder = path if path.is_dir() else path.parent
-        names = weight_files(path) if path.is_dir() else dict.fromkeys(_read_header(path), path.name)
+        names = weight_files(path) if path.is_dir() else dict.fromkeys(stored_weights(path), path.name)
         if not names:
             raise UserError(f"{folder}: no model.safetensors and no {INDEX} here; other weight formats are not read")
         self.stored: dict[str, Stored] = {}
         for file in dict.fromkeys(names.values()):
-            self.stored |= _read_header(folder / file)
+            self.stored |= stored_weights(folder / file)
         if lacking := [name for name in names if name not in self.stored]:
             raise UserError(f"{folder / INDEX}: {lacking[0]} is not in {names[lacking[0]]}, where it should be")
 
@@ -71,21 +72,9 @@ class WeightFolder:
         return tensor
 
 
-def _read_header(path: Path) -> dict[str, Stored]:
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-    except (OSError, ValueError, struct.error) as error:
-        raise UserError(f"{path}: is no safetensors file ({error}); download it again") from error
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if path.stat().st_size != end:
-        raise UserError(f"{path}: {path.stat().st_size} bytes where its header asks for {end}; download it again")
-    for name, entry in header.items():
-        if entry["dtype"] not in DTYPES:
-            raise UserError(f"{path}: {name} is of type {entry['dtype']}; supported: {', '.join(DTYPES)}")
-    return {name: Stored(path.name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+def stored_weights(path: Path) -> dict[str, Stored]:
+    """The weights of one safetensors file, none of them read. Raises UserError naming the file and the weight."""
+    return {name: Stored(path.name, place.dtype, place.shape) for name, place in read_tensor_places(path).items()}
 
 
 def write_weights(path: Path, stored: Mapping[str, Stored], tensors: Iterable[tuple[str, Tensor]]) -> None:

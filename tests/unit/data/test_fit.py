@@ -18,6 +18,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index import PackedIndex, write_index
 from omnibal_ext.packing.packs import Packs
 from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import made_up_manifest
 
 TINY, LLAVA = preset("tiny"), preset("llava-1.6-mistral-7b")
 SPECIAL = ("<img>", "<IMG_CONTEXT>")
@@ -157,7 +158,8 @@ def test_another_vocabulary_is_refused_whatever_its_size(
 def index_of(folder: Path, tokens: list[int], packed: list[int]) -> tuple[PackedIndex, Sizes]:
     packs = Packs(np.array([0, len(packed)]), np.array(packed))
     loads = np.zeros((1, 3), dtype=np.int64)
-    return write_index(folder, packs, loads, {}, []), Sizes.from_arrays([0] * len(tokens), tokens)
+    manifest = made_up_manifest(global_batch=1, epoch_packs=[1])
+    return write_index(folder, packs, loads, manifest, []), Sizes.from_arrays([0] * len(tokens), tokens)
 
 
 def test_only_samples_in_the_packs_count_against_the_positions(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,19 @@ def corpora(max_tiles: int = 12, max_tokens: int = 400, max_samples: int = 80) -
     return st.lists(sample, min_size=1, max_size=max_samples).map(
         lambda rows: Sizes.from_arrays([tiles for tiles, _ in rows], [tokens for _, tokens in rows])
     )
+
+
+def made_up_manifest(**fields: Any) -> dict[str, Any]:
+    """What an index says of packs that no packer made; the files' own counts come with writing it."""
+    usual: dict[str, Any] = {
+        "method": "balanced",
+        "pad": False,
+        "last_iteration": "next_epoch",
+        "seed": 3,
+        "rejected": 0,
+    }
+    budgets = ("vit_budget", "llm_budget", "sample_vit_budget", "sample_llm_budget")
+    return {**usual, **dict.fromkeys(budgets, 1), "rejected": 0, "sources": [], "built_from": {}, **fields}
 
 
 def assert_partition(packs: Packs, samples: int) -> None:

@@ -18,6 +18,7 @@ from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.histograms import bar_line, write_report
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.options import METHODS, PackOptions
+from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import corpora
 
@@ -136,15 +137,15 @@ def test_equal_values_are_one_group_wherever_they_stand(tmp_path: Path) -> None:
 
 def test_a_dataset_is_a_corpus_of_its_input_files(tmp_path: Path) -> None:
     sources = [{"file": "a.jsonl", "samples": 2, "rejected": 1}, {"file": "b.jsonl", "samples": 1, "rejected": 0}]
-    (tmp_path / "manifest.json").write_text(json.dumps({"sources": sources}))
+    (tmp_path / "manifest.json").write_text(json.dumps(sealed({"sources": sources})))
     Sizes.from_arrays([1, 2, 3], [10, 20, 30]).save(tmp_path / "sizes.npz", lines=np.array([1, 3, 1]))
     corpus = Corpus.of_dataset(tmp_path).weighted([1.0, 2.0])
     assert corpus.sources == (Source("a.jsonl", 2, 1.0), Source("b.jsonl", 1, 2.0))
     assert [corpus.place(i) for i in range(3)] == [
         {"file": "a.jsonl", "line": 1}, {"file": "a.jsonl", "line": 3}, {"file": "b.jsonl", "line": 1}
     ]  # fmt: skip
-    (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match="preprocess again"):
+    (tmp_path / "manifest.json").write_text(json.dumps(sealed({})))
+    with pytest.raises(UserError, match="field 'sources' is missing; preprocess again"):
         Corpus.of_dataset(tmp_path)
 
 

@@ -15,6 +15,7 @@ from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import made_up_manifest
 
 
 def index_of(
@@ -23,7 +24,7 @@ def index_of(
     """An index of packs of one sample each."""
     count = sum(epoch_packs)
     packs = Packs(offsets_of(np.ones(count, np.int64)), np.arange(count))
-    manifest = {"seed": 3, "global_batch": global_batch, "last_iteration": last_iteration, "epoch_packs": epoch_packs}
+    manifest = made_up_manifest(global_batch=global_batch, last_iteration=last_iteration, epoch_packs=epoch_packs)
     return write_index(folder, packs, np.ones((count, 3), np.int64), manifest, [])
 
 

@@ -1,0 +1,126 @@
+"""What the manifest of a dataset folder must hold, as data, and its own hash; what its column of images must hold."""
+
+from dataclasses import fields
+from typing import Any
+
+from megatron.vlm.data.chat import Rejected
+from megatron.vlm.data.images import NORMALIZATIONS, path_below_root
+from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.templates import TEMPLATES
+from megatron.vlm.data.tiles import RULES, TiledImage
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import (
+    Check,
+    anything,
+    finite,
+    flag,
+    listing,
+    mapping,
+    maybe,
+    one_of,
+    record,
+    shown,
+    text,
+    whole,
+)
+from omnibal_ext.reading.document import decode
+from omnibal_ext.reading.seal import check_seal
+
+SCHEMA_VERSION = 5
+FILES = (
+    *(f"{name}.{kind}" for name in ("images", "loss_mask", "tokens") for kind in ("bin", "idx")),
+    "rejected.jsonl",
+    "sizes.npz",
+)
+MOST_WORDS = 2**24
+MOST_TILES = 2**10
+
+_ID = whole(0, MOST_WORDS)
+_TOKENIZER = record(
+    {"path": text, "sha256": text, "type": text, "vocabulary": record({"size": whole(0, MOST_WORDS), "sha256": text})}
+)
+_TILES = whole(1, MOST_TILES)
+_SOURCE = record(
+    {"file": text, "samples": whole(), "rejected": whole(), "weight": finite(), "path": text, "image_root": maybe(text)}
+)
+_MANIFEST: Check[dict[str, Any]] = record(
+    {
+        "samples": whole(1),
+        "rejected": whole(),
+        "sources": listing(_SOURCE, least=1),
+        "image_root": maybe(text),
+        "tokenizer": _TOKENIZER,
+        "vocab_size": whole(1, MOST_WORDS),
+        "special_tokens": mapping(_ID),
+        "image_markup": one_of(*MARKUPS),
+        "image_token_id": _ID,
+        "pad_token_id": _ID,
+        "eos_token_id": _ID,
+        "chat_template": one_of(*TEMPLATES),
+        "tile_size": whole(1, 2**14),
+        "tokens_per_tile": whole(1, 2**16),
+        "tiling": record({"rule": one_of(*RULES), "min_tiles": _TILES, "max_tiles": _TILES, "thumbnail": flag}),
+        "normalization": one_of(*NORMALIZATIONS),
+        "checksums": record(dict.fromkeys(FILES, text)),
+        "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),
+    }
+)
+
+
+def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
+    """The manifest, if all of it is as `merge` writes it. Raises UserError naming the field at fault."""
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise UserError(f"schema version {shown(version)}, this program reads {SCHEMA_VERSION}")
+    check_seal(manifest)
+    checked = _MANIFEST(place, manifest)
+    if sum(source["samples"] for source in checked["sources"]) != checked["samples"]:
+        raise UserError(f"sources have other samples than the {checked['samples']} of all")
+    if set(checked["checksums"]) != set(FILES):
+        raise UserError(f"checksums must be those of {', '.join(FILES)}")
+    for name in ("image_token_id", "pad_token_id", "eos_token_id"):
+        if checked[name] >= checked["vocab_size"]:
+            raise UserError(f"{name} {checked[name]} is behind the vocabulary of {checked['vocab_size']}")
+    return checked
+
+
+def _image_path(place: str, value: Any) -> str:
+    path = text(place, value)
+    try:
+        if path_below_root(path) == path:
+            return path
+    except Rejected:
+        pass
+    raise UserError(f"{place} must be a path below the image root without detours, got {path[:100]!r}")
+
+
+def _place(place: str, value: Any) -> Any:
+    """[] of a file of its own; else where an image is inside the input file, see `formats.rows.Place`."""
+    kind, *where = listing(anything, most=4)(place, value) or [None]
+    if kind is not None:
+        one_of("bytes", "base64", "cell")(f"{place}[0]", kind)
+        rest = (text, whole(), whole(-1)) if kind == "cell" else (whole(), whole())
+        for check, one in zip(rest, listing(anything, len(rest), len(rest))(place, where), strict=True):
+            check(place, one)
+    return value
+
+
+_FIELDS = tuple(field.name for field in fields(TiledImage))
+_PIXELS = whole(0, 2**31)
+_IMAGES: Check[list[dict[str, Any]]] = listing(
+    record(
+        {"path": text, "columns": _TILES, "rows": _TILES, "thumbnail": flag},
+        {"width": _PIXELS, "height": _PIXELS, "place": _place},
+    ),
+    most=MOST_TILES,
+)
+
+
+def read_images(content: bytes) -> list[TiledImage]:
+    """A sample's images, of the JSON list in the dataset. Raises UserError where it is none."""
+    images = _IMAGES("images", decode(content))
+    for number, image in enumerate(images):
+        image["place"] = tuple(image.get("place", ()))
+        if not image["place"]:  # else the path is a name inside the input file
+            _image_path(f"images[{number}].path", image["path"])
+    return [TiledImage(**{name: image[name] for name in _FIELDS if name in image}) for image in images]

@@ -1,0 +1,102 @@
+"""What shape each of our weights has, by the model alone: what a folder holds is held to it."""
+
+from functools import lru_cache
+
+from omnibal_ext.architectures.architecture import Architecture
+
+Shape = tuple[int, ...]
+
+
+def weight_shape(ours: str, model: Architecture) -> Shape:
+    """The whole shape of a weight by its name in our checkpoints, such as `links.vit_3.mlp.linear_fc1.weight`."""
+    _, link, weight = ours.split(".", 2)
+    return _shapes(link if link in _KINDS else link.rpartition("_")[0], model)[weight]
+
+
+@lru_cache(maxsize=16)
+def _shapes(kind: str, model: Architecture) -> dict[str, Shape]:
+    return _KINDS[kind](model)
+
+
+def _linear(name: str, rows: int, columns: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+
+
+def _norm(name: str, width: int) -> dict[str, Shape]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+def _layer(width: int, opened: int, inner: int) -> dict[str, Shape]:
+    """Norms and perceptron of a layer; a gated one opens to twice the inner width."""
+    return {
+        **_norm("input_layernorm", width),
+        **_norm("pre_mlp_layernorm", width),
+        **_linear("mlp.linear_fc1", opened, width),
+        **_linear("mlp.linear_fc2", width, inner),
+    }
+
+
+def _patch_embed(model: Architecture) -> dict[str, Shape]:
+    width, patch = model.vision.hidden_size, model.vision.patch_size
+    return {
+        "class_token": (1, 1, width),
+        "positions": (model.vision.tokens_per_tile, 1, width),
+        "projection.weight": (width, 3, patch, patch),
+        "projection.bias": (width,),
+        **_norm("norm", width),
+    }
+
+
+def _vit(model: Architecture) -> dict[str, Shape]:
+    width, inner = model.vision.hidden_size, model.vision.ffn_hidden_size
+    return {
+        **_layer(width, inner, inner),
+        **_linear("self_attention.linear_qkv", 3 * width, width),
+        **_linear("self_attention.linear_proj", width, width),
+        **_norm("self_attention.q_layernorm", width),
+        **_norm("self_attention.k_layernorm", width),
+        "self_attn_bda.scale": (width,),
+        "mlp_bda.scale": (width,),
+    }
+
+
+def _projector(model: Architecture) -> dict[str, Shape]:
+    width, out = model.vision.hidden_size, model.language.hidden_size
+    return {
+        **_norm("vision_norm", width),
+        **_norm("norm", width * model.shuffle**2),
+        **_linear("linear_fc1", out, width * model.shuffle**2),
+        **_linear("linear_fc2", out, out),
+    }
+
+
+def _word_embed(model: Architecture) -> dict[str, Shape]:
+    width = model.language.hidden_size
+    return {"embedding.weight": (model.language.vocab_size, width), "newline": (1, width)}
+
+
+def _llm(model: Architecture) -> dict[str, Shape]:
+    language = model.language
+    width, heads = language.hidden_size, language.heads * language.head_dim
+    return {
+        **_layer(width, 2 * language.ffn_hidden_size, language.ffn_hidden_size),
+        **_linear("self_attention.linear_qkv", heads + 2 * language.kv_heads * language.head_dim, width),
+        **_linear("self_attention.linear_proj", width, heads),
+        **_norm("self_attention.q_layernorm", language.head_dim),
+        **_norm("self_attention.k_layernorm", language.head_dim),
+    }
+
+
+def _head(model: Architecture) -> dict[str, Shape]:
+    width = model.language.hidden_size
+    return {**_norm("norm", width), **_linear("linear", model.language.vocab_size, width)}
+
+
+_KINDS = {
+    "patch_embed": _patch_embed,
+    "vit": _vit,
+    "projector": _projector,
+    "word_embed": _word_embed,
+    "llm": _llm,
+    "head": _head,
+}

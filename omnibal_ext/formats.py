@@ -1,0 +1,82 @@
+"""What plan.json and profile.json must hold, as data; what parts say of each other is checked where they are read.
+
+The most of everything is far beyond any run, and little enough for a list of it to be made.
+"""
+
+from omnibal_ext.chain import KINDS, PARTS
+from omnibal_ext.reading.checks import anything, finite, listing, mapping, maybe, one_of, record, text, whole
+
+MOST_LAYERS, MOST_RANKS, MOST_MICROBATCHES = 2**14, 2**14, 2**16
+MOST_BUDGET = 2**31
+SELECTIVE = ("recompute_attention", "recompute_mlp")
+
+PLAN_COUNTS = {
+    "num_microbatches": whole(1, MOST_MICROBATCHES),
+    "pipeline_model_parallel_size": whole(1, MOST_RANKS),
+    "virtual_pipeline_model_parallel_size": whole(1, MOST_LAYERS),
+    "tensor_model_parallel_size": whole(1, MOST_RANKS),
+    "vit_budget": whole(0, MOST_BUDGET),
+    "llm_budget": whole(0, MOST_BUDGET),
+}
+_CHAIN = listing(one_of(*KINDS), least=1, most=MOST_LAYERS)
+_LAYER = whole(0, MOST_LAYERS)
+_LAYERS = listing(_LAYER, most=MOST_LAYERS)
+_STAGE = record({"layers": listing(_LAYER, 2, 2)}, dict.fromkeys(("recompute", *SELECTIVE), _LAYERS))
+_STAGES = listing(_STAGE, least=1, most=MOST_LAYERS)
+_SECONDS = listing(finite(), most=MOST_LAYERS)
+_PREDICTED = record(
+    {},
+    {
+        "step_seconds": finite(),
+        "bubble_fraction": finite(0, 1),
+        **dict.fromkeys(("stage_seconds", "stage_forward_seconds", "stage_backward_seconds"), _SECONDS),
+        "stage_peak_bytes": listing(finite(), most=MOST_RANKS),
+    },
+)
+_ALTERNATIVE = record({"stages": _STAGES, "step_seconds": finite()}, {"predicted": _PREDICTED})
+
+PLAN = record(
+    {
+        "chain": _CHAIN,
+        "stages": _STAGES,
+        **{name: PLAN_COUNTS[name] for name in ("num_microbatches", "pipeline_model_parallel_size")},
+    },
+    {
+        **dict.fromkeys(("model", "model_hash", "profile_hash", "method", "schedule"), text),
+        "memory_gib": maybe(finite()),
+        "frozen": listing(one_of(*PARTS)),
+        "predicted": _PREDICTED,
+        "alternatives": listing(_ALTERNATIVE, most=2**10),
+        "trials": listing(mapping(anything), most=2**10),
+    },
+)
+
+MEASURED = record({}, {"layers": mapping(mapping(anything))})
+"""Some lines of a profile, to be put in another one's place."""
+PROFILE_COUNTS = {
+    "vit_budget": whole(1, MOST_BUDGET),
+    "llm_budget": whole(1, MOST_BUDGET),
+    "tensor_model_parallel_size": whole(1, MOST_RANKS),
+    "transfer_seconds_per_byte": finite(),
+    "transfer_latency_seconds": finite(),
+    "overhead_bytes": finite(),
+    "action_seconds": finite(),
+    "iteration_seconds": finite(),
+}
+PROFILE = record(
+    {
+        "model": text,
+        "model_hash": text,
+        "chain": _CHAIN,
+        "layers": mapping(mapping(anything)),
+        **{name: PROFILE_COUNTS[name] for name in ("vit_budget", "llm_budget")},
+    },
+    {
+        "parameters": mapping(whole()),
+        "frozen": listing(one_of(*PARTS)),
+        "device": text,
+        "dtype": text,
+        "measured_with": mapping(anything),
+        "notes": mapping(anything),
+    },
+)

@@ -1,0 +1,66 @@
+"""JSON and JSON lines of anyone: bounded in size and depth, and decoded into what a check asks for."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import Check, Value
+from omnibal_ext.reading.files import PathLike, open_plain, read_bytes
+
+MOST_BYTES = 2**26
+"""Of a record: 64 MiB of JSON take about 1 GiB of memory."""
+MOST_DEPTH = 64
+
+
+def read_json(path: PathLike, check: Check[Value], remedy: str, most_bytes: int = MOST_BYTES) -> Value:
+    """The value in a JSON file, as `check` wants it. Raises UserError naming file, place in it and remedy."""
+    content = read_bytes(path, remedy, most_bytes)
+    try:
+        return check("", decode(content))
+    except UserError as error:
+        raise UserError(f"{path}: {error}; {remedy}") from None
+
+
+def decode(content: bytes) -> Any:
+    """The value of a JSON text in UTF-8. Raises UserError where it is none, or nested deeper than `MOST_DEPTH`."""
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"not JSON ({str(error)[:200]})") from None
+    if _is_deeper(value, MOST_DEPTH):
+        raise UserError(f"not JSON that is read here (nested deeper than {MOST_DEPTH})")
+    return value
+
+
+def read_lines(path: PathLike, check: Check[Value], remedy: str, most_bytes: int = MOST_BYTES) -> Iterator[Value]:
+    """The values of a file of JSON lines, one at a time; a line has `most_bytes` at most.
+
+    Raises UserError naming the file and the line.
+    """
+    with open_plain(path, remedy) as file:
+        number = 0
+        while line := file.readline(most_bytes + 1):
+            number += 1
+            try:
+                if len(line) > most_bytes:
+                    raise UserError(f"longer than {most_bytes} bytes")
+                value = check("", decode(line))
+            except UserError as error:
+                raise UserError(f"{path}: line {number}: {error}; {remedy}") from None
+            yield value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    level = [value]
+    for _ in range(levels):
+        level = [inner for outer in level for inner in _values(outer) if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _values(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

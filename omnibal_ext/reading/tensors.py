@@ -1,0 +1,82 @@
+"""The header of a safetensors file: which tensors lie where, checked against the file before one is read.
+
+A file is eight bytes of length, a JSON header {name: {dtype, shape, data_offsets}}, and the tensors' bytes end to end.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, listing, mapping, one_of, record, text, whole
+from omnibal_ext.reading.document import decode
+from omnibal_ext.reading.files import PathLike, open_plain, size_of
+
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+"""Bytes of one number, by safetensors' names of types."""
+MOST_HEADER = 100_000_000
+"""As the safetensors library limits it."""
+REMEDY = "download it again"
+
+_HEADER = mapping(anything)
+_METADATA = mapping(text)
+_TENSOR = record(
+    {
+        "dtype": one_of(*ITEM_BYTES),
+        "shape": listing(whole(0, 2**48), most=8),
+        "data_offsets": listing(whole(), 2, 2),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A tensor of a file: its type by safetensors' name, its shape, and its first byte behind the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The byte behind its last one."""
+        return self.start + math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def read_tensor_places(path: PathLike) -> dict[str, TensorPlace]:
+    """The tensors of a safetensors file by name, none of them read.
+
+    Raises UserError naming the file, and the tensor at fault, unless the tensors fill the file without gap or overlap.
+    """
+    with open_plain(path, REMEDY) as file:
+        size = size_of(file)
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            if size < 8 or length > min(size - 8, MOST_HEADER):
+                raise UserError(f"is no safetensors file ({size} bytes, a header of {length})")
+            header: dict[str, Any] = _HEADER("the header", decode(file.read(length)))
+            _METADATA("__metadata__", header.pop("__metadata__", {}))
+            places = {name: _place(name, entry) for name, entry in header.items()}
+            _check_filled(places, size - 8 - length)
+        except UserError as error:
+            raise UserError(f"{path}: {error}; {REMEDY}") from None
+    return places
+
+
+def _place(name: str, entry: Any) -> TensorPlace:
+    fields = _TENSOR(name, entry)
+    start, end = fields["data_offsets"]
+    place = TensorPlace(fields["dtype"], tuple(fields["shape"]), start)
+    if place.end != end:
+        raise UserError(f"{name}: bytes {start} to {end} are not those of {place.dtype} {list(place.shape)}")
+    return place
+
+
+def _check_filled(places: dict[str, TensorPlace], size: int) -> None:
+    position = 0
+    for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].end)):
+        if place.start != position:
+            raise UserError(f"{name} starts at byte {place.start}, the tensor before it ends at {position}")
+        position = place.end
+    if position != size:
+        raise UserError(f"has {size} bytes of tensors where its header asks for {position}")

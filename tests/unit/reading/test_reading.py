@@ -1,0 +1,246 @@
+"""What others wrote is bounded and checked before it is believed; everything else is one line with the file's name."""
+
+import io
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibal_ext.architectures.huggingface import read_config, weight_files
+from omnibal_ext.chain import layer_chain
+from omnibal_ext.errors import UserError
+from omnibal_ext.plan import Plan
+from omnibal_ext.reading.arrays import UNPACKED, array_names, map_array, read_arrays
+from omnibal_ext.reading.columns import column_lengths
+from omnibal_ext.reading.document import MOST_DEPTH, decode, read_json, read_lines
+from omnibal_ext.reading.seal import check_seal, sealed
+from omnibal_ext.reading.tensors import read_tensor_places
+from omnibal_ext.sizes import Sizes
+
+
+def refused(read: Callable[[Path], Any], path: Path, message: str) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        read(path)
+    assert str(path) in str(refusal.value)
+    assert str(refusal.value).isprintable()
+
+
+READERS: list[Callable[[Path], Any]] = [
+    Plan.load,
+    Sizes.load,
+    read_config,
+    lambda path: list(read_lines(path, lambda _, value: value, "mend it")),
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b'"\xed\xa0\x80"', b"1" * 5000, b"", b"nul"]
+)
+def test_what_is_no_json_is_refused_by_every_reader(
+    tmp_path: Path, read: Callable[[Path], Any], content: bytes
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(content or b"\0")
+    refused(read, path, "not JSON|must be|is a text")
+
+
+@pytest.mark.parametrize("read", [*READERS, read_tensor_places, lambda path: map_array(path, "mend it")])
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path, read: Callable[[Path], Any]) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    refused(read, tmp_path / "pipe.json", "no regular file")
+    refused(read, tmp_path, "no regular file|Is a directory")
+
+
+def test_depth_is_counted_and_strings_do_not_count() -> None:
+    decode(b"[" * MOST_DEPTH + b"]" * MOST_DEPTH)
+    decode(json.dumps({"words": "[" * 1000}).encode())
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
+        with pytest.raises(UserError, match="nested deeper"):
+            decode(opening * (MOST_DEPTH + 1) + b"1" + closing * (MOST_DEPTH + 1))
+
+
+def test_a_file_is_as_large_as_it_may_be(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1]")
+    assert read_json(tmp_path / "a.json", lambda _, value: value, "", 3) == [1]
+    refused(lambda path: read_json(path, lambda _, value: value, "", 2), tmp_path / "a.json", "3 bytes, at most 2")
+
+
+HUGE = [0, -1, 1.5, True, None, "1", [], {}, 10**400, 1e308, float("inf")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(({"num_microbatches": value}, "num_microbatches must be a whole number from 1 to 65536") for value in HUGE),
+        *(({"num_microbatches": value}, "num_microbatches must be") for value in (10**9, 2**16 + 1)),
+        *(({"llm_budget": value}, "llm_budget must be a whole number") for value in (-5, 0.5, "4")),
+        *(({"stages": [{"layers": [0, value]}]}, r"stages\[0\]\.layers\[1\] must be") for value in (0.9, -1, "9")),
+        ({"stages": [{"layers": [0, 9, 9]}]}, r"stages\[0\]\.layers must be a list of 2 items"),
+        ({"predicted": {"stage_seconds": [1, 2]}}, r"predicted\.stage_seconds must have 1 numbers, has 2"),
+        ({"predicted": {"stage_seconds": ["a"]}}, r"predicted\.stage_seconds\[0\] must be a finite number"),
+        ({"predicted": {"stage_peak_bytes": 7}}, r"predicted\.stage_peak_bytes must be a list"),
+        ({"predicted": {"step_seconds": float("nan")}}, r"predicted\.step_seconds must be a finite number"),
+        ({"alternatives": [{"stages": 1}]}, r"alternatives\[0\]\.stages must be a list"),
+        ({"frozen": "vit"}, "frozen must be a list"),
+        ({"model": "a\ud800"}, "model must be a text"),
+        ({"memory_gib": -1}, "memory_gib must be a finite number of at least 0"),
+    ],
+)
+def test_odd_fields_of_a_plan_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    record = Plan.from_cuts(layer_chain(3, 2), ()).to_record()
+    (tmp_path / "plan.json").write_text(json.dumps({**record, **change}))
+    refused(Plan.load, tmp_path / "plan.json", message)
+
+
+def test_a_plan_that_lost_a_layer_is_not_the_models_though_its_hash_says_so() -> None:
+    chain = layer_chain(3, 2)
+    plan = Plan.from_cuts(chain[:2] + chain[3:], (), model="tiny", model_hash="aa")
+    with pytest.raises(UserError, match="chain is not that of model 'tiny': it differs at layer 3"):
+        plan.check_model("tiny", "aa", chain)
+    with pytest.raises(UserError, match="has 10 layers, not 9"):
+        Plan.from_cuts((*chain, "head"), (), model_hash="aa").check_model("tiny", "aa", chain)
+
+
+def header(dtype: str = "'<i8'", shape: str = "(3,)", order: str = "False") -> bytes:
+    text = f"{{'descr': {dtype}, 'fortran_order': {order}, 'shape': {shape}, }}".encode()
+    text += b" " * (-len(text) - 11 % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"\x93NUMPY", header() + bytes(23), header() + bytes(25), header(shape="(10**9,)") + bytes(24),
+        header(shape="(1000000000000000,)"), header("'|O'") + bytes(24), header("[('a', '<i8')]") + bytes(24),
+        header("'<U0'", "(1000000,)"), header("'<i7'") + bytes(21), header(order="True") + bytes(24),
+        b"\x93NUMPY\x01\x00\xff\xff" + b" " * 100, header(shape="(3, )").replace(b"'shape'", b"'s'") + bytes(24),
+    ],
+)  # fmt: skip
+def test_an_array_that_is_not_what_its_header_says_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.npy").write_bytes(content)
+    refused(lambda path: map_array(path, "make it again"), tmp_path / "a.npy", "make it again")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("a.npy", content)
+    refused(lambda path: read_arrays(path, ["a"], "make it again"), tmp_path / "a.npz", "array 'a' .*make it again")
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.float32, np.bool_, "<U7"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (0, 3)])
+def test_what_numpy_writes_is_read_as_numpy_reads_it(tmp_path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
+    array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    np.save(tmp_path / "a.npy", array)
+    np.savez_compressed(tmp_path / "a.npz", a=array, b=array)
+    for found in (map_array(tmp_path / "a.npy", ""), *read_arrays(tmp_path / "a.npz", ["a", "b"], "")):
+        assert found.dtype == array.dtype
+        assert np.array_equal(found, array)
+    assert array_names(tmp_path / "a.npz", "") == ("a", "b")
+
+
+def test_an_archive_that_unpacks_to_far_more_is_a_bomb(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.npy", "w") as file:
+        file.write(header(shape=f"({UNPACKED // 8},)"))
+        for _ in range(UNPACKED // 2**20):
+            file.write(bytes(2**20))
+    refused(lambda path: read_arrays(path, ["a"], "x"), tmp_path / "a.npz", "array 'a' would be")
+
+
+def test_a_flipped_bit_of_an_archive_is_found(tmp_path: Path) -> None:
+    Sizes.from_arrays([1, 2, 3], [10, 20, 30]).save(tmp_path / "a.npz")
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[content.index(b"tokens.npy") + 150] ^= 4
+    (tmp_path / "a.npz").write_bytes(content)
+    refused(Sizes.load, tmp_path / "a.npz", "damaged")
+
+
+def tensors(entries: Any, size: int, names: int = 0) -> bytes:
+    text = json.dumps(entries).encode()
+    return struct.pack("<Q", names or len(text)) + text + bytes(size)
+
+
+F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"1234", tensors({"a": F32}, 7), tensors({"a": F32}, 9), tensors({"a": F32}, 8, 2**63), tensors([], 0),
+        tensors({"a": {**F32, "dtype": "I3"}}, 8), tensors({"a": {**F32, "shape": [3]}}, 8),
+        tensors({"a": {**F32, "shape": [-2]}}, 8), tensors({"a": {**F32, "shape": [2**62, 4]}}, 8),
+        tensors({"a": F32, "b": F32}, 8), tensors({"a": F32, "b": {**F32, "data_offsets": [12, 20]}}, 20),
+        tensors({"a": {**F32, "data_offsets": [0.0, 8]}}, 8), tensors({"a": 1}, 8), tensors({"a": {"dtype": "F32"}}, 8),
+        tensors({"a": F32, "__metadata__": {"x": 1}}, 8), tensors({"a": {**F32, "data_offsets": [8, 0]}}, 8),
+    ],
+)  # fmt: skip
+def test_tensors_must_fill_their_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    refused(read_tensor_places, tmp_path / "model.safetensors", "download it again")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x.safetensors", "/x.safetensors", "x.bin", "a/b.safetensors", ".safetensors", 1]
+)
+def test_an_index_names_files_of_its_own_folder(tmp_path: Path, name: Any) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"a": name}}))
+    refused(lambda path: weight_files(path.parent), path, r"weight_map\.a must be")
+
+
+def column(lengths: list[int], starts: list[int], **changes: int) -> bytes:
+    fixed = {"version": 1, "code": 4, "samples": len(lengths), "documents": len(lengths) + 1} | changes
+    arrays = (np.array(lengths, np.int32), np.array(starts, np.int64), np.arange(len(lengths) + 1))
+    return struct.pack("<9sQBQQ", b"MMIDIDX\0\0", *fixed.values()) + b"".join(a.tobytes() for a in arrays)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", column([2, 1], [0, 8])[:-1], column([2, 1], [0, 8]) + b"\0", column([2, 1], [0, 4]),
+        column([-1, 4], [0, -4]),
+        column([2, 1], [0, 8], version=2), column([2, 1], [0, 8], code=1), column([2, 1], [0, 8], samples=2**60),
+        column([2, 1], [0, 8], documents=2**60), column([2, 2], [0, 8]),
+    ],
+)  # fmt: skip
+def test_a_column_is_what_its_lengths_say(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokens.bin").write_bytes(bytes(12))
+    (tmp_path / "tokens.idx").write_bytes(column([2, 1], [0, 8]))
+    assert column_lengths(tmp_path, "tokens", np.int32, "x").tolist() == [2, 1]
+    (tmp_path / "tokens.idx").write_bytes(content)
+    with pytest.raises(UserError, match=r"tokens\..*preprocess again"):
+        column_lengths(tmp_path, "tokens", np.int32, "preprocess again")
+
+
+def test_a_changed_manifest_is_not_believed() -> None:
+    manifest = sealed({"samples": 3, "sizes": (1, 2), "by_number": {10: "a", 9: "b"}})
+    check_seal(json.loads(json.dumps(manifest)))
+    for change in ({"samples": 4}, {"more": 1}, {"manifest_hash": "0"}):
+        with pytest.raises(UserError, match="manifest_hash"):
+            check_seal({**manifest, **change})
+
+
+def test_a_message_is_one_line_whatever_it_quotes() -> None:
+    message = str(UserError("layer 'a\nb\x1b[31m\u2028c': unknown"))
+    assert message.isprintable()
+    assert "a b" in message
+
+
+def test_texts_among_sizes_do_not_widen_an_array(tmp_path: Path) -> None:
+    """NumPy would make every row as wide as the longest text."""
+    rows = [{"vit_num": 1, "token_num": 2}] * 50_000 + [{"vit_num": "x" * 1_000_000, "token_num": 1}]
+    (tmp_path / "sizes.json").write_text(json.dumps(rows))
+    refused(Sizes.load, tmp_path / "sizes.json", "row 50000: vit_num must be whole numbers")
+
+
+def test_lines_are_read_one_at_a_time_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a":\n')
+    found = []
+    with pytest.raises(UserError, match="line 3: not JSON"):
+        found += read_lines(path, lambda _, value: value, "mend it")
+    assert io.BytesIO(path.read_bytes()).readline() == b'{"a": 1}\n'
