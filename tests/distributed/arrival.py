@@ -26,6 +26,7 @@ def main() -> None:
     decodes = parallel_state.get_tensor_model_parallel_rank() == 0
     index = PackedIndex.open(Path(packs))
     loaded = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=True), decodes=decodes)
+    assert loaded.reads_images == decodes
     if not decodes:
         data.manifest = {**data.manifest, "image_root": "/no/images/here"}
     numbers = [*range(index.num_packs), EMPTY_PACK]

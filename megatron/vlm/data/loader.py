@@ -51,6 +51,11 @@ class PackDataset(Dataset):
         self.decodes = decodes
         self.sources = Sources(data.manifest)
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether this rank decodes images."""
+        return self.needs.pixels and self.decodes
+
     def __getitem__(self, pack: int) -> Microbatch:
         samples = self.index.samples(pack) if pack >= 0 else np.empty(0, dtype=np.int64)
         real = [int(self.data.sizes.tokens[sample]) for sample in samples]
@@ -132,14 +137,18 @@ class PackOrder:
 
 
 def microbatches(dataset: PackDataset, order: Iterable[int], num_workers: int = 0) -> Iterator[Microbatch]:
-    """The microbatches of a rank's packs, on the host, read ahead by `num_workers` processes; `Arrivals` takes them."""
+    """The microbatches of a rank's packs, on the host, for `Arrivals` to take.
+
+    Images are read ahead by `num_workers` processes; the rest is read here, which takes less than to hand it over.
+    """
+    workers = num_workers if dataset.reads_images else 0
     loader = DataLoader(
         dataset,
         batch_size=None,
         sampler=order,
-        num_workers=num_workers,
-        multiprocessing_context="spawn" if num_workers else None,
-        persistent_workers=num_workers > 0,
+        num_workers=workers,
+        multiprocessing_context="spawn" if workers else None,
+        persistent_workers=workers > 0,
         pin_memory=platform.HAS_CUDA,
     )
     yield from loader

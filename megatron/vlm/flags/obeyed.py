@@ -90,7 +90,7 @@ OBEYED = (
         """,
     ),
     Group(
-        "tests/unit/flags/test_obeyed.py::test_workers_read_ahead",
+        "tests/unit/flags/test_obeyed.py::test_workers_read_ahead_where_images_are_decoded",
         """
         num_workers
         """,

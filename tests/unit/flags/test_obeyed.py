@@ -138,18 +138,21 @@ def test_logging_starts_at_the_level_asked_for(traces: dict[str, Trace]) -> None
 class ProcessIds(torch.utils.data.Dataset):
     """Stands for a dataset: a microbatch that says which process read it."""
 
+    def __init__(self, reads_images: bool) -> None:
+        self.reads_images = reads_images
+
     def __getitem__(self, pack: int) -> Any:
         from megatron.vlm.microbatch import Microbatch
 
         return Microbatch(tiles=0, lengths=(), samples=os.getpid(), useful_tokens=pack)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_workers_read_ahead(workers: int) -> None:
+@pytest.mark.parametrize(("workers", "images"), [(0, True), (1, True), (1, False)])
+def test_workers_read_ahead_where_images_are_decoded(workers: int, images: bool) -> None:
     from megatron.vlm.data.loader import microbatches
 
     order: Any = [3, 1, 2]
-    dataset: Any = ProcessIds()
+    dataset: Any = ProcessIds(images)
     batches = list(microbatches(dataset, order, workers))
     assert [batch.useful_tokens for batch in batches] == order
-    assert (os.getpid() in {batch.samples for batch in batches}) == (workers == 0)
+    assert (os.getpid() in {batch.samples for batch in batches}) == (workers == 0 or not images)

@@ -1,0 +1,147 @@
+"""How fast packs are read: packs a second of one core, and the workers that a node of 8 GPUs needs.
+
+    python benchmarks/loader.py [--images 160] [--device h100]
+
+The images are JPEG photographs of many sizes, made up; they are cut, packed at the paper's budgets and read as training
+reads them, one pack at a time in one process. What the GPUs ask for is analytic: a pipeline without a bubble takes as
+many packs a second as its GPUs can compute. The baseline reads as loaders usually do: every tensor-parallel rank
+decodes for itself, and normalises on the host.
+"""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import megatron.vlm  # noqa: F401 (readies the machine, before megatron.core is imported)
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.demo import make_demo_data
+from megatron.vlm.data.job import open_job
+from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.pixels import normalise
+from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import Tiling
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.console import print_table
+from omnibal_ext.costs.analytic import DEVICES, GPUS_A_NODE, analytic_profile
+from omnibal_ext.errors import run_tool
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
+
+VIT_BUDGET, LLM_BUDGET, TILE, TOKENS_PER_TILE = 9, 4096, 448, 256
+MODELS = (
+    ("internvit-6b+llama3-8b", 1, 4),
+    ("internvit-6b+internlm2-20b", 2, 4),
+    ("internvit-6b+internlm2-20b", 4, 2),
+    ("internvit-6b+yi-34b", 4, 4),
+    ("internvit-6b+llama3-70b", 4, 8),
+    ("internvit-6b+qwen1.5-110b", 8, 8),
+)
+"""The paper's, with their tensor- and pipeline-parallel sizes; one for a single node."""
+EVERYTHING = Needs(pixels=True, tokens=True, labels=True)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=160, help="a conversation each (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="the fastest of each counts (default %(default)s)")
+    parser.add_argument("--device", choices=sorted(DEVICES), default="h100", help="that asks for packs")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data, index = photographs(folder, arguments.images)
+        reader, other = (PackDataset(data, index, EVERYTHING, decodes=decodes) for decodes in (True, False))
+        reads: dict[str, Callable[[int], object]] = {
+            "the rank that decodes": reader.__getitem__,
+            "another tensor-parallel rank": other.__getitem__,
+            "decoding and normalising (baseline)": lambda pack: as_loaders_do(reader, pack),
+        }
+        packs = range(index.num_packs)
+        seconds = {what: fastest(read, packs, arguments.repeats) for what, read in reads.items()}
+        tiles = sum(reader[pack].tiles for pack in packs) / len(packs)
+    rows = [(what, f"{taken * 1e3:.1f}", f"{1 / taken:,.1f}") for what, taken in seconds.items()]
+    title = f"{len(packs)} packs of {VIT_BUDGET} tiles and {LLM_BUDGET} tokens at most ({tiles:.1f} tiles on average)"
+    print_table(title, ("on one core", "ms a pack", "packs/s"), rows)
+    decodes, light, baseline = seconds.values()
+    rows = [demand(*model, arguments.device, decodes) for model in MODELS]
+    columns = ("model", "TP", "PP", "packs/s", "cores that decode", "--num-workers")
+    print_table(f"{GPUS_A_NODE} x {arguments.device} (analytic, no bubble)", columns, rows)
+    tensor = 4
+    print(
+        f"core seconds of a pack at TP={tensor} against every rank decoding and normalising: "
+        f"{(decodes + (tensor - 1) * light) / (tensor * baseline):.2f}x"
+    )
+
+
+def photographs(folder: Path, images: int) -> tuple[ChatDataset, PackedIndex]:
+    """A dataset of as many conversations, one picture each, packed at the budgets."""
+    make_demo_data(folder / "demo", samples=1, heldout_samples=1, seed=0)
+    generator = np.random.default_rng(0)
+    lines = []
+    for number in range(images):
+        width, height = (int(256 * 8 ** generator.uniform()) for _ in range(2))
+        picture(width, height, generator).save(folder / f"{number}.jpg", quality=90)
+        text = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "abc" * int(generator.integers(4, 60))}]
+        lines.append(json.dumps({"image": f"{number}.jpg", "conversations": text}))
+    (folder / "chat.jsonl").write_text("\n".join(lines))
+    tiling = Tiling(TILE, max_tiles=6)
+    recipe = Recipe(folder, folder / "demo/tokenizer.model", "internlm2-chat", tiling, TOKENS_PER_TILE)
+    manifest = preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "data"))
+    options = PackOptions(vit_budget=VIT_BUDGET, llm_budget=LLM_BUDGET)
+    built_from = {"data": {"manifest": manifest}}
+    index, _ = build_index(Corpus.of_dataset(folder / "data"), folder / "packs", options, built_from)
+    return ChatDataset(folder / "data"), index
+
+
+def picture(width: int, height: int, generator: np.random.Generator) -> Image.Image:
+    """Large soft shapes under fine grain: decoding it takes about what a photograph takes."""
+    shapes = Image.fromarray(generator.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+    soft = np.asarray(shapes.resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
+    grain = generator.integers(-12, 13, (height, width, 1), dtype=np.int16)
+    return Image.fromarray(np.clip(soft + grain, 0, 255).astype(np.uint8))
+
+
+def as_loaders_do(reader: PackDataset, pack: int) -> object:
+    """A pack as one rank reads it by itself."""
+    batch = reader[pack]
+    assert batch.pixels is not None
+    assert batch.pixel_statistics is not None
+    return normalise(batch.pixels, batch.pixel_statistics)
+
+
+def fastest(read: Callable[[int], object], packs: range, repeats: int) -> float:
+    """Seconds a pack, of the fastest of several passes over all packs."""
+    passes = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        for pack in packs:
+            read(pack)
+        passes.append((time.perf_counter() - started) / len(packs))
+    return min(passes)
+
+
+def demand(model: str, tensor: int, pipeline: int, device: str, seconds: float) -> tuple[object, ...]:
+    """What 8 GPUs take, the cores that bring it, and the workers of each rank that decodes, one a pipeline."""
+    profile = analytic_profile(preset(model), device, VIT_BUDGET, LLM_BUDGET, tensor)
+    pack = sum(profile.layers[kind].forward_seconds + profile.layers[kind].backward_seconds for kind in profile.chain)
+    rate = GPUS_A_NODE / tensor / pack
+    cores = rate * seconds
+    pipelines = GPUS_A_NODE / (tensor * pipeline)  # less than one: a pipeline of several nodes
+    return model, tensor, pipeline, f"{rate:.2f}", f"{cores:.2f}", math.ceil(cores / pipelines)
+
+
+if __name__ == "__main__":
+    run_tool(main)
