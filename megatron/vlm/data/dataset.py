@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from numpy.typing import NDArray
+from torch.utils.data import Dataset
 
 from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
@@ -34,8 +35,8 @@ REMEDY = "preprocess again with tools/preprocess_data.py"
 COLUMNS = {"tokens": np.int32, "loss_mask": np.uint8, "images": np.uint8}
 
 
-class ChatDataset:
-    """A dataset folder, memory-mapped. Sample i is row i of everything.
+class ChatDataset(Dataset):
+    """A dataset folder, memory-mapped. Sample i is row i of everything; map-style, for any DataLoader.
 
     Raises `UserError` if the folder is incomplete, of another version, or damaged in what says where samples lie.
     """
@@ -60,6 +61,16 @@ class ChatDataset:
 
     def __len__(self) -> int:
         return int(self.manifest["samples"])
+
+    def __getitem__(self, sample: int) -> dict[str, torch.Tensor]:
+        """A sample as transformers' models take it: input_ids, labels int64 [T] (-100: does not count), pixel_values.
+
+        Raises as `pixels` does.
+        """
+        tokens, mask = self.text(sample)
+        ids = torch.from_numpy(tokens.astype(np.int64))
+        labels = ids.where(torch.from_numpy(mask > 0), -100)
+        return {"input_ids": ids, "labels": labels, "pixel_values": self.pixels(sample)}
 
     def verify(self) -> None:
         """Read every byte and compare with the checksums of the manifest. Raises UserError naming the file."""
