@@ -38,14 +38,14 @@ def measure(shape: Shape, order: dict[str, Any]) -> Any:
     torch.set_num_threads(1)
     presets.PRESETS[shape.name] = shape.architecture
     if "cases" in order:
-        return _train_all(shape, order["cases"], order["rounds"])
+        return _train_all(shape, order["cases"], order["rounds"], order["pipeline"])
     profile = profile_on_this_machine(Job(shape.name, shape.vit_budget, shape.llm_budget, steps=order["steps"]), {})
     return profile.to_record() if profile else None
 
 
-def _train_all(shape: Shape, cases: Sequence[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
+def _train_all(shape: Shape, cases: Sequence[dict[str, Any]], rounds: int, pipeline: int) -> list[dict[str, Any]]:
     harness.MODELS[shape.name] = shape.architecture
-    args = harness.start(shape.architecture, 1, 2)
+    args = harness.start(shape.architecture, 1, pipeline)
     chain = harness.build_chain(args, shape.architecture)
     communicator = Communicator(parallel_state.get_pipeline_model_parallel_group())
     models: dict[str, _Training] = {}

@@ -78,10 +78,13 @@ def profile(shape: Shape, steps: int = 9) -> Profile:
     return Profile.from_record(_torchrun({"shape": asdict(shape), "steps": steps}))
 
 
-def train(shape: Shape, cases: Sequence[Case], rounds: int, warm_up: int = 2) -> list[Trained]:
-    """Train all cases in turns: a round is one iteration of each, so that they see the same weather."""
+def train(shape: Shape, cases: Sequence[Case], rounds: int, warm_up: int = 2, pipeline: int = 2) -> list[Trained]:
+    """Train all cases in turns: a round is one iteration of each, so that they see the same weather.
+
+    The two ranks are a pipeline, or with `pipeline` 1 data-parallel: of a case's packs they take every other one.
+    """
     listed = [{"plan": case.plan.to_record(), "packs": case.packs} for case in cases]
-    found = _torchrun({"shape": asdict(shape), "cases": listed, "rounds": rounds + warm_up})
+    found = _torchrun({"shape": asdict(shape), "cases": listed, "rounds": rounds + warm_up, "pipeline": pipeline})
     return [Trained(one["seconds"][warm_up:], one["peak_bytes"]) for one in found]
 
 

@@ -4,7 +4,7 @@
 #   bash scripts/quickstart.sh [output folder, default runs/quickstart]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 OUT="${1:-runs/quickstart}"
-SAMPLES=4000 EPOCHS=5 VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=200
+SAMPLES=4000 EPOCHS=3 VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=200
 export PYTHONWARNINGS=ignore
 mkdir -p "$OUT"
 
@@ -62,3 +62,5 @@ step eval-balanced "read the held-out pictures, balanced" evaluate balanced
 step eval-baseline "read the held-out pictures, baseline" evaluate baseline
 printf '\n== summary ==\n'
 python tools/compare_runs.py --baseline "$OUT/baseline" --run "$OUT/balanced"
+python tools/report.py --run "$OUT/balanced" --run "$OUT/baseline" --output "$OUT/report.html" >/dev/null
+printf '\nwhere the time went, both runs side by side: %s\n' "$OUT/report.html"

@@ -18,11 +18,14 @@ from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.corpus import DATASET_SOURCES, Corpus
 from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL, PackCosts
 from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
-from omnibal_ext.packing.histograms import bar_line, distributions, waste_by_kind, write_report
+from omnibal_ext.packing.histograms import bar_line, distributions, waste_by_kind
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, PackOptions
 from omnibal_ext.packing.summary import Summary
 from omnibal_ext.reading.document import read_json
+from omnibal_ext.records import write_text
+from omnibal_ext.report.packing import PackingView
+from omnibal_ext.report.page import packing_report
 from omnibal_ext.sizes import load_columns
 
 SHOWN_TRIALS = 12
@@ -216,7 +219,8 @@ def main() -> None:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         np.save(arguments.dump_iterations, epoch_iterations(stream), allow_pickle=False)
     if arguments.report:
-        write_report(arguments.report, index, corpus, summary)
+        view = PackingView.of_summary(index, corpus, summary, [asdict(trial) for trial in trials])
+        write_text(Path(arguments.report), packing_report(view))
     if arguments.json:
         print_json({**asdict(summary), "tried": [asdict(trial) for trial in trials]})
     else:

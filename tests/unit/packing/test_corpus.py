@@ -15,10 +15,12 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.histograms import bar_line, write_report
+from omnibal_ext.packing.histograms import bar_line
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.options import METHODS, PackOptions
 from omnibal_ext.reading.seal import sealed
+from omnibal_ext.report.packing import PackingView
+from omnibal_ext.report.page import packing_report
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import corpora
 
@@ -195,12 +197,19 @@ def test_a_wrong_corpus_or_option_is_named(corpus: object, message: str) -> None
 def test_the_report_draws_what_was_packed(tmp_path: Path) -> None:
     corpus = Corpus(sizes_of(80), (Source("<a&b>", 80),))
     index, summary = build_index(corpus, tmp_path / "index", OPTIONS)
-    write_report(tmp_path / "report.html", index, corpus, summary)
+    page = packing_report(PackingView.of_summary(index, corpus, summary, []))
+    (tmp_path / "report.html").write_text(page)
     page = (tmp_path / "report.html").read_text()
     assert page.count("<figure>") == 5
     assert "&lt;a&amp;b&gt;" in page
     assert "<a&b>" not in page
-    for said in ("Waste by kind", "ranks waiting: attention", "steps an epoch", "tokens each", "Left out"):
+    for said in (
+        "Waste by kind",
+        "ranks waiting: attention",
+        "less time than in random",
+        "tokens per iteration",
+        "Left out",
+    ):
         assert said in page
 
 

@@ -1,0 +1,268 @@
+"""What data, model and memory balance bring, trained: the component table of OmniBal (arXiv 2407.20761), on two ranks.
+
+    python benchmarks/end_to_end.py [--rounds 5] [--samples 192]
+
+A model with the cost ratios of InternViT-6B + InternLM2-20B and samples with the published shape (a tile is 16 tokens
+here, 256 there; packs hold 9 tiles and 256 tokens, there 4096) are trained the unbalanced way, then with one kind of
+balance after the other, then our way. Every row trains on the same samples once a round, in turns with the others, on
+the same two gloo ranks, within one memory budget: what the unbalanced row needs at its worst microbatch. Needs two idle
+cores.
+
+Two tables: the ranks as a pipeline, and data-parallel, where there is no model to balance. "of the ideal" is the needed
+work (the profile's, without padding and recomputation) over both ranks' time; "of text-only" the LLM's tokens a second
+over those of the same language model on text packs of as many tokens, planned for them. Quality of both ways, losses
+and held-out answers, is what scripts/quickstart.sh compares. The last lines are the ratios of ours to unbalanced.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.two_ranks import Case, Packs, Shape, profile, sizes_of, train
+from omnibal_ext.architectures.architecture import LanguageArchitecture, VisionArchitecture
+from omnibal_ext.console import print_json, print_table
+from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.search import Candidate, find_layouts, make_plan
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.plan import Plan
+from omnibal_ext.sizes import Sizes
+
+VIT_BUDGET, LLM_BUDGET, TILE_TOKENS = 9, 256, 16
+SHAPE = Shape(
+    "shaped like 6B+20B",
+    VisionArchitecture(12, 96, 4, 384, patch_size=8, image_size=64),
+    LanguageArchitecture(12, 176, 4, 2, 528, vocab_size=512),
+    VIT_BUDGET,
+    LLM_BUDGET,
+)
+A_BATCH = 4
+"""Samples of a random batch."""
+ROOM = 1.02
+"""The memory budget over what the unbalanced row needs."""
+SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_h1", 2))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row: how samples become packs, where the model is cut, what is recomputed."""
+
+    name: str
+    packing: str
+    method: str
+    recompute: str
+    schedules: Sequence[tuple[str, int]] = (("1f1b", 1),)
+
+
+PIPELINE = (
+    Way("unbalanced Megatron", "random", "parameters", "full"),
+    Way("+ data", "isf", "parameters", "full"),
+    Way("+ model", "isf", "bmp", "full"),
+    Way("+ memory", "isf", "bmp", "fewest"),
+    Way("ours", "balanced", "joint", "fewest", SCHEDULES),
+)
+DATA_PARALLEL = (
+    Way("unbalanced", "random", "layers", "full"),
+    Way("+ data", "isf", "layers", "full"),
+    Way("ours", "balanced", "layers", "fewest"),
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The samples, packed one way: the packs of every iteration, in the order the ranks take them."""
+
+    iterations: tuple[Packs, ...]
+    microbatches: int
+
+    def sizes(self, ranks: int) -> PackSizes:
+        """For the planner: int64 [iterations, data-parallel ranks, microbatches]."""
+        found = [sizes_of(packs) for packs in self.iterations]
+        shape = (len(found), self.microbatches, ranks)
+        columns = (np.concatenate([getattr(one, name) for one in found]) for name in ("tiles", "tokens", "squares"))
+        return PackSizes(*(np.ascontiguousarray(column.reshape(shape).swapaxes(1, 2)) for column in columns))
+
+    def without_images(self) -> "Work":
+        """Text packs of as many tokens."""
+        return replace(self, iterations=tuple(tuple((0, lengths) for _, lengths in packs) for packs in self.iterations))
+
+
+@dataclass(frozen=True)
+class Row:
+    """What training a way gave."""
+
+    way: Way
+    plan: Plan
+    microbatches: int
+    seconds: float
+    """For all samples, the median over rounds."""
+    peak_bytes: float
+    of_ideal: float
+
+
+def corpus(samples: int, seed: int) -> Sizes:
+    """Tiles 1 or 3 to 7, some none; log-normal text: the published mixture, a sixteenth as long."""
+    random = np.random.default_rng(seed)
+    tiles = random.choice([0, 1, 3, 4, 5, 7], samples, p=[0.03, 0.70, 0.11, 0.05, 0.05, 0.06])
+    text = np.maximum(2, random.lognormal(np.log(170 / 16), 0.8, samples)).astype(np.int64)
+    return Sizes.from_arrays(tiles, np.minimum(TILE_TOKENS * tiles + text, LLM_BUDGET))
+
+
+def pack(sizes: Sizes, packing: str, replicas: int, costs: PackCosts, iterations: int) -> Work:
+    """All samples in so many iterations; each rank's microbatches are as many as that takes."""
+    count = _packs(sizes, packing)
+    microbatches = -(-count // (iterations * replicas))
+    options = PackOptions(
+        packing, VIT_BUDGET, LLM_BUDGET, micro_batches=microbatches, data_parallel_size=replicas,
+        samples_per_pack=A_BATCH, last_iteration="empty",
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        index, _ = build_index(sizes, Path(folder) / "index", options, costs=costs)
+        chosen = epoch_iterations(PackStream(index, replicas, microbatches))
+        filled = [
+            [_of_pack(index.samples(p) if p >= 0 else None, sizes, index.pad) for p in _turns(one)] for one in chosen
+        ]
+    return Work(tuple(map(tuple, filled)), microbatches)
+
+
+def _packs(sizes: Sizes, packing: str) -> int:
+    options = PackOptions(packing, VIT_BUDGET, LLM_BUDGET, samples_per_pack=A_BATCH)
+    with tempfile.TemporaryDirectory() as folder:
+        return build_index(sizes, Path(folder) / "index", options)[0].num_packs
+
+
+def _turns(iteration: NDArray[np.int64]) -> list[int]:
+    """Pack numbers [replicas, microbatches] as ranks take them: every rank's first, every rank's second, ..."""
+    return [int(number) for number in iteration.T.ravel()]
+
+
+def _of_pack(samples: NDArray[np.int64] | None, sizes: Sizes, pad: bool) -> tuple[int, tuple[int, ...]]:
+    """Tiles, and lengths as they are run; an empty pack has one token, which the models need."""
+    if samples is None or not len(samples):
+        return 0, (1,)
+    lengths = sizes.tokens[samples].tolist()
+    return int(sizes.tiles[samples].sum()), tuple([max(lengths)] * len(lengths) if pad else lengths)
+
+
+def best_plan(way: Way, costs: Profile, work: Work, ranks: int, memory: float) -> Plan:
+    """The way's plan; of several schedules the one predicted fastest."""
+    found = []
+    for schedule, chunks in way.schedules:
+        packs = work.sizes(2 // ranks)
+        problem = LayoutProblem(costs, ranks, work.microbatches, chunks, schedule, memory, packs)
+        try:
+            candidates = find_layouts(problem, way.method, recompute=way.recompute)
+        except UserError:
+            continue
+        found.append((candidates[0].step_seconds, problem, candidates))
+    if not found:
+        raise UserError(f"{way.name}: no plan keeps {memory / 2**20:.1f} MiB")
+    _, problem, candidates = min(found, key=lambda one: one[0])
+    return make_plan(problem, [Candidate(candidates[0].layout, candidates[0].step_seconds)], way.method)
+
+
+def measure(
+    ways: Sequence[Way], costs: Profile, works: dict[str, Work], ranks: int, memory: float, ideal: float, rounds: int
+) -> list[Row]:
+    """Train all ways in turns, a round every sample once with each."""
+    plans = [best_plan(way, costs, works[way.packing], ranks, memory) for way in ways]
+    cases = [
+        Case(way.name, plan, packs)
+        for way, plan in zip(ways, plans, strict=True) for packs in works[way.packing].iterations
+    ]  # fmt: skip
+    trained = iter(train(SHAPE, cases, rounds, pipeline=ranks))
+    rows = []
+    for way, plan in zip(ways, plans, strict=True):
+        own = [next(trained) for _ in works[way.packing].iterations]
+        seconds = statistics.median(map(sum, zip(*(one.seconds for one in own), strict=True)))
+        peak = max(max(one.peak_bytes) for one in own)
+        rows.append(Row(way, plan, works[way.packing].microbatches, seconds, peak, ideal / (2 * seconds)))
+    return rows
+
+
+def table(name: str, ways: Sequence[Way], ranks: int, costs: Profile, sizes: Sizes, rounds: int) -> dict[str, float]:
+    """Measure and print; the ratios."""
+    iterations = max(1, round(len(sizes) / 48))
+    pack_costs = PackCosts.of_profile(costs)
+    packings = dict.fromkeys(way.packing for way in ways)
+    works = {one: pack(sizes, one, 2 // ranks, pack_costs, iterations) for one in packings}
+    ideal = _needed(costs, sizes)
+    # What the unbalanced way needs at its worst microbatch is every row's budget.
+    first = measure(ways[:1], costs, works, ranks, float("inf"), ideal, 1)[0]
+    memory = first.peak_bytes * ROOM
+    text = Way("text only", "text", "joint" if ranks > 1 else "layers", "fewest")
+    works["text"] = works["balanced"].without_images()
+    rows = measure((*ways, text), costs, works, ranks, memory, ideal, rounds)
+    alone, shown = rows.pop(), []
+    for row in rows:
+        layers = " | ".join(str(stage.layers[1] - stage.layers[0]) for stage in row.plan.stages)
+        again = sum(len(stage.recompute) for stage in row.plan.stages)
+        kept = f"{row.peak_bytes / 2**20:.1f}" + (" over" if row.peak_bytes > memory else "")
+        figures = (row.seconds / rows[0].seconds, row.of_ideal, alone.seconds / row.seconds)
+        shown.append(
+            (row.way.name, row.plan.schedule, row.microbatches, layers, again, kept, *(f"{f:.3f}" for f in figures))
+        )
+    columns = ("", "schedule", "microbatches", "layers", "recomputed", "MiB", "time", "of the ideal", "of text-only")
+    print_table(f"{name}: {len(sizes)} samples, budget {memory / 2**20:.1f} MiB a rank", columns, shown)
+    ours = rows[-1]
+    return {
+        "over_unbalanced": rows[0].seconds / ours.seconds,
+        "of_ideal": ours.of_ideal,
+        "of_text_only": alone.seconds / ours.seconds,
+        "within_budget": float(all(row.peak_bytes <= memory for row in rows)),
+    }
+
+
+def _needed(costs: Profile, sizes: Sizes) -> float:
+    """Seconds of one rank for all samples' needed work, nothing padded or recomputed."""
+    each = PackSizes(*(column.reshape(1, 1, -1) for column in (sizes.tiles, sizes.tokens, sizes.tokens**2)))
+    return LayoutProblem(_without_constants(costs), 1, len(sizes), packs=each).ideal_seconds()
+
+
+def _without_constants(costs: Profile) -> Profile:
+    """What a pack costs whatever it holds would be counted once a sample."""
+    layers = {}
+    for kind, cost in costs.layers.items():
+        fits = {}
+        for name in ("forward_fit", "backward_fit"):
+            fit = getattr(cost, name)
+            fits[name] = None if fit is None else (0.0, *fit[1:])
+        layers[kind] = replace(cost, **fits)
+    return replace(costs, layers=layers)
+
+
+def main() -> None:
+    """Profile once, then both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="times each row trains on all samples")
+    parser.add_argument("--samples", type=int, default=192)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print the ratios as one JSON object after the tables")
+    arguments = parser.parse_args()
+    costs, sizes = profile(SHAPE), corpus(arguments.samples, arguments.seed)
+    found = {
+        "pipeline": table("two pipeline ranks", PIPELINE, 2, costs, sizes, arguments.rounds),
+        "data_parallel": table("two data-parallel ranks", DATA_PARALLEL, 1, costs, sizes, arguments.rounds),
+    }
+    if arguments.json:
+        print_json(found)
+    for name, ratios in found.items():
+        share = f"{ratios['of_ideal']:.2f} of the ideal, {ratios['of_text_only']:.2f} of text-only throughput"
+        print(f"{name.replace('_', ' ')}: {share}; ours / unbalanced {ratios['over_unbalanced']:.2f}x")
+
+
+if __name__ == "__main__":
+    run_tool(main)

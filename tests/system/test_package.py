@@ -1,0 +1,82 @@
+"""What is built installs beside pip's megatron-core: no claim on `megatron`, all its files, the command `omnibal`."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from omnibal_ext.packing.index import PackedIndex
+from tests.programs import ROOT
+from tests.unit.report.subjects import planned
+
+pytestmark = pytest.mark.starts
+BUILT_FROM = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "omnibal_ext", "megatron", "tools")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy: building leaves files beside what it builds."""
+    folder = tmp_path_factory.mktemp("package")
+    source = folder / "source"
+    source.mkdir()
+    for name in BUILT_FROM:
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(path, source / name)
+    build = f"import setuptools.build_meta as b; print(b.build_wheel(r'{folder}'), b.build_sdist(r'{folder}'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return next(folder.glob("*.whl"))
+
+
+def test_the_wheel_claims_its_own_names_only_and_has_all_of_them(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    packaged = {path for path in names if ".dist-info/" not in path}
+    assert {path.split("/")[0] for path in packaged} == {"omnibal_ext", "omnibal_tools", "megatron"}
+    assert all(path.startswith("megatron/vlm/") for path in packaged if path.startswith("megatron/"))
+    ours = {str(p.relative_to(ROOT)) for room in ("omnibal_ext", "megatron/vlm") for p in (ROOT / room).rglob("*.py")}
+    ours |= {f"omnibal_tools/{path.name}" for path in (ROOT / "tools").glob("*.py")}
+    ours |= {str(path.relative_to(ROOT)) for path in (ROOT / "omnibal_ext/report/templates").iterdir()}
+    assert packaged == ours
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_source_distribution_builds_the_same(wheel: Path) -> None:
+    with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"setup.py", "LICENSE", "tools/launch.py", "omnibal_ext/report/templates/report.js"} <= names
+    assert "megatron/__init__.py" not in names
+
+
+def test_the_command_is_the_tools(wheel: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    (entry,) = installed.glob("*.dist-info/entry_points.txt")
+    assert "omnibal=omnibal_tools.__main__:main" in entry.read_text().replace(" ", "")
+    planned(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(installed), "PYTHONWARNINGS": "ignore"}
+
+    def omnibal(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from omnibal_tools.__main__ import main; main()", *map(str, words)]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    budgets = ("--vit-budget", 7, "--llm-budget", 4096)
+    done = omnibal("pack", "--sizes", "sizes.npz", *budgets, "--output-dir", "again", "--report", "packing.html")
+    assert done.returncode == 0, done.stderr
+    assert PackedIndex.open(tmp_path / "again").num_packs > 0
+    done = omnibal("report", "--plan", "plan.json", "--output", "report.html")
+    assert done.returncode == 0, done.stderr
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    wrong = omnibal("pakc")
+    assert wrong.returncode == 2
+    assert "choose one of preprocess, pack" in wrong.stderr
+    refused = omnibal("report", "--output", "r.html")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
