@@ -40,6 +40,8 @@ def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("ms")
     patches = [Patch(color=colour, label=part) for part, colour in COLOURS.items()]
+    patches.append(Patch(color=COLOURS["llm"], alpha=SHADES["backward"], label="paler: backward"))
+    patches.append(Patch(facecolor=COLOURS["llm"], edgecolor="white", hatch="////", label="striped: recomputed"))
     axes[0].legend(handles=patches, ncols=len(patches), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
     figure.tight_layout()
     figure.savefig(path, format="png", dpi=150)

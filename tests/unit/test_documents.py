@@ -1,0 +1,74 @@
+"""What documents name is there: linked files, programs, their flags; nothing says where it was written."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+COMMANDS = {"preprocess": "preprocess_data", "pack": "pack_data", "profile": "profile_layers", "plan": "plan_layout",
+            "convert": "convert_checkpoint", "launch": "launch", "report": "report"}  # fmt: skip
+
+PROGRAM = re.compile(r"(tools|benchmarks|examples|scripts)/[\w./]+\.(py|sh|sbatch)")
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The command lines of a document's bash blocks, continued lines joined, comments left out."""
+    for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\|", line):
+                if words := shlex.split(part, comments=True):
+                    yield words
+
+
+def named(text: str) -> Iterator[str]:
+    """Files of the repository that a text names in backticks."""
+    yield from re.findall(r"`(?:python |bash |source )*([\w./-]+/[\w.-]+\.(?:py|sh|sbatch|md))[^`]*`", text)
+
+
+def sources(program: str) -> str:
+    """A program, and our modules that it imports: one of them may add flags."""
+    text = (ROOT / program).read_text()
+    imported = re.findall(r"^from ((?:omnibal_ext|megatron\.vlm)[\w.]*) import", text, re.MULTILINE)
+    paths = (ROOT / (name.replace(".", "/") + ".py") for name in imported)
+    return text + "".join(path.read_text() for path in paths if path.exists())
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text()):
+        if "://" not in target:
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_and_their_flags_exist(path: Path) -> None:
+    for words in commands(path.read_text()):
+        programs = [
+            word for word in words if re.fullmatch(r"(tools|benchmarks|examples|scripts)/[\w./]+\.(py|sh|sbatch)", word)
+        ]
+        for program in programs:
+            assert (ROOT / program).exists(), f"{path.name}: {program}"
+            if not program.endswith(".py"):
+                continue
+            source = sources(program)
+            ours = words[: words.index("--")] if "--" in words else words
+            for flag in (word.partition("=")[0] for word in ours if word.startswith("--")):
+                assert f'"{flag}"' in source or flag in ("--help", "--json"), f"{path.name}: {program} {flag}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_files_named_in_passing_exist(path: Path) -> None:
+    rooms = ("", "megatron/vlm", "omnibal_ext", "omnibal_ext/packing", "tests")
+    for name in named(path.read_text()):
+        assert any((ROOT / room / name).exists() for room in rooms), f"{path.name}: {name}"
+
+
+def test_the_command_knows_every_tool_it_is_documented_with() -> None:
+    source = (ROOT / "tools/__main__.py").read_text()
+    for command, tool in COMMANDS.items():
+        assert f'"{command}": "{tool}.py"' in source
+        assert (ROOT / f"tools/{tool}.py").exists()
