@@ -52,6 +52,7 @@ class Microbatch:
     image_positions: Tensor | None = None  # [image tokens], into input_ids
     image_sources: Tensor | None = None  # [image tokens], into the projector's output, -1 a newline; None: in order
     labels: Tensor | None = None  # [T]
+    supervised: Tensor | None = None  # [tokens that count], into labels; None: the loss of every token is wanted
     loss_mask: Tensor | None = None  # [T], 1 where the label counts
     segment_ids: Tensor | None = None  # [T], which of `lengths` the token is of
     sources: Tensor | None = None  # [len(lengths)], which input file of the dataset each sample came from

@@ -158,7 +158,8 @@ def megatron_defaults() -> dict[str, Any]:
         defaults |= {"transformer_impl": "local", "persist_layer_norm": False, "no_persist_layer_norm": True}
         defaults |= {"apply_rope_fusion": False}
     if not HAS_APEX:
-        defaults |= {"gradient_accumulation_fusion": False, "masked_softmax_fusion": False}
+        # Transformer Engine's layers add to main_grad themselves, core's need Apex.
+        defaults |= {"gradient_accumulation_fusion": HAS_TRANSFORMER_ENGINE, "masked_softmax_fusion": False}
     if not HAS_CUDA:
         defaults |= {
             "distributed_backend": "gloo",
@@ -221,19 +222,23 @@ def mend_distributed_optimizer() -> None:
     cls._set_main_param_and_optimizer_states = set_states
 
 
-class _CudaIsCpu(TorchFunctionMode):
-    """Sends tensors that ask for CUDA to the CPU."""
+class CudaIs(TorchFunctionMode):
+    """Sends tensors that ask for CUDA to another device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if "device" in kwargs and _names_cuda(kwargs["device"]):
-            kwargs["device"] = CPU
+            kwargs["device"] = self.device
         if func is torch.Tensor.cuda:
-            return args[0]
+            return args[0].to(self.device)
         if func is torch.Tensor.to and len(args) > 1 and _names_cuda(args[1]):
-            args = (args[0], CPU, *args[2:])
+            args = (args[0], self.device, *args[2:])
         if func is torch.Tensor.type and len(args) == 1:
             return func(*args).replace("torch.", "torch.cuda.")
         return func(*args, **kwargs)
@@ -298,7 +303,7 @@ def _stand_in_for_cuda() -> None:
     ):  # torch notes every seed for one that may come, stack and all
         setattr(accelerator, "manual_seed_all", _returns(None))  # noqa: B010 (mypy refuses a plain assignment)
     setattr(torch.nn.Module, "cuda", lambda self, *_, **__: self)  # noqa: B010 (mypy refuses a plain assignment)
-    _CudaIsCpu().__enter__()
+    CudaIs(CPU).__enter__()
 
     from megatron.core.datasets import utils as dataset_utils
     from megatron.core.tensor_parallel import random

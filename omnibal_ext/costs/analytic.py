@@ -9,7 +9,8 @@ on one of t tensor-parallel ranks with sequence parallelism:
                 (FlashAttention-2, arXiv 2307.08691)
     links       two all-reduces of n h 2 bytes forward, two backward, each 2 (t - 1) / t times its bytes (2104.04473)
     memory      elementwise operations read and write the stream of n h 2 / t bytes as often as `_passes` counts
-    kept        the tensors listed in `_kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores
+    kept        the tensors listed in `_kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores;
+                tests/unit/test_shapes.py counts them on a device of shapes
     weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks by the
                 distributed optimizer
     frozen      no gradients of weights: their matrices, bytes and optimizer step are left out; what is kept is counted
@@ -63,8 +64,8 @@ DEVICES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """One layer of a kind at the budget, of all tensor-parallel ranks together."""
+class Work:
+    """One layer of a kind at the budget, of all tensor-parallel ranks together; or, of `copies`, of each of them."""
 
     parameters: int
     matrix_weights: int
@@ -81,6 +82,12 @@ class _Work:
     """Reads and writes of the stream by elementwise operations, forward."""
     blocks: int = 0
     """Tensor-parallel blocks (attention, MLP) that end in an all-reduce."""
+    copies: bool = False
+    """Whether every tensor-parallel rank does all of it: the first link, which has no gradient of its input."""
+
+    def shares(self, t: int) -> int:
+        """Among how many of `t` tensor-parallel ranks it is divided."""
+        return 1 if self.copies else t
 
 
 def analytic_profile(
@@ -104,12 +111,12 @@ def analytic_profile(
     if min(sizes) < 1:
         raise UserError(f"budgets and parallel sizes must be at least 1, got {', '.join(map(str, sizes))}")
     gpu, t, d = DEVICES[device], tensor_model_parallel_size, data_parallel_size
-    works = _works(architecture, vit_budget, llm_budget, t)
+    works = layer_works(architecture, vit_budget, llm_budget, t)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
     layers = {
         kind: _in_mode(
             _cost(work, units[kind], gpu, t, d, distributed_optimizer),
-            work.parameters / t,
+            work.parameters / work.shares(t),
             units[kind],
             gradient_mode(kind, frozen),
         )
@@ -141,20 +148,21 @@ def analytic_profile(
     )
 
 
-def _cost(work: _Work, units: int, gpu: Device, t: int, d: int, distributed: bool) -> LayerCost:
-    stream = work.tokens * work.width * BYTES
-    matrices = 2 * work.tokens * work.matrix_weights / t / (gpu.flops * gpu.matrix_efficiency)
+def _cost(work: Work, units: int, gpu: Device, t: int, d: int, distributed: bool) -> LayerCost:
+    stream, share = work.tokens * work.width * BYTES, work.shares(t)
+    matrices = 2 * work.tokens * work.matrix_weights / share / (gpu.flops * gpu.matrix_efficiency)
     attention_rate = gpu.flops * gpu.attention_efficiency * t
-    elementwise = work.passes * stream / t / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
+    elementwise = work.passes * stream / share / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
     bandwidth = (gpu.node_bandwidth if t <= GPUS_A_NODE else gpu.network_bandwidth) * gpu.bandwidth_efficiency
     links = work.blocks * stream * 2 * (t - 1) / t / bandwidth
-    forward, backward = matrices + elementwise + links, 2 * matrices + 2 * elementwise + links
+    gradients = 1 if work.copies else 2
+    forward, backward = matrices + elementwise + links, gradients * matrices + 2 * elementwise + links
     attention, per_square = work.attention / attention_rate, work.per_square / attention_rate
-    weights = work.parameters / t
+    weights = work.parameters / share
     return LayerCost(
         forward_seconds=forward + attention,
         backward_seconds=backward + BACKWARD_ATTENTION * attention,
-        kept_bytes=work.kept / t,
+        kept_bytes=work.kept / share,
         recompute_kept_bytes=stream / t,
         weight_bytes=weights * (6 + 12 / (d if distributed else 1)),
         output_bytes=stream / t,
@@ -186,8 +194,12 @@ def _step_seconds(weights: float, gpu: Device, t: int, d: int, distributed: bool
     return carried + 40 * weights / (d if distributed else 1) / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
 
 
-def _works(architecture: Architecture, tiles: int, tokens: int, t: int) -> dict[str, _Work]:
-    """Of all `t` tensor-parallel ranks together; those that the ViT's heads do not divide by get heads of zeros too."""
+def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> dict[str, Work]:
+    """What each kind of layer asks for, by kind: all of `t` tensor-parallel ranks together, in sequence parallelism.
+
+    Ranks that the ViT's heads do not divide by get heads of zeros too; where its tokens do not divide, the attention's
+    output is kept once more, with the rows that fill up.
+    """
     vision, language = architecture.vision, architecture.language
     h, g, tile = vision.hidden_size, language.hidden_size, vision.tokens_per_tile
     heads_h, heads_g = h // vision.heads * (-(-vision.heads // t) * t), language.heads * language.head_dim
@@ -204,21 +216,28 @@ def _works(architecture: Architecture, tiles: int, tokens: int, t: int) -> dict[
     vit_kept = _kept(h, inside_h, 2 * vision.ffn_hidden_size, 2 * h * vision.qk_norm, vision.layer_scale)
     llm_kept = _kept(g, inside_g, 3 * language.ffn_hidden_size, rotated * language.qk_norm)
     vit_tokens, image_tokens = tiles * tile, tiles * architecture.image_tokens_per_tile
+    vit_kept += heads_h * (vit_tokens % t > 0)
+    # Every rank has all image tokens around the projector, and all supervised ones in front of the head.
+    before_projector = vit_tokens * h * vision.final_norm + image_tokens * shuffled * (1 + architecture.projector_norm)
     return {
-        "patch_embed": _Work(pixels * h + tile * h, pixels * h, vit_tokens, h, vit_tokens * (pixels + h) * BYTES),
-        "vit": _Work(
+        "patch_embed": Work(
+            pixels * h + tile * h, pixels * h, vit_tokens, h, vit_tokens * (pixels + h * vision.pre_norm) * BYTES,
+            copies=True,
+        ),
+        "vit": Work(
             vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES, attention=4 * heads_h * tiles * tile**2,
             passes=vit_passes, blocks=2,
         ),
-        "projector": _Work(projector, projector, image_tokens, g, image_tokens * 2 * (shuffled + g) * BYTES),
-        "word_embed": _Work(words, 0, tokens, g, tokens * 8),
-        "llm": _Work(
+        "projector": Work(
+            projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * g) * BYTES
+        ),
+        "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * BYTES) * t),
+        "llm": Work(
             llm + 2 * g + 2 * language.head_dim * language.qk_norm, llm, tokens, g, tokens * llm_kept * BYTES,
             attention=2 * heads_g * tokens**2,
             per_square=2 * heads_g, passes=llm_passes, blocks=2,
         ),
-        # Logits are kept in bf16 and their softmax in fp32.
-        "head": _Work(words + g, words, tokens, g, tokens * (2 * g * BYTES + 6 * language.vocab_size)),
+        "head": Work(words + g, words, tokens, g, tokens * (g + g * t + language.vocab_size) * BYTES),
     }  # fmt: skip
 
 

@@ -130,6 +130,7 @@ def _pack(
         input_ids=tokens,
         image_positions=(tokens == IMAGE_TOKEN).nonzero().squeeze(1),
         labels=torch.roll(tokens, -1),
+        supervised=torch.tensor(mask).nonzero().squeeze(1),
         loss_mask=torch.tensor(mask),
         segment_ids=segment_ids(lengths),
         sources=torch.zeros(len(lengths), dtype=torch.long),
@@ -144,6 +145,7 @@ def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
         input_ids=batch.input_ids if needs.tokens else None,
         image_positions=batch.image_positions if needs.tokens else None,
         labels=batch.labels if needs.labels else None,
+        supervised=batch.supervised if needs.labels else None,
         loss_mask=batch.loss_mask if needs.labels else None,
     )
 

@@ -76,6 +76,7 @@ class PackDataset(Dataset):
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
             image_sources=self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else None,
             labels=labels,
+            supervised=None if mask is None else mask.nonzero().squeeze(1),
             loss_mask=mask,
             segment_ids=segment_ids(lengths) if self.needs.labels else None,
             sources=self._sources(samples, len(lengths)) if self.needs.labels else None,

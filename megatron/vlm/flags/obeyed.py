@@ -96,6 +96,19 @@ OBEYED = (
         """,
     ),
     Group(
+        "tests/unit/models/test_reference.py::test_the_head_takes_the_cross_entropy_that_the_flag_says",
+        """
+        cross_entropy_loss_fusion
+        """,
+    ),
+    Group(
+        "tests/unit/models/test_reference.py::test_the_head_takes_the_cross_entropy_that_the_flag_says",
+        """
+        cross_entropy_fusion_impl
+        """,
+        only=("native",),
+    ),
+    Group(
         "tests/system/test_log.py::test_our_lines_are_seen_without_scrolling",
         """
         tensorboard_dir

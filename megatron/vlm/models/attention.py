@@ -20,11 +20,12 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.training.utils import print_rank_0
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Segments
 from megatron.vlm.models import transformer_engine
+from megatron.vlm.models.tile_rows import FillUp
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Segments], Tensor]
 """Attention over a pack: query [T, heads, d], key and value [T, groups, d], boundaries -> [T, heads * d]."""
@@ -54,7 +55,9 @@ class IsolatedAttention(MegatronModule):
     ) -> Tensor:
         """Query, key, value [T, 1, heads, width] -> [T, 1, heads x width], sample by sample of the pack."""
         assert packed_seq_params is not None
-        return self.kernel(query.squeeze(1), key.squeeze(1), value.squeeze(1), packed_seq_params).unsqueeze(1)
+        # A value of its own: as a part of what was projected it would keep query and key, as they were, for backward.
+        value = value.squeeze(1).contiguous()
+        return self.kernel(query.squeeze(1), key.squeeze(1), value, packed_seq_params).unsqueeze(1)
 
     def _sample_by_sample(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
         splits = (tensor.unsqueeze(0).split(segments.lengths, dim=1) for tensor in (query, key, value))
@@ -64,8 +67,8 @@ class IsolatedAttention(MegatronModule):
 class TileAttention(MegatronModule):
     """Softmax attention inside each tile of `tokens` ViT tokens, bidirectional.
 
-    query, key, value [rows, 1, heads, d], the tiles' tokens token by token, then rows that fill up -> [rows, 1,
-    heads * d].
+    query, key, value [tokens * tiles, 1, heads, d], token by token -> [rows, 1, heads * d], where under sequence
+    parallelism rows of zeros fill up until the tensor-parallel group divides them.
     """
 
     def __init__(self, config: TransformerConfig, tokens: int, **_: Any) -> None:
@@ -75,13 +78,13 @@ class TileAttention(MegatronModule):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **_: Any
     ) -> Tensor:
-        """Query, key, value [rows, 1, heads, width] -> [rows, 1, heads x width], zero in rows that fill up."""
-        rows = len(query)
-        tiles = rows // self.tokens
-        by_tile = (t[: self.tokens * tiles].unflatten(0, (self.tokens, tiles)) for t in (query, key, value))
-        out = by_torch(self, False, *(t.squeeze(2).transpose(0, 1) for t in by_tile))
-        out = out.transpose(0, 1).flatten(0, 1).unsqueeze(1)
-        return pad(out, (0, 0, 0, 0, 0, rows - len(out))) if rows > len(out) else out
+        """Query, key, value [tokens x tiles, 1, heads, width] -> [rows, 1, heads x width]."""
+        tiles = len(query) // self.tokens
+        by_tile = (t.unflatten(0, (self.tokens, tiles)).squeeze(2).transpose(0, 1) for t in (query, key, value))
+        out = by_torch(self, False, *by_tile).transpose(0, 1).flatten(0, 1).unsqueeze(1)
+        ranks = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
+        filled: Tensor = FillUp.apply(out, len(out) + -len(out) % ranks) if len(out) % ranks else out
+        return filled
 
 
 def by_torch(module: MegatronModule, causal: bool, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

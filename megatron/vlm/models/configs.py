@@ -9,6 +9,7 @@ from megatron.core.utils import init_method_normal, scaled_init_method_normal
 from megatron.training.arguments import core_transformer_config_from_args
 from torch.nn.functional import gelu
 
+from megatron.vlm import platform
 from megatron.vlm.models.padding import padded_heads
 from omnibal_ext.architectures.architecture import Architecture
 
@@ -48,6 +49,14 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.qk_layernorm = vision.qk_norm
     config.bias_activation_fusion = False  # core's is another GELU; `vision.VisionMLP` fuses the model's own
     _set_initialization(config)
+    return config
+
+
+def outside_layers(config: TransformerConfig) -> TransformerConfig:
+    """The configuration of what is no transformer layer: every rank sees all rows, core's linear layers multiply."""
+    config = copy.copy(config)
+    config.sequence_parallel = False
+    config.gradient_accumulation_fusion = config.gradient_accumulation_fusion and platform.HAS_APEX
     return config
 
 

@@ -17,6 +17,8 @@ from torch.nn.functional import dropout
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention import IsolatedAttention
+from megatron.vlm.models.configs import outside_layers
+from megatron.vlm.models.cross_entropy import token_losses
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.norm import HeadRMSNorm, build_norm
 from megatron.vlm.models.padding import loads_without_padding
@@ -82,30 +84,45 @@ def language_layer_spec(config: TransformerConfig) -> ModuleSpec:
 
 
 class Head(MegatronModule):
-    """Final norm, output projection and, where labels are given, the loss of every token.
+    """Final norm, output projection and, where labels are given, the loss of every token that counts.
 
-    [T, 1, width] -> losses [T] in fp32, or without labels logits [T, local vocabulary]. Of `vocab_size` rows only
-    `words` are the model's; the others fill up the tensor-parallel group and are never chosen.
+    [T, 1, width] -> losses [T] in fp32, zero where `batch.supervised` says that none is asked for, or without labels
+    logits [T, local vocabulary]. Of `vocab_size` rows only `words` are the model's; the others fill up the
+    tensor-parallel group and are never chosen.
     """
 
     def __init__(self, config: TransformerConfig, vocab_size: int, words: int) -> None:
         super().__init__(config)
         self.norm = build_norm(config, config.hidden_size, config.layernorm_epsilon)
         self.linear = ColumnParallelLinear(
-            config.hidden_size, vocab_size, config=config, init_method=config.init_method, bias=False
+            config.hidden_size,
+            vocab_size,
+            config=outside_layers(config),
+            init_method=config.init_method,
+            bias=False,
+            disable_grad_reduce=config.sequence_parallel,  # the gather's backward pass reduces
         )
         local = self.linear.output_size_per_partition
         self.words_here = min(max(words - self.linear.tp_group.rank() * local, 0), local)
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """[T, 1, width] -> the loss of every token [1, T], or without labels its logits [T, words of this rank]."""
-        logits, _ = self.linear(self.norm(hidden))
+        """[T, 1, width] -> the loss of every token [T], or without labels its logits [T, words of this rank]."""
+        hidden = self.norm(hidden)
+        if self.config.sequence_parallel:
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden)
+        chosen = None if batch.labels is None else batch.supervised
+        if chosen is not None:
+            hidden = hidden.index_select(0, chosen)
+        logits, _ = self.linear(hidden)
         logits = logits.squeeze(1)
-        with torch.no_grad():  # the gradient of a word that cannot be is zero either way
-            logits[:, self.words_here :] = -torch.inf
+        if self.words_here < logits.shape[1]:
+            with torch.no_grad():  # the gradient of a word that cannot be is zero either way
+                logits[:, self.words_here :] = -torch.inf
         if batch.labels is None:
             return logits
-        return tensor_parallel.vocab_parallel_cross_entropy(logits.float(), batch.labels)
+        labels = batch.labels if chosen is None else batch.labels.index_select(0, chosen)
+        losses = token_losses(self.config, logits, labels, self.linear.tp_group)
+        return losses if chosen is None else losses.new_zeros(batch.tokens).index_copy(0, chosen, losses)
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
         """A checkpoint whose vocabulary is padded otherwise can be read."""

@@ -40,7 +40,8 @@ class HeadRMSNorm(torch.nn.RMSNorm):
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalise the last axis."""
         weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.weight)
-        return rms_norm(hidden, self.normalized_shape, weight, self.eps)
+        # A key of its own: as a part of what was projected it would keep query and value for backward.
+        return rms_norm(hidden.contiguous(), self.normalized_shape, weight, self.eps)
 
 
 class FullWidthRMSNorm(torch.nn.Module):

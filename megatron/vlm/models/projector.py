@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.functional import gelu
 
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm
-from megatron.vlm.models.vision import join_rows, whole_sequence
+from megatron.vlm.models.vision import join_rows
 from omnibal_ext.architectures.architecture import Architecture
 
 
@@ -17,7 +18,7 @@ class Projector(MegatronModule):
     """This rank's rows of ViT tokens -> [tiles * image tokens, 1, LLM width], on every tensor-parallel rank."""
 
     def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
-        super().__init__(whole_sequence(vision))
+        super().__init__(outside_layers(vision))
         self.shared, vision = vision, self.config
         self.tokens_per_tile = architecture.vision.tokens_per_tile
         self.shuffle, self.first = architecture.shuffle, 0 if architecture.class_token else 1

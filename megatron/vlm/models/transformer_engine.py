@@ -11,10 +11,8 @@ import torch
 from megatron.core.extensions.transformer_engine import (
     TELayerNormColumnParallelLinear,
     TERowParallelLinear,
-    te_parallel_cross_entropy,
 )
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from megatron.vlm.microbatch import Segments
 
@@ -36,12 +34,6 @@ def attention_over_pack(query: Tensor, key: Tensor, value: Tensor, segments: Seg
         max_seqlen_kv=segments.max_seqlen_kv,
         attn_mask_type="padding_causal",
     )
-
-
-def token_losses(logits: Tensor, labels: Tensor, group: ProcessGroup) -> Tensor:
-    """Cross entropy of logits [n, local vocabulary] -> [n] fp32, by a kernel that puts the gradient in their place."""
-    losses: Tensor = te_parallel_cross_entropy(logits.unsqueeze(1), labels.unsqueeze(1), group)
-    return losses.squeeze(1)
 
 
 def delays(module: torch.nn.Module) -> bool:

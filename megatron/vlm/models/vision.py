@@ -6,7 +6,6 @@ and each rank holds its share.
 """
 
 from collections.abc import Callable
-from copy import copy
 from functools import partial
 
 import torch
@@ -25,10 +24,12 @@ from torch.nn.functional import dropout, pad
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention import TileAttention
+from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.norm import FullWidthRMSNorm, build_norm, normalise_together
 from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue, mixed
 from megatron.vlm.models.specs import layer_submodules, projections
+from megatron.vlm.models.tile_rows import SplitHeads
 from omnibal_ext.architectures.architecture import VisionArchitecture
 
 
@@ -54,13 +55,6 @@ def join_rows(shared: Tensor, rows: int, config: TransformerConfig) -> Tensor:
     return joined[:rows]
 
 
-def whole_sequence(config: TransformerConfig) -> TransformerConfig:
-    """The configuration of modules that see all rows on every rank."""
-    config = copy(config)
-    config.sequence_parallel = False
-    return config
-
-
 class PatchEmbed(MegatronModule):
     """Tiles to ViT tokens: patches, a class token in front, learned positions, and CLIP's norm.
 
@@ -79,7 +73,7 @@ class PatchEmbed(MegatronModule):
         )
         self.norm: torch.nn.Module = torch.nn.Identity()
         if architecture.pre_norm:
-            self.norm = build_norm(whole_sequence(config), width, architecture.norm_epsilon, "LayerNorm")
+            self.norm = build_norm(outside_layers(config), width, architecture.norm_epsilon, "LayerNorm")
         for weight in (self.projection.weight, self.class_token, self.positions):
             config.init_method(weight.data)
         if self.projection.bias is not None:
@@ -153,10 +147,11 @@ class VisionAttention(SelfAttention):
         output_gate: bool = False,
         split_qkv: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """[rows, 1, width] (this rank's) -> query, key and value [all rows, 1, local heads, d]."""
+        """[rows, 1, width] (this rank's) -> query, key and value [all ViT tokens, 1, local heads, d]."""
         projected, _ = self.linear_qkv(hidden_states)
         heads = projected.view(*projected.shape[:-1], -1, 3 * self.hidden_size_per_attention_head)
-        query, key, value = heads.split(self.hidden_size_per_attention_head, dim=-1)
+        tokens = self.core_attention.tokens
+        query, key, value = SplitHeads.apply(heads, len(heads) // tokens * tokens)
         if isinstance(self.q_layernorm, FullWidthRMSNorm):
             query, key = normalise_together(query, key, self.q_layernorm, self.k_layernorm)
         return query, key, value

@@ -14,7 +14,8 @@ class KeptBytes:
     """
 
     def __init__(self, left_out: Iterable[Tensor] = ()) -> None:
-        self.left_out = {tensor.untyped_storage().data_ptr() for tensor in left_out}
+        # By their address in torch: storages of a device that exists only in shapes have no memory.
+        self.left_out = {tensor.untyped_storage()._cdata for tensor in left_out}
         self.bytes = self.peak = 0
         self._holders: Counter[int] = Counter()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: _Kept(self, t), lambda kept: kept.tensor)
@@ -28,19 +29,19 @@ class KeptBytes:
 
     def hold(self, storage: torch.UntypedStorage) -> None:
         """One more saved tensor lies in this storage."""
-        if storage.data_ptr() in self.left_out:
+        if storage._cdata in self.left_out:
             return
-        self._holders[storage.data_ptr()] += 1
-        if self._holders[storage.data_ptr()] == 1:
+        self._holders[storage._cdata] += 1
+        if self._holders[storage._cdata] == 1:
             self.bytes += storage.nbytes()
             self.peak = max(self.peak, self.bytes)
 
     def release(self, storage: torch.UntypedStorage) -> None:
         """One less."""
-        if storage.data_ptr() in self.left_out:
+        if storage._cdata in self.left_out:
             return
-        self._holders[storage.data_ptr()] -= 1
-        if self._holders[storage.data_ptr()] == 0:
+        self._holders[storage._cdata] -= 1
+        if self._holders[storage._cdata] == 0:
             self.bytes -= storage.nbytes()
 
 

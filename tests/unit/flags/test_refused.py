@@ -49,7 +49,7 @@ def refusal(words: str) -> str:
         ("--use-megatron-fsdp", ("--use-distributed-optimizer",)),
         ("--use-torch-fsdp2", ("--use-distributed-optimizer",)),
         ("--num-experts 8", ("experts",)),
-        ("--cross-entropy-loss-fusion", ("fp32",)),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", ("only native",)),
         ("--no-align-param-gather", ("in one order",)),
         ("--init-method-xavier-uniform", ("normal distribution",)),
         ("--data-parallel-random-init", ("--seed",)),

@@ -130,19 +130,20 @@ def test_torch_still_takes_what_we_pass() -> None:
 
 @pytest.mark.parametrize("fill", [0, 2])
 def test_tiles_see_all_of_themselves_and_nothing_else(fill: int) -> None:
-    """Tiles token by token, and rows behind them that fill up: these are seen by nobody, and give zero."""
+    """Tiles token by token; rows behind them fill up and are zero."""
     tokens, tiles = 6, 3
     layer = TileAttention(config(), tokens=tokens)
+    layer.config.sequence_parallel, layer.config.tensor_model_parallel_size = True, tokens * tiles + fill
     generator = torch.Generator().manual_seed(2)
     query, key, value = (
-        torch.randn(tokens * tiles + fill, 1, heads, WIDTH, generator=generator) for heads in (HEADS, GROUPS, GROUPS)
+        torch.randn(tokens * tiles, 1, heads, WIDTH, generator=generator) for heads in (HEADS, GROUPS, GROUPS)
     )
     out = layer(query, key, value)
     assert out.shape == (tokens * tiles + fill, 1, HEADS * WIDTH)
     assert not out[tokens * tiles :].any()
     for tile in range(tiles):
         rows = slice(tile, tokens * tiles, tiles)
-        assert torch.allclose(out[rows], layer(query[rows], key[rows], value[rows]), atol=1e-6)
+        assert torch.allclose(out[rows], layer(query[rows], key[rows], value[rows])[:tokens], atol=1e-6)
     last = slice((tokens - 1) * tiles, tokens * tiles)
     changed = layer(query, key, value.index_add(0, torch.arange(tokens * tiles)[last], torch.ones_like(value[last])))
     assert not torch.isclose(out[:tiles], changed[:tiles]).any()  # the last token counts for the first

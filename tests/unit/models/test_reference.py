@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from megatron.core import parallel_state
 from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.configs import language_config
+from megatron.vlm.models.cross_entropy import token_losses
 from megatron.vlm.pipeline.stage import Stage
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
@@ -71,7 +74,8 @@ def build(architecture: Architecture, args: Namespace, dtype: torch.dtype, weigh
 def pack(architecture: Architecture) -> Microbatch:
     """Two tiles, one, none, and a sample of one token."""
     generator = torch.Generator().manual_seed(3)
-    return harness._pack(architecture, [2, 1, 0, 0], lengths(architecture), 1, generator)
+    whole = harness._pack(architecture, [2, 1, 0, 0], lengths(architecture), 1, generator)
+    return replace(whole, supervised=None)
 
 
 def lengths(architecture: Architecture) -> list[int]:
@@ -133,6 +137,49 @@ def test_the_loss_is_computed_in_fp32_from_the_logits_that_there_are(args: Names
     exact = -logits[:, : LANGUAGE.vocab_size].double().log_softmax(-1)[torch.arange(batch.tokens), batch.labels]
     assert losses.dtype == torch.float32
     assert torch.allclose(losses.double(), exact, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 700])
+def test_the_head_computes_what_counts_and_nothing_else(args: Namespace, count: int) -> None:
+    """Losses and every gradient are those of all tokens, weighted by zero where none counts; in chunks of rows too."""
+    weights = random_weights(INTERNVL, args, seed=4)
+    head = build(INTERNVL, args, torch.float32, weights).links["head"]
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(1300, 1, LANGUAGE.hidden_size, generator=generator)
+    labels = torch.randint(0, LANGUAGE.vocab_size, (1300,), generator=generator)
+    chosen = torch.randperm(1300, generator=generator)[:count].sort().values
+    counts = torch.zeros(1300).index_fill(0, chosen, 1.0)
+    batch = Microbatch(0, (1300,), 1, 1300, labels=labels, supervised=chosen)
+    answers = []
+    for one in (batch, replace(batch, supervised=None)):
+        entering = hidden.clone().requires_grad_()
+        losses = head(entering, one) * counts
+        found = torch.autograd.grad(losses.sum(), [entering, *head.parameters()])
+        answers.append((losses.detach(), *found))
+    for mine, wanted in zip(*answers, strict=True):
+        assert torch.allclose(mine, wanted, rtol=1e-4, atol=1e-5)
+    exact = head(hidden, replace(batch, labels=None)).double().log_softmax(-1)[torch.arange(1300), labels]
+    assert torch.allclose(answers[0][0].double(), -exact * counts, atol=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_head_takes_the_cross_entropy_that_the_flag_says(args: Namespace, fused: bool) -> None:
+    """Core's compiled one gives its gradients in bf16, whatever the logits'; ours in the logits' precision."""
+    generator = torch.Generator().manual_seed(6)
+    logits = torch.randn(40, LANGUAGE.vocab_size, generator=generator)
+    labels = torch.randint(0, LANGUAGE.vocab_size, (40,), generator=generator)
+    args.cross_entropy_loss_fusion = fused
+    config = language_config(args, INTERNVL)
+    args.cross_entropy_loss_fusion = False
+    entering = logits.clone().requires_grad_()
+    losses = token_losses(config, entering * 1, labels, parallel_state.get_tensor_model_parallel_group())
+    (gradient,) = torch.autograd.grad(losses.sum(), entering)
+    exact = logits.double().requires_grad_()
+    wanted = torch.nn.functional.cross_entropy(exact, labels, reduction="none")
+    (of_exact,) = torch.autograd.grad(wanted.sum(), exact)
+    assert torch.allclose(losses.double(), wanted, atol=1e-5)
+    assert torch.allclose(gradient.double(), of_exact, rtol=1e-2 if fused else 1e-4, atol=1e-6)
+    assert torch.equal(gradient, gradient.bfloat16().float()) == fused
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,0 +1,46 @@
+"""The rows of a pack that are ViT tokens, and those that fill up the tensor-parallel group: taken apart, put together.
+
+Slices would do the same; their backward passes write every row once more for each slice.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class SplitHeads(torch.autograd.Function):
+    """[rows, 1, heads, 3 d] -> query, key, value [count, 1, heads, d], views of the first `count` rows."""
+
+    @staticmethod
+    def forward(ctx: Any, mixed: Tensor, count: int) -> tuple[Tensor, ...]:
+        """Nothing is computed and nothing kept."""
+        ctx.shape, ctx.count = mixed.shape, count
+        return mixed[:count].chunk(3, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Each gradient is written once, where it belongs; rows that fill up get zero."""
+        whole = grads[0].new_empty(ctx.shape)
+        whole[ctx.count :].zero_()
+        for part, grad in zip(whole[: ctx.count].chunk(3, dim=-1), grads, strict=True):
+            part.copy_(grad)
+        return whole, None
+
+
+class FillUp(torch.autograd.Function):
+    """[count, 1, width] -> [rows, 1, width], with rows of zeros behind."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, rows: int) -> Tensor:
+        """Copies the tokens."""
+        ctx.count = len(tokens)
+        filled = tokens.new_empty(rows, *tokens.shape[1:])
+        filled[: ctx.count].copy_(tokens)
+        filled[ctx.count :].zero_()
+        return filled
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """A view."""
+        return grad[: ctx.count], None

@@ -1,0 +1,111 @@
+"""The device of shapes: torch's fake tensors on a backend of their own, with Megatron's calls of CUDA led there.
+
+Imported before anything of Megatron. What is compiled on a GPU counts as one kernel, what Transformer Engine has one
+kernel for too (`counter`). Attention is torch's flash attention, which CUDA takes for half precision.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from shapes.counter import compiled, run_as_kernel
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils import backend_registration
+
+ENGINE = str(Path(__file__).parents[1] / "engine")
+
+
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """What `scaled_dot_product_attention` launches on CUDA in half precision."""
+    out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)[0]
+    return out
+
+
+class RMSNorm(torch.autograd.Function):
+    """What torch launches on CUDA: one kernel in either direction, which keeps 1 / deviation of every row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+        ctx.save_for_backward(x, weight, scale)
+        return run_as_kernel(_like, x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, scale = ctx.saved_tensors
+        return run_as_kernel(_like, x, grad, scale), torch.empty_like(weight)
+
+
+def _like(x: Tensor, *_: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float | None = None) -> Tensor:
+    """As torch's."""
+    out: Tensor = RMSNorm.apply(x, weight)
+    return out
+
+
+@contextmanager
+def machine(engine: bool) -> Iterator[FakeTensorMode]:
+    """A GPU's machine, with Transformer Engine or without; one a process, for good. `rank_of` comes next."""
+    backend_registration._setup_privateuseone_for_python_backend("shapes")
+    device = torch.device("shapes:0")
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
+    torch.compile = compiled  # before core decorates its functions with it
+    torch.nn.functional.rms_norm = torch.rms_norm = rms_norm
+    torch.nn.functional.scaled_dot_product_attention = flash_attention
+    if engine:
+        sys.path.insert(0, ENGINE)
+        from transformer_engine.pytorch import kernels
+
+        kernels.run = run_as_kernel
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
+    from megatron.vlm import platform
+
+    CudaRNGStatesTracker.fork = lambda *_: nullcontext()  # states are real tensors, and nothing is drawn here
+    platform.HAS_CUDA = True
+    platform.HAS_TRANSFORMER_ENGINE = engine
+    platform.HAS_VARIABLE_LENGTH = True
+    torch.cuda.current_device = lambda: device
+    with platform.CudaIs(device), FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        yield mode
+
+
+def rank_of(tensor_parallel: int) -> None:
+    """Make this process the first rank of a tensor-parallel group whose messages go nowhere."""
+    from megatron.core import parallel_state
+    from megatron.core import tensor_parallel as core
+
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(tensor_parallel)})
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group("cpu:fake,shapes:fake", rank=0, world_size=tensor_parallel, store=FakeStore())
+    parallel_state.initialize_model_parallel(tensor_parallel, create_gloo_process_groups=False)
+    core.model_parallel_cuda_manual_seed(1)
+
+
+def move(module: torch.nn.Module) -> None:
+    """What `Module.cuda` does, where weights cannot change their device in place."""
+    for part in module.modules():
+        for name, weight in part._parameters.items():
+            if weight is not None and weight.device.type == "cpu":
+                moved = torch.nn.Parameter(weight.detach().to("shapes"), requires_grad=weight.requires_grad)
+                vars(moved).update({key: value for key, value in vars(weight).items() if key not in vars(moved)})
+                part._parameters[name] = moved

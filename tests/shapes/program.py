@@ -1,0 +1,154 @@
+"""Run as a program, one a machine: what a GPU is asked for by one layer of every kind, forward and backward.
+
+program.py engine|local PRESET TENSOR_PARALLEL TILES TOKENS...
+
+Prints, for each preset (with its numbers) and kind: kernels, bytes of elementwise work, operations, bytes kept; what
+waits for the device, and fp32 copies made outside of kernels. "gpt" is core's own Transformer Engine layer, as wide as
+the ViT's ("gpt vit") and as the language model's ("gpt llm"). In one pass over all kinds also the loss.
+"""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # not as `tests`, which imports Megatron
+from shapes import device
+
+Answer = dict[str, Any]
+
+
+def main() -> None:
+    """Every preset on one machine."""
+    kind, *words = sys.argv[1:]
+    result = {}
+    sizes = [words[place : place + 4] for place in range(0, len(words), 4)]
+    with device.machine(engine=kind == "engine"):
+        for name, tensor, tiles, tokens in sizes:
+            device.rank_of(int(tensor))
+            result[name] = measure(name, int(tensor), int(tiles), int(tokens), kind == "engine")
+    print("RESULT " + json.dumps(result))
+
+
+def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> dict[str, Answer]:
+    """One layer of every kind, alone; then all of them and the loss."""
+    import torch
+
+    from megatron.vlm.models.chain import Chain
+    from megatron.vlm.pipeline.stage import Stage
+    from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
+    from omnibal_ext.architectures.presets import preset
+
+    args = start(name, tensor)
+    model = preset(name)
+    one = replace(model, vision=replace(model.vision, layers=1), language=replace(model.language, layers=1))
+    multiple = 128 * tensor
+    chain = replace(Chain.of(args, one), vocab_size=-(-one.language.vocab_size // multiple) * multiple)
+    pack = synthetic_pack(one, tiles, equal_lengths(tokens, 4))
+    found = {}
+    for link, kind in enumerate(chain.kinds):
+        stage = Stage(chain, link, link + 1)
+        entering = None
+        if link:
+            shape = list(chain.shape_before(link, pack))
+            if kind == "word_embed":
+                shape[0] = len(pack.image_positions)
+            entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        found[kind] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
+    whole = Stage(chain, 0, len(chain.kinds))
+    found["step"] = count(whole, lambda: weighted(whole(pack), pack))
+    if engine:
+        found |= {f"gpt {kind}": core_layer(config, pack) for kind, config in
+                  (("vit", chain.vision), ("llm", chain.language))}  # fmt: skip
+    return found
+
+
+def start(name: str, tensor: int) -> Namespace:
+    """Megatron's arguments and groups, as a run with these flags has them."""
+    from megatron.training import global_vars
+
+    from megatron.vlm.arguments import read_arguments
+
+    flags = ["--tensor-model-parallel-size", str(tensor), "--sequence-parallel", "--bf16", "--lr", "0"]
+    flags += ["--train-iters", "1", "--global-batch-size", "1", "--no-check-for-nan-in-loss-and-grad"]
+    flags += ["--no-gradient-accumulation-fusion"]  # then every product is a kernel of its own here
+    args = read_arguments(["--preset", name, *flags]).args
+    global_vars._GLOBAL_ARGS = args
+    return args
+
+
+def run(stage: Any, entering: Any, pack: Any) -> Any:
+    stage.set_input_tensor(entering)
+    return stage(pack)
+
+
+def weighted(losses: Any, pack: Any) -> Any:
+    from megatron.vlm.loss import token_loss
+
+    return token_loss("token", pack, losses)[0]
+
+
+def count(module: Any, forward: Callable[[], Any]) -> Answer:
+    """Forward and backward once to warm up, then counted."""
+    import torch
+    from shapes.counter import Count
+
+    from megatron.vlm.profiling.kept import KeptBytes
+
+    device.move(module)
+    for weight in module.parameters():
+        weight.main_grad = torch.empty(weight.shape, dtype=torch.float32, device="cuda")
+        weight.grad_added_to_main_grad = False
+    forward()
+    with Count() as counted, KeptBytes(module.parameters()) as kept:
+        out = forward()
+        bytes_kept = kept.bytes
+        if out.requires_grad:
+            out.backward(torch.empty_like(out))
+    return {
+        "kernels": sum(counted.kernels.values()),
+        "bytes": sum(counted.bytes.values()),
+        "operations": counted.operations,
+        "attention": counted.attention_operations,
+        "kept": bytes_kept,
+        "waits": counted.waits,
+        "wide": counted.wide,
+        "by kernel": dict(counted.bytes.most_common(12)),
+    }
+
+
+def core_layer(config: Any, pack: Any) -> Answer:
+    """Core's Transformer Engine layer of these sizes over as many tokens, with core's own attention."""
+    import torch
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+    from megatron.core.transformer.spec_utils import build_module
+
+    from megatron.vlm.models.vision import shared_rows
+
+    causal = config.gated_linear_unit
+    if not causal:
+        config = replace_quietly(config, activation_func=torch.nn.functional.gelu)  # core fuses no other
+    config = replace_quietly(config, qk_layernorm=False, bias_activation_fusion=True, bias_dropout_fusion=True)
+    layer = build_module(get_gpt_layer_with_transformer_engine_spec(), config=config, layer_number=1)
+    rows = pack.tokens if causal else 1025 * pack.tiles
+    entering = torch.empty(
+        shared_rows(rows, config), 1, config.hidden_size, device="cuda", dtype=torch.bfloat16, requires_grad=True
+    )
+    rotary = torch.empty(rows, 1, 1, config.kv_channels, device="cuda") if causal else None
+    return count(layer, lambda: layer(entering, attention_mask=None, rotary_pos_emb=rotary)[0])
+
+
+def replace_quietly(config: Any, **changed: Any) -> Any:
+    from copy import copy
+
+    config = copy(config)
+    for name, value in changed.items():
+        setattr(config, name, value)
+    return config
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""On a device of shapes: nothing waits, no CPU tensor comes in, and plans count with what is kept and computed."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.costs.analytic import analytic_profile, layer_works
+from tests.programs import ROOT, environment
+
+pytestmark = pytest.mark.starts
+MODELS = {
+    # tensor-parallel size, tiles and tokens of a pack: the paper's, and two of other families
+    "internvl-chat-1.5": (4, 9, 4096),
+    "internvit-6b+llama3-8b": (1, 9, 4096),
+    "internvit-6b+internlm2-20b": (2, 9, 4096),
+    "internvit-6b+yi-34b": (4, 9, 4096),
+    "internvit-6b+llama3-70b": (4, 9, 4096),
+    "internvit-6b+qwen1.5-110b": (8, 9, 4096),
+    "internvl3.5-8b": (2, 9, 4096),
+    "llava-1.6-llama3-8b": (2, 5, 4096),
+}
+KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
+MOST_KERNELS = {"engine": {"vit": 43, "llm": 40}, "local": {"vit": 43, "llm": 75}}
+"""Forward and backward of a layer; more are new launches, which small packs pay for."""
+
+
+@pytest.fixture(scope="module", params=["engine", "local"])
+def machine(request: pytest.FixtureRequest) -> tuple[str, dict[str, dict[str, Any]]]:
+    """With Transformer Engine, or without: what each model asked of the device."""
+    words = [str(word) for name, sizes in MODELS.items() for word in (name, *sizes)]
+    program = [sys.executable, "-W", "ignore", "tests/shapes/program.py", request.param, *words]
+    done = subprocess.run(program, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr[-4000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    return request.param, json.loads(line.removeprefix("RESULT "))
+
+
+def test_nothing_waits_for_the_device(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    """A step of every kind of layer and the loss; a CPU tensor beside the device's would have ended the program."""
+    for name, found in machine[1].items():
+        assert {kind: one["waits"] for kind, one in found.items() if one["waits"]} == {}, name
+
+
+def test_no_activation_is_copied_in_fp32(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    """But inside the kernels of norms, activations and softmax."""
+    for name, found in machine[1].items():
+        assert {kind: one["wide"] for kind, one in found.items() if one["wide"]} == {}, name
+
+
+def test_plans_count_the_bytes_that_are_kept(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    for name, (tensor, tiles, tokens) in MODELS.items():
+        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor)
+        for kind in KINDS:
+            counted = profile.layers[kind].kept_bytes
+            assert counted == pytest.approx(machine[1][name][kind]["kept"], rel=0.05), (name, kind)
+
+
+def test_plans_count_the_operations(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    """Products within a hundredth; of attention over a pack the device counts what the causal mask leaves out too."""
+    for name, (tensor, tiles, tokens) in MODELS.items():
+        for kind, work in layer_works(preset(name), tiles, tokens, tensor).items():
+            found = machine[1][name][kind]
+            passes = 2 if work.copies else 3
+            products = 2 * work.tokens * work.matrix_weights * passes / work.shares(tensor)
+            assert products == pytest.approx(found["operations"], rel=0.01), (name, kind)
+            attention = work.attention * 3.5 / tensor * (2 if kind == "llm" else 1)
+            assert attention == pytest.approx(found["attention"], rel=0.01), (name, kind)
+
+
+def test_a_layer_launches_few_kernels(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    kind_of_machine, answers = machine
+    for kind, most in MOST_KERNELS[kind_of_machine].items():
+        assert answers["internvl-chat-1.5"][kind]["kernels"] <= most, answers["internvl-chat-1.5"][kind]["by kernel"]
+
+
+def test_elementwise_traffic_is_that_of_cores_own_layer(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    """InternViT-6B and InternLM2-20B at 4 ranks, with Transformer Engine: at most 1.15 times core's layer of the width.
+
+    The ViT's may add what its LayerScale and its norms of query and key read and write at least.
+    """
+    kind_of_machine, answers = machine
+    if kind_of_machine != "engine":
+        pytest.skip("core's layer needs Transformer Engine")
+    found, vision = answers["internvl-chat-1.5"], preset("internvl-chat-1.5").vision
+    assert found["llm"]["bytes"] <= 1.15 * found["gpt llm"]["bytes"]
+    tokens = 9 * vision.tokens_per_tile
+    stream = tokens * vision.hidden_size * 2 / 4
+    scale = 2 * stream  # of each branch, read once more backward: the scale's own gradient
+    head = tokens * 7 * vision.hidden_size // vision.heads * 2  # 28 heads on 4 ranks
+    norms = 2 * ((1 + 2) + (2 + 3)) * head  # query and key: summed up, scaled; the same backward, with their gradients
+    assert found["vit"]["bytes"] <= 1.15 * found["gpt vit"]["bytes"] + scale + norms
