@@ -64,6 +64,12 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument(
         "--trust", action="store_true", help="load checkpoints that have no checksums, or may run code when loaded"
     )
+    group.add_argument(
+        "--max-bad-samples", type=int, default=100, metavar="N", help="samples whose images may break while training"
+    )
+    group.add_argument(
+        "--max-bad-steps", type=int, default=5, metavar="N", help="steps in a row that may be not finite and left out"
+    )
     group.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
     group.add_argument(
         "--loss-reduction",
@@ -186,6 +192,8 @@ def _preset_defaults(architecture: Architecture, plan: Plan) -> dict[str, Any]:
         "calculate_per_token_loss": True,
         "enable_one_logger": False,
         "dataloader_type": "external",
+        "check_for_nan_in_loss_and_grad": False,
+        "rerun_mode": "disabled",
         "eval_iters": None,
         "eval_interval": None,
     }

@@ -22,6 +22,12 @@ class Tally:
         self.losses = torch.zeros(sources, 2, dtype=torch.float64, device="cuda")
         """[sources, 2] weighted sum of the losses and sum of the weights of each source's tokens."""
 
+    def copy(self) -> "Tally":
+        """The same figures, to go back to."""
+        other = Tally(len(self.losses))
+        other.sizes, other.losses = list(self.sizes), self.losses.clone()
+        return other
+
     def add(self, batch: Microbatch, losses: Tensor, weights: Tensor) -> None:
         """Add a microbatch that was run; losses and weights [T]."""
         assert batch.sources is not None

@@ -56,6 +56,9 @@ class Microbatch:
     loss_mask: Tensor | None = None  # [T], 1 where the label counts
     segment_ids: Tensor | None = None  # [T], which of `lengths` the token is of
     sources: Tensor | None = None  # [len(lengths)], which input file of the dataset each sample came from
+    pack: int = -1  # its number in the index; -1: an empty one
+    sample_ids: tuple[int, ...] = ()  # [samples], rows of the dataset
+    broken: tuple[tuple[int, str], ...] = ()  # samples whose images are stand-ins, and why
 
     def pin_memory(self) -> "Microbatch":
         """The same in memory that a device reads by itself; torch's DataLoader calls this in a thread of its own."""

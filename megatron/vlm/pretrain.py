@@ -24,7 +24,7 @@ from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.checkpoint import guard
 from megatron.vlm.checkpoint.run import describe_run
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches, samples_before
+from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, Packs, first_iteration, samples_before
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.drift import DriftMeter
 from megatron.vlm.ending import run_rank
@@ -33,6 +33,7 @@ from megatron.vlm.journal import Journal
 from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
 from megatron.vlm.meters import EvaluationMeter, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.mishaps import BadSamples, BadSteps, anywhere
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.stage import Stage, stage_number
@@ -61,6 +62,13 @@ class Trainer:
         timelines = Path(args.metrics_file).with_name(TIMELINE) if args.metrics_file else None
         self.recorder = Recorder(timelines, recorded_iterations(args.train_iters, args.timelines))
         self.executor = Executor(self.plan.schedule, self._watch)
+        self.bad_samples = {
+            True: BadSamples(args.data, args.max_bad_samples), False: BadSamples(args.eval_data, args.max_bad_samples)
+        }  # fmt: skip
+        """Of the training data, and of those held out."""
+        self.bad_steps = BadSteps(args.max_bad_steps, args.fp16)
+        self.packs: dict[bool, list[Packs]] = {True: [], False: []}
+        """Of each chunk of this rank: those trained on, and those held out."""
         self.iteration = 0
         """Iterations of training behind us, those before a resume included."""
 
@@ -89,12 +97,14 @@ class Trainer:
         samples_per_epoch = len(train.index.sample_ids) / len(train.index.manifest["epoch_packs"])
         self.meter.start(args.train_iters, samples_before(stream, train.index, self.iteration), samples_per_epoch)
         rank = parallel_state.get_data_parallel_rank()
-        packs = microbatches(train, PackOrder(stream, rank, self.iteration), args.num_workers)
+        packs = Packs(train, PackOrder(stream, rank, self.iteration), args.num_workers)
+        self.packs[True].append(packs)
         if not args.eval_packs:
             return packs, None, None
         held_out = self._dataset(args.eval_data, args.eval_packs, vp_stage)
         order = HeldOutPass(held_out.index, args.data_parallel_size).of_rank(rank)
-        return packs, microbatches(held_out, order, args.num_workers), None
+        self.packs[False].append(Packs(held_out, order, args.num_workers))
+        return packs, self.packs[False][-1], None
 
     def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
         first, end = self.plan.stages[stage_number(vp_stage)].layers
@@ -110,13 +120,16 @@ class Trainer:
         """Run one microbatch through a stage."""
         batch = next(data)
         self.recorder.saw(batch)
+        self.bad_samples[model.training].saw(batch)
         tally = self.meter.tally if model.training else self.evaluation.tally
-        return model(batch), partial(self._loss, tally, batch)
+        return model(batch), partial(self._loss, tally, self.bad_samples[model.training].silence(batch))
 
     def _loss(self, tally: Tally, batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         weights = token_weights(batch, REDUCTIONS[self.args.loss_reduction])
         tally.add(batch, losses, weights)
-        return weighted_loss(losses, weights)
+        total, normaliser, record = weighted_loss(losses, weights)
+        self.bad_steps.saw(batch, total)
+        return total, normaliser, record
 
     def forward_backward(self, **arguments: Any) -> list[Any]:
         """One iteration of training or of evaluation by the plan's schedule, metered."""
@@ -125,11 +138,37 @@ class Trainer:
             self.evaluation.begin_iteration()
         number = get_args().curr_iteration + 1 if training else 0
         with self.drift.iteration(training), self.recorder.iteration(number, arguments["model"]):
-            records = self.executor(forward_step_func=self.forward_step, **_without(arguments, "forward_step_func"))
+            records = self._soundly({**arguments, "forward_step_func": self.forward_step}, training, number)
         if training:
             self._trained(number)
         elif self.evaluation.end_iteration():
             self._evaluated()
+        return records
+
+    def _soundly(self, arguments: dict[str, Any], training: bool, number: int) -> list[Any]:
+        """One iteration; again, without the weight of samples that turned out to be broken (`mishaps`)."""
+        meter = self.meter if training else self.evaluation
+        bad_samples, modules, before = self.bad_samples[training], _list(arguments["model"]), meter.tally.copy()
+        for packs in self.packs[training]:
+            packs.begin_iteration()
+        while True:
+            self.bad_steps.begin()
+            records = self.executor(**arguments)
+            unsound = self.bad_steps.unsound(modules) if training else torch.zeros(1)
+            again, skip = anywhere(torch.tensor([float(len(bad_samples.found))]), unsound)
+            if not again:
+                break
+            bad_samples.share()
+            meter.tally = before.copy()
+            if training:
+                for module in modules:
+                    module.zero_grad_buffer()
+            packs_again = [packs.again() for packs in self.packs[training]]
+            arguments = {**arguments, "data_iterator": packs_again if len(packs_again) > 1 else packs_again[0]}
+        if training:
+            self.bad_steps.settle(skip, number)
+            if skip:
+                meter.tally.losses.zero_()  # the samples were read, and taught nothing
         return records
 
     @contextmanager
@@ -154,8 +193,8 @@ def _sources(data: str | None) -> tuple[str, ...]:
     return Sources(ChatDataset(data).manifest).names if data else ()
 
 
-def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in arguments.items() if key != name}
+def _list(modules: Any) -> list[Any]:
+    return modules if isinstance(modules, list) else [modules]
 
 
 def main() -> None:
@@ -174,6 +213,7 @@ def _train(inputs: TrainingInputs) -> None:
     args = inputs.args
     guard.install(partial(describe_run, args, inputs.architecture), args.save_retain_interval, args.async_save)
     args.save_retain_interval = None  # Megatron would keep no older save to fall back on
+    trainer.bad_steps.install()
     install(trainer.forward_backward)
     provider = partial(trainer.datasets)
     setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
@@ -196,6 +197,26 @@ def test_the_distributed_optimizer_resumes_without_apex_or_transformer_engine(fo
     assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole[2:]], rel=1e-5)
     passes = [evaluations(folder / run / "metrics.jsonl") for run in ("distributed-whole", "distributed-resumed")]
     assert passes[0][4]["loss"] == pytest.approx(passes[1][4]["loss"], rel=1e-5)
+
+
+def test_an_image_that_broke_weighs_nothing_on_any_layout(folder: Path, uninterrupted: list[dict[str, Any]]) -> None:
+    """The rank that weighs the losses reads the image, or hears of it."""
+    packs = PackedIndex.open(folder / "packs")
+    first = [int(sample) for pack in range(packs.num_packs) for sample in packs.samples(pack)]
+    data = ChatDataset(folder / "data")
+    sample = next(sample for sample in first if data.sizes.tiles[sample])
+    image = folder / "demo" / data.images(sample)[0].path
+    whole = image.read_bytes()
+    image.write_bytes(whole[:50])
+    try:
+        two, one = (
+            train(folder, f"broken-{plan}", plan, ranks, 4) for plan, ranks in (("two.json", 2), ("one.json", 1))
+        )
+    finally:
+        image.write_bytes(whole)
+    assert [line["samples"] for line in two] == [line["samples"] for line in uninterrupted]
+    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
+    assert any(two[n]["loss"] != pytest.approx(uninterrupted[n]["loss"], rel=1e-6) for n in range(4))
 
 
 def test_a_rank_on_which_nothing_trains_takes_part(folder: Path) -> None:

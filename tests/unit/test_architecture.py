@@ -34,6 +34,7 @@ FLOORS = [
         "megatron.vlm.drift",
         "megatron.vlm.generate",
         "megatron.vlm.weights",
+        "megatron.vlm.mishaps",
         "megatron.vlm.recorder",
     ),
     ("megatron.vlm.preflight",),

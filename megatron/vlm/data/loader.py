@@ -65,12 +65,13 @@ class PackDataset(Dataset):
             lengths.append(filler)
         ids = self._ids(samples, lengths) if self.needs.tokens or self.needs.labels else None
         labels, mask = self._labels(samples, lengths, ids) if self.needs.labels and ids is not None else (None, None)
+        pixels, broken = self._pixels(samples) if self.needs.pixels else (None, ())
         return Microbatch(
             tiles=int(self.data.sizes.tiles[samples].sum()),
             lengths=tuple(lengths),
             samples=len(samples),
             useful_tokens=sum(real),
-            pixels=self._pixels(samples) if self.needs.pixels else None,
+            pixels=pixels,
             pixel_statistics=self.data.normalization if self.needs.pixels else None,
             input_ids=ids if self.needs.tokens else None,
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
@@ -80,6 +81,9 @@ class PackDataset(Dataset):
             loss_mask=mask,
             segment_ids=segment_ids(lengths) if self.needs.labels else None,
             sources=self._sources(samples, len(lengths)) if self.needs.labels else None,
+            pack=pack,
+            sample_ids=tuple(map(int, samples)),
+            broken=broken,
         )
 
     def _ids(self, samples: np.ndarray, lengths: list[int]) -> Tensor:
@@ -117,11 +121,19 @@ class PackDataset(Dataset):
             )
         )
 
-    def _pixels(self, samples: np.ndarray) -> Tensor:
+    def _pixels(self, samples: np.ndarray) -> tuple[Tensor, tuple[tuple[int, str], ...]]:
+        """The tiles, and the samples that have black ones because an image of theirs cannot be read, and why."""
         size, tiles = self.data.manifest["tile_size"], self.data.sizes.tiles[samples]
         if not self.decodes or not tiles.any():
-            return torch.empty(int(tiles.sum()), size, size, 3, dtype=torch.uint8, device="meta")
-        return torch.from_numpy(np.concatenate([self.data.tiles(int(sample)) for sample in samples[tiles > 0]]))
+            return torch.empty(int(tiles.sum()), size, size, 3, dtype=torch.uint8, device="meta"), ()
+        cut, broken = [], []
+        for sample, count in zip(samples[tiles > 0].tolist(), tiles[tiles > 0].tolist(), strict=True):
+            try:
+                cut.append(self.data.tiles(sample))
+            except UserError as error:
+                broken.append((sample, str(error)))
+                cut.append(np.zeros((count, size, size, 3), dtype=np.uint8))
+        return torch.from_numpy(np.concatenate(cut)), tuple(broken)
 
 
 class PackOrder:
@@ -135,6 +147,31 @@ class PackOrder:
         while True:
             yield from self.stream.iteration(iteration)[self.rank].tolist()
             iteration += 1
+
+
+class Packs:
+    """The microbatches of a rank's packs, which remembers those of an iteration so that it can be run again."""
+
+    def __init__(self, dataset: PackDataset, order: Iterable[int], num_workers: int = 0) -> None:
+        self.dataset = dataset
+        self.taken: list[int] = []
+        self._batches = microbatches(dataset, order, num_workers)
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        return self
+
+    def __next__(self) -> Microbatch:
+        batch = next(self._batches)
+        self.taken.append(batch.pack)
+        return batch
+
+    def begin_iteration(self) -> None:
+        """Forget the packs taken before."""
+        self.taken.clear()
+
+    def again(self) -> Iterator[Microbatch]:
+        """The packs taken since, read once more."""
+        return (self.dataset[pack] for pack in tuple(self.taken))
 
 
 def microbatches(dataset: PackDataset, order: Iterable[int], num_workers: int = 0) -> Iterator[Microbatch]:

@@ -77,6 +77,12 @@ SET = (
         """,
     ),
     Group(
+        "the trainer: a step that is not finite is left out and named; --max-bad-steps says how many may be",
+        """
+        check_for_nan_in_loss_and_grad
+        """,
+    ),
+    Group(
         "the trainer: only distributed checkpoints are read by every layout",
         """
         ckpt_format

@@ -1,0 +1,201 @@
+"""What goes wrong in an iteration changes nothing else: broken samples weigh nothing, steps not finite are left out."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.enums import ModelType
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.utils import get_model_config
+
+from megatron.vlm import mishaps, pretrain
+from megatron.vlm.data.loader import Packs
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.mishaps import BadSamples, BadSteps
+from megatron.vlm.pretrain import Trainer
+from omnibal_ext.errors import UserError
+from tests.distributed import harness
+from tests.distributed.harness import get_model
+from tests.unit.alone import megatron_alone
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[tuple[Trainer, Any]]:
+    with megatron_alone("small") as inputs, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "_sources", lambda _: ("made up",))
+        trainer = Trainer(inputs)
+        model = get_model(trainer.model, ModelType.encoder_or_decoder)
+        get_model_config(model[0]).finalize_model_grads_func = finalize_model_grads
+        yield trainer, model
+
+
+@pytest.fixture
+def case(trained: tuple[Trainer, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Trainer, Any, list[str]]:
+    """A trainer without memory of other tests, its model, and what is said."""
+    trainer, model = trained
+    said: list[str] = []
+    monkeypatch.setattr(mishaps, "print_rank_0", said.append)
+    monkeypatch.setattr(trainer, "bad_samples", {True: BadSamples("data", 2), False: BadSamples("held out", 2)})
+    monkeypatch.setattr(trainer, "bad_steps", BadSteps(2, scaled=False))
+    trainer.meter.tally = pretrain.Tally(1)
+    return trainer, model, said
+
+
+def packs() -> list[Microbatch]:
+    """Four packs that know their numbers and samples."""
+    found = [pack for pack in harness.sample_packs() if pack.samples > 1][:4]
+    return [replace(pack, pack=number, sample_ids=tuple(range(10 * number, 10 * number + pack.samples)))
+            for number, pack in enumerate(found)]  # fmt: skip
+
+
+def run(trainer: Trainer, model: Any, batches: list[Microbatch], training: bool = True) -> torch.Tensor:
+    """An iteration as Megatron's loop starts it; its gradients."""
+    for module in model:
+        module.zero_grad_buffer()
+    source = Packs(batches, range(len(batches)))  # type: ignore[arg-type]  # a list is indexed alike
+    trainer.packs[training] = [source]
+    arguments = {"model": model, "num_microbatches": len(batches), "forward_step_func": trainer.forward_step}
+    trainer._soundly({**arguments, "data_iterator": source}, training, 7)
+    return torch.cat([buffer.grad_data.clone() for buffer in model[0].buffers])
+
+
+def by_hand(batch: Microbatch, segment: int) -> Microbatch:
+    """The pack with no token of a segment counted."""
+    start = sum(batch.lengths[:segment])
+    mask = batch.loss_mask.clone()
+    mask[start : start + batch.lengths[segment]] = 0
+    return replace(batch, loss_mask=mask)
+
+
+def test_a_broken_sample_weighs_nothing_is_named_once_and_counted(case: tuple[Trainer, Any, list[str]]) -> None:
+    trainer, model, said = case
+    whole = packs()
+    broken = [*whole[:2], replace(whole[2], broken=((21, "x.png: cannot be decoded"),)), whole[3]]
+    expected = run(trainer, model, [*whole[:2], by_hand(whole[2], 1), whole[3]])
+    sizes = list(trainer.meter.tally.sizes)
+    trainer.meter.tally = pretrain.Tally(1)
+    assert not torch.equal(expected, run(trainer, model, whole))
+    trainer.meter.tally = pretrain.Tally(1)
+    found = run(trainer, model, broken)
+    assert torch.equal(found, expected)
+    assert trainer.meter.tally.sizes == sizes  # what was run again counts once
+    assert said == ["warning: x.png: cannot be decoded: it weighs nothing from now on (1 of 2 such samples)"]
+    assert torch.equal(run(trainer, model, broken), expected)  # it is known: nothing is said or run again
+    assert len(said) == 1
+    assert torch.equal(run(trainer, model, [replace(pack, broken=()) for pack in broken]), expected)
+
+
+def test_more_broken_samples_than_may_be_end_the_run(case: tuple[Trainer, Any, list[str]]) -> None:
+    trainer, model, _ = case
+    first, *rest = packs()
+    many = tuple((sample, f"{sample}.png: gone") for sample in (0, 1))
+    run(trainer, model, [replace(first, broken=many), *rest])
+    with pytest.raises(UserError, match=r"3 samples of data .* limit 2: 30.png: gone; .*--max-bad-samples"):
+        run(trainer, model, [first, *rest[:2], replace(rest[2], broken=((30, "30.png: gone"),))])
+
+
+def test_an_evaluation_leaves_broken_samples_out_too(case: tuple[Trainer, Any, list[str]]) -> None:
+    trainer, model, _ = case
+    whole = packs()[:2]
+    losses = []
+    for batches in ([by_hand(whole[0], 0), whole[1]], [replace(whole[0], broken=((0, "gone"),)), whole[1]]):
+        model[0].eval()
+        trainer.evaluation.tally = pretrain.Tally(1)
+        source = Packs(batches, range(2))  # type: ignore[arg-type]
+        trainer.packs[False] = [source]
+        arguments = {"model": model, "num_microbatches": 2, "forward_step_func": trainer.forward_step}
+        trainer._soundly({**arguments, "data_iterator": source, "forward_only": True}, False, 0)
+        losses.append(trainer.evaluation.tally.losses.clone())
+        model[0].train()
+    assert torch.equal(*losses)
+
+
+def test_a_step_that_is_not_finite_is_left_out_named_and_limited(case: tuple[Trainer, Any, list[str]]) -> None:
+    trainer, model, said = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mishaps.training, "get_megatron_optimizer", get_megatron_optimizer)
+        trainer.bad_steps.install()
+        config = OptimizerConfig(lr=1e-2, params_dtype=torch.float32, clip_grad=0.0)
+        optimizer = mishaps.training.get_megatron_optimizer(config, model)
+    whole = packs()
+    pixels = whole[1].pixels.clone() if whole[1].pixels is not None and whole[1].tiles else None
+    assert pixels is not None, "the pack must have tiles"
+    pixels[0] = float("nan")
+    bad = [whole[0], replace(whole[1], pixels=pixels), *whole[2:]]
+
+    def steps(batches: list[Microbatch]) -> bool:
+        before = [weight.detach().clone() for weight in model[0].parameters()]
+        run(trainer, model, batches)
+        done, _, _ = optimizer.step()
+        same = all(torch.equal(weight, kept) for weight, kept in zip(model[0].parameters(), before, strict=True))
+        assert same == (not done)
+        return bool(done)
+
+    samples = ", ".join(map(str, whole[1].sample_ids))
+    assert steps(whole)
+    assert not steps(bad)
+    assert trainer.meter.tally.losses.isfinite().all()
+    place = f"microbatch 1 of data-parallel rank 0 (pack 1, samples {samples}): the step is left out (1 in a row, 1 "
+    assert f"iteration 7: the loss is not finite in {place}" in said[0]
+    assert steps(whole)  # and those in a row are counted anew
+    assert not steps(bad)
+    assert not steps(bad)
+    with pytest.raises(UserError, match=r"pack 1, .*3 steps in a row were not finite, limit 2 \(--max-bad-steps\)"):
+        steps(bad)
+
+
+def test_gradients_that_overflow_alone_are_seen(
+    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, model, said = case
+    execute = trainer.executor
+
+    def overflowing(**arguments: Any) -> list[Any]:
+        records = execute(**arguments)
+        model[0].buffers[0].grad_data[3] = float("inf")
+        return records
+
+    monkeypatch.setattr(trainer, "executor", overflowing)
+    run(trainer, model, packs())
+    assert trainer.bad_steps.skip
+    assert "gradients are not finite, though all losses are" in said[0]
+    monkeypatch.setattr(trainer, "bad_steps", BadSteps(2, scaled=True))  # fp16: the loss scaler's affair
+    run(trainer, model, packs())
+    assert not trainer.bad_steps.skip
+
+
+def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path) -> None:
+    from megatron.vlm.data.dataset import ChatDataset
+    from megatron.vlm.data.demo import make_demo_data
+    from megatron.vlm.data.job import open_job
+    from megatron.vlm.data.loader import Needs, PackDataset
+    from megatron.vlm.data.preprocess import preprocess
+    from megatron.vlm.data.samples import Recipe
+    from megatron.vlm.data.tiles import Tiling
+    from omnibal_ext.packing.build import build_index
+    from omnibal_ext.packing.corpus import Corpus
+    from omnibal_ext.packing.options import PackOptions
+
+    make_demo_data(tmp_path, samples=12, heldout_samples=1, seed=3)
+    recipe = Recipe(tmp_path, tmp_path / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), 4)
+    preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "data"))
+    data = ChatDataset(tmp_path / "data")
+    options, built_from = PackOptions(vit_budget=200, llm_budget=2000), {"data": {"manifest": data.manifest}}
+    index = build_index(Corpus.of_dataset(data.folder), tmp_path / "packs", options, built_from)[0]
+    dataset = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=True))
+    whole = dataset[0]
+    sample = next(sample for sample in whole.sample_ids if data.sizes.tiles[sample])
+    (tmp_path / data.images(sample)[0].path).unlink()
+    broken = dataset[0]
+    assert broken.pixels is not None
+    assert whole.pixels is not None
+    assert broken.pixels.shape == whole.pixels.shape
+    assert [number for number, _ in broken.broken] == [sample]
+    assert data.images(sample)[0].path in broken.broken[0][1]
+    changed = (broken.pixels != whole.pixels).flatten(1).any(1)
+    assert int(changed.sum()) <= int(data.sizes.tiles[sample])
+    assert not broken.pixels[changed].any()
