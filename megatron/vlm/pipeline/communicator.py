@@ -6,7 +6,7 @@ directions can never block each other. All channels are opened at the start, in 
 each at its first message, where the neighbours of a rank disagree on which comes first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -15,6 +15,7 @@ from megatron.core.parallel_state import create_group
 from torch import Tensor
 
 from megatron.vlm import platform
+from megatron.vlm.pipeline.progress import Progress
 
 
 @dataclass
@@ -23,6 +24,8 @@ class Receive:
 
     tensor: Tensor
     work: dist.Work | None
+    message: str = ""
+    """What it is, and from whom."""
 
     def wait(self) -> Tensor:
         """The tensor, arrived."""
@@ -40,6 +43,7 @@ class Communicator:
         ranks = dist.get_process_group_ranks(pipeline_group)
         here = dist.get_rank(pipeline_group)
         self.previous, self.next = ranks[here - 1], ranks[(here + 1) % len(ranks)]
+        self.progress = Progress(timeout)
         self.pending: list[tuple[dist.Work | None, Tensor]] = []
         self.channels: dict[tuple[int, str], dist.ProcessGroup] = {}
         for source, target in _all_edges(ranks):
@@ -65,11 +69,13 @@ class Communicator:
 
     def receive_activation(self, shape: tuple[int, ...], dtype: torch.dtype) -> Receive:
         """Start receiving a stage's input from the previous pipeline rank."""
-        return self._receive(shape, dtype, self.previous, self.channels.get((self.previous, "activation")))
+        receive = self._receive(shape, dtype, self.previous, self.channels.get((self.previous, "activation")))
+        return replace(receive, message=f"its activation from rank {self.previous}")
 
     def receive_gradient(self, shape: tuple[int, ...], dtype: torch.dtype) -> Receive:
         """Start receiving the gradient of a stage's output from the next pipeline rank."""
-        return self._receive(shape, dtype, self.next, self.channels.get((self.rank, "gradient")))
+        receive = self._receive(shape, dtype, self.next, self.channels.get((self.rank, "gradient")))
+        return replace(receive, message=f"its gradient from rank {self.next}")
 
     def finish(self) -> None:
         """Wait until everything sent has left."""

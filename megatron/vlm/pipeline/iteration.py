@@ -113,8 +113,13 @@ class Iteration:
             if isinstance(step, Post):
                 self._post_receive(step.action)
             else:
+                self.communicator.progress.action(step)
                 compute[step.kind](step)
+        self.communicator.progress.at("the sends after the last action")
         self.communicator.finish()
+        self.communicator.progress.at(
+            "what follows the schedule: reductions, the optimizer's step, a save, an evaluation"
+        )
 
     def _gathers(self, chunk: Chunk) -> bool:
         """Whether a chunk's weights come meanwhile; an evaluation finds them whole."""
@@ -135,7 +140,10 @@ class Iteration:
     def _received(self, action: Action) -> Tensor | None:
         """What came for `action`; None where nothing does."""
         receive = self.receives.pop(action, None)
-        return None if receive is None else receive.wait()
+        if receive is None:
+            return None
+        with self.communicator.progress.waiting(receive.message):
+            return receive.wait()
 
     def _pack(self, action: Action) -> Microbatch:
         """The pack of a forward, taken when it is first asked for."""
