@@ -14,6 +14,10 @@ PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and deviation of each colour, from 0 to 1, over the data that a ViT was trained with."""
 
 
+Grid = tuple[int, int, int]
+"""Frames, rows and columns of patches of an image at native resolution."""
+
+
 @dataclass
 class Segments(PackedSeqParams):
     """Where the samples of a pack lie, in the form core's layers hand to the attention.
@@ -23,11 +27,27 @@ class Segments(PackedSeqParams):
     """
 
     lengths: tuple[int, ...] = ()
+    causal: bool = True
 
 
 def segment_ids(lengths: Sequence[int]) -> Tensor:
     """[T] the number of the segment that each token is of, on the host."""
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+
+
+def segments_of(lengths: Sequence[int], causal: bool = True) -> Segments:
+    """Segments of these lengths, end to end, on this rank's device."""
+    boundaries = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    boundaries, longest = platform.to_device(boundaries), max(lengths, default=0)
+    return Segments(
+        qkv_format="sbhd",
+        cu_seqlens_q=boundaries,
+        cu_seqlens_kv=boundaries,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
+        lengths=tuple(lengths),
+        causal=causal,
+    )
 
 
 @dataclass(frozen=True)
@@ -59,6 +79,8 @@ class Microbatch:
     pack: int = -1  # its number in the index; -1: an empty one
     sample_ids: tuple[int, ...] = ()  # [samples], rows of the dataset
     broken: tuple[tuple[int, str], ...] = ()  # samples whose images are stand-ins, and why
+    grids: tuple[Grid, ...] = ()  # of every image at native resolution, in order
+    image_starts: tuple[int, ...] = ()  # where the tokens of each of these images begin in the sequence
 
     def pin_memory(self) -> "Microbatch":
         """The same in memory that a device reads by itself; torch's DataLoader calls this in a thread of its own."""
@@ -73,17 +95,7 @@ class Microbatch:
     @cached_property
     def segments(self) -> Segments:
         """The samples' boundaries on this rank's device."""
-        boundaries = torch.tensor((0, *self.lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        boundaries = platform.to_device(boundaries)
-        longest = max(self.lengths)
-        return Segments(
-            qkv_format="sbhd",
-            cu_seqlens_q=boundaries,
-            cu_seqlens_kv=boundaries,
-            max_seqlen_q=longest,
-            max_seqlen_kv=longest,
-            lengths=self.lengths,
-        )
+        return segments_of(self.lengths)
 
     @cached_property
     def positions(self) -> Tensor:

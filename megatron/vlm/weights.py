@@ -16,7 +16,7 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.convert import SIDE, KeyMap
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import sources
-from omnibal_ext.architectures.architecture import Architecture, differences
+from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture, differences
 from omnibal_ext.architectures.huggingface import CONFIG, weight_files
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
@@ -149,7 +149,7 @@ def _given(folder: Path) -> Weights:
 
 def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> None:
     """Raise UserError naming a weight that the checkpoint lacks, has too many, or has in another size."""
-    wanted = sources(architecture, "llava" if architecture.vision.pre_norm else "internvl", "llama").keys()
+    wanted = sources(architecture, _family(architecture.vision), "llama").keys()
     trained = f"{checkpoint.folder}: not of model {architecture.name!r}"
     if lacking := sorted(wanted - checkpoint.weights.keys()):
         raise UserError(f"{trained}: lacks {len(lacking)} of its weights, {lacking[0]} first; give its own --model")
@@ -162,12 +162,19 @@ def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> No
             raise UserError(f"{trained}: {name} is {found}, wanted {size}; give its own --model")
 
 
+def _family(vision: VisionArchitecture) -> str:
+    """A model type whose ViT has weights of the same names of ours."""
+    if vision.native:
+        return "qwen2_5_vl" if vision.gated else "qwen2_vl"
+    return "llava" if vision.pre_norm else "internvl"
+
+
 def _sizes(architecture: Architecture) -> dict[str, tuple[int, int]]:
     """Shapes of the weights that show a model's widths."""
     vision, language = architecture.vision, architecture.language
     heads = (language.heads + 2 * language.kv_heads) * language.head_dim
     return {
-        "links.vit_0.mlp.linear_fc1.weight": (vision.ffn_hidden_size, vision.hidden_size),
+        "links.vit_0.mlp.linear_fc1.weight": (vision.ffn_hidden_size * (1 + vision.gated), vision.hidden_size),
         "links.word_embed.embedding.weight": (language.vocab_size, language.hidden_size),
         "links.llm_0.mlp.linear_fc1.weight": (2 * language.ffn_hidden_size, language.hidden_size),
         "links.llm_0.self_attention.linear_qkv.weight": (heads, language.hidden_size),

@@ -11,8 +11,26 @@ from omnibal_ext.errors import UserError
 
 
 @dataclass(frozen=True)
+class NativeResolution:
+    """How a ViT sees images at their own size: as patches with positions in two dimensions, squares of which join."""
+
+    merge: int = 2
+    """Patches a side of a square that becomes one token of the language model."""
+    frames: int = 2
+    """Frames of a patch; an image is a film of equal ones."""
+    window: int | None = None
+    """Squares a side of a window of attention; None where every layer sees whole images."""
+    full_layers: tuple[int, ...] = ()
+    """Layers that see whole images all the same."""
+    theta: float = 1e4
+
+
+@dataclass(frozen=True)
 class VisionArchitecture:
-    """A ViT that sees square tiles of `image_size` pixels. The defaults are those of InternViT-300M."""
+    """A ViT that sees square tiles of `image_size` pixels. The defaults are those of InternViT-300M.
+
+    At native resolution a tile is a patch: what counts tiles counts patches.
+    """
 
     layers: int
     """Those that run: a model that reads its features before the last layers has that many fewer."""
@@ -25,7 +43,9 @@ class VisionArchitecture:
     norm_epsilon: float = 1e-6
     qkv_bias: bool = True
     qk_norm: bool = False  # over the full width of query and key, not per head (InternViT-6B)
-    activation: str = "gelu"  # or "quick_gelu" (CLIP)
+    activation: str = "gelu"  # or "quick_gelu" (CLIP), "silu"
+    gated: bool = False
+    """The perceptron is gated, as a language model's, with biases (Qwen2.5-VL)."""
     patch_bias: bool = True
     pre_norm: bool = False
     """A LayerNorm between the embedding and the first layer (CLIP)."""
@@ -33,6 +53,7 @@ class VisionArchitecture:
     """A LayerNorm behind the last layer."""
     layer_scale: bool = True
     pixels: str = "imagenet"  # or "clip": mean and deviation that pixels are brought to
+    native: NativeResolution | None = None
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size:
@@ -53,8 +74,8 @@ class VisionArchitecture:
 
     @property
     def tokens_per_tile(self) -> int:
-        """ViT tokens of one tile: its patches and the class token."""
-        return self.patches + 1
+        """ViT tokens of one tile: its patches and the class token, which images at their own size have none of."""
+        return self.patches + (self.native is None)
 
 
 @dataclass(frozen=True)
@@ -86,6 +107,8 @@ class LanguageArchitecture:
     head_size: int | None = None
     """Width of one head where it is not hidden_size / heads."""
     rope_scaling: RopeScaling | None = None
+    rotary_sections: tuple[int, ...] = ()
+    """Frequencies that turn with time, row and column of a token (M-RoPE); all with its place where there are none."""
     max_positions: int | None = None
     """Longer samples are refused: beyond, the model slides a window or changes its rotation, which we do not."""
 
@@ -131,7 +154,7 @@ class Architecture:
 
     def __post_init__(self) -> None:
         side = self.vision.image_size // self.vision.patch_size
-        if side % self.shuffle:
+        if side % self.shuffle and not self.vision.native:
             raise UserError(
                 f"model {self.name!r}: a tile has {side} x {side} patches (image size {self.vision.image_size}, patch "
                 f"size {self.vision.patch_size}), which cannot be joined {self.shuffle} x {self.shuffle}; "
@@ -145,8 +168,17 @@ class Architecture:
 
     @property
     def image_tokens_per_tile(self) -> int:
-        """LLM tokens of one tile, after the pixel shuffle."""
-        return self.vision.patches // self.shuffle**2 + self.class_token
+        """LLM tokens of one tile, after the pixel shuffle; none of one patch alone (`least_tiles`)."""
+        return self.image_tokens(1)
+
+    @property
+    def least_tiles(self) -> int:
+        """Tiles that become a whole number of LLM tokens."""
+        return self.vision.native.merge**2 if self.vision.native else 1
+
+    def image_tokens(self, tiles: int) -> int:
+        """LLM tokens of so many tiles."""
+        return tiles * self.vision.patches // self.shuffle**2 + tiles * self.class_token
 
     @property
     def chain(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Reads Hugging Face's config.json as an `Architecture`; what we cannot honour exactly is refused by name.
 
-Known: `InternVLForConditionalGeneration`, `LlavaForConditionalGeneration`, `LlavaNextForConditionalGeneration`, and the
-original InternVL (`InternVLChatModel`, whose code lives in its repository).
+Known: `InternVLForConditionalGeneration`, `LlavaForConditionalGeneration`, `LlavaNextForConditionalGeneration`,
+`Qwen2VLForConditionalGeneration`, `Qwen2_5_VLForConditionalGeneration`, and the original InternVL
+(`InternVLChatModel`, whose code lives in its repository).
 """
 
 from pathlib import Path
@@ -14,6 +15,7 @@ from omnibal_ext.architectures.architecture import (
     RopeScaling,
     VisionArchitecture,
 )
+from omnibal_ext.architectures.huggingface_qwen import QWEN_VL_TEXTS, qwen_vl, rotary_sections
 from omnibal_ext.architectures.huggingface_section import Section, section
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import anything, finite, flag, listing, mapping, maybe, record, shown, text, whole
@@ -108,6 +110,8 @@ def read_architecture(path: Path) -> Architecture:
             model = _internvl_chat(name, config)
         case "llava" | "llava_next":
             model = _llava(name, config)
+        case "qwen2_vl" | "qwen2_5_vl":
+            model = qwen_vl(name, config, _tied(config), _language)
         case other:
             raise UserError(f"{path}: model type {other!r} is no vision-language model we know")
     config.refuse_unread()
@@ -241,6 +245,9 @@ def _tied(config: Section) -> bool:
     names = weight_files(Path(config.where).parent)
     has_head = any(name.endswith("lm_head.weight") for name in names)
     tied = config.take("tie_word_embeddings", flag)
+    if config["model_type"].startswith("qwen"):  # older files say it of the language model
+        inner = config.take_if("text_config", mapping(anything)) or {}
+        tied = tied or flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
     if config["model_type"].startswith("llava"):
         tied = tied or config.inner("text_config", "llama").take("tie_word_embeddings", flag)
     return tied and not has_head
@@ -249,7 +256,7 @@ def _tied(config: Section) -> bool:
 def _language(section: Section) -> LanguageArchitecture:
     section.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
     kind, heads = section["model_type"], section.take("num_attention_heads", HEADS)
-    if kind not in ("llama", "mistral", "qwen2", "qwen3", "internlm2"):
+    if kind not in ("llama", "mistral", "qwen2", "qwen3", "internlm2", *QWEN_VL_TEXTS):
         raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")
     section.must(bias=False) if kind == "internlm2" else section.must(attention_bias=False)
     slides = section.take_if("use_sliding_window", flag)
@@ -257,7 +264,8 @@ def _language(section: Section) -> LanguageArchitecture:
         raise UserError(f"{section.where}.layer_types has others than 'full_attention'; supported: that alone")
     rope = section.take_if("rope_scaling", ROPE) or section.take_if("rope_parameters", ROPE) or {}
     base = section.take_if("rope_theta", BASE) or (section.take_if("rope_parameters", ROPE) or {}).get("rope_theta")
-    scaling, limit = _rope(section, rope)
+    sections = rotary_sections(section, rope)
+    scaling, limit = _rope(section, rope, sections)
     window = section.take_if("sliding_window", POSITIONS) if kind == "mistral" or slides else None
     hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
     head_size = section.take_if("head_dim", WIDTH)
@@ -266,6 +274,8 @@ def _language(section: Section) -> LanguageArchitecture:
             f"{section.where}: {hidden_size} wide, {heads} heads and {kv_heads} of keys and values do not divide into "
             "heads of an even width"
         )
+    if sections and 2 * sum(sections) != (head_size or hidden_size // heads):
+        raise UserError(f"{section.where}: mrope_section {list(sections)} is not half of a head's width")
     language = LanguageArchitecture(
         layers=section.take("num_hidden_layers", LAYERS),
         hidden_size=hidden_size,
@@ -273,26 +283,29 @@ def _language(section: Section) -> LanguageArchitecture:
         kv_heads=kv_heads,
         ffn_hidden_size=section.take("intermediate_size", WIDTH),
         vocab_size=section.take("vocab_size", WORDS),
-        rope_theta=float(base or 1e4),
+        rope_theta=float(base or (1e6 if sections else 1e4)),
         norm_epsilon=section.take("rms_norm_eps", EPSILON),
-        qkv_bias=kind == "qwen2",
+        qkv_bias=kind in ("qwen2", *QWEN_VL_TEXTS),
         qk_norm=kind == "qwen3",
         head_size=None if head_size in (None, hidden_size // heads) else head_size,
         rope_scaling=scaling,
+        rotary_sections=sections,
         max_positions=min(filter(None, (limit, window)), default=None),
     )
     section.refuse_unread()
     return language
 
 
-def _rope(section: Section, rope: dict[str, Any]) -> tuple[RopeScaling | None, int | None]:
+def _rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...]) -> tuple[RopeScaling | None, int | None]:
     """Scaling of the rotation, and the length up to which there is none (dynamic scaling starts behind it)."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = "default" if kind == "mrope" and sections else kind
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(f"{section.where}: partial rotation is not supported")
-    if unknown := [name for name, value in rope.items() if value and name not in ROPE_FIELDS]:
+    known = (*ROPE_FIELDS, "mrope_section") if sections else ROPE_FIELDS
+    if unknown := [name for name, value in rope.items() if value and name not in known]:
         raise UserError(
-            f"{section.where}: rotary field {shown(unknown[0])} is not known here; known: {', '.join(ROPE_FIELDS)}"
+            f"{section.where}: rotary field {shown(unknown[0])} is not known here; known: {', '.join(known)}"
         )
     match kind:
         case "default":

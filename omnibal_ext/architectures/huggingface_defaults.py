@@ -80,6 +80,40 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+_QWEN_VL_TEXT: dict[str, Any] = {
+    "hidden_act": "silu",
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 152064,
+    "rms_norm_eps": 1e-5,
+    "use_sliding_window": False,
+}
+_QWEN_VL_TOWER: dict[str, Any] = {
+    "depth": 32,
+    "hidden_size": 3584,
+    "num_heads": 16,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+DEFAULTS |= {
+    "qwen2_vl": {"image_token_id": 151655, "tie_word_embeddings": False},
+    "qwen2_vl_text": _QWEN_VL_TEXT,
+    "qwen2_vl_vision": {**_QWEN_VL_TOWER, "embed_dim": 1280, "hidden_act": "quick_gelu", "mlp_ratio": 4},
+    "qwen2_5_vl": {"image_token_id": 151655, "tie_word_embeddings": False},
+    "qwen2_5_vl_text": _QWEN_VL_TEXT,
+    "qwen2_5_vl_vision": {
+        **_QWEN_VL_TOWER,
+        "hidden_act": "silu",
+        "intermediate_size": 3420,
+        "window_size": 112,
+        "out_hidden_size": 3584,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+}
 DEFAULTS["llava_next"] = {**DEFAULTS["llava"], "image_grid_pinpoints": None}
 
 
@@ -116,12 +150,17 @@ _DATA = _names(  # how images were cut: the dataset's own
     system_message template use_thumbnail
     """
 )
+_QWEN_MARKS = _names("vision_start_token_id vision_end_token_id vision_token_id video_token_id")
 WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "llama": _LANGUAGE,
     "mistral": _LANGUAGE,
     "qwen2": _LANGUAGE | {"max_window_layers", "sliding_window"},  # the window is read where it is used
     "qwen3": _LANGUAGE | {"max_window_layers", "sliding_window"},
     "internlm2": _LANGUAGE,
+    **{f"qwen2{one}_vl_text": _LANGUAGE | {"max_window_layers", "sliding_window"} for one in ("", "_5")},
+    **{f"qwen2{one}_vl_vision": _GENERAL for one in ("", "_5")},
+    "qwen2_vl": _GENERAL | _QWEN_MARKS,
+    "qwen2_5_vl": _GENERAL | _QWEN_MARKS,
     "clip_vision_model": _GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
     "internvl_vision": _GENERAL | {"layer_scale_init_value", "use_mean_pooling"},  # read where the last norm is
     "intern_vit_6b": _GENERAL | _EXPERTS,

@@ -40,13 +40,20 @@ class Section:
         """A field that may be absent or null."""
         return maybe(check)(f"{self.where}.{name}", self.get(name))
 
-    def inner(self, name: str, default_type: str) -> "Section":
-        """The section of that name, of `default_type` where it does not say."""
+    def inner(self, name: str, default_type: str, always: bool = False) -> "Section":
+        """The section of that name, of `default_type` where it does not say, or `always`."""
         where = f"{self.where}.{name}"
         values = self.take_if(name, mapping(any_value)) or {}
+        if always:
+            return section(where, default_type, values)
         architectures = maybe(listing(text))(f"{where}.architectures", values.get("architectures")) or ()
         kind = "internlm2" if "InternLM2ForCausalLM" in architectures else values.get("model_type") or default_type
         return section(where, kind, values)
+
+    def section_of(self, name: str, kind: str, values: Mapping[str, Any]) -> "Section":
+        """A section of that name and type with these fields, wherever in the file they stand."""
+        self.asked.add(name)
+        return section(f"{self.where}.{name}", kind, values)
 
     def choose(self, name: str, known: Mapping[str, Any]) -> Any:
         """What a field's value stands for. Raises UserError if it is none of the known."""

@@ -4,9 +4,16 @@ Sources: the published configurations of InternViT, CLIP, InternLM2, Qwen, Llama
 are those of the vision-language model, with its image tokens, not of the language model it started from.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
-from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture, PromptFormat, VisionArchitecture
+from omnibal_ext.architectures.architecture import (
+    Architecture,
+    LanguageArchitecture,
+    NativeResolution,
+    PromptFormat,
+    VisionArchitecture,
+)
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
 
@@ -20,6 +27,7 @@ VISION_TOWERS = {
     ),
     # EVA-CLIP (arXiv 2303.15389, 2402.04252), sizes only: what the planner needs.
     "eva-clip-1b": VisionArchitecture(40, 1408, 16, 6144),
+    "eva-clip-4b": VisionArchitecture(64, 1792, 16, 15360),
     "eva-clip-8b": VisionArchitecture(32, 4096, 32, 20480),
     "eva-clip-18b": VisionArchitecture(48, 5120, 40, 25600),
 }  # fmt: skip
@@ -139,10 +147,36 @@ def _assembled(name: str, vision: str, language: str, template: str | None = Non
     )
 
 
+def _qwen_vl(name: str, language: LanguageArchitecture, later_ffn: int, tied: bool) -> Architecture:
+    """Qwen2.5-VL; or Qwen2-VL, without `later_ffn`, the width of the ViT's gated perceptron."""
+    common = VisionArchitecture(
+        32, 1280, 16, 5120, image_size=14, activation="quick_gelu", patch_bias=False, layer_scale=False, pixels="clip",
+        native=NativeResolution(),
+    )  # fmt: skip
+    later = replace(
+        common, ffn_hidden_size=later_ffn, normalization="RMSNorm", activation="silu", gated=True,
+        native=NativeResolution(window=4, full_layers=(7, 15, 23, 31)),
+    )  # fmt: skip
+    language = replace(language, rotary_sections=(16, 24, 24))
+    prompt = PromptFormat("qwen-vl", 151655, "qwen-vl", "native")
+    vision = later if later_ffn else common
+    return Architecture(name, vision, language, projector_norm=False, tied=tied, prompt=prompt)
+
+
+QWEN_VL: dict[str, tuple[LanguageArchitecture, int, bool]] = {
+    "qwen2-vl-2b": (_qwen(28, 1536, 12, 2, 8960, 151936), 0, True),
+    "qwen2-vl-7b": (_qwen(28, 3584, 28, 4, 18944, 152064), 0, False),
+    "qwen2-vl-72b": (_qwen(80, 8192, 64, 8, 29568, 152064), 0, False),
+    "qwen2.5-vl-3b": (_qwen(36, 2048, 16, 2, 11008, 151936), 3420, True),
+    "qwen2.5-vl-7b": (_qwen(28, 3584, 28, 4, 18944, 152064), 3420, False),
+    "qwen2.5-vl-32b": (_qwen(64, 5120, 40, 8, 27648, 152064), 3456, False),
+    "qwen2.5-vl-72b": (_qwen(80, 8192, 64, 8, 29568, 152064), 3456, False),
+}
 PRESETS: dict[str, Architecture] = {
     "tiny": TINY,
     **{name: _assembled(name, *parts) for name, parts in INTERNVL.items()},
     **{name: _assembled(name, "clip-l-336", *parts) for name, parts in LLAVA.items()},
+    **{name: _qwen_vl(name, *parts) for name, parts in QWEN_VL.items()},
 }
 
 

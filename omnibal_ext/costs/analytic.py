@@ -19,7 +19,7 @@ on one of t tensor-parallel ranks with sequence parallelism:
 
 from dataclasses import dataclass, replace
 
-from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
 from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
@@ -28,6 +28,8 @@ BYTES = 2  # of a bf16 number
 GPUS_A_NODE = 8
 EXPOSED_REDUCTION = 0.25
 """Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
+IMAGE_PATCHES = 2304
+"""Patches of an image at native resolution that attention is counted for: 672 x 672 pixels."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention backward over forward (FlashAttention-2)."""
 
@@ -204,29 +206,34 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     h, g, tile = vision.hidden_size, language.hidden_size, vision.tokens_per_tile
     heads_h, heads_g = h // vision.heads * (-(-vision.heads // t) * t), language.heads * language.head_dim
     key_value = 2 * language.kv_heads * language.head_dim
-    vit = 4 * h * heads_h + 2 * h * vision.ffn_hidden_size
+    vit_matrices = 2 + vision.gated
+    vit = 4 * h * heads_h + vit_matrices * h * vision.ffn_hidden_size
     llm = g * (2 * heads_g + key_value) + 3 * g * language.ffn_hidden_size
     shuffled, pixels, words = h * architecture.shuffle**2, 3 * vision.patch_size**2, language.vocab_size * g
-    projector = shuffled * g + g * g
+    learned_positions, inner = tile * h, g
+    if vision.native:
+        learned_positions, inner, pixels = 0, shuffled, pixels * vision.native.frames
+    projector = shuffled * inner + inner * g
     # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
     inside_h, inside_g = 2 * heads_h + 2 * (heads_h - h), key_value + 2 * (heads_g - g)
-    vit_passes = _passes(h, inside_h, 2 * vision.ffn_hidden_size, 4 * vision.qk_norm + 4 * vision.layer_scale)
+    vit_inner, vit_others = vit_matrices * vision.ffn_hidden_size, 4 * vision.qk_norm + 4 * vision.layer_scale
+    vit_passes = _passes(h, inside_h, vit_inner, vit_others)
     rotated = heads_g + key_value // 2  # query and key, which are also what QK-norm normalises
     llm_passes = _passes(g, inside_g, 3 * language.ffn_hidden_size, (2 + 2 * language.qk_norm) * rotated / g)
-    vit_kept = _kept(h, inside_h, 2 * vision.ffn_hidden_size, 2 * h * vision.qk_norm, vision.layer_scale)
+    vit_kept = _kept(h, inside_h, vit_inner, 2 * h * vision.qk_norm, vision.layer_scale)
     llm_kept = _kept(g, inside_g, 3 * language.ffn_hidden_size, rotated * language.qk_norm)
-    vit_tokens, image_tokens = tiles * tile, tiles * architecture.image_tokens_per_tile
+    vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
     vit_kept += heads_h * (vit_tokens % t > 0)
     # Every rank has all image tokens around the projector, and all supervised ones in front of the head.
     before_projector = vit_tokens * h * vision.final_norm + image_tokens * shuffled * (1 + architecture.projector_norm)
     return {
         "patch_embed": Work(
-            pixels * h + tile * h, pixels * h, vit_tokens, h, vit_tokens * (pixels + h * vision.pre_norm) * BYTES,
-            copies=True,
+            pixels * h + learned_positions, pixels * h, vit_tokens, h,
+            vit_tokens * (pixels + h * vision.pre_norm) * BYTES, copies=True,
         ),
         "vit": Work(
-            vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES, attention=4 * heads_h * tiles * tile**2,
-            passes=vit_passes, blocks=2,
+            vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES,
+            attention=4 * heads_h * tiles * _attended(vision), passes=vit_passes, blocks=2,
         ),
         "projector": Work(
             projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * g) * BYTES
@@ -239,6 +246,18 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
         ),
         "head": Work(words + g, words, tokens, g, tokens * (g + g * t + language.vocab_size) * BYTES),
     }  # fmt: skip
+
+
+def _attended(vision: VisionArchitecture) -> float:
+    """Sum of squared lengths of attention a tile; at native resolution a patch, in images of `IMAGE_PATCHES`, a mean of
+    the layers with windows and those without."""
+    native = vision.native
+    if native is None:
+        return vision.tokens_per_tile**2
+    if native.window is None:
+        return IMAGE_PATCHES
+    whole = len(native.full_layers) / vision.layers
+    return whole * IMAGE_PATCHES + (1 - whole) * min(IMAGE_PATCHES, (native.window * native.merge) ** 2)
 
 
 def _passes(h: int, key_value: int, activations: int, others: float) -> float:

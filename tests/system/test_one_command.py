@@ -3,10 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.templates import TEMPLATES
+from megatron.vlm.data.tokenizer import load_tokenizer
 from tests.system.test_training import tool
 from tests.unit.hf import models
 
@@ -14,28 +18,57 @@ transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--analytic", "a100")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An InternVL3.5 in small, with all that a published folder holds, beside conversations in OpenAI's words."""
+FAMILIES = ("internvl3.5", "qwen2.5-vl")
+TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
+TURNS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+)
+QWEN_SYSTEM = (
+    "{% if messages[0].role != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+)
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in small, with all that a published folder holds, beside conversations."""
     folder = tmp_path_factory.mktemp("one")
     tool("make_demo_data.py", "--output-dir", folder / "demo", "--samples", 48, "--heldout-samples", 4)
+    (folder / "model").mkdir()
+    tokenizer = folder / "model/tokenizer.model"
+    shutil.copyfile(folder / "demo/tokenizer.model", tokenizer)
+    torch.manual_seed(0)
+    processor = internvl(folder) if request.param == "internvl3.5" else qwen(folder, tokenizer)
+    (folder / "model/preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+def internvl(folder: Path) -> dict[str, Any]:
     vision = {**models.INTERN_VIT, "num_attention_heads": 4, "image_size": [32, 32], "patch_size": [8, 8]}
-    text = {**models.QWEN3, "vocab_size": 512, "tie_word_embeddings": False}
+    text = {**TEXT, "model_type": "qwen3", "head_dim": 16}
     config = transformers.InternVLConfig(
         vision_config=vision, text_config=text, image_token_id=7, tie_word_embeddings=False
     )
-    torch.manual_seed(0)
     transformers.InternVLForConditionalGeneration(config).save_pretrained(folder / "model")
-    shutil.copyfile(folder / "demo/tokenizer.model", folder / "model/tokenizer.model")
-    (folder / "model/chat_template.jinja").write_text(
-        "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}"
-        "{{ part.text }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
-    )
+    (folder / "model/chat_template.jinja").write_text("{{ bos_token }}" + TURNS)
     (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
-    (folder / "model/preprocessor_config.json").write_text(
-        json.dumps({"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225], "max_patches": 32})
-    )
-    return folder
+    return {**IMAGENET, "max_patches": 32}
+
+
+def qwen(folder: Path, tokenizer: Path) -> dict[str, Any]:
+    special = (*TEMPLATES["qwen-vl"].tokens, *MARKUPS["qwen-vl"].tokens)
+    image_token = load_tokenizer(tokenizer, special).token_id("<|image_pad|>")
+    text = {**TEXT, "rope_parameters": models.MROPE}
+    config = transformers.Qwen2_5_VLConfig(
+        vision_config={**models.QWEN2_5_VL, "patch_size": 8, "window_size": 32}, text_config=text,
+        image_token_id=image_token,
+    )  # fmt: skip
+    transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder / "model")
+    (folder / "model/chat_template.jinja").write_text(QWEN_SYSTEM + TURNS)
+    clip = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+    return {**clip, "min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
 
 
 def test_one_command_trains_goes_on_and_its_weights_are_transformers_own(folder: Path) -> None:

@@ -17,13 +17,14 @@ from omnibal_ext.errors import UserError
 NEWLINE = -1
 
 
-def feature_order(image: TiledImage, rule: str, tokens_per_tile: int) -> NDArray[np.int64]:
+def feature_order(image: TiledImage, rule: str, tokens_per_tile: float) -> NDArray[np.int64]:
     """The features of its own tiles that an image's tokens are, in order: int64 [tokens].
 
     All of them where tiles stay apart. Raises UserError where tiles are joined and the features of one are no square.
     """
     if not RULES[rule].joins_tiles:
-        return np.arange(image.tiles * tokens_per_tile)
+        return np.arange(int(image.tiles * tokens_per_tile))
+    tokens_per_tile = int(tokens_per_tile)
     side = isqrt(tokens_per_tile)
     if side * side != tokens_per_tile:
         raise UserError(f"{tokens_per_tile} tokens a tile are no square, and {rule!r} joins tiles side by side")

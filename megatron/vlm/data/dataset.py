@@ -117,6 +117,17 @@ class ChatDataset(Dataset):
         rule, per_tile = self.manifest["tiling"]["rule"], self.manifest["tokens_per_tile"]
         return [feature_order(image, rule, per_tile) for image in self.images(sample)]
 
+    def image_starts(self, sample: int) -> list[int]:
+        """Where the tokens of each image of a sample begin, once every image has all its own."""
+        marks = np.flatnonzero(self._columns["tokens"][sample] == self.manifest["image_token_id"])
+        features = np.array([len(order) for order in self.feature_orders(sample)], dtype=np.int64)
+        return (marks + np.cumsum(features) - features - np.arange(len(marks))).tolist()
+
+    @property
+    def is_native(self) -> bool:
+        """Images are at their own size, tiles are patches."""
+        return RULES[self.manifest["tiling"]["rule"]].native
+
     @property
     def joins_tiles(self) -> bool:
         """The language model reads an image's tiles as one picture (LLaVA-1.6)."""

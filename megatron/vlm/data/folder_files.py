@@ -18,7 +18,7 @@ from typing import Any
 from megatron.vlm.data.folder_template import folder_template
 from megatron.vlm.data.images import NORMALIZATIONS
 from megatron.vlm.data.tokenizer import model_tokenizer
-from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
 from omnibal_ext.architectures.huggingface import CONFIG, read_config
 from omnibal_ext.errors import UserError
 
@@ -40,9 +40,11 @@ def folder_choices(folder: Path, architecture: Architecture, with_template: bool
     Raises UserError naming a file and field that cannot be honoured. The chat template is read only `with_template`.
     """
     name, processor = _processor(folder)
-    found = _tiles(processor, name) | _original_tiles(read_config(folder / CONFIG))
+    native = architecture.vision.native
+    found = _patches(processor, folder / name, architecture.vision) if native else _tiles(processor, name)
+    found |= _original_tiles(read_config(folder / CONFIG))
     if processor:
-        _check_pixels(processor, folder / name, architecture.vision.image_size)
+        _check_pixels(processor, folder / name, architecture.vision)
         if "image_mean" in processor or "image_std" in processor:
             found["normalize"] = Choice(_normalization(processor, folder / name), name)
         if architecture.prompt.tiling == "pad":  # how LLaVA-1.5 brings an image to a square
@@ -66,14 +68,15 @@ def _processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
     return PROCESSORS[0], {}
 
 
-def _check_pixels(processor: Mapping[str, Any], where: Path, size: int) -> None:
+def _check_pixels(processor: Mapping[str, Any], where: Path, vision: VisionArchitecture) -> None:
     """Refuse what would give other pixels: another resampling, no scaling, tiles of another size."""
     for name, wanted in (("do_resize", True), ("do_rescale", True), ("do_normalize", True), ("resample", BICUBIC)):
         if processor.get(name) not in (None, wanted):
             raise UserError(f"{where}: {name} is {processor[name]!r}; supported: {wanted!r}")
     if abs((processor.get("rescale_factor") or 1 / 255) - 1 / 255) > 1e-6:
         raise UserError(f"{where}: rescale_factor is {processor['rescale_factor']}; supported: 1/255")
-    for name in ("crop_size", "size"):
+    size = vision.image_size
+    for name in ("crop_size", "size") if vision.native is None else ():
         sides = processor.get(name) or {}
         sides = {"side": sides} if isinstance(sides, int) else sides
         if unlike := [side for side in sides.values() if side not in (None, size)]:
@@ -100,6 +103,26 @@ def _tiles(processor: Mapping[str, Any], name: str) -> dict[str, Choice]:
     """Limits in the words of transformers' InternVL processor."""
     flags = {"min_patches": "min-tiles", "max_patches": "max-tiles"}
     return {flag: Choice(processor[field], name) for field, flag in flags.items() if processor.get(field)}
+
+
+def _patches(processor: Mapping[str, Any], where: Path, vision: VisionArchitecture) -> dict[str, Choice]:
+    """Limits of an image at native resolution: pixels in the file, patches here."""
+    assert vision.native is not None
+    wanted = {"patch_size": vision.patch_size, "merge_size": vision.native.merge}
+    for name, value in (wanted | {"temporal_patch_size": vision.native.frames}).items():
+        if processor.get(name) not in (None, value):
+            raise UserError(f"{where}: {name} is {processor[name]}, the model of {CONFIG} has {value}")
+    sides, found = processor.get("size") or {}, {}
+    for flag, names in (("min-tiles", ("min_pixels", "shortest_edge")), ("max-tiles", ("max_pixels", "longest_edge"))):
+        pixels = processor.get(names[0]) or sides.get(names[0]) or sides.get(names[1])
+        if pixels is None:
+            continue
+        if pixels % vision.patch_size**2:
+            raise UserError(
+                f"{where}: {names[0]} is {pixels}; supported: multiples of {vision.patch_size**2}, a patch's"
+            )
+        found[flag] = Choice(pixels // vision.patch_size**2, where.name)
+    return found
 
 
 def _original_tiles(config: Mapping[str, Any]) -> dict[str, Choice]:

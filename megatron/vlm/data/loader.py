@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,7 +85,17 @@ class PackDataset(Dataset):
             pack=pack,
             sample_ids=tuple(map(int, samples)),
             broken=broken,
+            **(self._grids(samples, lengths) if self.data.is_native else {}),
         )
+
+    def _grids(self, samples: np.ndarray, lengths: list[int]) -> dict[str, tuple[Any, ...]]:
+        """Of every image its patches and where its tokens begin: all stages turn by them."""
+        grids, starts = [], []
+        for begin, sample in zip(np.cumsum([0, *lengths]).tolist(), map(int, samples), strict=False):
+            if self.data.sizes.tiles[sample]:
+                grids += [(1, image.rows, image.columns) for image in self.data.images(sample)]
+                starts += [begin + start for start in self.data.image_starts(sample)]
+        return {"grids": tuple(grids), "image_starts": tuple(starts)}
 
     def _ids(self, samples: np.ndarray, lengths: list[int]) -> Tensor:
         ids = torch.full((sum(lengths),), self.data.manifest["pad_token_id"], dtype=torch.long)

@@ -33,7 +33,8 @@ FILES = (
     "sizes.npz",
 )
 MOST_WORDS = 2**24
-MOST_TILES = 2**10
+MOST_IMAGES = 2**10
+MOST_TILES = 2**20  # patches, at native resolution
 
 _ID = whole(0, MOST_WORDS)
 _TOKENIZER = record(
@@ -58,7 +59,7 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "eos_token_id": _ID,
         "chat_template": one_of(*TEMPLATES),
         "tile_size": whole(1, 2**14),
-        "tokens_per_tile": whole(1, 2**16),
+        "tokens_per_tile": finite(1 / 64, 2**16),
         "tiling": record({"rule": one_of(*RULES), "min_tiles": _TILES, "max_tiles": _TILES, "thumbnail": flag}),
         "normalization": one_of(*NORMALIZATIONS),
         "checksums": record(dict.fromkeys(FILES, text)),
@@ -112,7 +113,7 @@ _IMAGES: Check[list[dict[str, Any]]] = listing(
         {"path": text, "columns": _TILES, "rows": _TILES, "thumbnail": flag},
         {"width": _PIXELS, "height": _PIXELS, "place": _place},
     ),
-    most=MOST_TILES,
+    most=MOST_IMAGES,
 )
 
 

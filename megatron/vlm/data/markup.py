@@ -2,6 +2,7 @@
 
     InternVL   <img><IMG_CONTEXT><IMG_CONTEXT>...</img>
     LLaVA      <image><image>...
+    Qwen-VL    <|vision_start|><|image_pad|><|image_pad|>...<|vision_end|>
 
 The context token is written once and repeated later, when the tiles are counted. Markup belongs to the model, not to
 the chat template: a token that the model never had is an id behind its vocabulary. The texts are those of transformers'
@@ -52,6 +53,14 @@ MARKUPS = {
             after="</img>",
         ),
         ImageMarkup("llava", IMAGE_MARK, (IMAGE_MARK,)),
+        ImageMarkup(
+            "qwen-vl",
+            "<|image_pad|>",
+            ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
+            before="<|vision_start|>",
+            after="<|vision_end|>",
+            gap="",
+        ),
     )
 }
 

@@ -29,6 +29,8 @@ USUAL = {
     "thumbnail": True,
 }
 """Where neither flag nor model says otherwise."""
+NATIVE_LIMITS = {"min-tiles": 16, "max-tiles": 5120, "thumbnail": False}
+"""Patches of an image, where the model's folder does not say: as transformers' processor, 56^2 to 1280 28^2 pixels."""
 STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-markup")
 """What the weights were made for: a dataset of another kind is none for this model."""
 
@@ -43,15 +45,23 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
     known = {
         "tiling": prompt.tiling,
         "tile-size": architecture.vision.image_size,
-        "tokens-per-tile": architecture.image_tokens_per_tile,
+        "tokens-per-tile": _tokens_per_tile(architecture),
         "normalize": architecture.vision.pixels,
         "image-markup": prompt.image_markup,
         "chat-template": prompt.chat_template,
     }
+    if architecture.vision.native:
+        known |= NATIVE_LIMITS
     by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
     # A template that InternVL's config.json names is meant, whatever its language model's tokenizer came with.
-    asks = with_template and prompt.chat_template is None
+    named = prompt.chat_template is not None and prompt.image_markup == "internvl"
+    asks = with_template and not named
     return by_model | (folder_choices(folder, architecture, asks) if folder else {})
+
+
+def _tokens_per_tile(architecture: Architecture) -> int | float:
+    tiles = architecture.least_tiles
+    return architecture.image_tokens(1) if tiles == 1 else architecture.image_tokens(tiles) / tiles
 
 
 def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Choice]:
@@ -122,5 +132,6 @@ def model_folder(model: str) -> Path | None:
 def fits(flag: str, given: Any, wanted: Any) -> bool:
     """Whether a flag's value serves a model that needs `wanted`."""
     if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
-        return given in RULES and RULES[given].joins_tiles == RULES[wanted].joins_tiles
+        kinds = [(RULES[rule].joins_tiles, RULES[rule].native) for rule in (given, wanted) if rule in RULES]
+        return len(kinds) == 2 and kinds[0] == kinds[1]
     return bool(given == wanted)

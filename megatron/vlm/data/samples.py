@@ -15,7 +15,7 @@ from megatron.vlm.data.images import MAX_PIXELS, image_size, path_below_root
 from megatron.vlm.data.markup import image_markup
 from megatron.vlm.data.shorten import Content, ImageFile, shorter
 from megatron.vlm.data.templates import SYSTEM, Message, RenderedChat, chat_template, render_chat
-from megatron.vlm.data.tiles import TiledImage, Tiling
+from megatron.vlm.data.tiles import RULES, TiledImage, Tiling
 from megatron.vlm.data.tokenizer import ChatTokenizer, load_tokenizer
 from omnibal_ext.errors import UserError
 
@@ -28,7 +28,7 @@ class Recipe:
     tokenizer: Path
     template: str
     tiling: Tiling
-    tokens_per_tile: int = 256  # LLM tokens of one ViT tile
+    tokens_per_tile: float = 256  # LLM tokens of one ViT tile; a part of one where tiles are patches
     max_tokens: int | None = None  # longer samples are made shorter, or rejected
     shorten: tuple[str, ...] = ()  # the ways of `shorten`, in the order in which they are tried
     max_pixels: int = MAX_PIXELS
@@ -70,6 +70,8 @@ class SampleMaker:
         self.image_token_id = self.special_tokens[self.markup.context]
         self.reserved = (*self.template.tokens, *self.markup.reserved)
         self.system = self.template.system if recipe.system_message is None else recipe.system_message
+        if RULES[recipe.tiling.rule].native and "fewer-tiles" in recipe.shorten:
+            raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
         if self.system and SYSTEM not in self.template.turns:
             raise UserError(f"chat template {self.template.name!r} has no system turn; leave --system-message out")
 

@@ -72,10 +72,10 @@ class RenderedChat:
     trained: tuple[tuple[int, int], ...]
 
 
-def _chatml(name: str, beginning: str = "") -> ChatTemplate:
+def _chatml(name: str, beginning: str = "", system: str | None = None) -> ChatTemplate:
     turns = {role: Turn(f"<|im_start|>{role}\n", end="<|im_end|>", gap="\n") for role in (SYSTEM, USER, ASSISTANT)}
     tokens = ("<|im_start|>", "<|im_end|>")
-    return ChatTemplate(name, beginning, turns, (beginning, *tokens) if beginning else tokens)
+    return ChatTemplate(name, beginning, turns, (beginning, *tokens) if beginning else tokens, system=system)
 
 
 def _llama3(name: str, system: str | None = None) -> ChatTemplate:
@@ -116,6 +116,7 @@ TEMPLATES = {
         _chatml("internlm2-chat", beginning="<s>"),
         _chatml("hermes-2"),
         _chatml("chatml"),
+        _chatml("qwen-vl", system="You are a helpful assistant."),
         _chatml("hermes-2-llama3", beginning="<|begin_of_text|>"),
         _llama3("llama3"),
         _llama3("llava-llama3", LLAVA_LLAMA3_SYSTEM),

@@ -10,13 +10,16 @@ grids of LLaVA-1.6, where the image keeps its aspect ratio on a black ground, th
 model sees the tiles joined (anyres.py). Of one tile: `pad`, the whole image on a square of the ViT's mean colour, as
 LLaVA-1.5 was trained; `crop`, the middle square, as its published processor does; `fixed`, the image stretched.
 
+`native` keeps an image near its own size (Qwen2-VL, arXiv 2409.12191): a tile is a patch, and patches follow each other
+square by square, as many of them as become one token of the language model.
+
 Pixels are those of transformers' image processors (the ones on Pillow), to which the tests compare them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from math import ceil
+from math import ceil, floor, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +34,8 @@ Grid = tuple[int, int]  # columns, rows
 # LLaVA-1.6's resolutions over its tile size. Small images fit several equally well; the first one wins. The order is
 # transformers', which reads the published list as (height, width).
 ANYRES_GRIDS: tuple[Grid, ...] = ((2, 1), (1, 2), (2, 2), (1, 3), (3, 1))
+SQUARE = 2  # patches a side that become one token, at native resolution
+MOST_TIMES_LONGER = 200  # as transformers' processors say
 MAX_CANVAS = 2**28  # pixels, 0.8 GB
 LLAVA_GROUND = (122, 116, 104)  # the mean of CLIP's pixels, of 255
 
@@ -70,6 +75,22 @@ def anyres_grid(width: int, height: int, tile_size: int, min_tiles: int, max_til
 
     allowed = [grid for grid in ANYRES_GRIDS if min_tiles <= grid[0] * grid[1] <= max_tiles]
     return max(allowed, key=merit, default=(1, 1))
+
+
+def native_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
+    """Patches a side for an image near its own size: whole squares, from `min_tiles` to `max_tiles` patches."""
+    if max(width, height) > MOST_TIMES_LONGER * min(width, height):
+        raise Rejected("too_narrow", f"{width} x {height} pixels, one side over {MOST_TIMES_LONGER} times the other")
+    side = SQUARE * tile_size
+    columns, rows = round(width / side), round(height / side)
+    patches = columns * rows * SQUARE**2
+    if patches > max_tiles:
+        shrink = sqrt(height * width / (max_tiles * tile_size**2))
+        columns, rows = (max(1, floor(length / shrink / side)) for length in (width, height))
+    elif patches < min_tiles:
+        grow = sqrt(min_tiles * tile_size**2 / (height * width))
+        columns, rows = (ceil(length * grow / side) for length in (width, height))
+    return columns * SQUARE, rows * SQUARE
 
 
 def _one_tile(*_: int) -> Grid:
@@ -130,6 +151,7 @@ class Rule:
     lay: Callable[[Image.Image, tuple[int, int]], Image.Image]  # the image over width and height of the whole grid
     thumbnail_first: bool = False
     joins_tiles: bool = False  # the language model reads the tiles' features as one picture, without its padding
+    native: bool = False  # tiles are patches, in squares; limits are those of an image, not of a conversation
 
 
 RULES = {
@@ -138,6 +160,7 @@ RULES = {
     "pad": Rule(_one_padded, _pad),
     "crop": Rule(_one_cropped, _crop),
     "fixed": Rule(_one_tile, _stretch),
+    "native": Rule(native_grid, _stretch, native=True),
 }
 
 
@@ -145,7 +168,8 @@ RULES = {
 class Tiling:
     """How images are cut: `tile_size` in pixels, tile counts without the thumbnail.
 
-    `max_tiles` is for one conversation: its images share it equally, as in InternVL's multi-image training.
+    `max_tiles` is for one conversation: its images share it equally, as in InternVL's multi-image training; at native
+    resolution it is each image's own.
     """
 
     tile_size: int = 448
@@ -159,6 +183,8 @@ class Tiling:
             raise UserError(f"unknown tiling rule {self.rule!r}; known: {', '.join(RULES)}")
         if RULES[self.rule].joins_tiles and not self.thumbnail:
             raise UserError(f"tiling rule {self.rule!r} has a thumbnail always; leave --no-thumbnail out")
+        if RULES[self.rule].native and (self.thumbnail or self.max_tiles < SQUARE**2):
+            raise UserError(f"tiling rule {self.rule!r} has no thumbnail and squares of {SQUARE**2} patches at least")
         if not 1 <= self.min_tiles <= self.max_tiles or self.tile_size < 1:
             raise UserError(
                 f"tile size {self.tile_size}, {self.min_tiles} to {self.max_tiles} tiles: all must be 1 or more, "
@@ -190,7 +216,7 @@ class TiledImage:
 
 def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling, place: Place = ()) -> TiledImage:
     """Decide the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
-    share = max(1, tiling.max_tiles // images)
+    share = tiling.max_tiles if RULES[tiling.rule].native else max(1, tiling.max_tiles // images)
     columns, rows = RULES[tiling.rule].choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
     kept = size if RULES[tiling.rule].joins_tiles else (0, 0)
     return TiledImage(path, columns, rows, tiling.thumbnail and columns * rows > 1, *kept, place)
@@ -202,6 +228,9 @@ def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -
     layout = RULES[rule]
     resized = np.asarray(layout.lay(image, size))
     cells = resized.reshape(plan.rows, tile_size, plan.columns, tile_size, 3).swapaxes(1, 2)
+    if layout.native:
+        squares = (plan.rows // SQUARE, SQUARE, plan.columns // SQUARE, SQUARE)
+        cells = cells.reshape(*squares, tile_size, tile_size, 3).swapaxes(1, 2)
     tiles = cells.reshape(-1, tile_size, tile_size, 3)
     if not plan.thumbnail:
         return tiles

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from megatron.vlm.data.anyres import image_sources, joined_orders
 from megatron.vlm.data.tiles import anyres_grid
-from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.microbatch import Grid, Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
-from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.architecture import Architecture, NativeResolution
 from omnibal_ext.architectures.huggingface import config_path, read_config
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
@@ -60,6 +60,11 @@ class _Sample:
         self, architecture: Architecture, sizes: tuple[tuple[float, float], ...], image_token: int, seed: int
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
+        self.grids: list[Grid] = []
+        self.starts: list[int] = []
+        if architecture.vision.native:
+            self._at_native_resolution(architecture, architecture.vision.native, sizes, image_token, generator)
+            return
         tile, per_tile = architecture.vision.image_size, architecture.image_tokens_per_tile
         self.sizes = [(round(width * tile), round(height * tile)) for width, height in sizes]
         self.images: list[tuple[int, NDArray[np.int64]]] = []
@@ -75,6 +80,27 @@ class _Sample:
             ids += [torch.full((len(order),), image_token), self._words(architecture, image_token, generator)]
         self.ids = torch.cat(ids)
         self.pixels = torch.randn(tiles, 3, tile, tile, generator=generator)
+
+    def _at_native_resolution(
+        self,
+        architecture: Architecture,
+        native: NativeResolution,
+        sizes: tuple[tuple[float, float], ...],
+        image_token: int,
+        generator: torch.Generator,
+    ) -> None:
+        """Images of as many patches as others have tiles, three squares a tile."""
+        squares = [tuple(max(1, round(3 * side)) for side in size) for size in sizes]
+        self.grids = [(1, rows * native.merge, columns * native.merge) for columns, rows in squares]
+        self.sizes = [(columns, rows) for _, rows, columns in self.grids]
+        self.images = [(columns * rows, np.arange(columns * rows)) for columns, rows in squares]
+        ids = [self._words(architecture, image_token, generator)]
+        for tokens, _ in self.images:
+            self.starts.append(sum(map(len, ids)))
+            ids += [torch.full((tokens,), image_token), self._words(architecture, image_token, generator)]
+        self.ids = torch.cat(ids)
+        patches, size = sum(rows * columns for _, rows, columns in self.grids), architecture.vision.patch_size
+        self.pixels = torch.randn(patches, 3, size, size, generator=generator)
 
     @staticmethod
     def _words(architecture: Architecture, image_token: int, generator: torch.Generator) -> Tensor:
@@ -96,6 +122,7 @@ def _our_logits(
 
 def _pack(samples: list[_Sample], image_token: int) -> Microbatch:
     ids = torch.cat([sample.ids for sample in samples])
+    begins = np.cumsum([0, *(len(sample.ids) for sample in samples)]).tolist()
     orders = joined_orders(image for sample in samples for image in sample.images)
     return Microbatch(
         tiles=sum(len(sample.pixels) for sample in samples),
@@ -106,6 +133,10 @@ def _pack(samples: list[_Sample], image_token: int) -> Microbatch:
         input_ids=ids.to("cuda"),
         image_positions=(ids == image_token).nonzero().squeeze(1).to("cuda"),
         image_sources=torch.from_numpy(orders).to("cuda"),
+        grids=tuple(grid for sample in samples for grid in sample.grids),
+        image_starts=tuple(
+            begin + start for begin, sample in zip(begins, samples, strict=False) for start in sample.starts
+        ),
     )
 
 
@@ -117,7 +148,14 @@ def _their_logits(theirs: Path, samples: list[_Sample]) -> list[Tensor]:
     found = []
     for sample in samples:
         images: dict[str, Tensor] = {}
-        if sample.sizes:
+        if sample.grids:
+            frames = (
+                model.config.vision_config.temporal_patch_size
+            )  # a patch is a film of equal frames, colour by colour
+            images["pixel_values"] = sample.pixels.unsqueeze(2).expand(-1, -1, frames, -1, -1).flatten(1)
+            images["image_grid_thw"] = torch.tensor(sample.grids)
+            images["mm_token_type_ids"] = (sample.ids == model.config.image_token_id).long()[None]
+        elif sample.sizes:
             images["pixel_values"] = sample.pixels
             if model.config.model_type == "llava_next":
                 images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])

@@ -111,6 +111,26 @@ def _llava_vision() -> Iterator[Weight]:
     yield Weight("word_embed", "newline", ("image_newline",), "row", when="newline")
 
 
+def _qwen_vision(later: bool) -> Iterator[Weight]:
+    """Qwen2-VL's and Qwen2.5-VL's ViT."""
+    layer, merger = "visual.blocks.{n}", "visual.merger"
+    yield Weight("patch_embed", "projection.weight", ("visual.patch_embed.proj.weight",))
+    yield from _norm("vit", "input_layernorm", f"{layer}.norm1")
+    yield from _norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
+    for part in ("weight", "bias"):
+        yield Weight("vit", f"self_attention.linear_qkv.{part}", (f"{layer}.attn.qkv.{part}",), "vision_packed_qkv")
+        if later:
+            halves = (f"{layer}.mlp.gate_proj.{part}", f"{layer}.mlp.up_proj.{part}")
+            yield Weight("vit", f"mlp.linear_fc1.{part}", halves, "stacked")
+    yield from _linear("vit", "self_attention.linear_proj", f"{layer}.attn.proj")
+    if not later:
+        yield from _linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
+    yield from _linear("vit", "mlp.linear_fc2", f"{layer}.mlp.{'down_proj' if later else 'fc2'}")
+    yield from _norm("projector", "norm", f"{merger}.ln_q")
+    yield from _linear("projector", "linear_fc1", f"{merger}.mlp.0")
+    yield from _linear("projector", "linear_fc2", f"{merger}.mlp.2")
+
+
 def _llama_language() -> Iterator[Weight]:
     model, layer = "language_model.model", "language_model.model.layers.{n}"
     yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
@@ -148,6 +168,8 @@ VISION_TABLES = {
     "internvl_chat": tuple(_internvl_original_vision()),
     "llava": tuple(_llava_vision()),
     "llava_next": tuple(_llava_vision()),
+    "qwen2_vl": tuple(_qwen_vision(later=False)),
+    "qwen2_5_vl": tuple(_qwen_vision(later=True)),
 }
 LANGUAGE_TABLES = {"internlm2": tuple(_internlm2_language())}
 LLAMA_TABLE = tuple(_llama_language())
@@ -156,6 +178,8 @@ LLAMA_TABLE = tuple(_llama_language())
 SPELLINGS = (
     (r"^model\.language_model\.", "language_model.model."),
     (r"^lm_head\.", "language_model.lm_head."),
+    (r"^model\.visual\.", "visual."),
+    (r"^model\.(?=layers\.|embed_tokens\.|norm\.)", "language_model.model."),
     (r"^model\.(?=vision_tower|multi_modal_projector|image_newline)", ""),
     (r"^vision_tower\.vision_model\.", "vision_tower."),
 )

@@ -38,6 +38,8 @@ def _layer(width: int, opened: int, inner: int) -> dict[str, Shape]:
 
 def _patch_embed(model: Architecture) -> dict[str, Shape]:
     width, patch = model.vision.hidden_size, model.vision.patch_size
+    if model.vision.native:
+        return {"projection.weight": (width, 3, model.vision.native.frames, patch, patch)}
     return {
         "class_token": (1, 1, width),
         "positions": (model.vision.tokens_per_tile, 1, width),
@@ -50,7 +52,7 @@ def _patch_embed(model: Architecture) -> dict[str, Shape]:
 def _vit(model: Architecture) -> dict[str, Shape]:
     width, inner = model.vision.hidden_size, model.vision.ffn_hidden_size
     return {
-        **_layer(width, inner, inner),
+        **_layer(width, inner * (1 + model.vision.gated), inner),
         **_linear("self_attention.linear_qkv", 3 * width, width),
         **_linear("self_attention.linear_proj", width, width),
         **_norm("self_attention.q_layernorm", width),
@@ -62,10 +64,17 @@ def _vit(model: Architecture) -> dict[str, Shape]:
 
 def _projector(model: Architecture) -> dict[str, Shape]:
     width, out = model.vision.hidden_size, model.language.hidden_size
+    shuffled = width * model.shuffle**2
+    if model.vision.native:
+        return {
+            **_norm("norm", width),
+            **_linear("linear_fc1", shuffled, shuffled),
+            **_linear("linear_fc2", out, shuffled),
+        }
     return {
         **_norm("vision_norm", width),
-        **_norm("norm", width * model.shuffle**2),
-        **_linear("linear_fc1", out, width * model.shuffle**2),
+        **_norm("norm", shuffled),
+        **_linear("linear_fc1", out, shuffled),
         **_linear("linear_fc2", out, out),
     }
 

@@ -32,7 +32,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Segments], Tensor]
 
 
 class IsolatedAttention(MegatronModule):
-    """Causal softmax attention inside each sample of a pack.
+    """Softmax attention inside each segment of a pack: causal inside samples, bidirectional inside images.
 
     Shapes in and out are core's: query [T, 1, heads, d], key and value [T, 1, groups, d] -> [T, 1, heads * d]. Cost:
     sum of len^2.
@@ -61,7 +61,15 @@ class IsolatedAttention(MegatronModule):
 
     def _sample_by_sample(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
         splits = (tensor.unsqueeze(0).split(segments.lengths, dim=1) for tensor in (query, key, value))
-        return torch.cat([by_torch(self, True, *sample) for sample in zip(*splits, strict=True)], dim=1).squeeze(0)
+        return torch.cat(
+            [by_torch(self, segments.causal, *sample) for sample in zip(*splits, strict=True)], dim=1
+        ).squeeze(0)
+
+
+class ImageAttention(IsolatedAttention):
+    """The same inside images at their own size, whose rows come one by one."""
+
+    tokens = 1
 
 
 class TileAttention(MegatronModule):
@@ -104,7 +112,7 @@ def _flash_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
     from flash_attn import flash_attn_varlen_func
 
     limits = (segments.cu_seqlens_q, segments.cu_seqlens_kv, segments.max_seqlen_q, segments.max_seqlen_kv)
-    out: Tensor = flash_attn_varlen_func(query, key, value, *limits, causal=True)
+    out: Tensor = flash_attn_varlen_func(query, key, value, *limits, causal=segments.causal)
     return out.flatten(1)
 
 
@@ -113,7 +121,9 @@ def _variable_length(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
 
     taken, grouped = inspect.signature(varlen_attn).parameters, query.shape[1] != key.shape[1]
     # torch 2.10 has a switch for causal attention, later ones a window; groups of heads are known from 2.12 on.
-    how: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in taken else {"is_causal": True}
+    how: dict[str, Any] = {"is_causal": segments.causal}
+    if "window_size" in taken:
+        how = {"window_size": (-1, 0 if segments.causal else -1)}
     if grouped and "enable_gqa" in taken:
         how["enable_gqa"] = True
     elif grouped:

@@ -17,8 +17,9 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.models.language import Head, WordEmbedding, language_layer_config, language_layer_spec
+from megatron.vlm.models.native import NativePatchEmbed, PatchMerger
 from megatron.vlm.models.projector import Projector
-from megatron.vlm.models.vision import PatchEmbed, shared_rows, vision_layer_spec
+from megatron.vlm.models.vision import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import GradientMode, gradient_mode, layer_names
 
@@ -68,14 +69,20 @@ class Chain:
         return gradient_mode(self.kinds[link], self.frozen)
 
     def _build(self, link: int) -> torch.nn.Module:
+        vision = self.architecture.vision
         with _seeded(self.seed + link):
             match self.kinds[link]:
                 case "patch_embed":
-                    return PatchEmbed(self.vision, self.architecture.vision)
+                    build = NativePatchEmbed if vision.native else PatchEmbed
+                    return build(self.vision, vision)
                 case "vit":
-                    return self._layer(self.vision, vision_layer_spec(self.vision, self.architecture.vision), link)
+                    layer = self._layer(self.vision, vision_layer_spec(self.vision, vision), link)
+                    if vision.native and isinstance(layer, VisionLayer):
+                        layer.place(vision.native, self.kinds[:link].count("vit"))
+                    return layer
                 case "projector":
-                    return Projector(self.vision, self.language, self.architecture)
+                    join = PatchMerger if vision.native else Projector
+                    return join(self.vision, self.language, self.architecture)
                 case "word_embed":
                     return WordEmbedding(self.language, self.vocab_size, self.architecture.newline)
                 case "llm":
@@ -97,7 +104,7 @@ class Chain:
                 vision = self.architecture.vision
                 return (shared_rows(vision.tokens_per_tile * batch.tiles, self.vision), 1, vision.hidden_size)
             case "projector":
-                return (self.architecture.image_tokens_per_tile * batch.tiles, 1, self.language.hidden_size)
+                return (self.architecture.image_tokens(batch.tiles), 1, self.language.hidden_size)
             case _:
                 share = self.language.tensor_model_parallel_size if self.language.sequence_parallel else 1
                 return (batch.tokens // share, 1, self.language.hidden_size)

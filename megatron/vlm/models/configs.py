@@ -7,13 +7,13 @@ from megatron.core.activations import quick_gelu
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import init_method_normal, scaled_init_method_normal
 from megatron.training.arguments import core_transformer_config_from_args
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, silu
 
 from megatron.vlm import platform
 from megatron.vlm.models.padding import padded_heads
 from omnibal_ext.architectures.architecture import Architecture
 
-ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu}
+ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu, "silu": silu}
 
 
 def language_config(args: Namespace, architecture: Architecture) -> TransformerConfig:
@@ -42,7 +42,7 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.ffn_hidden_size = vision.ffn_hidden_size
     config.normalization = vision.normalization
     config.layernorm_epsilon = vision.norm_epsilon
-    config.gated_linear_unit = False
+    config.gated_linear_unit = vision.gated
     config.activation_func = ACTIVATIONS[vision.activation]
     config.add_bias_linear = True
     config.add_qkv_bias = vision.qkv_bias

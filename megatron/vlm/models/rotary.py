@@ -5,7 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.native import text_and_image_positions
 from omnibal_ext.architectures.architecture import LanguageArchitecture, RopeScaling
 from omnibal_ext.errors import UserError
 
@@ -13,9 +15,10 @@ from omnibal_ext.errors import UserError
 class Rotary(torch.nn.Module):
     """Angles [T, 1, 1, head width] of every token's position inside its sample, as core's layers take them."""
 
-    def __init__(self, language: LanguageArchitecture) -> None:
+    def __init__(self, language: LanguageArchitecture, merge: int = 1) -> None:
         super().__init__()
-        self.max_positions = language.max_positions
+        self.max_positions, self.sections = language.max_positions, language.rotary_sections
+        self.merge = merge
         # No buffer: a model in half precision would round it.
         self.frequencies = rotary_frequencies(language)
 
@@ -28,8 +31,18 @@ class Rotary(torch.nn.Module):
                 "rotation (config.json), which is not done here; reject longer samples in preprocessing (--max-tokens)"
             )
         self.frequencies = self.frequencies.to(batch.positions.device)
+        if self.sections:
+            return self._by_axis(batch)
         angles = torch.outer(batch.positions.float(), self.frequencies)
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
+
+    def _by_axis(self, batch: Microbatch) -> Tensor:
+        """M-RoPE: sections of the frequencies turn with time, row and column in turn."""
+        places = text_and_image_positions(batch.lengths, batch.grids, batch.image_starts, self.merge)
+        angles = platform.to_device(torch.from_numpy(places))[..., None].float() * self.frequencies  # [3, T, width / 2]
+        parts = angles.split(self.sections, dim=-1)
+        joined = torch.cat([part[axis % 3] for axis, part in enumerate(parts)], dim=-1)
+        return torch.cat([joined, joined], dim=-1)[:, None, None, :]
 
 
 def rotary_frequencies(language: LanguageArchitecture) -> Tensor:

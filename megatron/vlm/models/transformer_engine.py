@@ -23,7 +23,7 @@ Rows: type = TERowParallelLinear
 
 
 def attention_over_pack(query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
-    """Causal attention inside each sample: query [T, heads, d], key and value [T, groups, d] -> [T, heads * d]."""
+    """Attention inside each segment: query [T, heads, d], key and value [T, groups, d] -> [T, heads * d]."""
     return _thd_kernel(query.shape[1], key.shape[1], query.shape[2])(
         query,
         key,
@@ -32,7 +32,7 @@ def attention_over_pack(query: Tensor, key: Tensor, value: Tensor, segments: Seg
         cu_seqlens_kv=segments.cu_seqlens_kv,
         max_seqlen_q=segments.max_seqlen_q,
         max_seqlen_kv=segments.max_seqlen_kv,
-        attn_mask_type="padding_causal",
+        attn_mask_type="padding_causal" if segments.causal else "padding",
     )
 
 

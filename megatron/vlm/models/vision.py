@@ -7,6 +7,7 @@ and each rank holds its share.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from megatron.core import tensor_parallel
@@ -23,14 +24,14 @@ from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.attention import TileAttention
+from megatron.vlm.models.attention import ImageAttention, TileAttention
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.norm import FullWidthRMSNorm, build_norm, normalise_together
 from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue, mixed
 from megatron.vlm.models.specs import layer_submodules, projections
 from megatron.vlm.models.tile_rows import SplitHeads
-from omnibal_ext.architectures.architecture import VisionArchitecture
+from omnibal_ext.architectures.architecture import NativeResolution, VisionArchitecture
 
 
 def shared_rows(rows: int, config: TransformerConfig) -> int:
@@ -118,7 +119,10 @@ _scale_add_fused = jit_fuser(_scale_add)
 
 
 class VisionMLP(MLP):
-    """Core's perceptron with the model's own activation, fused with the bias before it where there is a compiler."""
+    """Core's perceptron, gated or not, with the model's own activation.
+
+    That is fused with the bias before it where there is a compiler.
+    """
 
     adds_bias = False
     """Whether the last bias is added here, and not returned."""
@@ -128,13 +132,20 @@ class VisionMLP(MLP):
     ) -> tuple[Tensor, Tensor | None]:
         """[rows, 1, width] -> the same, and the last bias where the caller adds it."""
         inner, bias = self.linear_fc1(hidden)
-        out, last_bias = self.linear_fc2(_activated(inner, bias, self.config.activation_func))
+        activated = _gated if self.config.gated_linear_unit else _activated
+        out, last_bias = self.linear_fc2(activated(inner, bias, self.config.activation_func))
         return (out + last_bias, None) if self.adds_bias and last_bias is not None else (out, last_bias)
 
 
 @jit_fuser
 def _activated(inner: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
     return activation(inner if bias is None else inner + bias)
+
+
+@jit_fuser
+def _gated(inner: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    gate, up = (inner if bias is None else inner + bias).chunk(2, dim=-1)
+    return activation(gate) * up
 
 
 class VisionAttention(SelfAttention):
@@ -160,10 +171,21 @@ class VisionAttention(SelfAttention):
 class VisionLayer(TransformerLayer):
     """Core's transformer layer over the rows of a pack: [rows, 1, width] -> the same."""
 
-    def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
-        """[rows, 1, width] -> the same."""
+    whole = False
+    """At native resolution: attention goes beyond windows."""
+
+    def place(self, native: NativeResolution, number: int) -> None:
+        """Say which of the ViT's layers this is, at native resolution."""
+        self.whole = native.window is None or number in native.full_layers
+
+    def forward(self, hidden: Tensor, batch: Microbatch, view: Any = None) -> Tensor:
+        """[rows, 1, width] -> the same; `view` is the pack's at native resolution (`native.View`)."""
+        images = {}
+        if view is not None:
+            segments = view.whole if self.whole else view.windows
+            images = {"rotary_pos_emb": view.rotary, "packed_seq_params": segments}
         with own_draws(self):
-            return super().forward(hidden, attention_mask=None)[0]
+            return super().forward(hidden, attention_mask=None, **images)[0]
 
 
 def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture) -> ModuleSpec:
@@ -176,7 +198,8 @@ def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitectur
     submodules.mlp = partial(VisionMLP.as_mlp_submodule, **submodules.mlp.keywords)
     attention, heads = submodules.self_attention, architecture.heads
     attention.module, attention.params = VisionAttention, {"attn_mask_type": AttnMaskType.no_mask}
-    attention.submodules.core_attention = partial(TileAttention, tokens=architecture.tokens_per_tile)
+    tiles = partial(TileAttention, tokens=architecture.tokens_per_tile)
+    attention.submodules.core_attention = ImageAttention if architecture.native else tiles
     norm = partial(FullWidthRMSNorm, heads=heads) if architecture.qk_norm else IdentityOp
     attention.submodules.q_layernorm = attention.submodules.k_layernorm = norm
     into, out_of = projections(config)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain, Links
+from megatron.vlm.models.native import Viewer
 from megatron.vlm.models.rotary import Rotary
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
@@ -53,7 +54,9 @@ class Stage(MegatronModule):
             if chain.kinds[link] in RECOMPUTABLE_KINDS:
                 set_selective_recompute(module, link in recompute_attention, link in recompute_mlp)
         if "llm" in self.kinds:
-            self.rotary = Rotary(chain.architecture.language)
+            self.rotary = Rotary(chain.architecture.language, chain.architecture.shuffle)
+        if chain.architecture.vision.native and set(VISION_KINDS) & set(self.kinds):
+            self.viewer = Viewer(chain.architecture.vision, chain.vision)
 
     @property
     def has_backward(self) -> bool:
@@ -82,9 +85,12 @@ class Stage(MegatronModule):
         """Hidden states [s, b, h] after the last link; of the last stage, what `Head` gives."""
         hidden = self.input_tensor
         rotary = self.rotary(batch) if "llm" in self.kinds else None
+        view = self.viewer(batch) if hasattr(self, "viewer") and batch.tiles else None
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
         for link, module in enumerate(self.links.values(), start=self.first):
-            extra = (rotary,) if self.chain.kinds[link] == "llm" else ()
+            extra: tuple[Any, ...] = (rotary,) if self.chain.kinds[link] == "llm" else ()
+            if view is not None and self.chain.kinds[link] in VISION_KINDS:
+                extra = (view,)
             step = partial(_run, module, batch, *extra)
             if batch.tiles == 0 and self.chain.kinds[link] in VISION_KINDS:
                 hidden = _pass_by(module, hidden, self.chain.shape_before(link + 1, batch))
@@ -103,7 +109,7 @@ class Stage(MegatronModule):
         return state
 
 
-def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Tensor | None) -> Tensor:
+def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Any) -> Tensor:
     *extra, hidden = arguments
     return module(hidden, batch, *extra)
 

@@ -41,7 +41,8 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
         return Stage(chain, 0, len(chain.kinds))
 
     model = get_model(provide, ModelType.encoder_or_decoder)
-    pack = synthetic_pack(small, 1, [small.image_tokens_per_tile + args.tensor_model_parallel_size])
+    tiles = small.least_tiles
+    pack = synthetic_pack(small, tiles, [small.image_tokens(tiles) + args.tensor_model_parallel_size])
     executor = Executor()
 
     def iterate(count: int) -> float:

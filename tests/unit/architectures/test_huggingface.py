@@ -94,6 +94,45 @@ LLAVA_1_6_MISTRAL = {
     },
 }
 
+QWEN2_5_VL = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "hidden_act": "silu",
+    "hidden_size": 3584,
+    "image_token_id": 151655,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 128000,
+    "max_window_layers": 28,
+    "model_type": "qwen2_5_vl",
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "video_token_id": 151656,
+    "vision_config": {
+        "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+        "in_chans": 3, "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
+        "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2, "temporal_patch_size": 2,
+    },
+    "vision_end_token_id": 151653,
+    "vision_start_token_id": 151652,
+    "vision_token_id": 151654,
+    "vocab_size": 152064,
+}  # fmt: skip
+QWEN2_VL = {
+    **QWEN2_5_VL,
+    "model_type": "qwen2_vl",
+    "vision_config": {
+        "depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3, "hidden_size": 3584,
+        "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2,
+    },
+}  # fmt: skip
 INTERNVL_HF: dict[str, Any] = {
     "architectures": ["InternVLForConditionalGeneration"],
     "model_type": "internvl",
@@ -149,6 +188,8 @@ def changed(config: dict[str, Any], where: str, value: Any) -> dict[str, Any]:
         ("llava-1.6-mistral-7b", LLAVA_1_6_MISTRAL),
         ("internvl-chat-1.5", INTERNVL_CHAT),
         ("internvl3.5-38b", INTERNVL_3_5),
+        ("qwen2.5-vl-7b", QWEN2_5_VL),
+        ("qwen2-vl-7b", QWEN2_VL),
     ],
 )
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
@@ -230,6 +271,18 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
             "mrope_section",
         ),
         (LLAVA_1_5, "vision_config.num_channels", 4, r"num_channels is 4"),
+        (QWEN2_5_VL, "vision_config.in_chans", 1, r"in_chans is 1"),
+        (QWEN2_5_VL, "vision_config.window_size", 100, r"window_size is 100; supported: multiples of 28"),
+        (QWEN2_5_VL, "vision_config.spatial_merge_size", 3, r"spatial_merge_size is 3"),
+        (QWEN2_5_VL, "vision_config.out_hidden_size", 99, r"features of width 99, the language model has 3584"),
+        (
+            QWEN2_5_VL,
+            "vision_config.deepstack_visual_indexes",
+            [5],
+            r"deepstack_visual_indexes is '\[5\]', which is not",
+        ),
+        (QWEN2_5_VL, "attention_dropout", 0.1, r"attention_dropout is 0\.1"),
+        (QWEN2_5_VL, "quantization_config", {"bits": 4}, r"quantization_config is .* which is not known"),
         (LLAVA_1_6_MISTRAL, "use_image_newline_parameter", False, r"use_image_newline_parameter is False"),
     ],
 )

@@ -45,7 +45,9 @@ def test_every_preset_names_what_there_is_and_what_goes_together(name: str) -> N
     wanted, model = {flag: choice.value for flag, choice in needs(PRESETS[name], None).items()}, PRESETS[name]
     assert wanted["image-markup"] in MARKUPS
     assert RULES[wanted["tiling"]].joins_tiles == model.newline
-    assert (wanted["image-markup"] == "llava") == (model.vision.pixels == "clip") == name.startswith("llava")
+    assert (wanted["image-markup"] == "llava") == name.startswith("llava")
+    assert (model.vision.pixels == "clip") == name.startswith(("llava", "qwen"))
+    assert RULES[wanted["tiling"]].native == (model.vision.native is not None)
     if name != "tiny":
         template = TEMPLATES[wanted["chat-template"]]
         assert template.turns

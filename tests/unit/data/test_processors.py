@@ -77,6 +77,20 @@ def llava_next(path: Path, _: bool) -> tuple[Any, str]:
     return LlavaNextProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
 
 
+def qwen_vl(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    class WithoutVideo(Qwen2_5_VLProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Its video processor needs torchvision."""
+
+    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks])
+    pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2)
+    return WithoutVideo(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
+
+
 CLIP_FEATURES = {
     "patch_size": PATCH,
     "vision_feature_select_strategy": "default",
@@ -88,6 +102,10 @@ CASES = {
     "pad": (llava, {"template": "vicuna", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
     "crop": (llava, {"template": "vicuna", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
 }
+CASES["native"] = (
+    qwen_vl, {"template": "hermes-2", "markup": "qwen-vl", "tokens_per_tile": 0.25, "normalization": "clip"},
+)  # fmt: skip
+NATIVE = Tiling(PATCH, 16, 120, False, "native")
 PROMPTS = {  # what their chat templates write for one question and answer
     "hermes-2": "<|im_start|>user\n{0}\nWhat is in the picture?<|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n",
     "mistral": "<s>[INST] {0}\nWhat is in the picture? [/INST] A cat.</s>",
@@ -128,7 +146,13 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
     ]
     lines = "\n".join(json.dumps({"image": name, "conversations": turns}) for name in names)
     (folder / "chat.jsonl").write_text(lines)
-    recipe = Recipe(folder, folder / "tokenizer.json", tiling=Tiling(TILE, rule=rule), system_message="", **flags)
+    recipe = Recipe(
+        folder,
+        folder / "tokenizer.json",
+        tiling=NATIVE if rule == "native" else Tiling(TILE, rule=rule),
+        system_message="",
+        **flags,
+    )
     preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"), max_rejects=0)
     return ChatDataset(folder / "dataset")
 
@@ -138,6 +162,7 @@ TOWERS = {  # config.json of each kind of model
     "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
     "pad": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
     "crop": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
+    "native": ("qwen2_5_vl", "qwen2_5_vl_text", {"out_hidden_size": 8192}),
 }
 JINJA = {
     "hermes-2": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}"
@@ -164,7 +189,9 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(rule: str, tmp_pat
         (tmp_path / "chat_template.jinja").write_text(JINJA[flags["template"]])
         given = {}
     found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
-    wanted = {"tiling": rule, "tile-size": TILE, "tokens-per-tile": flags["tokens_per_tile"], "max-tiles": 12}
+    native = rule == "native"
+    wanted = {"tiling": rule, "tile-size": PATCH if native else TILE, "tokens-per-tile": flags["tokens_per_tile"]}
+    wanted |= {"max-tiles": 120 if native else 12}
     wanted |= {"image-markup": flags["markup"], "normalize": flags.get("normalization", "imagenet")}
     wanted |= {"chat-template": flags["template"], "tokenizer-model": tmp_path / "tokenizer.json"}
     assert wanted.items() <= found.items()
@@ -180,8 +207,18 @@ def test_tokens_and_pixels_are_the_processors(rule: str, tmp_path: Path) -> None
         prompt = PROMPTS[flags["template"]].format(mark)
         theirs = processor(text=prompt, images=[str(tmp_path / name)], return_tensors="np")
         assert data.text(sample)[0].tolist() == theirs["input_ids"][0].tolist(), name
-        pixels = theirs["pixel_values"].reshape(-1, 3, TILE, TILE)
+        pixels = theirs["pixel_values"]
+        if rule == "native":  # a patch is two equal frames, colour by colour
+            films = pixels.reshape(-1, 3, 2, PATCH, PATCH)
+            np.testing.assert_array_equal(films[:, :, 0], films[:, :, 1])
+            pixels = films[:, :, 0]
+            assert [(1, image.rows, image.columns) for image in data.images(sample)] == [
+                *map(tuple, theirs["image_grid_thw"])
+            ]
+        else:
+            pixels = pixels.reshape(-1, 3, TILE, TILE)
         np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-6, err_msg=name)
-    assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(mark)
-    added = {token: number for token, number in processor.tokenizer.get_added_vocab().items() if token != "<video>"}
+    context = "<|image_pad|>" if rule == "native" else mark
+    assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(context)
+    added = {token: number for token, number in processor.tokenizer.get_added_vocab().items() if "video" not in token}
     assert data.manifest["special_tokens"] == added

@@ -41,6 +41,17 @@ CLIP = {
     "image_size": TILE,
     "patch_size": TILE // SIDE,
 }
+QWEN_VIT = {"depth": 3, "num_heads": 4, "patch_size": 4}
+QWEN2_VL = {**QWEN_VIT, "embed_dim": 48, "hidden_size": 48, "mlp_ratio": 2}
+QWEN2_5_VL = {
+    **QWEN_VIT,
+    "hidden_size": 48,
+    "out_hidden_size": 48,
+    "intermediate_size": 40,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+}
+MROPE = {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 1e4}
 GRIDS = [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]]
 QWEN = {**TEXT, "model_type": "qwen2"}
 QWEN3 = {**TEXT, "model_type": "qwen3", "head_dim": 16}
@@ -84,6 +95,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     ),
     "llava-next vicuna": ("LlavaNext", {}, {**TEXT, "model_type": "llama", "num_key_value_heads": 4}, {}),
     "llava-next mistral": ("LlavaNext", {}, MISTRAL, {}),
+    "qwen2-vl": ("Qwen2VL", QWEN2_VL, {**TEXT, "rope_parameters": MROPE}, {}),
+    "qwen2.5-vl": ("Qwen2_5_VL", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, {}),
+    "qwen2.5-vl tied": (
+        "Qwen2_5_VL",
+        {**QWEN2_5_VL, "fullatt_block_indexes": [0, 2]},
+        {**TEXT, "rope_parameters": MROPE},
+        {"tie_word_embeddings": True},
+    ),
 }
 
 
@@ -92,7 +111,9 @@ def build(family: str, seed: int) -> torch.nn.Module:
     import transformers
 
     prefix, vision, text, fields = FAMILIES[family]
-    if prefix == "InternVL":
+    if prefix.startswith("Qwen"):
+        fields = {"image_token_id": IMAGE_TOKEN, **fields}
+    elif prefix == "InternVL":
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
         vision = {**INTERN_VIT, **vision}
     else:

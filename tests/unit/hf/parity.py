@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from megatron.vlm.arguments import _preset_defaults
+from megatron.vlm.checkpoint.integrity import seal_alone
 from megatron.vlm.data.anyres import image_sources, joined_orders
 from megatron.vlm.data.tiles import anyres_grid
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
@@ -31,7 +32,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
-from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.architecture import Architecture, NativeResolution
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import single_stage_plan
 from tests.engine.names import weights_by_checkpoint_name
@@ -41,6 +42,8 @@ from tests.unit.hf.models import IMAGE_TOKEN, SIDE, TILE, Sample
 grid_of = partial(anyres_grid, tile_size=TILE, min_tiles=1, max_tiles=12)
 # Several images, one image, none, one again: wide, high, square and small ones.
 IMAGES = [[(50, 20), (16, 40)], [(33, 31)], [], [(100, 9)]]
+# At native resolution, rows and columns of squares: some fill windows of two, one is a single row, one a square.
+NATIVE_IMAGES = [[(3, 5), (1, 4)], [(1, 1)], [], [(2, 2), (7, 3)]]
 
 
 def main() -> None:
@@ -96,16 +99,23 @@ def load(architecture: Architecture, folder: Path, args: Namespace) -> Stage:
 
 def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     """All samples in one pack, and each alone."""
+    if architecture.vision.native:
+        return packed_at_native_resolution(architecture.vision.native)
     sources = {}
     for size in {size for images in IMAGES for size in images}:
         tokens = np.arange(architecture.image_tokens_per_tile)
         sources[size] = image_sources(size, grid_of(*size), SIDE) if architecture.newline else tokens
     tiles = {size: 1 + int(np.prod(grid_of(*size))) if architecture.newline else 1 for size in sources}
     samples = models.samples({size: (len(sources[size]), tiles[size]) for size in sources}, IMAGES)
-    ids = torch.cat([sample.ids for sample in samples])
     per_tile = architecture.image_tokens_per_tile
     order = joined_orders((tiles[size] * per_tile, sources[size]) for images in IMAGES for size in images)
-    batch = Microbatch(
+    return batch_of(samples, order), samples
+
+
+def batch_of(samples: list[Sample], order: np.ndarray) -> Microbatch:
+    """All samples end to end; image tokens are the features `order`."""
+    ids = torch.cat([sample.ids for sample in samples])
+    return Microbatch(
         tiles=sum(len(sample.pixels) for sample in samples),
         lengths=tuple(len(sample.ids) for sample in samples),
         samples=len(samples),
@@ -117,7 +127,24 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
         labels=torch.roll(ids, -1),
         loss_mask=torch.cat([torch.arange(len(sample.ids), 0, -1) > 1 for sample in samples]).float(),
     )
-    return batch, samples
+
+
+def packed_at_native_resolution(native: NativeResolution) -> tuple[Microbatch, list[Sample]]:
+    """The same of images of the sizes in `NATIVE_IMAGES`, in squares."""
+    grids = [[(1, rows * native.merge, columns * native.merge) for rows, columns in images] for images in NATIVE_IMAGES]
+    generator, samples, starts, begin = torch.Generator().manual_seed(5), [], [], 0
+    for number, images in enumerate(grids):
+        pieces = [torch.randint(0, IMAGE_TOKEN, (3 + number,), generator=generator)]
+        for _, rows, columns in images:
+            starts.append(begin + sum(map(len, pieces)))
+            pieces.append(torch.full((rows * columns // native.merge**2,), IMAGE_TOKEN))
+            pieces.append(torch.randint(0, IMAGE_TOKEN, (4,), generator=generator))
+        patches = sum(rows * columns for _, rows, columns in images)
+        pixels = torch.randn(patches, 3, SIDE, SIDE, generator=generator)
+        samples.append(Sample(torch.cat(pieces), pixels, tuple((rows, columns) for _, rows, columns in images)))
+        begin += len(samples[-1].ids)
+    batch = batch_of(samples, np.arange(sum(len(sample.pixels) for sample in samples) // native.merge**2))
+    return replace(batch, grids=tuple(grid for images in grids for grid in images), image_starts=tuple(starts)), samples
 
 
 def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, float]:
@@ -126,7 +153,12 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
     logits, total = [], 0.0
     for sample in samples:
         images: dict[str, Tensor] = {}
-        if len(sample.pixels):
+        if len(sample.pixels) and theirs.config.model_type.startswith("qwen"):
+            # Each patch is a film of two equal frames, colour by colour.
+            images["pixel_values"] = sample.pixels.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1)
+            images["image_grid_thw"] = torch.tensor([(1, *size) for size in sample.sizes])
+            images["mm_token_type_ids"] = (sample.ids == IMAGE_TOKEN).long()[None]
+        elif len(sample.pixels):
             images["pixel_values"] = sample.pixels
             if theirs.config.model_type == "llava_next":
                 images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
@@ -174,6 +206,7 @@ def bits_lost(stage: Stage, folder: Path, args: Namespace) -> bool:
     torch.distributed.barrier()
     if torch.distributed.get_rank():
         return False
+    seal_alone(folder / "saved/iter_0000001", {})  # as the trainer does
     to_hugging_face(folder / "saved", folder / "back", like=folder / "theirs")
     before, after = WeightFolder(folder / "theirs"), WeightFolder(folder / "back")
     return before.stored != after.stored or not all(

@@ -1,0 +1,95 @@
+"""Reads the config.json of Qwen2-VL and Qwen2.5-VL: a ViT at native resolution, M-RoPE in the language model."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omnibal_ext.architectures.architecture import (
+    Architecture,
+    LanguageArchitecture,
+    NativeResolution,
+    PromptFormat,
+    VisionArchitecture,
+)
+from omnibal_ext.architectures.huggingface_section import Section
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, finite, listing, mapping, record, whole
+
+QWEN_VL_TEXTS = ("qwen2_vl_text", "qwen2_5_vl_text")
+NORM_EPSILON = 1e-6  # of every norm of the ViT, whatever the config says
+SIZE, LAYERS, RATIO = whole(1, 2**20), listing(whole(0, 2**10), most=2**10), finite(1e-3, 1e3)
+ROPE = record({}, {"rope_theta": finite(1, 1e12)})
+OUTER = (
+    "model_type", "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id",
+    "vision_end_token_id", "vision_token_id", "tie_word_embeddings", "architectures", "transformers_version",
+)  # fmt: skip
+"""Fields beside those of the language model, which published files have on the same level."""
+
+
+def rotary_sections(section: Section, rope: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of M-RoPE: frequencies for time, row and column; none in other models."""
+    if section["model_type"] not in QWEN_VL_TEXTS:
+        return ()
+    given = rope.get("mrope_section") or [16, 24, 24]
+    return tuple(listing(whole(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given))
+
+
+def qwen_vl(
+    name: str, config: Section, tied: bool, language: Callable[[Section], LanguageArchitecture]
+) -> Architecture:
+    """The model of a qwen2_vl's or qwen2_5_vl's config.json; `language` reads the language model's section.
+
+    Raises UserError naming a field that cannot be honoured.
+    """
+    kind = config["model_type"]
+    tower = config.inner("vision_config", f"{kind}_vision", always=True)
+    model = language(config.section_of("text_config", f"{kind}_text", _text_fields(config)))
+    tower.must(in_channels=3, in_chans=3)
+    later = kind == "qwen2_5_vl"
+    width = tower.take("hidden_size" if later else "embed_dim", SIZE)
+    if (out := tower.take("out_hidden_size" if later else "hidden_size", SIZE)) != model.hidden_size:
+        raise UserError(f"{tower.where}: gives features of width {out}, the language model has {model.hidden_size}")
+    patch, heads = tower.take("patch_size", SIZE), tower.take("num_heads", SIZE)
+    if width % (4 * heads):
+        raise UserError(f"{tower.where}: {width} does not divide into {heads} heads whose width is a multiple of 4")
+    tower.must(spatial_patch_size=patch, spatial_merge_size=2)
+    vision = VisionArchitecture(
+        layers=tower.take("depth", whole(1, 2**10)),
+        hidden_size=width,
+        heads=heads,
+        ffn_hidden_size=tower.take("intermediate_size", SIZE) if later else int(width * tower.take("mlp_ratio", RATIO)),
+        patch_size=patch,
+        image_size=patch,
+        normalization="RMSNorm" if later else "LayerNorm",
+        norm_epsilon=NORM_EPSILON,
+        activation=tower.choose("hidden_act", {one: one for one in ("silu", "quick_gelu", "gelu")}),
+        gated=later,
+        patch_bias=False,
+        layer_scale=False,
+        pixels="clip",
+        native=_native(tower, patch, later),
+    )
+    tower.refuse_unread()
+    prompt = PromptFormat("qwen-vl", config.take("image_token_id", whole(0, 2**24)), "qwen-vl", "native")
+    return Architecture(name, vision, model, shuffle=2, projector_norm=False, tied=tied, prompt=prompt)
+
+
+def _text_fields(config: Section) -> Mapping[str, Any]:
+    """The language model's fields, from a section of their own or from between the others."""
+    if inner := config.take_if("text_config", mapping(anything)):
+        return inner
+    found = {name: value for name, value in config.values.items() if name not in OUTER}
+    config.asked.update(found)
+    return found
+
+
+def _native(tower: Section, patch: int, windows: bool) -> NativeResolution:
+    theta = (tower.take_if("rope_parameters", ROPE) or {}).get("rope_theta", 1e4)
+    frames, merge = tower.take("temporal_patch_size", SIZE), 2
+    if not windows:
+        return NativeResolution(merge, frames, theta=theta)
+    tower.get("tokens_per_second")  # of films
+    size = tower.take("window_size", SIZE)
+    side, rest = divmod(size, merge * patch)
+    if rest:
+        raise UserError(f"{tower.where}.window_size is {size}; supported: multiples of {merge * patch}")
+    return NativeResolution(merge, frames, side, tuple(tower.take("fullatt_block_indexes", LAYERS)), theta)
