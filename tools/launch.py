@@ -198,6 +198,7 @@ def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--use-distributed-optimizer", action="store_true")
+    parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--freeze", nargs="+", default=[])
     return parser.parse_known_args(arguments.megatron)[0]
 

@@ -27,7 +27,7 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 
-PROFILER = 2
+PROFILER = 3
 """Raised when figures are measured in another way, so that older ones are measured again."""
 
 
@@ -92,6 +92,7 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.vit_budget,
         arguments.llm_budget,
         arguments.tensor_model_parallel_size,
+        arguments.sequence_parallel,
         arguments.data_parallel_size,
         arguments.use_distributed_optimizer,
         arguments.bf16,
@@ -119,6 +120,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "megatron-core": version("megatron-core"),
         "profiler": PROFILER,
         "model_hash": architecture.hash,
+        "sequence_parallel": arguments.sequence_parallel and arguments.tensor_model_parallel_size > 1,
         "distributed_optimizer": arguments.use_distributed_optimizer,
         "freeze": sorted(arguments.freeze),
         **{name: getattr(arguments, name) for name in names},
@@ -171,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vit-budget", type=int, required=True, help="tiles of a full pack")
     parser.add_argument("--llm-budget", type=int, required=True, help="tokens of a full pack")
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1)
+    parser.add_argument("--sequence-parallel", action="store_true", help="the job shares tokens between blocks")
     parser.add_argument("--data-parallel-size", type=int, default=1, help="of the job: gradients are reduced over it")
     parser.add_argument("--use-distributed-optimizer", action="store_true", help="the job shards its optimizer state")
     parser.add_argument("--bf16", action="store_true", help="measure in bf16")

@@ -24,6 +24,8 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 import torch
 from torch.overrides import TorchFunctionMode
 
+from omnibal_ext.costs.analytic import OVERHEAD_BYTES
+
 HAS_CUDA: bool = torch.cuda.is_available()
 if not HAS_CUDA:
     # Read when torch first compiles: Megatron compiles small functions, and not every CPU machine has a compiler.
@@ -65,6 +67,17 @@ def device_memory() -> int:
     if HAS_CUDA:
         return int(torch.cuda.get_device_properties(0).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def overhead_bytes() -> float:
+    """Bytes of a device that no tensor of a layer has: driver context, communication buffers, fragmentation.
+
+    What they take now, and no less than a whole job's, which has more communicators; 0 where there is no GPU.
+    """
+    if not HAS_CUDA:
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return max(OVERHEAD_BYTES, float(total - free - torch.cuda.memory_allocated()))
 
 
 def allocated_bytes() -> int | None:

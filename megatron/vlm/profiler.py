@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from megatron.vlm import platform
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.profiling.action_costs import measure_actions
 from megatron.vlm.profiling.layer_costs import KindMeasurement
@@ -34,6 +35,7 @@ class Job:
     vit_budget: int
     llm_budget: int
     tensor_parallel: int = 1
+    sequence_parallel: bool = False
     data_parallel: int = 1
     distributed_optimizer: bool = False
     bf16: bool = False
@@ -43,6 +45,7 @@ class Job:
     def flags(self) -> list[str]:
         """Megatron's."""
         flags = ["--tensor-model-parallel-size", str(self.tensor_parallel), *["--bf16"] * self.bf16]
+        flags += ["--sequence-parallel"] * self.sequence_parallel
         return flags + (["--freeze", *self.frozen] if self.frozen else [])
 
 
@@ -89,6 +92,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         transfer_latency_seconds=links.transfer_latency_seconds,
         action_seconds=action,
         iteration_seconds=per_iteration + iteration,
+        overhead_bytes=platform.overhead_bytes(),
         measured_with=measured_with,
         notes={"disturbed": stopwatch.disturbed, "reduction_seconds_per_byte": links.reduction_seconds_per_byte},
     )

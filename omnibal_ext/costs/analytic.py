@@ -26,6 +26,8 @@ from omnibal_ext.errors import UserError
 
 BYTES = 2  # of a bf16 number
 GPUS_A_NODE = 8
+OVERHEAD_BYTES = 4.0 * 2**30
+"""Of a GPU: driver context, communication buffers, fragmentation, which an empty job already takes."""
 EXPOSED_REDUCTION = 0.25
 """Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
 IMAGE_PATCHES = 2304
@@ -51,8 +53,7 @@ class Device:
     matrix_efficiency: float
     attention_efficiency: float
     bandwidth_efficiency: float = 0.8
-    overhead_bytes: float = 4 * 2**30
-    """Driver context, communication buffers, fragmentation: what an empty job already takes."""
+    overhead_bytes: float = OVERHEAD_BYTES
 
 
 DEVICES = {

@@ -31,7 +31,7 @@ class Planning:
 
     flags: argparse.Namespace
     job: argparse.Namespace
-    """bf16, use_distributed_optimizer and freeze of the run: costs depend on them."""
+    """bf16, use_distributed_optimizer, sequence_parallel and freeze of the run: costs depend on them."""
     architecture: Architecture
     index: PackedIndex
     data_parallel: int
@@ -167,7 +167,7 @@ class Planning:
         }
         if self.flags.analytic:
             flags["--analytic"] = self.flags.analytic
-        names = ("bf16", "use_distributed_optimizer")
+        names = ("bf16", "use_distributed_optimizer", "sequence_parallel")
         switches = [f"--{name.replace('_', '-')}" for name in names if getattr(self.job, name)]
         freeze = ["--freeze", *self.job.freeze] if self.job.freeze else []
         run_our_tool(self.tools / "profile_layers.py", flags, self.flags.json, [*switches, *freeze])

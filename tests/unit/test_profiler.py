@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from megatron.vlm import platform
 from megatron.vlm.profiler import Job, fit_line, step_seconds_per_weight
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import fit_seconds
@@ -15,6 +16,7 @@ from megatron.vlm.profiling.synthetic import equal_lengths
 from megatron.vlm.profiling.transfers import Links
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
+from tests.distributed.conftest import run_program
 from tests.unit.layout.instances import make_profile
 
 
@@ -97,3 +99,20 @@ def test_samples_share_a_pack_evenly() -> None:
 def test_impossible_constants_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(UserError, match=name):
         Profile(**{**make_profile().__dict__, name: value}).validate()
+
+
+@pytest.mark.starts
+def test_what_layers_keep_is_measured_with_shared_tokens() -> None:
+    """Sharing saves half of what lies between blocks; tokens that fill up take a little of it back."""
+    saved = run_program("tests.distributed.kept_bytes", 2)
+    assert {kind: share for kind, share in saved.items() if share < 0.9} == {}
+
+
+def test_a_gpu_keeps_a_reserve_for_what_no_layer_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver and communicators take now, and at least what a job's take."""
+    assert platform.overhead_bytes() == 0
+    monkeypatch.setattr(platform, "HAS_CUDA", True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 10 * 2**30)
+    for used, reserve in ((11 * 2**30, 4 * 2**30), (19 * 2**30, 9 * 2**30)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda used=used: (80 * 2**30 - used, 80 * 2**30))
+        assert platform.overhead_bytes() == reserve

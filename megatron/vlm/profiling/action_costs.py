@@ -42,7 +42,9 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
 
     model = get_model(provide, ModelType.encoder_or_decoder)
     tiles = small.least_tiles
-    pack = synthetic_pack(small, tiles, [small.image_tokens(tiles) + args.tensor_model_parallel_size])
+    tokens = small.image_tokens(tiles) + 1
+    tokens += -tokens % args.tensor_model_parallel_size
+    pack = synthetic_pack(small, tiles, [tokens])
     executor = Executor()
 
     def iterate(count: int) -> float:

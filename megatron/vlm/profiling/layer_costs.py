@@ -207,9 +207,15 @@ def recompute(stage: Stage, mode: str) -> None:
 
 
 def _packs(chain: Chain, kind: str, tiles: int, tokens: int) -> list[Microbatch]:
-    """Packs at the budgets and, for the fit, half as large and otherwise divided."""
+    """Packs at the budgets and, for the fit, half as large and otherwise divided.
+
+    Under sequence parallelism filled up until the tensor-parallel group divides their tokens, as in training.
+    """
+    config = chain.language
+    multiple = config.tensor_model_parallel_size if config.sequence_parallel else 1
 
     def make(tiles: int, tokens: int, samples: int = SAMPLES) -> Microbatch:
+        tokens += -tokens % multiple
         return synthetic_pack(chain.architecture, tiles, equal_lengths(tokens, min(samples, tokens)))
 
     if kind in VISION_KINDS:
