@@ -22,6 +22,7 @@ from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
+from omnibal_ext.costs.measured import measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.reading.checks import anything, mapping
@@ -60,6 +61,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.data_parallel_size,
         arguments.use_distributed_optimizer,
         tuple(arguments.freeze),
+        measured_device(arguments.analytic),
     )
     if arguments.measured:
         measured = read_json(arguments.measured, mapping(anything), "give a profile, or some of its lines")

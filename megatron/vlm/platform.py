@@ -127,7 +127,7 @@ def point_to_point_options() -> Any:
 
     A message must not queue behind computing, and a receive that waits must not hold many thread blocks meanwhile.
     """
-    if not HAS_CUDA:
+    if not HAS_CUDA or torch.distributed.get_backend() != "nccl":
         return None
     options = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options.config.max_ctas = 8

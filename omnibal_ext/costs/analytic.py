@@ -102,18 +102,19 @@ def analytic_profile(
     data_parallel_size: int = 1,
     distributed_optimizer: bool = True,
     frozen: tuple[str, ...] = (),
+    measured: Device | None = None,
 ) -> Profile:
     """The profile of a model on a100, h100 or h200 at packed shapes (`vit_budget` tiles, `llm_budget` tokens).
 
-    Seconds at the budget are those of a pack that is one sample; the fits price others. Raises UserError for unknown
-    devices and sizes under one.
+    `measured` takes the place of the efficiencies stated here (`measured_device`). Seconds at the budget are those of a
+    pack that is one sample; the fits price others. Raises UserError for unknown devices and sizes under one.
     """
     if device not in DEVICES:
         raise UserError(f"device {device!r} is not known; choose one of {', '.join(DEVICES)}, or measure a profile")
     sizes = (vit_budget, llm_budget, tensor_model_parallel_size, data_parallel_size)
     if min(sizes) < 1:
         raise UserError(f"budgets and parallel sizes must be at least 1, got {', '.join(map(str, sizes))}")
-    gpu, t, d = DEVICES[device], tensor_model_parallel_size, data_parallel_size
+    gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     works = layer_works(architecture, vit_budget, llm_budget, t)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
     layers = {

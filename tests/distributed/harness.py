@@ -59,8 +59,10 @@ class Result:
     gradients: dict[str, Tensor]
 
 
-def start(architecture: Architecture, tensor: int, pipeline: int, flags: Sequence[str] = ()) -> Namespace:
-    """Initialise Megatron on these ranks and return its arguments."""
+def start(
+    architecture: Architecture, tensor: int, pipeline: int, flags: Sequence[str] = (), backend: str | None = None
+) -> Namespace:
+    """Initialise Megatron on these ranks and return its arguments; `backend` is another than the machine's."""
     presets.PRESETS.update(MODELS)
     sys.argv = ["test", "--preset", architecture.name, "--tensor-model-parallel-size", str(tensor)]
     sys.argv += [
@@ -77,6 +79,7 @@ def start(architecture: Architecture, tensor: int, pipeline: int, flags: Sequenc
     args = parse_arguments().args
     args.pipeline_model_parallel_size = pipeline
     args.data_parallel_size = args.world_size // (tensor * pipeline)
+    args.distributed_backend = backend or args.distributed_backend
     initialize_megatron()
     return args
 
@@ -221,7 +224,7 @@ def run_iteration(
         model=model,
         num_microbatches=len(mine),
     )
-    total = sum((record["lm loss"] for record in records), torch.zeros(2))
+    total = sum((record["lm loss"] for record in records), torch.zeros(2, device="cuda"))
     torch.distributed.all_reduce(total)
     return (total[0] / total[1].clamp(min=1)).item()
 

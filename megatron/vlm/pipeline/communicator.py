@@ -38,6 +38,9 @@ class Receive:
 class Communicator:
     """Sends and receives of one pipeline rank. Empty tensors (a pack without tiles) are not sent: both sides know."""
 
+    device = "cuda"
+    """Where messages start and arrive."""
+
     def __init__(self, pipeline_group: dist.ProcessGroup, timeout: timedelta | None = None) -> None:
         """All ranks of the job open the channels together. A message that takes longer than `timeout` is an error."""
         ranks = dist.get_process_group_ranks(pipeline_group)
@@ -56,7 +59,7 @@ class Communicator:
                 )
                 if ranks[here] in (source, target):
                     self.channels[source, kind] = group
-                    _open(group, *((source, target) if kind == "activation" else (target, source)))
+                    _open(group, self.device, *((source, target) if kind == "activation" else (target, source)))
         self.rank = ranks[here]
 
     def send_activation(self, tensor: Tensor) -> None:
@@ -95,13 +98,13 @@ class Communicator:
         self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup | None
     ) -> Receive:
         with platform.beside_computing("receiving"):
-            tensor = torch.empty(shape, dtype=dtype, device="cuda")
+            tensor = torch.empty(shape, dtype=dtype, device=self.device)
             return Receive(tensor, dist.irecv(tensor, source, group=channel) if tensor.numel() else None)
 
 
-def _open(channel: dist.ProcessGroup, source: int, target: int) -> None:
+def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> None:
     """Send one number: the connection is made now."""
-    number = torch.zeros(1, device="cuda")
+    number = torch.zeros(1, device=device)
     post = dist.isend if dist.get_rank() == source else dist.irecv
     work = post(number, target if dist.get_rank() == source else source, group=channel)
     assert work is not None

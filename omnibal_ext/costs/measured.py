@@ -1,0 +1,49 @@
+"""What `benchmarks/gpu.py` found on a GPU takes the place of the efficiencies that analytic profiles assume."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omnibal_ext.costs.analytic import DEVICES, Device
+from omnibal_ext.errors import UserError
+from omnibal_ext.records import read_record
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+EFFICIENCIES = ("matrix_efficiency", "attention_efficiency", "bandwidth_efficiency")
+
+
+def device_key(name: str) -> str | None:
+    """The name in `DEVICES` of a GPU that calls itself `name`; None where its peaks are not known."""
+    return next((key for key in DEVICES if key in name.lower()), None)
+
+
+def efficiencies(key: str, reached: Mapping[str, float]) -> dict[str, float]:
+    """Shares of a device's published peaks; `reached`: operations and bytes a second of `benchmarks/gpu.py`."""
+    device = DEVICES[key]
+    return {
+        "matrix_efficiency": reached["matrix_flops"] / device.flops,
+        "attention_efficiency": reached["attention_flops"] / device.flops,
+        "bandwidth_efficiency": reached["memory_bytes_a_second"] / device.memory_bandwidth,
+    }
+
+
+def measured_device(key: str, folder: Path = RESULTS) -> Device | None:
+    """The device `key` as it was measured; None where it was not.
+
+    Raises UserError for a result file that is damaged, or whose figures no device reaches.
+    """
+    path = folder / f"{key}.json"
+    return (
+        read_record(path, "result", "benchmarks/gpu.py", lambda record: _device(key, record)) if path.exists() else None
+    )
+
+
+def _device(key: str, record: Any) -> Device:
+    found = record.get("efficiencies") if isinstance(record, Mapping) else None
+    if not isinstance(found, Mapping) or set(found) != set(EFFICIENCIES):
+        raise UserError(f"'efficiencies' must have {', '.join(EFFICIENCIES)}")
+    for name, share in found.items():
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise UserError(f"{name} must be a share of the published peak, above 0 and at most 1, got {share!r}")
+    return replace(DEVICES[key], **found)
