@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import sys
 import time
 import types
 import typing
@@ -33,7 +34,7 @@ if not HAS_CUDA:
 HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and importlib.util.find_spec("transformer_engine") is not None
 HAS_FLASH_ATTENTION: bool = HAS_CUDA and importlib.util.find_spec("flash_attn") is not None
 HAS_VARIABLE_LENGTH: bool = HAS_CUDA and importlib.util.find_spec("torch.nn.attention.varlen") is not None
-# Apex can be installed without its kernels: then it has nothing that we would use.
+# Apex can be installed without its kernels: then it has nothing to be used, and `prepare` hides it.
 HAS_APEX: bool = HAS_CUDA and all(
     importlib.util.find_spec(module) is not None for module in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda")
 )
@@ -190,6 +191,9 @@ def prepare() -> None:
     """Make `megatron.core` importable here; once a process, before its first import."""
     if not hasattr(typing, "override"):  # Python 3.11
         typing.override = typing_extensions.override
+    if not HAS_APEX:
+        # Megatron takes whatever Apex can be imported, and it raises where its kernels are first called.
+        sys.modules["apex"] = None  # type: ignore[assignment]
     if not HAS_CUDA:
         _stand_in_for_cuda()
 

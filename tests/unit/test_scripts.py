@@ -1,0 +1,49 @@
+"""The shipped training scripts: their flags are ones that we take, and a user's settings win over theirs."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from megatron.vlm.arguments import read_arguments
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ("scripts/train_internvl_chat_1_5.sh", "scripts/slurm/train.sbatch")
+SETTINGS = ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_NVLS_ENABLE", "OMP_NUM_THREADS")
+SPEAK = f'#!/bin/bash\nprintf "%s\\n" "$@" > $SAID\nenv | grep -E "^({"|".join(SETTINGS)})=" > $SAID.env || true\n'
+"""Stands for python, srun and scontrol: says what it was called with."""
+
+
+def called(script: str, folder: Path, **environment: str) -> tuple[list[str], dict[str, str]]:
+    """The words of the script's last call, and the settings in its environment."""
+    for name in ("python", "srun", "scontrol"):
+        (folder / name).write_text(SPEAK)
+        (folder / name).chmod(0o755)
+    given = dict.fromkeys(("FROM", "DATA", "PACKS", "RUN_DIR", "SLURM_JOB_NODELIST", "SLURM_JOB_ID"), "x")
+    given |= {"SLURM_JOB_NUM_NODES": "4", "SAID": str(folder / "said"), **environment}
+    kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["bash", script, "--seed", "5"], cwd=ROOT, check=True, env={**kept, **given, "PATH": path})
+    settings = (line.split("=", 1) for line in (folder / "said.env").read_text().splitlines())
+    return (folder / "said").read_text().splitlines(), dict(settings)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_its_flags_are_taken_and_overlap_what_can_be(script: str, tmp_path: Path) -> None:
+    words, settings = called(script, tmp_path)
+    flags = words[words.index("--") + 1 :]
+    args = read_arguments(["--preset", "tiny", "--train-iters", "9", *flags]).args
+    assert args.overlap_grad_reduce
+    assert args.overlap_param_gather
+    assert args.use_distributed_optimizer
+    assert args.bf16
+    assert args.seed == 5
+    assert "--sequence-parallel" in flags  # without meaning on the one tensor-parallel rank here
+    assert set(settings) == set(SETTINGS)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_the_user_has_set_stays(script: str, tmp_path: Path) -> None:
+    _, settings = called(script, tmp_path, **dict.fromkeys(SETTINGS, "7"))
+    assert settings == dict.fromkeys(SETTINGS, "7")
