@@ -113,7 +113,7 @@ def correctness(folder: Path) -> dict[str, float]:
     part(1, "answers", expected, hide_gpu=True)
     part(1, "answers", single, "--weights", expected)
     part(1, "answers", half, "--bf16", "--weights", expected)
-    known, fp32, bf16 = (torch.load(path, weights_only=False) for path in (expected, single, half))
+    known, fp32, bf16 = map(gpu_parts.Answers.load, (expected, single, half))
     return {
         "fp32 chain": gpu_parts.difference(fp32.gradients, known.gradients),
         "bf16 chain": gpu_parts.difference(bf16.gradients, known.gradients),
