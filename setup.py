@@ -59,6 +59,7 @@ setup(
             # The report: in a browser, as a trace, as a picture.
             "websocket-client>=1.8,<2",
             "perfetto>=0.50,<1",
+            "accelerate>=1.10,<2",
             "matplotlib>=3.9,<4",
         ],
     },

@@ -11,7 +11,7 @@ are compared, never days. EVA-CLIP-4B is left out: its 54 layers are no publishe
 import argparse
 import sys
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
+from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, recompute_all
@@ -238,13 +239,30 @@ def best_table(seconds: float) -> dict[int, dict[str, float]]:
             "of_ideal": _speed(best),
         }
         s = best.setting
+        ratios[batch]["of_text_only"] = text_only_share(best, seconds)
         what = f"TP {s.tensor_model_parallel_size} PP {s.pipeline_model_parallel_size} {s.schedule} x {s.chunks}"
         again = sum(map(len, best.candidates[0].layout.recompute))
         values = (f"{value:.3f}" for value in ratios[batch].values())
         rows.append((batch, what, again, f"{_speed(paper):.3f}", *values))
-    columns = ("samples", "ours", "recomputed", "paper of ideal", "over unbalanced", "over paper", "of ideal")
+    columns = (
+        "samples", "ours", "recomputed", "paper of ideal", "over unbalanced", "over paper", "of ideal", "of text-only"
+    )  # fmt: skip
     print_table("our best for the same GPUs, memory and samples", columns, rows)
     return ratios
+
+
+def text_only_share(outcome: Outcome, seconds: float) -> float:
+    """The LLM's tokens a second over those of the same language model alone, on text packs of as many tokens.
+
+    On the same GPUs, memory and schedule, planned for it.
+    """
+    assert outcome.problem is not None
+    problem, packs = outcome.problem, outcome.problem.packs
+    assert packs is not None
+    language = replace(problem.profile, chain=problem.profile.chain[problem.profile.chain.index("word_embed") :])
+    text = PackSizes(np.zeros_like(packs.tiles), packs.tokens, packs.squares)
+    alone = find_layouts(replace(problem, profile=language, packs=text), "joint", seconds=seconds)[0].step_seconds
+    return alone / outcome.candidates[0].step_seconds
 
 
 def _speed(outcome: Outcome) -> float:

@@ -82,7 +82,7 @@ def main() -> None:
             note_inputs(planning)
             code = _start(arguments, command, planning.run_dir, report)
             if code == 0:
-                write_report(TOOLS / "report.py", planning.run_dir, arguments.json)
+                write_report(TOOLS / "report.py", planning, arguments.json)
             sys.exit(code)
 
 

@@ -18,10 +18,14 @@ def note_inputs(planning: Planning) -> None:
     write_record(planning.run_dir / INPUTS, {name: str(path.resolve()) for name, path in paths.items()})
 
 
-def write_report(tool: Path, run_dir: Path, quiet: bool) -> None:
-    """Write RUN/report.html, and say where unless `quiet`. A run without a profile has none; the tool says why."""
-    page = run_dir / REPORT
-    command = [sys.executable, "-W", "ignore", str(tool), "--run", str(run_dir), "--output", str(page)]
-    done = run_to_end(command, stdout=subprocess.DEVNULL)
-    if done.returncode == 0 and not quiet:
-        print(f"report: {page}", flush=True)
+def write_report(tool: Path, planning: Planning, quiet: bool) -> None:
+    """Write RUN/report.html, and say where unless `quiet`. A plan without a profile, one written by hand, has none."""
+    run_dir, profile = planning.run_dir, planning.profile_path
+    said = f"no report: {profile} is not there, and the plan's predictions are made from it"
+    if profile.exists():
+        page = run_dir / REPORT
+        command = [sys.executable, "-W", "ignore", str(tool), "--run", str(run_dir), "--output", str(page)]
+        done = run_to_end(command, stdout=subprocess.DEVNULL)
+        said = f"report: {page}" if done.returncode == 0 else ""
+    if said and not quiet:
+        print(said, flush=True)
