@@ -4,11 +4,13 @@
       "actions": [["F", 0, 0, 0.001, 0.013, [["vit", "forward", 0.010], ["projector", "forward", 0.002]]], ...],
       "held": [[0.013, 8123456], ...], "packs": [[tiles, tokens, sum of squared lengths], ...]}, ...]}
 
-Seconds are from a moment that all ranks pass together, before the iteration. An action is (kind, microbatch, chunk,
-start, end, pieces). A lane is a pipeline rank of a data-parallel rank, the first tensor-parallel one.
+Seconds are from when the first rank goes on after all have met before the iteration. An action is (kind, microbatch,
+chunk, start, end, pieces). A lane is a pipeline rank of a data-parallel rank, the first tensor-parallel one.
 """
 
 import json
+import socket
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -73,7 +75,7 @@ class Timed:
 class Recorder:
     """Times the actions of some iterations on this rank, and counts the bytes held; gathers and writes them.
 
-    1. Before a recorded iteration all ranks meet: that is time 0.
+    1. Before a recorded iteration all ranks meet; when the first one goes on, that is time 0.
     2. Moments are taken around every action, and, by hooks, where a part of the model begins: forward, forward again in
        the backward (recomputation), backward. Nothing waits for them.
     3. The iteration ends with the last step of an optimizer in it.
@@ -86,6 +88,7 @@ class Recorder:
         self.path, self.iterations = path, frozenset(iterations if path else ())
         self.number = 0
         self.origin: Moment | None = None
+        self.clock = 0.0
         self.timed: list[Timed] = []
         self.packs: list[list[int]] = []
         self.stepped: Moment | None = None
@@ -148,7 +151,7 @@ class Recorder:
         self._step_hook = register_optimizer_step_post_hook(self._after_step)
         hooks = [hook for module in modules for hook in self._mark_parts(unwrap_model(module))]
         torch.distributed.barrier()
-        self.origin = Moment()
+        self.origin, self.clock = Moment(), time.perf_counter()
         yield
         self.finished = Moment()
         for hook in hooks:
@@ -214,6 +217,8 @@ class Recorder:
         actions = [timed.record(self.origin) for timed in self.timed]
         allocated = [(record[4], timed.held) for record, timed in zip(actions, self.timed, strict=True)]
         return {
+            "host": socket.gethostname(),
+            "clock": self.clock,
             "data_parallel_rank": parallel_state.get_data_parallel_rank(),
             "rank": parallel_state.get_pipeline_model_parallel_rank(),
             "end": self.origin.seconds_until(self.stepped or self.finished),
@@ -229,4 +234,22 @@ def _gathered(mine: dict[str, Any] | None) -> list[dict[str, Any]]:
     everyone: list[Any] | None = [None] * (last + 1) if torch.distributed.get_rank() == last else None
     torch.distributed.gather_object(mine, everyone, dst=last)
     lanes = [lane for lane in everyone or () if lane is not None]
-    return sorted(lanes, key=lambda lane: (lane["data_parallel_rank"], lane["rank"]))
+    return sorted(aligned(lanes), key=lambda lane: (lane["data_parallel_rank"], lane["rank"]))
+
+
+def aligned(lanes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lanes that count from one time: where processes share a machine they share its clock, and the first one starts.
+
+    They leave the meeting before the iteration at different times. Between machines that difference stays.
+    """
+    first: dict[str, float] = {}
+    for lane in lanes:
+        first[lane["host"]] = min(first.get(lane["host"], lane["clock"]), lane["clock"])
+    return [_later(lane, lane["clock"] - first[lane["host"]]) for lane in lanes]
+
+
+def _later(lane: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The lane so much later, without what only aligning needs."""
+    actions = [[*action[:3], action[3] + seconds, action[4] + seconds, action[5]] for action in lane["actions"]]
+    rest = {name: value for name, value in lane.items() if name not in ("host", "clock")}
+    return rest | {"end": lane["end"] + seconds, "actions": actions}
