@@ -28,7 +28,12 @@ from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
 from omnibal_ext.architectures import presets
-from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture, VisionArchitecture
+from omnibal_ext.architectures.architecture import (
+    Architecture,
+    LanguageArchitecture,
+    NativeResolution,
+    VisionArchitecture,
+)
 from omnibal_ext.plan import Plan
 from tests.engine.names import weights_by_checkpoint_name
 
@@ -47,7 +52,19 @@ WIDE_NORM = replace(
 )
 """QK-norm over the ViT's full width and over each of the language model's heads, as InternVL3.5-38B."""
 TIED = replace(SMALL, name="tied", tied=True)
-MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED)}
+NATIVE = replace(
+    SMALL,
+    name="native",
+    vision=VisionArchitecture(
+        layers=4, hidden_size=32, heads=4, ffn_hidden_size=40, patch_size=2, image_size=2, normalization="RMSNorm",
+        activation="silu", gated=True, patch_bias=False, layer_scale=False,
+        native=NativeResolution(window=2, full_layers=(1,)),
+    ),
+    language=replace(SMALL.language, rotary_sections=(2, 2, 2)),
+    projector_norm=False,
+)  # fmt: skip
+"""Images at their own size, windows, three axes of positions, as Qwen2.5-VL."""
+MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE)}
 IMAGE_TOKEN = 127
 
 
@@ -103,10 +120,32 @@ PACK_KINDS: dict[str, list[tuple[list[int], list[int]]]] = {
 }
 
 
-def sample_packs(kind: str = "all", multiple: int = 1) -> list[Microbatch]:
-    """Packs of several images, one, none, a one-token sample, image tokens only; alike on all ranks and models."""
+def sample_packs(kind: str = "all", multiple: int = 1, model: str = "small") -> list[Microbatch]:
+    """Packs of several images, one, none, a one-token sample, image tokens only; alike on all ranks and models.
+
+    At native resolution the tiles of a sample are one image of as many tokens.
+    """
     generator = torch.Generator().manual_seed(3)
-    return [_pack(SMALL, tiles, lengths, multiple, generator) for tiles, lengths in PACK_KINDS[kind]]
+    packs = []
+    for tiles, lengths in PACK_KINDS[kind]:
+        pack = _pack(SMALL, tiles, lengths, multiple, generator)
+        packs.append(_at_native_resolution(pack, tiles, generator) if MODELS[model].vision.native else pack)
+    return packs
+
+
+def _at_native_resolution(pack: Microbatch, tiles: list[int], generator: torch.Generator) -> Microbatch:
+    """An image for the tiles of each sample, two squares high and two wide for each."""
+    begins = [sum(pack.lengths[:sample]) for sample in range(len(tiles))]
+    shown = [(begin, (1, 4, 4 * count)) for begin, count in zip(begins, tiles, strict=True) if count]
+    patches = sum(rows * columns for _, (_, rows, columns) in shown)
+    size = NATIVE.vision.patch_size
+    return replace(
+        pack,
+        tiles=patches,
+        pixels=torch.randn(patches, 3, size, size, generator=generator),
+        image_starts=tuple(begin for begin, _ in shown),
+        grids=tuple(grid for _, grid in shown),
+    )
 
 
 def _pack(

@@ -41,7 +41,7 @@ def main() -> None:
 def answer(question: cases.Question) -> harness.Result:
     """One process's loss and gradients."""
     chain = harness.build_chain(get_args(), harness.MODELS[question.model], question.freeze)
-    return harness.reference(chain, harness.sample_packs(question.packs), question.reduction)
+    return harness.reference(chain, harness.sample_packs(question.packs, model=question.model), question.reduction)
 
 
 def difference(
@@ -60,7 +60,10 @@ def difference(
     plan.validate()
     model = harness.build_model(chain, plan)
     multiple = args.tensor_model_parallel_size if case.sequence_parallel else 1
-    packs, executor = harness.sample_packs(case.question.packs, multiple), make_executor(plan.schedule)
+    packs, executor = (
+        harness.sample_packs(case.question.packs, multiple, case.question.model),
+        make_executor(plan.schedule),
+    )
     if case.overlap:
         # Core counts gradients in the first iteration and overlaps from the second, however many packs either has.
         harness.run_iteration(model, plan, _half(packs), executor, case.question.reduction)

@@ -96,7 +96,7 @@ def train(
     )
     optimizer = get_megatron_optimizer(config, model)
     get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
-    packs, loss = harness.sample_packs(PACKS, multiple), 0.0
+    packs, loss = harness.sample_packs(PACKS, multiple, chain.architecture.name), 0.0
     for step in range(STEPS):
         turn = step % len(packs)
         optimizer.zero_grad()

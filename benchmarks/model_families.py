@@ -1,0 +1,86 @@
+"""What a plan is worth for the models people train today: joint plans against the whole ViT in the first stage.
+
+    python benchmarks/model_families.py
+
+Analytic profiles of an H100 (no device needed), full packs, 1F1B. Both plans are of the same profile, sizes, memory and
+number of microbatches; the other one has patch embedding, ViT and projector in the first stage, as Megatron's own
+encoders are placed, and the language model cut as evenly as whole layers go. What is printed as faster is simulated.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.console import print_table
+from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.layout.partition import even_edges, layer_weights
+from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.search import find_layouts, judge
+
+DEVICE, MEMORY_BYTES, MICROBATCHES, DATA_PARALLEL, TOKENS = "h100", 72 * 2**30, 32, 8, 8192
+SECONDS = 4.0
+"""Of the joint search."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and on how many tensor- and pipeline-parallel ranks."""
+
+    model: str
+    tensor: int
+    pipeline: int
+    tiles: int
+    """Of a full pack: tiles, or patches at native resolution."""
+
+
+CASES = (
+    Case("internvl3.5-8b", 2, 4, 24),
+    Case("internvl3.5-38b", 4, 4, 24),
+    Case("qwen2-vl-7b", 2, 4, 16384),
+    Case("qwen2.5-vl-7b", 2, 4, 16384),
+    Case("qwen2.5-vl-32b", 4, 4, 16384),
+    Case("qwen2.5-vl-72b", 8, 8, 16384),
+)
+
+
+def main() -> None:
+    """Plan, compare, print; the last line is the ratio."""
+    rows, ratios = [], []
+    for case in CASES:
+        profile = analytic_profile(
+            preset(case.model), DEVICE, case.tiles, TOKENS, case.tensor, DATA_PARALLEL, distributed_optimizer=True
+        )
+        problem = LayoutProblem(profile, case.pipeline, MICROBATCHES, memory_bytes=MEMORY_BYTES)
+        best = find_layouts(problem, "joint", seconds=SECONDS)[0]
+        share = problem.ideal_seconds() / best.step_seconds
+        first, told = vit_first(problem), "does not fit"
+        if first is not None:
+            ratios.append(first / best.step_seconds)
+            told = f"{ratios[-1]:.2f}x"
+        cuts = " ".join(map(str, np.diff(best.layout.edges)))
+        rows.append((case.model, f"{case.tensor} x {case.pipeline}", cuts, f"{share:.1%}", told))
+    columns = ("model", "tensor x pipeline", "layers a stage", "of ideal", "faster than ViT first")
+    print_table(f"joint plans, {DEVICE}, {MICROBATCHES} microbatches", columns, rows)
+    print(f"joint against the whole ViT in the first stage: {min(ratios):.2f}x at least, {max(ratios):.2f}x at most")
+
+
+def vit_first(problem: LayoutProblem) -> float | None:
+    """Seconds of an iteration with the whole ViT in the first stage; None where no recomputation makes that fit."""
+    chain = problem.profile.chain
+    begin = chain.index("word_embed")
+    language = even_edges(layer_weights(problem, "profile")[begin:], problem.stages - 1)
+    edges = (0, *(begin + edge for edge in language))
+    try:
+        return judge(problem, [edges])[0].step_seconds
+    except UserError:
+        return None
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,44 @@
+"""Where patches and tokens of images at their own size are: drawn by hand, and as transformers counts them."""
+
+import numpy as np
+import pytest
+import torch
+
+from megatron.vlm.models.native import row_layout, text_and_image_positions
+
+GRIDS = ((1, 4, 6), (1, 2, 2), (2, 2, 8), (1, 10, 6))
+"""Frames, rows and columns of patches."""
+
+
+def test_squares_come_window_by_window() -> None:
+    """The picture in the module's docstring: 2 x 3 squares, windows of 2 x 2."""
+    layout = row_layout(((1, 4, 6),), 2, 2)
+    assert layout.order.tolist() == [0, 1, 3, 4, 2, 5]
+    assert layout.windows == (16, 8)
+    assert layout.frames == (24,)
+    assert layout.places[:6].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3]]
+    assert layout.places[16:20].tolist() == [[0, 4], [0, 5], [1, 4], [1, 5]]  # the second window's first square
+    assert row_layout(((1, 4, 6),), 2, None).order.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_layout_is_transformers(window: int) -> None:
+    vision = pytest.importorskip("transformers.vision_utils")
+    grids, layout = torch.tensor(GRIDS), row_layout(GRIDS, 2, window)
+    order, bounds = vision.get_vision_window_index(grids, 2, window * 2 * 14, 14)
+    assert layout.order.tolist() == order.tolist()
+    assert np.cumsum([0, *layout.windows]).tolist() == torch.unique_consecutive(torch.as_tensor(bounds)).tolist()
+    places = vision.get_vision_position_ids(grids, 2).reshape(-1, 4, 2)[order].reshape(-1, 2)
+    assert layout.places.tolist() == places.tolist()
+
+
+def test_tokens_stand_at_time_row_and_column() -> None:
+    """Two samples: words, an image of 2 x 3 squares, words; and words, an image of one square, behind each other."""
+    positions = text_and_image_positions([11, 4], [(1, 4, 6), (1, 2, 2)], [2, 12], 2)
+    assert positions.T[:11].tolist() == [
+        [0, 0, 0], [1, 1, 1],
+        [2, 2, 2], [2, 2, 3], [2, 2, 4], [2, 3, 2], [2, 3, 3], [2, 3, 4],
+        [5, 5, 5], [6, 6, 6], [7, 7, 7],
+    ]  # fmt: skip
+    assert positions.T[11:].tolist() == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
+    assert text_and_image_positions([3], [], [], 2).tolist() == [[0, 1, 2]] * 3
