@@ -1,5 +1,6 @@
 """Does training run as planned? Measured seconds of every stage against the plan, once, after the first iterations."""
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from omnibal_ext.schedule import Action
 
 WARM_UP, TIMED = 2, 3  # iterations
 TOLERATED = 0.2
+"""By how much a stage's share of the work may differ from the plan's."""
 
 
 class DriftMeter:
@@ -30,8 +32,8 @@ class DriftMeter:
         self.plan = plan
         self.iterations = 0
         self.timing = False
-        self.actions: defaultdict[int, list[tuple[Moment, Moment]]] = defaultdict(list)
-        """By chunk: start and end of each action that was timed."""
+        self.actions: defaultdict[tuple[int, int], list[tuple[Moment, Moment]]] = defaultdict(list)
+        """By iteration and chunk: start and end of each action that was timed."""
 
     @contextmanager
     def iteration(self, training: bool) -> Iterator[None]:
@@ -52,13 +54,16 @@ class DriftMeter:
             return
         started = Moment()
         yield
-        self.actions[action.chunk].append((started, Moment()))
+        self.actions[self.iterations, action.chunk].append((started, Moment()))
 
     def _report(self) -> None:
-        microbatches = TIMED * self.plan.num_microbatches
         mine = {
-            chunk: sum(start.seconds_until(end) for start, end in moments) / microbatches
-            for chunk, moments in self.actions.items()
+            chunk: statistics.median(  # an iteration that something disturbed is no drift
+                sum(start.seconds_until(end) for start, end in moments) / self.plan.num_microbatches
+                for (_, of), moments in self.actions.items()
+                if of == chunk
+            )
+            for chunk in {chunk for _, chunk in self.actions}
         }
         group = parallel_state.get_pipeline_model_parallel_group()
         ranks: list[dict[int, float]] = [{} for _ in range(group.size())]
@@ -68,19 +73,24 @@ class DriftMeter:
 
 
 def drift_report(plan: Plan, measured: list[float]) -> str:
-    """What there is to say of the measured seconds of a microbatch on each stage, forward and backward."""
+    """What there is to say of the measured seconds of a microbatch on each stage, forward and backward.
+
+    A plan is a cut: it is wrong where stages have other shares of the work than it says. A machine on which all of it
+    takes longer by one factor needs no other.
+    """
     predicted = plan.predicted["stage_seconds"]
-    drifts = [found / expected - 1 for found, expected in zip(measured, predicted, strict=True)]
+    pace = sum(measured) / max(sum(predicted), 1e-12)
+    drifts = [found / max(expected * pace, 1e-12) - 1 for found, expected in zip(measured, predicted, strict=True)]
     stages = [
-        f"stage {number}: {found * 1e3:.1f} ms, predicted {expected * 1e3:.1f} ({drift:+.0%})"
+        f"stage {number}: {found * 1e3:.1f} ms, predicted {expected * 1e3:.1f} ({drift:+.0%} of its share)"
         for number, (found, expected, drift) in enumerate(zip(measured, predicted, drifts, strict=True))
     ]
-    text = f" a microbatch | {' | '.join(stages)} |"
+    text = f" a microbatch | {' | '.join(stages)} | all {pace:.2f} x predicted |"
     worst = max(range(len(drifts)), key=lambda number: abs(drifts[number]))
     if abs(drifts[worst]) <= TOLERATED:
         return text
     return (
-        f"{text}\n stage {worst} drifts from the plan by {drifts[worst]:+.0%}: the profile is not of this run. Measure "
+        f"{text}\n stage {worst} drifts from the plan by {drifts[worst]:+.0%}: the cut is not level here. Measure "
         "again and plan again:\n"
         f" python tools/profile_layers.py --model {plan.model} --vit-budget {plan.vit_budget} "
         f"--llm-budget {plan.llm_budget} --tensor-model-parallel-size {plan.tensor_model_parallel_size} --force "

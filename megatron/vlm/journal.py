@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from megatron.training import get_tensorboard_writer, get_wandb_writer, print_rank_last
 
-RATES = ("samples_per_second", "useful_tokens_per_second", "padding", "dist_ratio_vit", "dist_ratio_llm", "epoch")
+RATES = (
+    "samples_per_second", "useful_tokens_per_second", "padding", "dist_ratio_vit", "dist_ratio_llm",
+    "dist_ratio_attention", "epoch", "model_tflops", "mfu",
+)  # fmt: skip
 
 
 class Journal:
@@ -21,7 +24,7 @@ class Journal:
         """An interval that ended with this iteration, see `meters.TrainingMeter`."""
         print_rank_last(training_line(iteration, report))
         self._append({"iteration": iteration, **report})
-        curves = {name.replace("_", "-"): report[name] for name in RATES}
+        curves = {name.replace("_", "-"): report[name] for name in RATES if name in report}
         curves |= {f"lm loss of {source}": loss for source, loss in report["source_losses"].items()}
         write_curves(iteration, curves)
 
@@ -55,7 +58,8 @@ def training_line(iteration: int, report: Mapping[str, Any]) -> str:
         f" after iteration {iteration}/{report['iterations']} | epoch {report['epoch']:.2f} | "
         f"loss {report['loss']:.4f} | samples/s {report['samples_per_second']:.1f} | "
         f"useful tokens/s {report['useful_tokens_per_second']:,.0f} | padding {report['padding']:.1%} | "
-        f"DistRatio ViT {report['dist_ratio_vit']:.4f} LLM {report['dist_ratio_llm']:.4f} |"
+        f"DistRatio ViT {report['dist_ratio_vit']:.4f} LLM {report['dist_ratio_llm']:.4f} "
+        f"attention {report['dist_ratio_attention']:.4f} |{_pace(report)}"
     )
 
 
@@ -65,3 +69,9 @@ def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:
     sources = "".join(f" {name} {loss:.4f} |" for name, loss in losses.items()) if len(losses) > 1 else ""
     found = f"loss {report['loss']:.6f} | {report['samples']:,} samples |"
     return f" evaluation after iteration {iteration} | {found}{sources}"
+
+
+def _pace(report: Mapping[str, Any]) -> str:
+    """The model's own operations a second on each device, and their share of its peak where that is known."""
+    share = f", MFU {report['mfu']:.1%}" if "mfu" in report else ""
+    return f" {report['model_tflops']:,.4g} TFLOP/s a device{share} |" if "model_tflops" in report else ""

@@ -1,7 +1,8 @@
-"""What Megatron does not log: samples and useful tokens a second, padding, levelness, and the loss of every source."""
+"""What Megatron does not log: samples, useful tokens and model FLOPs a second, padding, levelness, loss by source."""
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,8 +11,26 @@ from torch import Tensor
 
 from megatron.vlm.journal import Journal
 from megatron.vlm.microbatch import Microbatch
+from omnibal_ext.costs.operations import ModelOperations
 
-SIZES = ("tiles", "tokens", "useful_tokens", "samples")
+SIZES = ("tiles", "tokens", "useful_tokens", "samples", "squares", "useful_squares", "counted")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much of the machine the model's own work takes: operations of the samples over all devices' seconds."""
+
+    operations: ModelOperations
+    devices: int
+    peak: float | None = None
+    """Operations a second of one device; None: not known, so there is no share of it."""
+
+    def of(self, sizes: Tensor, seconds: float) -> dict[str, float]:
+        """TFLOP/s a device, and MFU where the device's peak is known; sizes as `gather` gives them."""
+        whole = dict(zip(SIZES, sizes.sum(dim=(0, 1)).tolist(), strict=True))
+        names = ("tiles", "useful_tokens", "useful_squares", "counted")
+        rate = self.operations.total(*(whole[name] for name in names)) / seconds / self.devices
+        return {"model_tflops": rate / 1e12} | ({"mfu": rate / self.peak} if self.peak else {})
 
 
 class Tally:
@@ -44,8 +63,8 @@ class TrainingMeter:
     each other, only at a report. An iteration that is run again (Megatron's rerun machine) counts once.
     """
 
-    def __init__(self, sources: Sequence[str], interval: int, journal: Journal) -> None:
-        self.sources, self.interval, self.journal = tuple(sources), interval, journal
+    def __init__(self, sources: Sequence[str], interval: int, journal: Journal, pace: Pace | None = None) -> None:
+        self.sources, self.interval, self.journal, self.pace = tuple(sources), interval, journal, pace
         self.closed: dict[int, Tally] = {}
         self.tally = Tally(len(self.sources))
         self.start(None, 0, 1.0)
@@ -70,7 +89,9 @@ class TrainingMeter:
 
     def _report(self, iteration: int) -> None:
         sizes, losses = gather(list(self.closed.values()))
-        report = interval_report(sizes, losses, time.perf_counter() - self.started, self.sources)
+        seconds = time.perf_counter() - self.started
+        report = interval_report(sizes, losses, seconds, self.sources)
+        report |= self.pace.of(sizes, seconds) if self.pace else {}
         self.consumed_samples += report["samples"]
         position = {
             "iterations": self.iterations,
@@ -112,7 +133,7 @@ class EvaluationMeter:
 
 
 def gather(tallies: Sequence[Tally]) -> tuple[Tensor, Tensor]:
-    """Sizes [ranks, tallies, 4] and losses [sources, 2] over all data-parallel ranks; waits for the device once."""
+    """Sizes [ranks, tallies, sizes] and losses [sources, 2] over all data-parallel ranks; waits for the device once."""
     sizes = torch.tensor([tally.sizes for tally in tallies], dtype=torch.float64)
     losses = torch.stack([tally.losses for tally in tallies]).sum(0)
     mine = torch.cat([sizes.to(losses.device).flatten(), losses.flatten()])
@@ -126,9 +147,9 @@ def gather(tallies: Sequence[Tally]) -> tuple[Tensor, Tensor]:
 def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequence[str]) -> dict[str, Any]:
     """Rates, padding and DistRatios (OmniBal, section 3) of an interval.
 
-    sizes [ranks, iterations, 4]: what each rank ran in each iteration, see `SIZES`; losses [sources, 2] of all of them.
+    sizes [ranks, iterations, sizes]: what each rank ran in each iteration, see `SIZES`; losses [sources, 2] of all.
     """
-    tiles, tokens, useful, samples = sizes.unbind(-1)
+    tiles, tokens, useful, samples, squares, *_ = sizes.unbind(-1)
     return {
         "seconds": seconds,
         **mean_losses(losses, sources),
@@ -138,6 +159,7 @@ def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequ
         "padding": 1 - useful.sum().item() / max(1.0, tokens.sum().item()),
         "dist_ratio_vit": _dist_ratio(tiles),
         "dist_ratio_llm": _dist_ratio(tokens),
+        "dist_ratio_attention": _dist_ratio(squares),
     }
 
 

@@ -66,6 +66,7 @@ class Microbatch:
     lengths: tuple[int, ...]
     samples: int  # real ones: padding may add a segment
     useful_tokens: int  # tokens of real samples, without padding
+    useful_squares: int = 0  # sum of the squared lengths of real samples, without padding
     pixels: Tensor | None = None  # fp32 [tiles, 3, size, size]; of the loader uint8 [tiles, size, size, 3]
     pixel_statistics: PixelStatistics | None = None  # with which pixels of the loader are to be normalised
     input_ids: Tensor | None = None  # [T]
@@ -91,6 +92,16 @@ class Microbatch:
     def tokens(self) -> int:
         """T: tokens of the sequence, padding included."""
         return sum(self.lengths)
+
+    @property
+    def squares(self) -> int:
+        """Sum of the squared lengths of all segments: what attention runs."""
+        return sum(length * length for length in self.lengths)
+
+    @property
+    def counted(self) -> int:
+        """Tokens that are to be predicted; of a stage that does not know them, all useful ones."""
+        return self.useful_tokens if self.supervised is None else len(self.supervised)
 
     @cached_property
     def segments(self) -> Segments:

@@ -20,6 +20,7 @@ from megatron.training import get_args, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from torch import Tensor
 
+from megatron.vlm import platform
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.checkpoint import guard
 from megatron.vlm.checkpoint.run import describe_run
@@ -31,7 +32,7 @@ from megatron.vlm.ending import run_rank
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.journal import Journal
 from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
-from megatron.vlm.meters import EvaluationMeter, Tally, TrainingMeter
+from megatron.vlm.meters import EvaluationMeter, Pace, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.mishaps import BadSamples, BadSteps, anywhere
 from megatron.vlm.models.chain import Chain
@@ -42,6 +43,7 @@ from megatron.vlm.preflight.findings import refuse
 from megatron.vlm.preflight.run import Run, check_run
 from megatron.vlm.recorder import Recorder, recorded_iterations
 from megatron.vlm.weights import apply_weights
+from omnibal_ext.costs.operations import ModelOperations, peak_operations
 from omnibal_ext.locks import only_job
 from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
@@ -56,7 +58,9 @@ class Trainer:
         """Raises UserError where a dataset cannot be opened."""
         self.args, self.architecture, self.plan = inputs.args, inputs.architecture, inputs.plan
         args, journal = self.args, Journal(self.args.metrics_file)
-        self.meter = TrainingMeter(_sources(args.data), args.log_interval, journal)
+        operations = ModelOperations.of(self.architecture, tuple(args.freeze))
+        pace = Pace(operations, args.world_size, peak_operations(platform.device_name()))
+        self.meter = TrainingMeter(_sources(args.data), args.log_interval, journal, pace)
         self.evaluation = EvaluationMeter(_sources(args.eval_data), args.eval_iters, journal)
         self.drift = DriftMeter(self.plan)
         timelines = Path(args.metrics_file).with_name(TIMELINE) if args.metrics_file else None

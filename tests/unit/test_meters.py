@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor
 from megatron.vlm import journal, meters
 from megatron.vlm.journal import Journal
 from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
-from megatron.vlm.meters import EvaluationMeter, Tally, TrainingMeter
+from megatron.vlm.meters import EvaluationMeter, Pace, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch, segment_ids
+from omnibal_ext.costs.operations import ModelOperations
 
 NAMES = ("web", "docs", "charts")
 
@@ -28,6 +30,7 @@ def a_pack(generator: torch.Generator, tiles: int, lengths: list[int], padding: 
         lengths=tuple(lengths),
         samples=len(lengths) - (padding > 0),
         useful_tokens=sum(lengths) - padding,
+        useful_squares=sum(length**2 for length in lengths) - padding**2,
         loss_mask=mask,
         segment_ids=segment_ids(lengths),
         sources=torch.randint(0, len(NAMES), (len(lengths),), generator=generator),
@@ -84,6 +87,8 @@ def sent(iterations: list[list[tuple[Microbatch, Tensor]]]) -> Tensor:
         packs = [batch for batch, _ in iteration]
         sizes += [sum(p.tiles for p in packs), sum(p.tokens for p in packs)]
         sizes += [sum(p.useful_tokens for p in packs), sum(p.samples for p in packs)]
+        sizes += [sum(length**2 for p in packs for length in p.lengths), sum(p.useful_squares for p in packs)]
+        sizes += [sum(p.useful_tokens for p in packs)]  # none says which of its tokens count
         for batch, of_tokens in iteration:
             start = 0
             for length, source in zip(batch.lengths, batch.sources.tolist(), strict=True):
@@ -125,7 +130,7 @@ def test_an_interval_is_reported_over_all_ranks(run: list, ranks: list, clock: l
     assert second["consumed_samples"] == 1000 + samples + second["samples"]
 
 
-@pytest.mark.parametrize("name", ["tiles", "tokens"])
+@pytest.mark.parametrize("name", ["tiles", "tokens", "squares"])
 def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: str, tmp_path: Path) -> None:
     """OmniBal, section 3: of every iteration sum_i (T_max - T_i) / (T_max N), and the mean over iterations."""
     meter = TrainingMeter(NAMES, 4, Journal(str(tmp_path / "metrics.jsonl")))
@@ -134,10 +139,11 @@ def test_dist_ratio_is_the_mean_share_of_waiting(run: list, ranks: list, name: s
         feed(meter.tally, iteration)
         meter.end_iteration(number)
     ratios = []
+    count = attrgetter(name) if name != "squares" else lambda batch: sum(length**2 for length in batch.lengths)
     for of_ranks in zip(*run, strict=True):
-        work = [sum(getattr(batch, name) for batch, _ in of_rank) for of_rank in of_ranks]
+        work = [sum(count(batch) for batch, _ in of_rank) for of_rank in of_ranks]
         ratios.append(sum(max(work) - each for each in work) / (max(work) * len(work)))
-    field = {"tiles": "dist_ratio_vit", "tokens": "dist_ratio_llm"}[name]
+    field = {"tiles": "dist_ratio_vit", "tokens": "dist_ratio_llm", "squares": "dist_ratio_attention"}[name]
     assert lines(tmp_path / "metrics.jsonl")[0][field] == pytest.approx(sum(ratios) / len(ratios))
 
 
@@ -232,7 +238,7 @@ def test_an_evaluation_is_a_mean_over_tokens_not_over_iterations(run: list, rank
     evaluation = EvaluationMeter(NAMES, len(mine), Journal(str(tmp_path / "metrics.jsonl")))
     together = sum(sent(rank)[-2 * len(NAMES) :].view(-1, 2) for rank in run)
     alone = sent(other)
-    sizes = alone[: -2 * len(NAMES)].view(len(other), 4).sum(0)
+    sizes = alone[: -2 * len(NAMES)].view(len(other), -1).sum(0)
     for training_iteration in (10, 20):
         ranks.append(torch.cat([sizes, alone[-2 * len(NAMES) :]]))
         ends = []
@@ -269,14 +275,20 @@ def test_figures_go_to_megatrons_own_writers(monkeypatch: pytest.MonkeyPatch, ra
     monkeypatch.setattr(journal, "get_wandb_writer", Wandb)
     book = Journal(None)
     report = meters.interval_report(
-        torch.tensor([[[4, 10, 8, 2]], [[2, 10, 10, 3]]]),
+        torch.tensor([[[4, 10, 8, 2, 60, 40, 8]], [[2, 10, 10, 3, 40, 40, 10]]]),
         torch.tensor([[6.0, 3.0], [0.0, 0.0], [2.0, 4.0]]),
         0.5,
         NAMES,
     )
     book.training(6, {"iterations": 9, "epoch": 0.25, **report})
     expected = {"samples-per-second": 10.0, "useful-tokens-per-second": 36.0, "padding": 0.1, "dist-ratio-vit": 0.25}
-    expected |= {"dist-ratio-llm": 0.0, "epoch": 0.25, "lm loss of web": 2.0, "lm loss of charts": 0.5}
+    expected |= {
+        "dist-ratio-llm": 0.0,
+        "dist-ratio-attention": 1 / 6,
+        "epoch": 0.25,
+        "lm loss of web": 2.0,
+        "lm loss of charts": 0.5,
+    }
     assert scalars == {name: (6, pytest.approx(value)) for name, value in expected.items()}
     assert logged == scalars
     book.evaluation(6, {"loss": 1.5, "samples": 8, "source_losses": {"docs": 1.5}})
@@ -284,7 +296,7 @@ def test_figures_go_to_megatrons_own_writers(monkeypatch: pytest.MonkeyPatch, ra
 
 
 def test_an_interval_is_one_line_that_can_be_read(ranks: list, run: list) -> None:
-    sizes, losses = torch.tensor([[[4, 10, 8, 2]], [[2, 10, 10, 3]]]), torch.tensor([[6.0, 3.0]])
+    sizes, losses = torch.tensor([[[4, 10, 8, 2, 60, 40, 8]], [[2, 10, 10, 3, 40, 40, 10]]]), torch.tensor([[6.0, 3.0]])
     report = {"iterations": 9, "epoch": 0.25, **meters.interval_report(sizes, losses, 0.0005, NAMES[:1])}
     line = journal.training_line(6, report)
     assert "\n" not in line
@@ -299,3 +311,22 @@ def test_an_interval_is_one_line_that_can_be_read(ranks: list, run: list) -> Non
         assert words in line
     several = {"loss": 1.0, "samples": 1234, "source_losses": {"web": 2.0, "docs": 0.5}}
     assert "1,234 samples | web 2.0000 | docs 0.5000" in journal.evaluation_line(6, several)
+
+
+def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list, tmp_path: Path) -> None:
+    """Padding is in `tokens` and `squares`, and in neither of the figures that count."""
+    pace = Pace(ModelOperations(tile=1e12, token=1e9, square=1e6, counted=1e3), devices=4, peak=1e13)
+    meter = TrainingMeter(NAMES, 4, Journal(str(tmp_path / "metrics.jsonl")), pace)
+    meter.started -= 100
+    ranks.append(sent(run[1]))
+    for number, iteration in enumerate(run[0], start=1):
+        feed(meter.tally, iteration)
+        meter.end_iteration(number)
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    packs = [batch for rank in run for i in rank for batch, _ in i]
+    useful = sum(p.useful_tokens for p in packs)
+    needed = (
+        1e12 * sum(p.tiles for p in packs) + 1e9 * useful + 1e6 * sum(p.useful_squares for p in packs) + 1e3 * useful
+    )
+    assert line["model_tflops"] == pytest.approx(needed / line["seconds"] / 4 / 1e12)
+    assert line["mfu"] == pytest.approx(needed / line["seconds"] / 4 / 1e13)

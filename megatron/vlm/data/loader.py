@@ -72,6 +72,7 @@ class PackDataset(Dataset):
             lengths=tuple(lengths),
             samples=len(samples),
             useful_tokens=sum(real),
+            useful_squares=sum(length * length for length in real),
             pixels=pixels,
             pixel_statistics=self.data.normalization if self.needs.pixels else None,
             input_ids=ids if self.needs.tokens else None,
