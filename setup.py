@@ -55,7 +55,6 @@ setup(
             "tokenizers>=0.22,<1",
             "transformers>=4.57,<6",
             "pyarrow>=18,<24",
-            "jinja2>=3.1,<4",
             # The report: in a browser, as a trace, as a picture.
             "websocket-client>=1.8,<2",
             "perfetto>=0.50,<1",
