@@ -75,7 +75,8 @@ def _pack_part(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options
         samples = samples[reasons[samples] == 0]
     parts = []
     for members in _members(corpus, samples):
-        packs = pack(corpus.sizes.take(members), options, seed)
+        sizes = corpus.sizes if len(members) == len(corpus.sizes) else corpus.sizes.take(members)  # none twice
+        packs = pack(sizes, options, seed)
         parts.append(Packs(packs.pack_offsets, members[packs.sample_ids]))
     if len(oversize):
         parts.append(Packs(np.arange(len(oversize) + 1), oversize))
@@ -86,12 +87,11 @@ def _members(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
     """Yield samples that may share packs: of one group, and no copies of each other."""
     if len(samples) == 0:
         return
-    first = np.searchsorted(samples, samples)
-    copy = np.arange(len(samples)) - first
-    apart = copy if corpus.groups is None else corpus.groups[samples] * (int(copy.max()) + 1) + copy
-    if not apart.any():
+    if corpus.groups is None and (samples[1:] > samples[:-1]).all():  # no copies
         yield samples
         return
+    copy = np.arange(len(samples)) - np.searchsorted(samples, samples)
+    apart = copy if corpus.groups is None else corpus.groups[samples] * (int(copy.max()) + 1) + copy
     order = np.argsort(apart, kind="stable")
     borders = np.flatnonzero(np.diff(apart[order])) + 1
     yield from np.split(samples[order], borders)
