@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--schedule", choices=SCHEDULE_NAMES, default="1f1b", help="order of forwards and backwards")
     parser.add_argument("--packs", help="packed index: judge layouts on the packs that training will run")
     parser.add_argument("--pack-iterations", type=int, default=4, help="how many iterations of them")
-    parser.add_argument("--seconds", type=float, default=4.0, help="joint: longest time to search")
+    parser.add_argument("--seconds", type=float, default=4.0, help="joint: work to search, in seconds of an idle core")
     parser.add_argument("--radius", type=int, default=1, help="bmp: how many layers each cut may move from the anchor")
     parser.add_argument("--top-k", type=int, default=10, help="how many layouts are kept")
     group = parser.add_argument_group("sweep: choose budgets, parallel sizes, microbatches and schedule too")

@@ -76,7 +76,7 @@ class Bounds:
         """[layers + 1, layers + 1, cases]: least seconds of recomputing that free the bytes missing, as if layers could
         be split (the best bytes a second first); inf where even everything is too little."""
         problem, t = self.problem, self.problem.tables
-        early, later = max(problem.moments[s][:, :, 0].tolist(), key=sum)  # one moment of those that must fit
+        early, later = max(problem.moments[s][0][:, :, 0].tolist(), key=sum)  # one moment of those that must fit
         kept, recompute_kept = early * t.kept + later * t.late, early * t.recompute_kept + later * t.recompute_late
         counts = self.kind_counts[None] - self.kind_counts[:, None]
         missing = problem.profile.overhead_bytes + counts @ (t.fixed + kept) - problem.memory_bytes

@@ -8,9 +8,10 @@
    layouts.
 4. If the time for that was up first, walk from the other starts, and from the best with some cuts moved at random,
    until all time is up. The layout is then the best found, and `proven` is False.
+
+Time is counted work, in seconds that it takes an idle core, about: the plan does not depend on the machine's load.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, product
@@ -31,6 +32,8 @@ KICKED_RUNS = 3
 """Most runs of cuts moved at random before walking again."""
 SECONDS_MORE_TO_FIT = 10.0
 """Before saying that nothing fits, the walk goes on so long."""
+A_CALL, AN_ACTION, A_LOOK = 1e-4, 8e-9, 1e-5
+"""Seconds: of playing a layout or listing a rank's recompute counts, beside each action played; of a look at a cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +68,21 @@ class _Best:
 def joint_search(
     problem: LayoutProblem, starts: Sequence[Edges], layouts: Sequence[Layout] = (), seconds: float = 4.0
 ) -> list[Found]:
-    """Layouts by step time, the best first; stops after about `seconds` of wall clock (half of it for the first walk).
+    """Layouts by step time, the best first; stops after `seconds` of counted work (half of it for the first walk).
 
     `starts` are cuts to begin with, `layouts` layouts that fit and that the result may not be slower than.
 
     Raises UserError, naming the stage and the bytes it is short of, if no layout was found that fits.
     """
-    search = _Search(problem, time.monotonic() + seconds)
+    search = _Search(problem, seconds)
     for edges in dict.fromkeys(starts):
         search.try_cuts(edges)
     for layout in layouts:
         search.take(layout)
-    search.walk(search.best.edges, time.monotonic() + seconds / 2)
+    search.walk(search.best.edges, search.spent + seconds / 2)
     # With chunks the bounds are weak: large instances are not proven in any time, and walking on gains more.
     share = 0.5 if problem.chunks == 1 else 0.25
-    proven = search.prove(time.monotonic() + share * seconds) and search.options.exact
+    proven = search.prove(search.spent + share * seconds) and search.options.exact
     if not proven:
         search.kick(starts)
     if search.best.short_bytes > 0:
@@ -95,6 +98,9 @@ def joint_search(
 class _Search:
     def __init__(self, problem: LayoutProblem, deadline: float) -> None:
         self.problem, self.deadline, self.prove_until = problem, deadline, deadline
+        self.spent = 0.0
+        """Seconds of counted work so far; deadlines are of this clock."""
+        self.a_play = A_CALL + AN_ACTION * problem.program.steps.shape[1] * problem.cases[0] * problem.cases[1]
         self.options, self.bounds = RankOptions(problem), Bounds(problem)
         self.layers, self.stages = len(problem.profile.chain), problem.stages
         self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(KINDS)), dtype=np.int64))
@@ -118,24 +124,29 @@ class _Search:
             self.seen[layout.edges] = self.best
 
     def _judge(self, edges: Edges) -> _Best:
-        problem, ranks = self.problem, self.problem.ranks
+        problem, ranks, listed = self.problem, self.problem.ranks, self.options.listed
         held = np.diff(self.bounds.kind_counts[list(edges)], axis=0)
         last_kind = problem.kind_ids[np.array(edges[1:]) - 1]
         choices = [self.options.of(rank, held[rank::ranks]) for rank in range(ranks)]
+        self.spent += A_LOOK * ranks + A_CALL * (self.options.listed - listed)
         short = sum(self._short_bytes(rank, held[rank::ranks]) for rank in range(ranks) if not choices[rank])
         again = np.zeros_like(held)
         if short > 0:
             return _Best(short, np.inf, edges, again)
         for rank in range(ranks):
             again[rank::ranks] = choices[rank][0]
-        seconds = problem.step_seconds_of_counts(held, again, last_kind)
+        seconds = self._play(held, again, last_kind)
         for rank in range(ranks):
             for other in choices[rank][1:]:
                 changed = again.copy()
                 changed[rank::ranks] = other
-                if (took := problem.step_seconds_of_counts(held, changed, last_kind)) < seconds:
+                if (took := self._play(held, changed, last_kind)) < seconds:
                     seconds, again = took, changed
         return _Best(0.0, seconds, edges, again)
+
+    def _play(self, held: Ints, again: Ints, last_kind: Ints) -> float:
+        self.spent += self.a_play
+        return self.problem.step_seconds_of_counts(held, again, last_kind)
 
     def _short_bytes(self, rank: int, held: Ints) -> float:
         everything = np.zeros_like(held)
@@ -147,7 +158,8 @@ class _Search:
         """Go round the moves, take each that improves on where we stand, and stop after a round in which none did."""
         here, tried = self.try_cuts(start), 0
         for move in cycle(self.moves):
-            late = time.monotonic() - until
+            self.spent += A_LOOK
+            late = self.spent - until
             if tried >= len(self.moves) or late > (0 if self.best.short_bytes <= 0 else SECONDS_MORE_TO_FIT):
                 return
             tried += 1
@@ -162,7 +174,8 @@ class _Search:
         for start in starts:
             self.walk(start, self.deadline)
         random = np.random.default_rng(0)
-        while time.monotonic() < self.deadline and self.stages > 1:
+        while self.spent < self.deadline and self.stages > 1:
+            self.spent += A_LOOK
             edges = self.best.edges
             for _ in range(int(random.integers(1, KICKED_RUNS + 1))):
                 first = int(random.integers(1, self.stages))
@@ -208,7 +221,8 @@ class _Search:
         last = self.layers - (self.stages - stage - 1)
         ends = range(first + 1, last + 1) if stage < self.stages - 1 else (self.layers,)
         for end in sorted(ends, key=lambda e: 0.0 if allowed is None else allowed[stage, first, e]):
-            if time.monotonic() > self.prove_until:
+            self.spent += A_LOOK
+            if self.spent > self.prove_until:
                 return False
             if self._too_slow(least[stage + 1, end]) or (
                 allowed is not None and self._too_slow(allowed[stage, first, end])
@@ -218,6 +232,7 @@ class _Search:
             held = np.diff(self.bounds.kind_counts[path], axis=0)
             for choice in self._choices(stage, held):
                 counts = [*again, choice]
+                self.spent += 2 * self.a_play  # as long as two
                 if self._too_slow(self.bounds.prefix_bound(path, held, np.stack(counts))):
                     continue
                 if not self._descend(path, counts, allowed, least):
@@ -239,12 +254,12 @@ class _Search:
         if problem.chunks > 1:
             per_rank = [self.options.of(rank, held[rank::ranks]) for rank in range(ranks)]
         for way in product(*per_rank):
-            if time.monotonic() > self.prove_until:
+            if self.spent > self.prove_until:
                 return False
             counts = np.empty_like(held)
             for rank, chosen in enumerate(way):
                 counts[rank::ranks] = chosen
-            took = problem.step_seconds_of_counts(held, counts, last_kind)
+            took = self._play(held, counts, last_kind)
             if self.best.short_bytes > 0 or took < self.best.seconds * (1 - LEAST_GAIN):
                 self.best = _Best(0.0, took, edges, counts)
                 self.seen[edges] = self.best

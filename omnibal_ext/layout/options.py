@@ -16,9 +16,8 @@ LARGEST_GRID = 200_000
 class RankOptions:
     """The minimal recompute counts with which a rank fits; what they leave out only costs time.
 
-    Recomputing one layer more never makes a rank need more bytes: it gives back its saved bytes once for every
-    microbatch in flight, and running it again takes them at most once. So the counts that fit are closed upwards, and
-    as step time grows with every count only the minimal ones can be best:
+    Step time grows with every count, so of the counts that fit only the minimal ones can be best. (More recomputation
+    may need more bytes: the layer that is run again comes on top where weight gradients keep it from falling away.)
 
     1. Lay out all counts of the rank's stages as a grid, one axis a stage and kind.
     2. Mark where the bytes fit.
@@ -33,6 +32,11 @@ class RankOptions:
         self._known: dict[tuple[int, bytes], list[Ints]] = {}
         tables = problem.tables
         self._again = tables.recompute.sum(axis=(1, 2))
+
+    @property
+    def listed(self) -> int:
+        """How many ranks and counts of layers have been looked at."""
+        return len(self._known)
 
     def of(self, rank: int, held: Ints) -> list[Ints]:
         """int64 [chunks, kinds] each, least time added first; none if the rank cannot fit. `held` likewise."""
@@ -67,32 +71,18 @@ class RankOptions:
         return list(counts[minimal.ravel()])
 
     def _minimal_of_one_stage(self, rank: int, held: Ints) -> list[Ints]:
-        """Steps 1 to 3 along the border of what fits: with more ViT layers recomputed, fewer LLM layers need be."""
+        """The same row by row: with more ViT layers recomputed, only fewer LLM layers are of interest."""
         border: list[Ints] = []
-        again = np.zeros_like(held)
-        again[0, _VIT], again[0, _LLM] = held[0, _VIT], held[0, _LLM]
-        if not self._fits(rank, held, again):
-            return border
-        again[0, _VIT] = 0
+        again, fewer = np.zeros_like(held), int(held[0, _LLM]) + 1
         for vit in range(int(held[0, _VIT]) + 1):
             again[0, _VIT] = vit
-            if not self._fits(rank, held, again):
-                continue
-            while again[0, _LLM] > 0 and self._fits_with_one_less(rank, held, again):
-                again[0, _LLM] -= 1
-            border.append(again.copy())
-            if again[0, _LLM] == 0:
-                break
-            again[0, _LLM] -= 1
+            for llm in range(fewer):
+                again[0, _LLM] = llm
+                if self.problem.stage_fits(rank, held[0], again[0]):
+                    border.append(again.copy())
+                    fewer = llm
+                    break
         return border
-
-    def _fits_with_one_less(self, rank: int, held: Ints, again: Ints) -> bool:
-        fewer = again.copy()
-        fewer[0, _LLM] -= 1
-        return self._fits(rank, held, fewer)
-
-    def _fits(self, rank: int, held: Ints, again: Ints) -> bool:
-        return self.problem.stage_fits(rank, held[0], again[0])
 
     def _first_of_greedy(self, rank: int, held: Ints, axes: list[tuple[int, int]]) -> Iterator[Ints]:
         """Too many to list: add layers where they give back most bytes a second, until the rank fits."""

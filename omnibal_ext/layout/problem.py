@@ -96,24 +96,26 @@ class LayoutProblem:
         return kind_tables(self.profile, self.packs, self.microbatches, self.program.split_backward)
 
     @cached_property
-    def moments(self) -> list[Ints]:
-        """Per rank: int64 [vectors, 2, chunks], the greatest numbers of microbatches at once, chunk by chunk: those
-        between F and the end of B, and those between B and W."""
+    def moments(self) -> list[list[Ints]]:
+        """Per rank, between actions and then in each chunk's B: int64 [vectors, 2, chunks], the greatest numbers of
+        microbatches at once, chunk by chunk: those between F and the end of B, and those between B and W."""
         found = []
         for actions in self.schedule:
             now = np.zeros((2, self.chunks), dtype=np.int64)
-            seen = {tuple(now.flat)}
+            seen: list[set[tuple[int, ...]]] = [{tuple(now.flat)}, *(set() for _ in range(self.chunks))]
             for action in actions:
+                if action.kind == "B":
+                    seen[1 + action.chunk].add(tuple(now.flat))
                 now[0, action.chunk] += (action.kind == "F") - (action.kind == "B")
                 now[1, action.chunk] += ((action.kind == "B") - (action.kind == "W")) * self.program.split_backward
-                seen.add(tuple(now.flat))
-            found.append(_maximal(np.array(sorted(seen), dtype=np.int64)).reshape(-1, 2, self.chunks))
+                seen[0].add(tuple(now.flat))
+            found.append([_maximal(np.array(sorted(s), dtype=np.int64)).reshape(-1, 2, self.chunks) for s in seen])
         return found
 
     @cached_property
     def held(self) -> list[Ints]:
-        """Per rank: int64 [vectors, chunks], `moments` with both numbers in one."""
-        return [vectors.sum(axis=1) for vectors in self.moments]
+        """Per rank: int64 [vectors, chunks], microbatches held between actions, whether they wait for B or W."""
+        return [vectors.sum(axis=1) for vectors, *_ in self.moments]
 
     def counts(self, layout: Layout) -> tuple[Ints, Ints]:
         """int64 [stages, kinds]: layers of each kind a stage holds, and recomputes."""
@@ -131,39 +133,45 @@ class LayoutProblem:
     def bytes_of_counts(self, rank: int, held: Ints, again: Ints) -> Floats:
         """Peak bytes of a rank for many recompute counts int64 [ways, chunks, kinds] of its stages: float64 [ways].
 
-        Overhead + weights + the worst moment's microbatches x bytes kept + the layer being run again.
+        Overhead + weights + the worst of all moments: its microbatches x bytes kept, and in a chunk's B the layer that
+        is being run again.
         """
-        tables, moments = self.tables, self.moments[rank]
+        tables = self.tables
         kept = (held - again) @ tables.kept + again @ tables.recompute_kept
         late = (held - again) @ tables.late + again @ tables.recompute_late
         fixed = self.profile.overhead_bytes + held.sum(axis=0) @ tables.fixed
-        in_flight = kept @ moments[:, 0].T + late @ moments[:, 1].T
-        return np.asarray(fixed + in_flight.max(axis=1) + self.transient(held, again).max(axis=1))
+        between, *in_chunks = [
+            (kept @ vectors[:, 0].T + late @ vectors[:, 1].T).max(axis=1) for vectors in self.moments[rank]
+        ]
+        in_backward = np.stack(in_chunks, axis=1) + self.transient(held, again)
+        return np.asarray(fixed + np.maximum(between, in_backward.max(axis=1)))
 
     def stage_fits(self, rank: int, held: Ints, again: Ints) -> bool:
         """Whether a rank of one stage fits; counts [kinds]. `bytes_of_counts` without arrays, for the searches."""
         fixed, kept, recompute_kept, late, recompute_late, saved, moments = self._plain_tables
+        between, in_backward = moments[rank]
         total, a_microbatch, late_one = self.profile.overhead_bytes, 0.0, 0.0
         counts, recomputed = held.tolist(), again.tolist()
         for k, count in enumerate(counts):
             total += count * fixed[k]
             a_microbatch += (count - recomputed[k]) * kept[k] + recomputed[k] * recompute_kept[k]
             late_one += (count - recomputed[k]) * late[k] + recomputed[k] * recompute_late[k]
-        total += max(early * a_microbatch + later * late_one for early, later in moments[rank])
         vit, llm = (saved[_VIT] if recomputed[_VIT] else 0.0), (saved[_LLM] if recomputed[_LLM] else 0.0)
         if not self.program.split_backward:
             after = (counts[_LLM] - recomputed[_LLM]) * kept[_LLM] + counts[_HEAD] * kept[_HEAD]
             llm = max(0.0, llm - after)
             after += recomputed[_LLM] * recompute_kept[_LLM] + (counts[_VIT] - recomputed[_VIT]) * kept[_VIT]
             vit = max(0.0, vit - after - counts[_PROJECTOR] * kept[_PROJECTOR] - counts[_WORDS] * kept[_WORDS])
-        return total + max(vit, llm) <= self.memory_bytes
+        most = max(early * a_microbatch + later * late_one for early, later in between)
+        within = max(early * a_microbatch + later * late_one for early, later in in_backward) + max(vit, llm)
+        return total + max(most, within) <= self.memory_bytes
 
     @cached_property
     def _plain_tables(self) -> tuple[Any, ...]:
         """Lists by kind, and by rank the moments of its one stage."""
         t = self.tables
         saved = np.maximum(t.kept - t.recompute_kept, 0.0)
-        moments = [vectors[:, :, 0].tolist() for vectors in self.moments]
+        moments = [[vectors[:, :, 0].tolist() for vectors in of_rank[:2]] for of_rank in self.moments]
         by_kind = (t.fixed, t.kept, t.recompute_kept, t.late, t.recompute_late, saved)
         return (*(column.tolist() for column in by_kind), moments)
 

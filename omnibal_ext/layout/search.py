@@ -1,6 +1,5 @@
 """From a method's name to ranked layouts, and from the best of them to a plan that says what was predicted and why."""
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ def find_layouts(
 
 def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:
     """The joint search from where all other methods end, and from cuts that are even in whole time, or lean."""
-    began, layouts = time.monotonic(), []
+    layouts: list[Layout] = []
     for method in METHODS[:-2]:
         with suppress(UserError):  # a method that finds nothing that fits, or lacks figures, gives no start
             layouts += [c.layout for c in find_layouts(problem, method, radius=radius, top_k=top_k)]
@@ -80,7 +79,7 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
     weights = (whole, whole + tables.recompute.sum(axis=(1, 2)))
     starts = [even_edges(weight[kinds], problem.stages) for weight in weights]
     starts.append(leanest_edges(problem))
-    found = joint_search(problem, starts, layouts, seconds - (time.monotonic() - began))
+    found = joint_search(problem, starts, layouts, seconds)
     return [Candidate(f.layout, f.step_seconds, f.proven) for f in found[:top_k]]
 
 

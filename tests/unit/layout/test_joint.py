@@ -1,5 +1,9 @@
-"""The joint search against brute force: all cuts x all recompute counts; and the bounds it prunes with."""
+"""The joint search against brute force: all cuts x all recompute counts; and the bounds it prunes with.
 
+CASES=2000 pytest tests/unit/layout/test_joint.py -k brute_force tries as many instances.
+"""
+
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,11 +42,29 @@ def _all_layouts(problem: LayoutProblem) -> Iterator[Layout]:
 
 
 def _brute_force(problem: LayoutProblem) -> float:
-    fitting = (a for a in _all_layouts(problem) if max(problem.stage_peak_bytes(a)) <= problem.memory_bytes)
+    """The least step time of all layouts whose bytes, played action by action at the budgets, fit."""
+    full = replace(problem, packs=None)
+    fitting = (a for a in _all_layouts(problem) if full.simulate(a).peak_bytes.max() <= problem.memory_bytes)
     return min((problem.step_seconds(layout) for layout in fitting), default=np.inf)
 
 
 @settings(max_examples=60)
+@given(st.integers(0, 10**6), schedules, st.integers(0, 10**6))
+@example(9, "zb_h1", 3)  # a transient that does not meet the fullest moment
+def test_bytes_are_those_of_playing_every_action(seed: int, schedule: str, pick: int) -> None:
+    problem = replace(random_problem(seed, schedule_name=schedule), packs=None)
+    layouts = list(_all_layouts(problem))
+    layout = layouts[pick % len(layouts)]
+    played = problem.simulate(layout).peak_bytes
+    assert problem.stage_peak_bytes(layout) == pytest.approx(played.tolist())
+    held, again = problem.counts(layout)
+    for rank in range(problem.ranks * (problem.chunks == 1)):
+        for memory in (played[rank] * (1 - 1e-9), played[rank] * (1 + 1e-9)):
+            limited = replace(problem, memory_bytes=float(memory))
+            assert limited.stage_fits(rank, held[rank], again[rank]) == (memory > played[rank])
+
+
+@settings(max_examples=int(os.environ.get("CASES", "60")))
 @given(st.integers(0, 10**6), schedules)
 def test_joint_equals_brute_force(seed: int, schedule: str) -> None:
     problem = random_problem(seed, schedule_name=schedule)
@@ -86,6 +108,20 @@ def test_bounds_are_below_every_layout_they_speak_of(seed: int, schedule: str, p
         allowed = bounds.slice_bounds()
         for s in range(problem.stages):
             assert allowed[s, layout.edges[s], layout.edges[s + 1]] <= seconds
+
+
+def test_a_plan_depends_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else the machine does: a search that is cut short is cut short at the same place."""
+
+    def refuse() -> float:
+        raise AssertionError("a clock was read")
+
+    for name in ("time", "monotonic", "perf_counter", "process_time"):
+        monkeypatch.setattr(time, name, refuse)
+    problem = random_problem(5, ranks=3, microbatches=5, chunks=1)
+    short, long = (find_layouts(problem, "joint", seconds=seconds)[0] for seconds in (0.0, 60.0))
+    assert long.proven
+    assert not short.proven
 
 
 def test_110_layers_on_16_ranks_and_2_chunks_short_of_memory_within_5_seconds() -> None:
