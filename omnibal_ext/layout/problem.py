@@ -102,13 +102,13 @@ class LayoutProblem:
         found = []
         for actions in self.schedule:
             now = np.zeros((2, self.chunks), dtype=np.int64)
-            seen: list[set[tuple[int, ...]]] = [{tuple(now.flat)}, *(set() for _ in range(self.chunks))]
+            seen: list[set[tuple[int, ...]]] = [{tuple(now.ravel().tolist())}, *(set() for _ in range(self.chunks))]
             for action in actions:
                 if action.kind == "B":
-                    seen[1 + action.chunk].add(tuple(now.flat))
+                    seen[1 + action.chunk].add(tuple(now.ravel().tolist()))
                 now[0, action.chunk] += (action.kind == "F") - (action.kind == "B")
                 now[1, action.chunk] += ((action.kind == "B") - (action.kind == "W")) * self.program.split_backward
-                seen[0].add(tuple(now.flat))
+                seen[0].add(tuple(now.ravel().tolist()))
             found.append([_maximal(np.array(sorted(s), dtype=np.int64)).reshape(-1, 2, self.chunks) for s in seen])
         return found
 
