@@ -7,10 +7,12 @@ After a save     every rank hashes what it wrote; integrity.json says that the s
 Before a load    all files are read and compared; a save that is damaged is passed over for the next older one.
 """
 
+import errno
 import multiprocessing
 import os
 import queue
 import shutil
+import traceback
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,6 +25,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.training import get_args, training
 from megatron.training.checkpointing import load_checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron.vlm.checkpoint.folder import INTEGRITY, Checkpoints, Save, none_whole
 from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, seal_together
@@ -31,6 +34,8 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.lifeline import end_with
 
 GIB = 2**30
+SPARE = 2**20
+"""Bytes: a disk with less is full."""
 Describe = Callable[[], Mapping[str, Any]]
 
 
@@ -45,7 +50,15 @@ def install(describe: Describe, retain_interval: int | None, asynchronous: bool)
     def guarded_save(iteration: int, *arguments: Any, **named: Any) -> None:
         folder = Path(get_args().save)
         once(lambda: _make_room(folder, iteration, retain_interval))
-        save(iteration, *arguments, **named)
+        try:
+            save(iteration, *arguments, **named)
+        except (Exception, CheckpointException) as error:
+            if is_full(folder, error):
+                raise UserError(
+                    f"--save {folder}: no space left for the save of iteration {iteration}; make room and start again: "
+                    "the run goes on from its last whole save"
+                ) from error
+            raise
 
     def sealed_write(state: Any, path: str, *arguments: Any, **named: Any) -> Any:
         request = write(state, path, *arguments, **named)
@@ -69,6 +82,13 @@ def _results_queue(asynchronous: bool) -> Any:
     manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
     manager.start(end_with, (os.getpid(),))
     return manager.Queue()
+
+
+def is_full(folder: Path, error: BaseException) -> bool:
+    """Whether writing failed because the disk, or the user's share of it, is full. Megatron may keep that to itself."""
+    said = "".join(traceback.format_exception(error))
+    words = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+    return any(word in said for word in words) or shutil.disk_usage(folder).free < SPARE
 
 
 def load_whole(*arguments: Any, **named: Any) -> Any:

@@ -165,3 +165,14 @@ def test_a_folder_in_which_a_first_save_was_cut_off_holds_no_checkpoint(tmp_path
     (tmp_path / "cut/iter_0000010/integrity.json").unlink()
     assert not Checkpoints(tmp_path / "cut").exist
     assert Checkpoints(tmp_path / "whole").exist
+
+
+def test_a_disk_that_is_full_is_known_by_its_words_or_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError("a worker failed")
+    error.__cause__ = OSError(28, "No space left on device")
+    assert guard.is_full(tmp_path, error)
+    assert not guard.is_full(tmp_path, RuntimeError("another reason"))
+    monkeypatch.setattr(guard.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    assert guard.is_full(tmp_path, RuntimeError("a worker failed"))
