@@ -17,6 +17,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
+from omnibal_ext.errors import UserError
 
 
 @dataclass
@@ -46,6 +47,8 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
     ]
     with single_process(preset, flags) as inputs:
         data = ChatDataset(folder)
+        if data.is_native:
+            raise UserError(f"{folder}: images are at native resolution, for which nothing is generated here")
         chain = Chain.of(inputs.args, inputs.architecture)
         stages = split_chain(chain)
         load_whole(stages, None, None)

@@ -36,6 +36,8 @@ ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"
 """InternVL's own names of chat templates."""
 LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": "hermes-2"}
 """Of its "internvl2_5", which begins as the tokenizer of the language model does, with `<s>` or without."""
+LLAVA_TEMPLATES = {32064: "vicuna", 128320: "llava-llama3"}
+"""By the words of a Llama: Vicuna's and Llama 3's, with LLaVA's own."""
 GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
 """LLaVA-1.6's grids, rows and columns of tiles."""
 
@@ -187,8 +189,17 @@ def _llava(name: str, config: Section) -> Architecture:
         class_token=class_token,
         newline=newline,
         tied=_tied(config),
-        prompt=PromptFormat("llava", config.take("image_token_index", WORDS), tiling="anyres" if newline else "pad"),
+        prompt=PromptFormat(
+            "llava", config.take("image_token_index", WORDS), _llava_template(language), "anyres" if newline else "pad"
+        ),
     )
+
+
+def _llava_template(language: Section) -> str | None:
+    """The template that a LLaVA was trained with; its processors write answers without their end."""
+    if language["model_type"] == "mistral":
+        return "mistral"
+    return LLAVA_TEMPLATES.get(language.take("vocab_size", WORDS))
 
 
 def _vision_sizes(tower: Section, layers: int) -> dict[str, Any]:

@@ -53,8 +53,9 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
     if architecture.vision.native:
         known |= NATIVE_LIMITS
     by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
-    # A template that InternVL's config.json names is meant, whatever its language model's tokenizer came with.
-    named = prompt.chat_template is not None and prompt.image_markup == "internvl"
+    # Where config.json says the template it is meant: InternVL's tokenizers came with others, LLaVA's processors with
+    # one that ends no turn. Qwen-VL's folders say it themselves.
+    named = prompt.chat_template is not None and prompt.image_markup != "qwen-vl"
     asks = with_template and not named
     return by_model | (folder_choices(folder, architecture, asks) if folder else {})
 

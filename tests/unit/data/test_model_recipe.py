@@ -117,7 +117,22 @@ def test_flags_override_what_is_the_users_choice() -> None:
     assert (chosen["tile-size"].origin, chosen["min-tiles"].origin) == ("the preset", "usual")
 
 
+@pytest.mark.parametrize(
+    ("text", "template"),
+    [({}, "vicuna"), ({"model_type": "mistral"}, "mistral"), ({"vocab_size": 128320}, "llava-llama3")],
+)
+def test_a_llavas_language_model_says_the_template(folder: Path, text: dict[str, Any], template: str) -> None:
+    config = {**LLAVA_CONFIG, "text_config": {"model_type": "llama", "vocab_size": 32064, **text}}
+    (folder / "config.json").write_text(json.dumps(config))
+    # As published: the assistant's words without their end.
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}")
+    chosen = settle_with_origins({}, str(folder))["chat-template"]
+    assert (chosen.value, chosen.origin) == (template, "config.json")
+
+
 def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
+    strange = {**LLAVA_CONFIG, "text_config": {"model_type": "llama", "vocab_size": 64064}}
+    (folder / "config.json").write_text(json.dumps(strange))
     with pytest.raises(UserError, match=r"--chat-template is missing, and model '.*' does not say which"):
         settle({}, str(folder))
     (folder / "tokenizer.model").unlink()
