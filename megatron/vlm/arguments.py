@@ -113,6 +113,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     platform.mend_distributed_optimizer()
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
         args = validate_args(parse_args(lambda _: parser))
+    _check_fp8(args)
     set_evaluation(args)
     args.align_param_gather = args.overlap_param_gather  # the executor starts all gathers, not one the next
     # The true count from here on: a checkpoint records it, and is compared with it at any layout.
@@ -135,6 +136,19 @@ def _check_complete(given: Namespace) -> None:
         raise UserError(f"--timelines {timelines} must be 0 or more, and goes beside --metrics-file: give that too")
     if "save" in given and "save_interval" not in given:
         raise UserError(f"--save {given.save} needs --save-interval, in iterations")
+
+
+def _check_fp8(args: Namespace) -> None:
+    """Refuse FP8 that would reach no layer, or whose scales would be wrong."""
+    if not args.fp8:
+        return
+    if not platform.HAS_TRANSFORMER_ENGINE:
+        raise UserError(f"--fp8-format {args.fp8} needs Transformer Engine, which is not here; leave it out")
+    if args.fp8_recipe == "delayed":
+        raise UserError(
+            f"--fp8-format {args.fp8} without --fp8-recipe is delayed scaling, which learns its scales over all layers "
+            "at once, and stages have some; give --fp8-recipe tensorwise, blockwise or mxfp8"
+        )
 
 
 def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:

@@ -1,5 +1,6 @@
 """One pack as the model sees it: what a stage is handed for one microbatch."""
 
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +29,16 @@ class Segments(PackedSeqParams):
 
     lengths: tuple[int, ...] = ()
     causal: bool = True
+
+
+FP8_ROWS = 32
+"""Products in eight bits take a multiple of so many tokens: 16 with scales of whole tensors, 32 with MXFP8's blocks."""
+
+
+def sequence_multiple(args: Namespace) -> int:
+    """What the tokens of a pack are padded up to a multiple of, on each tensor-parallel rank that holds a share."""
+    shares = args.tensor_model_parallel_size if args.sequence_parallel else 1
+    return shares * (FP8_ROWS if args.fp8 else 1)
 
 
 def segment_ids(lengths: Sequence[int]) -> Tensor:

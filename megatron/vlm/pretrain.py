@@ -33,7 +33,7 @@ from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.journal import Journal
 from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
 from megatron.vlm.meters import EvaluationMeter, Pace, Tally, TrainingMeter
-from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.microbatch import Microbatch, sequence_multiple
 from megatron.vlm.mishaps import BadSamples, BadSteps, anywhere
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.executor import Executor, install
@@ -116,7 +116,7 @@ class Trainer:
             ChatDataset(data),
             PackedIndex.open(packs),
             Needs.of(self.plan.chain[first:end]),
-            self.args.tensor_model_parallel_size if self.args.sequence_parallel else 1,
+            sequence_multiple(self.args),
             decodes=parallel_state.get_tensor_model_parallel_rank() == 0,
         )
 

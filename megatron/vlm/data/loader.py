@@ -39,7 +39,7 @@ class PackDataset(Dataset):
     def __init__(
         self, data: ChatDataset, index: PackedIndex, needs: Needs, sequence_multiple: int = 1, decodes: bool = True
     ) -> None:
-        """T is padded up to a multiple of `sequence_multiple` (the tensor-parallel size under sequence parallelism).
+        """T is padded up to a multiple of `sequence_multiple` (`microbatch.sequence_multiple`).
 
         Without `decodes` the pixels are another rank's to bring: a tensor without content says their shape.
 

@@ -142,10 +142,10 @@ WITHOUT_MEANING = (
         """,
     ),
     Group(
-        "FP8 and FP4 reach none of our layers",
+        "no recipe of FP8 that is obeyed reads it, weights stay in bf16, and FP4 reaches none of our layers",
         """
-        fp8 fp8_recipe fp8_quantizer_factory fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo
-        fp8_wgrad fp8_output_proj first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16
+        fp8_quantizer_factory fp8_margin fp8_interval fp8_amax_history_len fp8_amax_compute_algo
+        fp8_wgrad fp8_output_proj
         use_kitchen_attention kitchen_attention_backend fp4 fp4_recipe fp4_quantizer_factory stream_ckpt_dequant
         reuse_grad_buf_for_mxfp8_param_ag fp4_param_gather fp8_param_gather te_precision_config_file
         """,

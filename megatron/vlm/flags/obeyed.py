@@ -109,6 +109,19 @@ OBEYED = (
         only=("native",),
     ),
     Group(
+        "tests/unit/models/test_fp8.py::test_language_layers_multiply_in_eight_bits",
+        """
+        fp8 first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16
+        """,
+    ),
+    Group(
+        "tests/unit/models/test_fp8.py::test_language_layers_multiply_in_eight_bits",
+        """
+        fp8_recipe
+        """,
+        only=("tensorwise", "blockwise", "mxfp8"),
+    ),
+    Group(
         "tests/system/test_log.py::test_our_lines_are_seen_without_scrolling",
         """
         tensorboard_dir

@@ -45,6 +45,7 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.gated_linear_unit = vision.gated
     config.activation_func = ACTIVATIONS[vision.activation]
     config.add_bias_linear = True
+    config.fp8 = None  # 1025 tokens a tile make no whole blocks of eight bits
     config.add_qkv_bias = vision.qkv_bias
     config.qk_layernorm = vision.qk_norm
     config.bias_activation_fusion = False  # core's is another GELU; `vision.VisionMLP` fuses the model's own

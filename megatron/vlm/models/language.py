@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from megatron.core import tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.fp8_utils import get_fp8_context
 from megatron.core.tensor_parallel import ColumnParallelLinear, VocabParallelEmbedding
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import MegatronModule
@@ -61,7 +62,7 @@ class LanguageLayer(TransformerLayer):
 
     def forward(self, hidden: Tensor, batch: Microbatch, rotary: Tensor) -> Tensor:
         """[T, 1, width] -> the same; `rotary` has the angles of every position."""
-        with own_draws(self):
+        with own_draws(self), get_fp8_context(self.config, self.layer_number - 1):
             return super().forward(
                 hidden, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=batch.segments
             )[0]

@@ -43,7 +43,6 @@ def refusal(words: str) -> str:
         ("--recompute-granularity full", ("the plan",)),
         ("--recompute-activations", ("the plan",)),
         ("--no-overlap-p2p-communication", ("the plan",)),
-        ("--fp8-format hybrid", ("FP8",)),
         ("--tp-comm-overlap", ("Transformer Engine",)),
         ("--no-tp-comm-bulk-wgrad", ("Transformer Engine",)),
         ("--use-megatron-fsdp", ("--use-distributed-optimizer",)),
@@ -70,8 +69,8 @@ def test_what_would_not_be_obeyed_is_refused_with_the_reason(flags: str, words: 
 
 
 def test_all_that_is_refused_is_said_at_once() -> None:
-    message = refusal(f"{COMPLETE} --fp8-format hybrid --seed 3 --micro-batch-size 2 --freeze vit")
-    assert "--fp8-format" in message
+    message = refusal(f"{COMPLETE} --fp4-format e2m1 --seed 3 --micro-batch-size 2 --freeze vit")
+    assert "--fp4-format" in message
     assert "--micro-batch-size" in message
     assert "--seed" not in message
 
@@ -135,5 +134,5 @@ def test_help_explains_what_may_be_given_and_nothing_else() -> None:
     assert "docs/flags.md" in done.stdout
     for flag in ("--preset", "--packs", "--lr-warmup-iters", "--exit-interval"):
         assert flag in done.stdout
-    for flag in ("--num-experts", "--micro-batch-size", "--fp8-format"):
+    for flag in ("--num-experts", "--micro-batch-size", "--fp4-format"):
         assert flag not in done.stdout

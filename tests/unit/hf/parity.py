@@ -49,7 +49,16 @@ NATIVE_IMAGES = [[(3, 5), (1, 4)], [(1, 1)], [], [(2, 2), (7, 3)]]
 def main() -> None:
     ranks = int(os.environ["WORLD_SIZE"])
     result = {}
-    with single_process("tiny", ["--tensor-model-parallel-size", str(ranks), "--ckpt-format", "torch_dist"]) as inputs:
+    with single_process(
+        "tiny",
+        [
+            "--tensor-model-parallel-size",
+            str(ranks),
+            "--ckpt-format",
+            "torch_dist",
+            "--no-gradient-accumulation-fusion",
+        ],
+    ) as inputs:
         folders: list[str] = [tempfile.mkdtemp()]
         torch.distributed.broadcast_object_list(folders)
         for number, family in enumerate(models.FAMILIES):

@@ -138,7 +138,7 @@ class Linear(_Parallel):
     ) -> None:
         super().__init__()
         self.start(delay_wgrad_compute, fuse_wgrad_accumulation, bias)
-        self.return_bias = return_bias
+        self.return_bias, self.save_original_input = return_bias, save_original_input
         self.place(in_features, out_features, tp_group, tp_size, sequence_parallel, parallel_mode)
         self.weights(params_dtype, device, bias, init_method, get_rng_state_tracker, delay_wgrad_compute)
 

@@ -1,0 +1,44 @@
+"""Run on a rank with Transformer Engine's stand-in: one pack in bf16, in FP8, and in FP8 but for the ends.
+
+Prints how often layers multiplied in eight bits, and how far each loss is from that in bf16.
+"""
+
+import json
+import sys
+
+import torch
+from megatron.training import get_args
+from transformer_engine.pytorch.fp8 import FP8GlobalStateManager
+
+from megatron.vlm.microbatch import sequence_multiple
+from megatron.vlm.pipeline.stage import Stage
+from tests.distributed import harness
+
+
+def main() -> None:
+    del sys.argv[1:]
+    args = harness.start(
+        harness.SMALL,
+        1,
+        1,
+        ["--bf16", "--fp8-format", "hybrid", "--fp8-recipe", "tensorwise", "--no-gradient-accumulation-fusion"],
+    )
+    eight_bits, multiple = args.fp8, sequence_multiple(args)
+    found: dict[str, float] = {"multiple": multiple}
+    losses = {}
+    for name, fp8, ends in (("bf16", None, False), ("fp8", eight_bits, False), ("ends in bf16", eight_bits, True)):
+        args.fp8, args.first_last_layers_bf16 = fp8, ends
+        FP8GlobalStateManager.ENTERED = 0
+        stage = Stage(harness.build_chain(get_args(), harness.SMALL), 0, 11)
+        loss = stage(harness.sample_packs("all", multiple)[7]).mean()
+        loss.backward()
+        found[f"{name}: layers"] = FP8GlobalStateManager.ENTERED
+        losses[name] = loss.item()
+        assert all(torch.isfinite(weight.grad).all() for weight in stage.parameters())
+    found |= {f"{name}: difference": abs(loss / losses["bf16"] - 1) for name, loss in losses.items()}
+    print("RESULT " + json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
