@@ -7,16 +7,19 @@ parity.py LAUNCH ANSWERS.pt [flag...]
 import json
 import sys
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 from megatron.training import get_args
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.executor import Executor
+from megatron.vlm.platform import CPU
 from omnibal_ext.schedule import splits_backward
 from tests.distributed import cases, harness
 
@@ -32,10 +35,19 @@ def main() -> None:
         launch = cases.LAUNCHES[name]
         harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
         answers = torch.load(Path(path), weights_only=False)
+        check_time_limits()
         worst = {str(case): difference(case, answers, launch.pipeline) for case in launch.cases()}
         harness.report(worst)
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
+
+
+def check_time_limits() -> None:
+    """A message of the pipeline that takes longer than the flag says ends the run, on every channel."""
+    communicator = Executor()._ring(ProcessGroupCollection.use_mpu_process_groups())
+    limits = {channel._get_backend(CPU).options._timeout for channel in communicator.channels.values()}
+    assert limits <= {timedelta(minutes=get_args().distributed_timeout_minutes)}, limits
+    assert bool(limits) == (get_args().pipeline_model_parallel_size > 1)
 
 
 def answer(question: cases.Question) -> harness.Result:

@@ -13,7 +13,8 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_every_case_equals_one_process(answers: Path, name: str) -> None:
     launch = LAUNCHES[name]
-    result = run_program("tests.distributed.parity", launch.ranks, name, str(answers), server=launch.server)
+    limit = ("--distributed-timeout-minutes", "7")  # of the pipeline's channels too
+    result = run_program("tests.distributed.parity", launch.ranks, name, str(answers), *limit, server=launch.server)
     assert len(result) == len(set(LAUNCHES[name].cases()))
     wrong = {case: difference for case, difference in result.items() if not difference < TOLERANCE}
     assert not wrong

@@ -60,7 +60,7 @@ UNTESTED = (
     Group(
         "process groups and buckets of the data-parallel reduction",
         """
-        distributed_timeout_minutes ddp_bucket_size ddp_num_buckets ddp_pad_buckets_for_high_nccl_busbw
+        ddp_bucket_size ddp_num_buckets ddp_pad_buckets_for_high_nccl_busbw
         flight_recorder_dump_path flight_recorder_trace_buffer_size flight_recorder_dump_on_timeout
         flight_recorder_include_stack_trace flight_recorder_include_only_active
         flight_recorder_extra_dump_on_exec
