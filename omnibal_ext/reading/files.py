@@ -35,7 +35,7 @@ def read_bytes(path: PathLike, remedy: str, most_bytes: int) -> bytes:
     """The whole content of a regular file. Raises UserError as `open_plain`."""
     with open_plain(path, remedy, most_bytes) as file:
         try:
-            return file.read(most_bytes + 1)[:most_bytes]
+            return file.read(size_of(file))  # as large as it was when its size was checked
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
 

@@ -26,6 +26,8 @@ TURN_NAMES = {"role": "from", "content": "value"}
 IMAGE_PARTS = ("image", "image_url")
 TRAINED_FIELDS = ("weight", "loss", "train")
 ROLES = {"human": USER, "user": USER, "gpt": ASSISTANT, "assistant": ASSISTANT, "system": SYSTEM}
+MAX_CHARACTERS = 2**20
+"""Of a conversation: tokenizers take half a kilobyte of memory for each."""
 
 
 class Rejected(Exception):  # noqa: N818 - it is a verdict on a sample, not a fault of the program
@@ -197,6 +199,8 @@ def _check_roles(messages: Sequence[Message]) -> None:
 
 
 def _check_words(messages: Sequence[Message], reserved: Sequence[str]) -> None:
+    if (length := sum(len(message.words) for message in messages)) > MAX_CHARACTERS:
+        raise Rejected("too_many_characters", f"{length} characters, limit {MAX_CHARACTERS}; cut it into conversations")
     for number, message in enumerate(messages):
         if not _is_unicode(message.words):
             raise Rejected("not_utf8", f"turn {number} has half of a surrogate pair")

@@ -1,9 +1,9 @@
 """Image files: is this one whole, how large is it, and its pixels as eight-bit RGB.
 
-Checking reads headers only. Pillow's lazy `open` gives format and size; whether the file was cut off shows in its
-structure: a PNG is walked chunk by chunk (eight bytes a chunk are read, the rest is skipped) up to its IEND, a JPEG
-must end with its end-of-image marker, a WebP must be as long as it says. A file that fails this, or is of another
-format, is decoded in full and Pillow decides.
+Only formats that Pillow reads by itself are opened (of EPS it would ask Ghostscript). Checking reads headers where they
+tell whether the file is whole: a JPEG must end with its end-of-image marker, a WebP must be as long as it says. A file
+that fails this, or is of another format, is decoded in full and Pillow decides: of a PNG only its pixels tell whether
+they are all there.
 
 Pixels are those of transformers' processors for the same file: turned upright as EXIF says, alpha dropped, the
 transparent colour of a palette white. One thing differs on purpose: 16-bit grey is scaled, which Pillow's own
@@ -24,6 +24,7 @@ from PIL import ExifTags, Image
 from megatron.vlm.data.chat import Rejected
 from megatron.vlm.data.formats.places import read_place
 from megatron.vlm.data.formats.rows import Place
+from omnibal_ext.reading.files import open_plain
 
 
 class Normalization(NamedTuple):
@@ -38,6 +39,10 @@ NORMALIZATIONS = {
     "clip": Normalization((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),  # LLaVA's ViT
 }
 
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+MAX_SIDE = 2**16
+MAX_JPEG_HEADER, MAX_JPEG_SEGMENTS = 2**24, 2**12
+"""What stands before a JPEG's pixels: of tens of thousands of segments of EXIF Pillow makes one, in minutes."""
 MAX_PIXELS = Image.MAX_IMAGE_PIXELS or 2**26  # Pillow's own guard against decompression bombs: 89 megapixels
 UPRIGHT = {  # what turns an image upright, by the orientation that EXIF names
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -51,8 +56,6 @@ UPRIGHT = {  # what turns an image upright, by the orientation that EXIF names
 _SIDEWAYS = (5, 6, 7, 8)
 _NO_RANGE = ("F", "I")  # pixels of which nobody says what is white
 _JPEG_END = b"\xff\xd9"
-_EXIF_NOTE = b"Raw profile type"
-_PNG_NOTES = {b"eXIf": b"", b"tEXt": _EXIF_NOTE, b"zTXt": _EXIF_NOTE, b"iTXt": b"XML:com.adobe"}  # may hold EXIF or XMP
 _JPEG_TAIL = 64  # some writers pad the file after the end marker
 
 
@@ -106,8 +109,10 @@ def _size_inside(path: Path, place: Place, max_pixels: int, decode: bool) -> tup
 
 
 def _checked_size(path: Path, file: BinaryIO, max_pixels: int, decode: bool) -> tuple[int, int]:
+    if _jpeg_header_is_endless(file):
+        raise Rejected("not_an_image", f"{path}: more than {MAX_JPEG_HEADER} bytes before the pixels; save it again")
     try:
-        image: Image.Image = Image.open(file)
+        image: Image.Image = Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise Rejected("too_many_pixels", f"{path}: {error}") from error
     except Exception as error:  # a broken header makes Pillow's readers raise nearly anything
@@ -117,6 +122,8 @@ def _checked_size(path: Path, file: BinaryIO, max_pixels: int, decode: bool) -> 
         raise Rejected("empty_image", f"{path}: {width} x {height} pixels")
     if width * height > max_pixels:
         raise Rejected("too_many_pixels", f"{path}: {width} x {height} pixels, limit {max_pixels}; scale it down")
+    if max(width, height) > MAX_SIDE:
+        raise Rejected("too_many_pixels", f"{path}: {width} x {height} pixels, limit {MAX_SIDE} a side; cut it")
     if getattr(image, "is_animated", False):
         raise Rejected("animated_image", f"{path}: {getattr(image, 'n_frames', 'several')} frames; save the one meant")
     if image.mode in _NO_RANGE:
@@ -133,7 +140,7 @@ def _checked_size(path: Path, file: BinaryIO, max_pixels: int, decode: bool) -> 
 def _decode(path: Path, file: BinaryIO) -> Image.Image:
     try:
         file.seek(0)
-        image = Image.open(file)
+        image = Image.open(file, formats=FORMATS)
         image.load()
     except Exception as error:  # as above
         raise Rejected("truncated_image", f"{path}: {error}") from error
@@ -149,20 +156,17 @@ def orientation(image: Image.Image) -> int:
         return 1
 
 
-def _png_is_whole(file: BinaryIO) -> bool:
-    """Its structure ends well, and nothing behind the pixels turns the image: what does is found by decoding."""
-    end = file.seek(0, os.SEEK_END)
-    position, behind_pixels = 8, False  # behind the signature
-    while position + 12 <= end:
+def _jpeg_header_is_endless(file: BinaryIO) -> bool:
+    """Whether a JPEG has more before its pixels than any camera writes. The file is left at its start."""
+    position, segments, start = 2, 0, file.read(2)
+    while start == b"\xff\xd8" and segments <= MAX_JPEG_SEGMENTS and position <= MAX_JPEG_HEADER:
         file.seek(position)
-        length, kind = struct.unpack(">I4s", file.read(8))
-        position += 12 + length
-        behind_pixels = behind_pixels or kind == b"IDAT"
-        if kind == b"IEND":
-            return True
-        if behind_pixels and kind in _PNG_NOTES and file.read(len(_EXIF_NOTE)).startswith(_PNG_NOTES[kind]):
-            return False
-    return False
+        head = file.read(4)
+        if len(head) < 4 or head[0] != 0xFF or head[1] == 0xDA:  # the pixels, or no more segments
+            break
+        position, segments = position + 2 + max(2, int.from_bytes(head[2:], "big")), segments + 1
+    file.seek(0)
+    return segments > MAX_JPEG_SEGMENTS or position > MAX_JPEG_HEADER
 
 
 def _jpeg_is_whole(file: BinaryIO) -> bool:
@@ -178,7 +182,6 @@ def _webp_is_whole(file: BinaryIO) -> bool:
 
 
 _WHOLE: dict[str, Callable[[BinaryIO], bool]] = {
-    "PNG": _png_is_whole,
     "JPEG": _jpeg_is_whole,
     "WEBP": _webp_is_whole,
 }
@@ -186,7 +189,8 @@ _WHOLE: dict[str, Callable[[BinaryIO], bool]] = {
 
 def load_rgb(path: Path, place: Place = ()) -> Image.Image:
     """Decode an image, a file or what is at a `place` in one, as eight-bit RGB, upright. Raises what Pillow raises."""
-    with Image.open(io.BytesIO(read_place(path, place)) if place else path) as image:
+    file = io.BytesIO(read_place(path, place)) if place else open_plain(path, "see to the image")
+    with file, Image.open(file, formats=FORMATS) as image:
         image.load()
         turn = UPRIGHT.get(orientation(image))
         upright = image if turn is None else image.transpose(turn)

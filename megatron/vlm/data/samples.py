@@ -12,7 +12,7 @@ from megatron.vlm.data.chat import Rejected, parse_conversation
 from megatron.vlm.data.formats.places import embedded
 from megatron.vlm.data.formats.rows import PartSource, Place, Row
 from megatron.vlm.data.images import MAX_PIXELS, image_size, path_below_root
-from megatron.vlm.data.markup import image_markup
+from megatron.vlm.data.markup import IMAGE_MARK, image_markup
 from megatron.vlm.data.shorten import Content, ImageFile, shorter
 from megatron.vlm.data.templates import SYSTEM, Message, RenderedChat, chat_template, render_chat
 from megatron.vlm.data.tiles import RULES, TiledImage, Tiling
@@ -68,7 +68,9 @@ class SampleMaker:
         self.tokenizer = load_tokenizer(recipe.tokenizer, special)
         self.special_tokens = {token: self.tokenizer.token_id(token) for token in special}
         self.image_token_id = self.special_tokens[self.markup.context]
-        self.reserved = (*self.template.tokens, *self.markup.reserved)
+        # Of the markup's tokens people write some themselves: boxes and references.
+        of_tokenizer = self.tokenizer.reserved - {*self.markup.tokens, IMAGE_MARK}
+        self.reserved = tuple(dict.fromkeys((*self.template.tokens, *self.markup.reserved, *sorted(of_tokenizer))))
         self.system = self.template.system if recipe.system_message is None else recipe.system_message
         if RULES[recipe.tiling.rule].native and "fewer-tiles" in recipe.shorten:
             raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")

@@ -16,8 +16,21 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.checks import Check, anything, mapping, record, text, whole
 from omnibal_ext.reading.document import read_json
+
+TOKEN_ID = whole(0, 2**24)
+
+
+def _decoder_of_ids(place: str, value: Any) -> dict[str, Any]:
+    for number, token in mapping(anything)(place, value).items():
+        TOKEN_ID(f"an id in {place}", int(number) if number.isdecimal() and len(number) < 20 else number)
+        text(f"{place}.{number}", _content(token))
+    return dict(value)
+
+
+TOKENIZER_CONFIG: Check[dict[str, Any]] = record({}, {"added_tokens_decoder": _decoder_of_ids})
+"""What is read of a tokenizer_config.json."""
 
 
 class Encoding(NamedTuple):
@@ -46,6 +59,7 @@ class ChatTokenizer(Protocol):
     """What preprocessing needs of a tokenizer. Special tokens in a text are always recognised, as one id each."""
 
     kind: str
+    reserved: frozenset[str]  # what a text must not contain unless it is meant as structure
     vocab_size: int  # all ids are below it, those of appended special tokens included
     vocabulary_size: int  # of the file alone, nothing added
     pad_token_id: int  # never trained; any valid id where the tokenizer has none
@@ -68,6 +82,8 @@ class SentencePieceTokenizer:
     def __init__(self, path: Path, special_tokens: Iterable[str]) -> None:
         self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         self._special = declared_tokens(path.parent)
+        plain = {_content(token) for token in _decoder(path.parent).values() if _is_plain(token)}
+        self.reserved = frozenset(token for token in self._special if token.strip() and token not in plain)
         self.vocabulary_size: int = self._model.vocab_size()
         self.vocab_size = max([self.vocabulary_size, *(number + 1 for number in self._special.values())])
         for token in special_tokens:
@@ -121,11 +137,13 @@ class HuggingFaceTokenizer:
         self._model = tokenizers.Tokenizer.from_file(str(path))
         self._model.no_truncation()
         self._model.no_padding()
+        own = self._model.get_added_tokens_decoder().values()
+        self.reserved = frozenset(token.content for token in own if token.special and token.content.strip())
         self._model.add_special_tokens([tokenizers.AddedToken(token, normalized=False) for token in special_tokens])
         self.vocabulary_size: int = self._model.get_vocab_size(with_added_tokens=False)
         self._ids: dict[str, int] = self._model.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._ids.values()) + 1
-        padding = _content(_read_json(path.parent / "tokenizer_config.json").get("pad_token"))
+        padding = _content(_read(path.parent / "tokenizer_config.json", TOKENIZER_CONFIG).get("pad_token"))
         self.pad_token_id = self._ids.get(padding, 0)
 
     def encode(self, text: str) -> Encoding:
@@ -171,9 +189,18 @@ def model_tokenizer(folder: Path) -> Path | None:
 
 def declared_tokens(folder: Path) -> dict[str, int]:
     """Token -> id of what Hugging Face's files in `folder` add to a sentencepiece model."""
-    decoder = _read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
-    declared = {_content(token): int(number) for number, token in decoder.items()}
-    return declared | _read_json(folder / "added_tokens.json")
+    declared = {_content(token): int(number) for number, token in _decoder(folder).items()}
+    return declared | _read(folder / "added_tokens.json", mapping(TOKEN_ID))
+
+
+def _decoder(folder: Path) -> dict[str, Any]:
+    """Id, as text -> token and its flags."""
+    return _read(folder / "tokenizer_config.json", TOKENIZER_CONFIG).get("added_tokens_decoder", {})
+
+
+def _is_plain(token: Any) -> bool:
+    """A token that was added as a word like others."""
+    return isinstance(token, dict) and token.get("special") is False
 
 
 def _content(token: Any) -> str:
@@ -181,5 +208,5 @@ def _content(token: Any) -> str:
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    return read_json(path, mapping(anything), "download it again") if path.exists() else {}
+def _read(path: Path, check: Check[dict[str, Any]]) -> dict[str, Any]:
+    return read_json(path, check, "download it again") if path.exists() else {}

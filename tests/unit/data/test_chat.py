@@ -65,8 +65,9 @@ def test_a_text_only_conversation_has_no_images(image: dict[str, Any]) -> None:
         ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "Hello")}),
         ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image><image>", "Hello")}),
         ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "<image>")}),
+        ("too_many_characters", {"conversations": turns("Hi", "a" * 10_000_000)}),
         ("image_mark_mismatch", {"image": ["a.png", "b.png"], "conversations": turns("<image>", "<image>")}),
-        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image>" * 150_000, "Hello")}),
+        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image>" * 140_000, "Hello")}),
     ],
 )
 def test_every_fault_has_its_reason(reason: str, record: Any) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import struct
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
+from omnibal_ext.errors import UserError
 
 
 def noise(width: int = 40, height: int = 30) -> Image.Image:
@@ -81,18 +83,58 @@ def test_whole_images_are_judged_without_reading_pixels(tmp_path: Path, monkeypa
         raise AssertionError("pixels were read")
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", fail)
-    for kind in ("PNG", "JPEG", "WEBP"):
+    for kind in ("JPEG", "WEBP"):
         (tmp_path / kind).write_bytes(encoded(noise(), kind))
         assert image_size(tmp_path / kind) == (40, 30)
 
 
-def test_decoding_finds_what_the_structure_hides(tmp_path: Path) -> None:
-    damaged = bytearray(encoded(noise(), "PNG"))
-    damaged[len(damaged) // 2] ^= 0xFF
-    path = tmp_path / "flipped.png"
-    path.write_bytes(damaged)
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def test_a_png_says_by_its_pixels_alone_that_they_are_all_there(tmp_path: Path) -> None:
+    """Its structure is whole either way: pixels flipped, or a stream that ends before the last row."""
+    whole, path = encoded(noise(), "PNG"), tmp_path / "image.png"
+    flipped = bytearray(whole)
+    flipped[len(flipped) // 2] ^= 0xFF
+    rows = zlib.compress(np.random.default_rng(0).bytes(30 * (1 + 3 * 40)))[:-500]
+    short = whole[:33] + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
+    for damaged in (bytes(flipped), short):
+        path.write_bytes(damaged)
+        assert verdict_on(path) == "truncated_image"
+        with pytest.raises(OSError, match=r"truncated|broken|unrecognized"):
+            load_rgb(path)
+
+
+def test_a_file_that_asks_for_another_program_is_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise AssertionError("another program was started")
+
+    monkeypatch.setattr("subprocess.Popen", run)
+    path = tmp_path / "image.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\n%%EndComments\nshowpage\n%%EOF\n")
+    assert verdict_on(path) == "not_an_image"
+    with pytest.raises(OSError, match="cannot identify"):
+        load_rgb(path)
+
+
+def test_a_jpeg_of_nothing_but_metadata_is_refused_at_once(tmp_path: Path) -> None:
+    """Pillow joins the segments of EXIF one by one: 130 MB of them take minutes."""
+    plain, path = encoded(noise(), "JPEG"), tmp_path / "image.jpg"
+    segment = b"\xff\xe1" + struct.pack(">H", 65_535) + b"Exif\0\0" + bytes(65_527)
+    path.write_bytes(plain[:2] + segment * 2000 + plain[2:])
+    begin = time.perf_counter()
+    assert verdict_on(path) == "not_an_image"
+    assert time.perf_counter() - begin < 1
+    path.write_bytes(plain[:2] + segment * 3 + plain[2:])
     assert image_size(path) == (40, 30)
-    assert verdict_on(path, decode=True) == "truncated_image"
+
+
+def test_a_named_pipe_is_refused_by_both(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "image.png")
+    assert verdict_on(tmp_path / "image.png") == "unreadable_image"
+    with pytest.raises(UserError, match="no regular file"):
+        load_rgb(tmp_path / "image.png")
 
 
 @pytest.mark.parametrize(
@@ -190,6 +232,7 @@ def test_every_kind_of_image_ends_as_a_sample_or_as_a_reject(tmp_path: Path) -> 
         "page.png": ("not_an_image", b"<html>404</html>"),
         "no_pixels.png": ("not_an_image", png_header(0, 8)),
         "huge.png": ("too_many_pixels", png_header(10_000, 10_000)),
+        "strip.png": ("too_many_pixels", png_header(1, 89_000_000)),
         "animated.gif": ("animated_image", encoded(whole, "GIF", **frames)),
         "animated.png": ("animated_image", encoded(whole, "PNG", **frames)),
         "loop.png": ("unreadable_image", None),

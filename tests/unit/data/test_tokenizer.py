@@ -91,3 +91,25 @@ def test_two_pieces_exchanged_make_another_vocabulary(model: Path) -> None:
         tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [])).save(str(model.with_name("tokenizer.json")))
         hashes.add(load_tokenizer(model.with_name("tokenizer.json"), []).vocabulary_hash())
     assert len(hashes) == 2
+
+
+def test_special_tokens_of_the_tokenizer_are_reserved_and_plain_ones_not(model: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    added = [("<|tool|>", True), ("<plain>", False), ("  ", True)]
+    decoder = {str(300 + i): {"content": token, "special": special} for i, (token, special) in enumerate(added)}
+    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    assert load_tokenizer(model, []).reserved == {"<|tool|>"}
+    theirs = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    for token, special in added:
+        theirs.add_tokens([tokenizers.AddedToken(token, special=special)])
+        if special:
+            theirs.add_special_tokens([tokenizers.AddedToken(token, special=True)])
+    theirs.save(str(model.with_name("tokenizer.json")))
+    assert load_tokenizer(model.with_name("tokenizer.json"), ["<s>"]).reserved == {"<|tool|>"}
+
+
+@pytest.mark.parametrize("added", [{"<a>": -1}, {"<a>": "5"}, {"<a>": 2**40}, [], {"<a>": None}])
+def test_declared_tokens_without_a_possible_id_are_refused(model: Path, added: object) -> None:
+    (model.parent / "added_tokens.json").write_text(json.dumps(added))
+    with pytest.raises(UserError, match=r"added_tokens\.json"):
+        load_tokenizer(model, [])

@@ -1,0 +1,1 @@
+"""Damaged and made-up files for every reader: `python -m tests.fuzz`."""

@@ -1,0 +1,292 @@
+"""Every reader of files that others wrote: whole files for it, and what a program does with them."""
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from megatron.vlm.data.chat import Rejected, parse_conversation
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.demo import make_demo_data
+from megatron.vlm.data.images import image_size, load_rgb
+from megatron.vlm.data.job import open_job
+from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.rejects import RejectCount
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import Tiling
+from megatron.vlm.data.tokenizer import declared_tokens
+from megatron.vlm.hf.convert import KeyMap
+from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
+from megatron.vlm.hf.names import sources
+from megatron.vlm.hf.shapes import weight_shape
+from omnibal_ext.architectures.huggingface import read_architecture
+from omnibal_ext.architectures.presets import TINY
+from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.profile import Profile
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.dispatch import PackStream
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.plan import Plan
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.seal import sealed
+from omnibal_ext.run_metrics import evaluations, training_intervals
+from omnibal_ext.sizes import Sizes
+
+Files = Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What is read: whole files by name, and a program that reads them in a folder."""
+
+    files: Files
+    read: Callable[[Path], Any]
+    mend: Callable[[Path], None] = lambda folder: None
+    """Makes hashes true again, so that what lies behind them is reached too."""
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    """The files of a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def all_readers(folder: Path) -> dict[str, Reader]:
+    """Every reader by its name; whole files are made in the folder."""
+    return {
+        "plan": _plan(), "profile": _profile(), "index": _index(folder / "index"), "sizes": _sizes(folder),
+        "dataset": _dataset(folder / "demo"), "config": _config(), "weights": _weights(folder / "model"),
+        "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(), "images": _images(), "tokenizer": _tokenizer(),
+    }  # fmt: skip
+
+
+def _plan() -> Reader:
+    predicted = {"step_seconds": 1.0, "bubble_fraction": 0.1, "stage_seconds": [0.5, 0.5], "stage_peak_bytes": [1, 2]}
+    other = {"stages": [{"layers": [0, 5]}, {"layers": [5, 11]}], "step_seconds": 2.0, "predicted": predicted}
+    plan = Plan.from_cuts(TINY.chain, (4,), ((1, 2), (7,)), num_microbatches=4, model="tiny", model_hash=TINY.hash,
+                          vit_budget=4, llm_budget=64, predicted=predicted, alternatives=(other,))  # fmt: skip
+
+    def read(folder: Path) -> None:
+        found = Plan.load(folder / "plan.json")
+        for number in range(len(found.alternatives)):
+            found.alternative(number)
+        found.check_model("tiny", TINY.hash, TINY.chain)
+        if found.num_microbatches * len(found.stages) < 10_000:  # what a run would need anyway
+            found.build_schedule()
+
+    return Reader({"plan.json": json.dumps(plan.to_record()).encode()}, read)
+
+
+def _profile() -> Reader:
+    profile = analytic_profile(TINY, "h100", 4, 64)
+    record = json.dumps(profile.to_record()).encode()
+    measured = json.dumps({"layers": {"llm": {"forward_seconds": 2.0}}, "action_seconds": 0.1}).encode()
+
+    def read(folder: Path) -> None:
+        costs = PackCosts.of_profile(Profile.load(folder / "profile.json"))
+        costs.seconds(np.array([[1, 2, 4]]), ("tiles", "tokens", "attention"))
+        profile.replaced_by(read_json(folder / "measured.json", mapping(anything), "mend it"))
+
+    return Reader({"profile.json": record, "measured.json": measured}, read)
+
+
+def _index(folder: Path) -> Reader:
+    generator = np.random.default_rng(0)
+    sizes = Sizes.from_arrays(generator.integers(0, 5, 60), generator.integers(5, 90, 60))
+    build_index(sizes, folder, PackOptions(vit_budget=9, llm_budget=200, micro_batches=2, seconds=0.0))
+
+    def read(folder: Path) -> None:
+        index = PackedIndex.open(folder)
+        index.verify()
+        index.check_samples(60)
+        index.check({"built_from": {}})
+        stream = PackStream(index, 1, index.global_batch)
+        for number in (0, 1, stream.iterations_per_epoch):
+            packs = stream.iteration(number).ravel()
+            index.seconds(np.maximum(packs, 0))
+            for pack in packs[packs >= 0]:
+                index.samples(int(pack))
+
+    return Reader(content_of(folder), read, _true_hashes)
+
+
+def _true_hashes(folder: Path) -> None:
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_bytes())
+        for name in manifest["checksums"]:
+            manifest["checksums"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        path.write_text(json.dumps(sealed(manifest)))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return
+
+
+def _sizes(folder: Path) -> Reader:
+    Sizes.from_arrays([3, 0, 5], [20, 30, 1300]).save(folder / "sizes.npz", lines=np.array([1, 2, 3]))
+    rows = [{"vit_num": 3, "token_num": 800, "image_flags": 3}, {"vit_num": 0, "token_num": 12}]
+    manifest = sealed({"sources": [{"file": "a.jsonl", "samples": 3, "weight": 1.0}]})
+    files = {"sizes.json": json.dumps(rows).encode(), "sizes.npz": (folder / "sizes.npz").read_bytes()}
+
+    def read(folder: Path) -> None:
+        for name in ("sizes.json", "sizes.npz"):
+            Sizes.load(folder / name)
+        corpus = Corpus.of_dataset(folder)
+        corpus.place(2)
+        corpus.epoch_samples(0, 0, np.ones(3, np.bool_), 4)
+
+    return Reader({**files, "manifest.json": json.dumps(manifest).encode()}, read, _true_hashes)
+
+
+def _dataset(folder: Path) -> Reader:
+    make_demo_data(folder, samples=8, heldout_samples=1, seed=3)
+    recipe = Recipe(folder, folder / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), tokens_per_tile=4)
+    preprocess(open_job([folder / "train.jsonl"], recipe, folder / "dataset"))
+
+    def read(folder: Path) -> None:
+        data = ChatDataset(folder)
+        for sample in range(len(data)):
+            data.text(sample)
+            data.images(sample)
+            data.feature_orders(sample)
+
+    return Reader(content_of(folder / "dataset"), read, _true_hashes)
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "internvl": {"vision_config": {"model_type": "internvl_vision"}, "text_config": {"model_type": "qwen2"}},
+    "internvl_chat": {
+        "ps_version": "v2", "template": "internlm2-chat", "downsample_ratio": 0.5, "force_image_size": 448,
+        "vision_config": {"model_type": "intern_vit_6b", "hidden_size": 3200, "image_size": 448, "drop_path_rate": 0.0},
+        "llm_config": {"architectures": ["InternLM2ForCausalLM"], "bias": False, "num_hidden_layers": 3,
+                       "rope_scaling": {"factor": 3.0, "type": "dynamic"}, "max_position_embeddings": 32768},
+    },
+    "llava_next": {
+        "image_token_index": 32000, "vision_feature_layer": -2,
+        "vision_config": {"hidden_size": 1024, "image_size": 336, "num_attention_heads": 16, "patch_size": 14},
+        "text_config": {"model_type": "mistral", "rope_theta": 1e6, "sliding_window": None, "head_dim": 128,
+                        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                                         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}},
+    },
+}  # fmt: skip
+
+
+def _config() -> Reader:
+    files = {f"{kind}.json": json.dumps({"model_type": kind, **config}).encode() for kind, config in CONFIGS.items()}
+
+    def read(folder: Path) -> None:
+        errors = []
+        for path in sorted(folder.glob("*.json")):
+            try:
+                _ = read_architecture(path).hash
+            except UserError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    return Reader(files, read)
+
+
+def _weights(folder: Path) -> Reader:
+    """A small model of InternVL's, in two files and an index."""
+    folder.mkdir(parents=True)
+    config = {
+        "model_type": "internvl", "tie_word_embeddings": False,
+        "vision_config": {"model_type": "internvl_vision", "hidden_size": 4, "num_attention_heads": 1,
+                          "image_size": [4, 4], "intermediate_size": 4, "num_hidden_layers": 1, "patch_size": [2, 2]},
+        "text_config": {"model_type": "llama", "hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 1,
+                        "num_key_value_heads": 1, "intermediate_size": 4, "vocab_size": 6},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    model = read_architecture(folder)
+    stored: dict[str, Stored] = {}
+    for ours, source in sources(model, "internvl", "llama").items():
+        rows, *others = weight_shape(ours, model)
+        share = rows // len(source.theirs)
+        for name in source.theirs:
+            shape = (1, *others) if name.endswith(("cls_token",)) else (share, *others)
+            shape = (1, 5, 4) if name.endswith("position_embeddings") else shape
+            stored[name] = Stored(f"model-{len(stored) % 2}.safetensors", "F32", shape)
+    for file in {entry.file for entry in stored.values()}:
+        write_weights(folder / file, {name: entry for name, entry in stored.items() if entry.file == file}, ())
+    index = {"metadata": {}, "weight_map": {name: entry.file for name, entry in stored.items()}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    def read(folder: Path) -> None:
+        weights = WeightFolder(folder)
+        KeyMap.of(folder, weights.stored)
+
+    return Reader(content_of(folder), read)
+
+
+def _metrics() -> Reader:
+    line = {"iteration": 1, "seconds": 2.0, "loss": 3.0, "source_losses": {"a": 1.0}, "samples": 4, "padding": 0.0}
+    evaluation = {
+        "iteration": 1,
+        "evaluation": {"loss": 1.0, "source_losses": {"a": 1.0}, "samples": 3, "seconds": 1.0},
+    }
+    text = "".join(json.dumps(one) + "\n" for one in (line, evaluation, {**line, "iteration": 2}))
+
+    def read(folder: Path) -> None:
+        intervals = training_intervals(folder / "metrics.jsonl")
+        evaluations(folder / "metrics.jsonl")
+        for one in intervals:
+            _ = one.get("seconds", 0.0) + one.get("samples", 0)
+
+    return Reader({"metrics.jsonl": text.encode()}, read)
+
+
+def _rejects() -> Reader:
+    row = {"file": "a.jsonl", "line": 3, "reason": "bad_roles", "detail": "x"}
+    text = "".join(json.dumps({**row, "line": number}) + "\n" for number in (1, 2, 3))
+    return Reader(
+        {"rejected.jsonl": text.encode()}, lambda folder: RejectCount.of_file(folder / "rejected.jsonl").describe()
+    )
+
+
+def _chat() -> Reader:
+    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat.", "weight": 1}]
+    line = {"id": 7, "image": "a.png", "system": "Be brief.", "conversations": turns}
+    return Reader(
+        {"chat.json": json.dumps(line).encode()},
+        lambda folder: parse_conversation((folder / "chat.json").read_bytes(), ("<s>", "<|im_end|>")),
+    )
+
+
+def _images() -> Reader:
+    pixels = np.random.default_rng(0).integers(0, 255, (24, 32, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    files = {}
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"):
+        out = io.BytesIO()
+        Image.fromarray(pixels).save(out, kind, **({"exif": exif} if kind in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
+        files[f"image.{kind.lower()}"] = out.getvalue()
+
+    def read(folder: Path) -> None:
+        for path in sorted(folder.glob("image.*")):
+            try:
+                image_size(path)
+            except Rejected:
+                continue
+            try:
+                load_rgb(path)
+            except Exception as error:  # training names the file; Pillow's readers raise nearly anything
+                raise UserError(f"{path}: {error!r}") from error
+
+    return Reader(files, read)
+
+
+def _tokenizer() -> Reader:
+    config = {"pad_token": {"content": "</s>"}, "added_tokens_decoder": {"5": {"content": "<a>", "special": True}}}
+    files = {"tokenizer_config.json": json.dumps(config).encode(), "added_tokens.json": b'{"<b>": 9}'}
+    return Reader(files, declared_tokens)
