@@ -2,9 +2,9 @@
 
     python -m tests.fuzz [--inputs 100000] [--engine hypothesis|atheris] [--seed 0] [READER...]
 
-Anything else is a finding: an exception that no document names, five seconds without an answer, or more than 512 MiB
-beyond what the program had. The engine draws strings of choices (`mutate.py`); atheris looks for those that reach new
-lines of ours. Prints a table, and ends with 1 if anything was found.
+Anything else is a finding: an exception that no document names, five seconds of computing or a minute of waiting
+without an answer, or more than 512 MiB beyond what the program had. The engine draws strings of choices (`mutate.py`);
+atheris looks for those that reach new lines of ours. Prints a table, and ends with 1 if anything was found.
 """
 
 import argparse
@@ -30,7 +30,9 @@ from omnibal_ext.errors import UserError
 from tests.fuzz.mutate import Choices, damaged
 from tests.fuzz.readers import Reader, all_readers
 
-SECONDS, MEMORY, MOST_CHOICES = 5, 2**29, 96
+TIMERS = {signal.ITIMER_PROF: 5.0, signal.ITIMER_REAL: 60.0}
+"""Seconds of computing, and of waiting."""
+MEMORY, MOST_CHOICES = 2**29, 96
 
 
 class Hang(BaseException):
@@ -56,7 +58,7 @@ class Trial:
             (self.folder / other).write_bytes(damaged(other, whole, choices) if other == name else whole)
         if choices.below(2):
             self.reader.mend(self.folder)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        _set_timers(1)
         try:
             self.reader.read(self.folder)
             self.fates["read"] += 1
@@ -65,7 +67,7 @@ class Trial:
         except (Exception, Hang) as error:
             self._finding(error, content)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _set_timers(0)
 
     def _refused(self, refusal: Exception, content: bytes) -> None:
         self.fates["refused"] += 1
@@ -82,7 +84,8 @@ class Trial:
 def main() -> None:
     """Parse, try, print."""
     arguments = _parser().parse_args()
-    signal.signal(signal.SIGALRM, _hang)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, _hang)
     with tempfile.TemporaryDirectory(prefix="fuzz.") as scratch:
         readers = all_readers(Path(scratch))
         wanted = arguments.readers or list(readers)
@@ -132,7 +135,12 @@ def _limit_memory() -> None:
 
 
 def _hang(*_: object) -> None:
-    raise Hang(f"no answer in {SECONDS} s")
+    raise Hang("no answer")
+
+
+def _set_timers(times: int) -> None:
+    for timer, seconds in TIMERS.items():
+        signal.setitimer(timer, times * seconds)
 
 
 def _fresh(folder: Path) -> Path:

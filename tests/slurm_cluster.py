@@ -1,0 +1,171 @@
+"""A Slurm of one node for a test: munged, slurmctld and slurmd of Debian's packages, in a folder of their own.
+
+    node      any number of CPUs and 8 counted GPUs, whatever the machine has
+    low       partition of ordinary jobs, which are requeued when they are preempted
+    high      partition whose jobs take their place
+
+Needs root, as slurmd does.
+"""
+
+import getpass
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "srun")
+SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
+SETTINGS = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=15
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+OverTimeLimit=0
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+MinJobAge=600
+NodeName={host} NodeAddr=127.0.0.1 CPUs=64 RealMemory=1024 Gres=gpu:8 State=UNKNOWN
+PartitionName=low Nodes={host} Default=YES MaxTime=INFINITE PriorityTier=1 State=UP
+PartitionName=high Nodes={host} MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF State=UP
+"""
+
+
+def missing() -> str | None:
+    """Why no such Slurm can be started here; None if it can."""
+    lacking = [program for program in PROGRAMS if shutil.which(program, path=SEARCHED) is None]
+    if lacking:
+        return f"no {', '.join(lacking)} here: apt-get install slurm-wlm munge"
+    return None if os.geteuid() == 0 else f"slurmd must be started by root, not by {getpass.getuser()}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running Slurm. `environment` makes its commands find it."""
+
+    folder: Path
+    environment: Mapping[str, str]
+
+    def run(self, *words: object, **more: str) -> str:
+        """What a command prints; its failure is the test's."""
+        done = subprocess.run(
+            [str(word) for word in words], env={**self.environment, **more}, capture_output=True, text=True,
+            check=False, cwd=Path(__file__).parents[1], timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def submit(self, *words: object, **more: str) -> str:
+        """The number of a job that was submitted."""
+        return self.run("sbatch", "--parsable", *words, **more).partition(";")[0]
+
+    def job(self, number: str) -> dict[str, str]:
+        """What scontrol says of a job (of the first task of an array)."""
+        shown = self.run("scontrol", "--oneliner", "show", "job", number).splitlines()[0]
+        return dict(word.partition("=")[::2] for word in shown.split() if "=" in word)
+
+    def states(self, number: str) -> set[str]:
+        """The states of a job, or of all tasks of an array."""
+        lines = self.run("scontrol", "--oneliner", "show", "job", number).splitlines()
+        return {word.partition("=")[2] for line in lines for word in line.split() if word.startswith("JobState=")}
+
+    def wait(self, number: str, seconds: float = 600) -> set[str]:
+        """Wait until nothing of a job is pending or running; its states."""
+        until(lambda: not self.states(number) & {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING"}, seconds)
+        return self.states(number)
+
+
+def until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for something. Fails after that many seconds."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, f"waited {seconds} s in vain"
+        time.sleep(0.3)
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[Cluster]:
+    """Start a Slurm in a folder; ends it and all of its jobs."""
+    for name in ("state", "spool"):
+        (folder / name).mkdir(parents=True)
+    host = socket.gethostname().partition(".")[0]
+    ports = {"controller_port": _free_port(), "node_port": _free_port()}
+    (folder / "slurm.conf").write_text(SETTINGS.format(folder=folder, host=host, **ports))
+    (folder / "gres.conf").write_text(f"AutoDetect=off\nNodeName={host} Name=gpu File={folder}/gpu[0-7]\n")
+    for number in range(8):  # Slurm wants devices: these are /dev/null
+        os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o400)
+    environment = {**os.environ, "PATH": SEARCHED, "SLURM_CONF": str(folder / "slurm.conf")}
+    files = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munge.pid"}
+    files |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str) -> None:
+        with (folder / f"{words[0]}.out").open("wb") as out:
+            daemons.append(subprocess.Popen(words, env=environment, stdout=out, stderr=out))
+
+    try:
+        start("munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items()))
+        until((folder / "munge.socket").exists, 20)
+        start("slurmctld", "-D", "-c")
+        start("slurmd", "-D", "-N", host)
+        cluster = Cluster(folder, environment)
+        until(lambda: _is_idle(cluster, host), 30)
+        yield cluster
+        cluster.run("scancel", "--user", getpass.getuser())
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            try:
+                daemon.wait(15)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+
+
+def _is_idle(cluster: Cluster, host: str) -> bool:
+    done = subprocess.run(
+        ["scontrol", "--oneliner", "show", "node", host], env=dict(cluster.environment), capture_output=True, text=True,
+        check=False, timeout=30,
+    )  # fmt: skip
+    return "State=IDLE " in done.stdout
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def lines_of(path: Path) -> list[dict[str, object]]:
+    """The JSON lines of a file; none if it is not there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
