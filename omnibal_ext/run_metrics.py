@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import Check, mapping, record, whole
+from omnibal_ext.reading.checks import Check, is_number, mapping, record, whole
 from omnibal_ext.reading.document import decode
 from omnibal_ext.reading.files import open_plain
 
@@ -18,7 +18,7 @@ TIMELINE = "timeline.jsonl"
 
 def _figure(place: str, value: Any) -> float:
     """A loss may be infinite or no number, where training failed."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, float) and not is_number(value):
         raise UserError(f"{place} must be a number")
     return float(value)
 

@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from omnibal_ext.errors import UserError
 from omnibal_ext.run_metrics import evaluations, training_intervals
 
 
@@ -25,3 +28,9 @@ def test_what_ran_again_after_a_resume_counts_as_it_last_ran(tmp_path: Path) -> 
 def test_a_run_that_has_not_reported_has_no_intervals(tmp_path: Path) -> None:
     assert training_intervals(tmp_path / "metrics.jsonl") == []
     assert evaluations(tmp_path / "metrics.jsonl") == {}
+
+
+def test_a_whole_number_beyond_all_floats_is_refused_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"iteration": 1, "loss": NaN}}\n{{"iteration": 2, "loss": {10**400}}}\n')
+    with pytest.raises(UserError, match="line 2: loss must be a number"):
+        training_intervals(tmp_path / "metrics.jsonl")
