@@ -112,3 +112,17 @@ def test_many_at_once_are_one_after_the_other(tmp_path: Path) -> None:
         for worker in workers:
             worker.join()
     assert (tmp_path / "sum").read_text() == "80"
+
+
+def test_who_gets_hold_of_a_removed_lock_file_takes_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flock, calls = tmp_path / ".lock", locks.fcntl.flock, []
+
+    def removed_meanwhile(file: Any, kind: int) -> None:
+        flock(file, kind)
+        calls.append(kind)
+        if len(calls) == 1:
+            path.unlink()
+
+    monkeypatch.setattr(locks.fcntl, "flock", removed_meanwhile)
+    with only_job(path, "run"):
+        assert path.exists()
