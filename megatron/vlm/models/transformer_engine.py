@@ -57,11 +57,22 @@ def when_put_off(layer: Any, tell: Callable[[Any, Sequence[Tensor]], None]) -> N
 def mark_delayed(module: torch.nn.Module) -> None:
     """Let the data-parallel hooks of layers that delay wait for `backward_dw`.
 
-    Transformer Engine marks their weights so; core makes new biases where it initialises on the host.
+    Transformer Engine marks their weights so; core makes new biases where it initialises on the host. A bias that core
+    adds behind the layer has its gradient with the backward pass, and is not put off.
     """
     for layer in module.modules():
         if delays(layer) and isinstance(layer.bias, torch.nn.Parameter):
-            setattr(layer.bias, "skip_backward_post_hook", True)  # noqa: B010 (Megatron reads the mark so)
+            setattr(layer.bias, "skip_backward_post_hook", not layer.te_return_bias)  # noqa: B010 (Megatron reads it)
+
+
+def compute_late(layer: Any) -> None:
+    """Compute the gradients that a layer has put off, without those of a bias that core adds behind it."""
+    has_bias = layer.use_bias
+    layer.use_bias = has_bias and not layer.te_return_bias
+    try:
+        layer.backward_dw()
+    finally:
+        layer.use_bias = has_bias
 
 
 @cache

@@ -108,7 +108,7 @@ class Delayed:
 
     def accumulate(self) -> None:
         """Let the layer compute what waits longest."""
-        self.layer.backward_dw()
+        transformer_engine.compute_late(self.layer)
 
 
 class WeightGradients:
