@@ -189,11 +189,11 @@ def test_half_an_evaluation_is_refused(folder: Path) -> None:
 def test_the_distributed_optimizer_resumes_without_apex_or_transformer_engine(folder: Path) -> None:
     checkpoints = str(folder / "distributed")
     flags = ("--use-distributed-optimizer", "--save-interval", "2", "--eval-interval", "2", *held_out(folder))
-    # One of them overlaps, in several buckets: saving and evaluating, Megatron's loop turns it off and on.
+    # Overlapping, in several buckets: saving and evaluating, Megatron's loop turns it off and on.
     overlap = ("--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "20000")
     whole = train(folder, "distributed-whole", "one.json", 1, 4, "--save", checkpoints, *flags, *overlap)
     (folder / "distributed" / "latest_checkpointed_iteration.txt").write_text("2")
-    resumed = train(folder, "distributed-resumed", "one.json", 1, 4, "--load", checkpoints, *flags)
+    resumed = train(folder, "distributed-resumed", "one.json", 1, 4, "--load", checkpoints, *flags, *overlap)
     assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole[2:]], rel=1e-5)
     passes = [evaluations(folder / run / "metrics.jsonl") for run in ("distributed-whole", "distributed-resumed")]
     assert passes[0][4]["loss"] == pytest.approx(passes[1][4]["loss"], rel=1e-5)

@@ -66,8 +66,16 @@ def mark_delayed(module: torch.nn.Module) -> None:
 
 
 def compute_late(layer: Any) -> None:
-    """Compute the gradients that a layer has put off, without those of a bias that core adds behind it."""
-    has_bias = layer.use_bias
+    """Compute the gradients that a layer has put off, without those of a bias that core adds behind it.
+
+    Fused, B gives the weight a gradient that only says that there is one, and the hooks behind W take it away: where
+    several B come before a W, each W needs its own.
+    """
+    from transformer_engine.pytorch.module.base import get_dummy_wgrad
+
+    has_bias, weight = layer.use_bias, layer.weight
+    if layer.fuse_wgrad_accumulation and weight.grad is None:
+        weight.grad = get_dummy_wgrad(list(weight.shape), weight.dtype)
     layer.use_bias = has_bias and not layer.te_return_bias
     try:
         layer.backward_dw()

@@ -49,7 +49,8 @@ class TransformerEngineBaseModule(torch.nn.Module):
     def backward_dw(self) -> None:
         if not self.wgrad_store.delay_wgrad_compute():
             return
-        wgrad, bgrad = self.wgrad_store.pop()
+        with torch.no_grad():  # kernels are not recorded
+            wgrad, bgrad = self.wgrad_store.pop()
         if not self.fuse_wgrad_accumulation:
             self.weight.grad = wgrad.to(self.weight.dtype)
         if self.use_bias and self.bias is not None and self.bias.grad is None:
