@@ -69,7 +69,8 @@ def compute_late(layer: Any) -> None:
     """Compute the gradients that a layer has put off, without those of a bias that core adds behind it.
 
     Fused, B gives the weight a gradient that only says that there is one, and the hooks behind W take it away: where
-    several B come before a W, each W needs its own.
+    several B come before a W, each W needs its own. A pack that passes the layer by leaves zeros, which would keep the
+    layer from giving its bias a gradient.
     """
     from transformer_engine.pytorch.module.base import get_dummy_wgrad
 
@@ -77,6 +78,8 @@ def compute_late(layer: Any) -> None:
     if layer.fuse_wgrad_accumulation and weight.grad is None:
         weight.grad = get_dummy_wgrad(list(weight.shape), weight.dtype)
     layer.use_bias = has_bias and not layer.te_return_bias
+    if layer.use_bias:
+        layer.bias.grad = None
     try:
         layer.backward_dw()
     finally:
