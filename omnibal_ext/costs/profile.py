@@ -139,7 +139,9 @@ class Profile:
         if not isinstance(record, Mapping):
             raise UserError("must be one JSON object")
         if record.get("schema_version") != SCHEMA_VERSION:
-            raise UserError(f"schema_version is {record.get('schema_version')!r}, not {SCHEMA_VERSION}; profile again")
+            raise UserError(
+                f"schema_version is {shown(record.get('schema_version'))}, not {SCHEMA_VERSION}; profile again"
+            )
         PROFILE("", record)
         known = {f.name for f in dataclasses.fields(cls)}
         values = {name: value for name, value in record.items() if name in known}
