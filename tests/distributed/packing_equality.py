@@ -19,7 +19,7 @@ def main() -> None:
     packed, alone = 0.0, 0.0
     with torch.no_grad():
         for pack in harness.sample_packs():
-            losses = stage(pack)
+            losses = stage(replace(pack, supervised=None))  # of every token
             for start, end, sample in samples_of(pack):
                 single = stage(sample)
                 scale = single.abs().max().item()
