@@ -20,8 +20,14 @@ def called(script: str, folder: Path, **environment: str) -> tuple[list[str], di
     for name in ("python", "srun", "scontrol"):
         (folder / name).write_text(SPEAK)
         (folder / name).chmod(0o755)
-    given = dict.fromkeys(("FROM", "DATA", "PACKS", "RUN_DIR", "SLURM_JOB_NODELIST", "SLURM_JOB_ID"), "x")
-    given |= {"SLURM_JOB_NUM_NODES": "4", "SAID": str(folder / "said"), **environment}
+    given = dict.fromkeys(("FROM", "DATA", "PACKS", "RUN_DIR", "SLURM_JOB_NODELIST"), "x")
+    given |= {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "4",
+        "SLURM_JOB_NUM_NODES": "4",
+        "SAID": str(folder / "said"),
+        **environment,
+    }
     kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(["bash", script, "--seed", "5"], cwd=ROOT, check=True, env={**kept, **given, "PATH": path})

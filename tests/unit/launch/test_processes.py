@@ -35,7 +35,8 @@ if what == "fails":
 time.sleep(120)
 """
 LAUNCHER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs, perhaps these tests, ignore
 from omnibal_ext.errors import run_tool
 from omnibal_ext.launch.processes import run_ranks, run_to_end, stoppable
 def main():
