@@ -17,8 +17,7 @@ from typing import Any
 from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.formats import PLAN, PLAN_COUNTS, SELECTIVE
-from omnibal_ext.reading.checks import shown
-from omnibal_ext.records import read_record, write_record
+from omnibal_ext.records import check_version, read_record, write_record
 from omnibal_ext.schedule import SCHEDULE_NAMES, Schedule, build_schedule
 
 SCHEMA_VERSION = 1
@@ -115,11 +114,7 @@ class Plan:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Plan":
         """The plan in a decoded plan.json. Raises UserError for a missing field or another schema version."""
-        if not isinstance(record, Mapping):
-            raise UserError("must be one JSON object")
-        if record.get("schema_version") != SCHEMA_VERSION:
-            found = shown(record.get("schema_version"))
-            raise UserError(f"schema_version is {found}, this program reads {SCHEMA_VERSION}; plan again")
+        check_version(record, SCHEMA_VERSION, "plan again")
         PLAN("", record)
         known = {f.name for f in dataclasses.fields(cls)}
         stages = _stages(record["stages"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import Value
+from omnibal_ext.reading.checks import Value, shown
 from omnibal_ext.reading.document import read_json
 
 
@@ -18,6 +18,15 @@ def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Calla
         return read_json(path, lambda _, record: build(record), f"make one with {tool}")
     except UserError as error:
         raise UserError(f"{what} {error}") from None
+
+
+def check_version(record: Any, version: int, remedy: str) -> None:
+    """Raise UserError, ending with `remedy`, unless it is an object of this `schema_version`."""
+    if not isinstance(record, Mapping):
+        raise UserError("must be one JSON object")
+    if record.get("schema_version") != version:
+        found = shown(record.get("schema_version"))
+        raise UserError(f"schema_version is {found}, this program reads {version}; {remedy}")
 
 
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:

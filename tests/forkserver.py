@@ -28,6 +28,8 @@ from typing import NoReturn
 
 import psutil
 
+from omnibal_ext.launch.processes import descendants
+
 PRELOADED = (
     *("megatron.vlm.pretrain", "tests.distributed.harness", "omnibal_ext.layout", "omnibal_ext.packing.build"),
     # What those import late:
@@ -138,11 +140,11 @@ def keep(client: socket.socket) -> Job:
 
 def end_tree(pid: int) -> None:
     """Kill a process and all that it has started."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for one in (*process.children(recursive=True), process):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+    below = descendants(pid)
+    os.kill(pid, signal.SIGKILL)
+    for process in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def enter(environment: Mapping[str, str], files: Sequence[int]) -> None:

@@ -38,9 +38,9 @@ from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import SCHEDULE_NAMES
+from omnibal_ext.units import GIB
 
 TOOLS = Path(__file__).parent
-GIB = 2**30
 TIMELINES = 10
 """Iterations that a run records for its report."""
 RANKS = (sys.executable, "-W", "ignore", "-m", "omnibal_ext.launch.torchrun")

@@ -5,6 +5,7 @@ Known: `InternVLForConditionalGeneration`, `LlavaForConditionalGeneration`, `Lla
 (`InternVLChatModel`, whose code lives in its repository).
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ def config_path(path: Path) -> Path:
 def read_config(path: Path) -> dict[str, Any]:
     """The content of a config.json, or of another of the files beside it. Raises UserError if it is no JSON object."""
     return read_json(path, mapping(anything), "download it again")
+
+
+def image_token_id(config: Mapping[str, Any]) -> Any:
+    """What a config.json says of the token that stands for image features; None where it says nothing."""
+    return config.get("image_token_id", config.get("image_token_index"))
 
 
 def weight_files(folder: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, VISION_KINDS, Gr
 from omnibal_ext.errors import UserError
 from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
 from omnibal_ext.reading.checks import is_number, shown
-from omnibal_ext.records import read_record, write_record
+from omnibal_ext.records import check_version, read_record, write_record
 
 SCHEMA_VERSION = 1
 Fit = tuple[float, float, float]
@@ -136,12 +136,7 @@ class Profile:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Profile":
         """The profile in a decoded profile.json. Raises UserError for missing fields or another schema version."""
-        if not isinstance(record, Mapping):
-            raise UserError("must be one JSON object")
-        if record.get("schema_version") != SCHEMA_VERSION:
-            raise UserError(
-                f"schema_version is {shown(record.get('schema_version'))}, not {SCHEMA_VERSION}; profile again"
-            )
+        check_version(record, SCHEMA_VERSION, "profile again")
         PROFILE("", record)
         known = {f.name for f in dataclasses.fields(cls)}
         values = {name: value for name, value in record.items() if name in known}

@@ -49,8 +49,8 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def descendants() -> list[psutil.Process]:
-    """Every process below this one, parents before children.
+def descendants(pid: int) -> list[psutil.Process]:
+    """Every process below that one, parents before children.
 
     By the parents that the system names: `psutil.Process.children` compares times of the clock as well, and misses a
     young process where the clock was set in between.
@@ -58,7 +58,7 @@ def descendants() -> list[psutil.Process]:
     children: dict[int, list[psutil.Process]] = {}
     for process in psutil.process_iter(["ppid", "status"]):
         children.setdefault(process.info["ppid"], []).append(process)
-    found = list(children.get(os.getpid(), ()))
+    found = list(children.get(pid, ()))
     for process in found:  # grows
         found += children.get(process.pid, ())
     return found
@@ -67,7 +67,7 @@ def descendants() -> list[psutil.Process]:
 def end_tree(child: subprocess.Popen[str]) -> None:
     """End a child, all that it started and what was left of them, at once; this process has no other children."""
     child.kill()
-    while left := [process for process in descendants() if process.info["status"] != psutil.STATUS_ZOMBIE]:
+    while left := [process for process in descendants(os.getpid()) if process.info["status"] != psutil.STATUS_ZOMBIE]:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -133,7 +133,7 @@ def _end_ranks(agent: subprocess.Popen[str], number: int, grace: float | None) -
     """Hand a signal to the ranks and wait for them; the agent, their parent, ends when they have."""
     for repeated in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # Slurm may send one several times
         signal.signal(repeated, signal.SIG_IGN)
-    ranks = [process for process in descendants() if process.info["ppid"] == agent.pid]
+    ranks = [process for process in descendants(os.getpid()) if process.info["ppid"] == agent.pid]
     for rank in ranks:
         with contextlib.suppress(psutil.NoSuchProcess):
             rank.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
+from omnibal_ext.units import GIB
 
 Ints = NDArray[np.int64]
 _VIT, _LLM = KINDS.index("vit"), KINDS.index("llm")
-GIB = 2**30
 
 
 def recompute_all(problem: LayoutProblem, edges: Edges) -> Layout:

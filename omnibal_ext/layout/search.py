@@ -13,8 +13,9 @@ from omnibal_ext.layout.adapipe import adapipe_layout
 from omnibal_ext.layout.joint import joint_search
 from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.recompute import GIB, fewest_that_fit, leanest_edges, recompute_all
+from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
 from omnibal_ext.plan import Plan
+from omnibal_ext.units import GIB
 
 METHODS = ("parameters", "layers", "profile", "bmp", "adapipe", "joint")
 RECOMPUTE_RULES: dict[str, Callable[[LayoutProblem, Edges], Layout]] = {

@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from omnibal_ext.costs.profile import PackSizes
-from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.recompute import recompute_all
 from omnibal_ext.report.timeline import OTHER, Lane, Timeline
+from omnibal_ext.units import GIB
 
 NEEDED, RECOMPUTED, EXECUTOR = "needed", "recomputation", "executor"
 UNEVEN, FILL, UPDATE, REPLICAS = "uneven stages", "fill and drain", "update", "other replicas"
@@ -110,7 +109,7 @@ def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
         found.append(Change(words, f"tools/pack_data.py --micro-batches {many.microbatches}", gain))
     if any(layout.recompute):
         bare = Layout(layout.edges, tuple(() for _ in layout.recompute))
-        needs = max(problem.stage_peak_bytes(bare)) / 2**30
+        needs = max(problem.stage_peak_bytes(bare)) / GIB
         gain = now / problem.step_seconds(bare) - 1
         found.append(Change("nothing recomputed", f"needs {needs:.2f} GiB on a rank: --memory-gib {needs:.2f}", gain))
     return sorted((c for c in found if c.gain >= WORTH_TRYING), key=lambda change: -change.gain)
@@ -125,11 +124,3 @@ def _twice(packs: PackSizes | None) -> PackSizes | None:
     if packs is None:
         return None
     return PackSizes(*(np.concatenate([a, a], axis=-1) for a in (packs.tiles, packs.tokens, packs.squares)))
-
-
-def without_memory_balance(problem: LayoutProblem, layout: Layout) -> float | None:
-    """Step seconds with every layer recomputed at the same cuts; None where even that does not fit."""
-    try:
-        return problem.step_seconds(recompute_all(problem, layout.edges))
-    except UserError:
-        return None

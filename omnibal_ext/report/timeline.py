@@ -17,6 +17,7 @@ from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import Action, dependencies
+from omnibal_ext.units import GIB
 
 Phase = Literal["forward", "backward", "recompute", "weight"]
 OTHER = "other"
@@ -108,7 +109,7 @@ def layout_of(plan: Plan) -> Layout:
 
 def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutProblem:
     """What the plan is judged by, on packs int64 [iterations, data-parallel ranks, microbatches]."""
-    memory = float("inf") if plan.memory_gib is None else plan.memory_gib * 2**30
+    memory = float("inf") if plan.memory_gib is None else plan.memory_gib * GIB
     return LayoutProblem(
         profile,
         plan.pipeline_model_parallel_size,

@@ -32,8 +32,8 @@ from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, sea
 from megatron.vlm.checkpoint.safe import guarded
 from omnibal_ext.errors import UserError
 from omnibal_ext.lifeline import end_with
+from omnibal_ext.units import GIB
 
-GIB = 2**30
 SPARE = 2**20
 """Bytes: a disk with less is full."""
 Describe = Callable[[], Mapping[str, Any]]

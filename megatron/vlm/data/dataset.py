@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from megatron.vlm.data.anyres import feature_order
+from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
 from megatron.vlm.data.manifest import check_manifest, read_images
 from megatron.vlm.data.pixels import normalise
@@ -69,7 +70,7 @@ class ChatDataset(Dataset):
         """
         tokens, mask = self.text(sample)
         ids = torch.from_numpy(tokens.astype(np.int64))
-        labels = ids.where(torch.from_numpy(mask > 0), -100)
+        labels = ids.where(torch.from_numpy(mask > 0), IGNORED)
         return {"input_ids": ids, "labels": labels, "pixel_values": self.pixels(sample)}
 
     def verify(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from megatron.vlm.data.model_recipe import fits, needs, tokenizer_difference
 from megatron.vlm.data.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.huggingface import CONFIG, read_architecture, read_config
+from omnibal_ext.architectures.huggingface import CONFIG, image_token_id, read_architecture, read_config
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.sizes import Sizes
@@ -68,8 +68,8 @@ def _tokens(manifest: Mapping[str, Any], architecture: Architecture, model_folde
     ids = max(manifest["vocab_size"], manifest["image_token_id"] + 1)
     if ids > architecture.language.vocab_size:
         yield Mismatch(f"token ids up to {ids - 1}, the vocabulary ends at {architecture.language.vocab_size}", *mend)
-    config = read_config(model_folder / CONFIG) if model_folder else {}
-    expected = config.get("image_token_id", config.get("image_token_index", architecture.prompt.image_token_id))
+    named = image_token_id(read_config(model_folder / CONFIG)) if model_folder else None
+    expected = architecture.prompt.image_token_id if named is None else named
     if expected not in (None, manifest["image_token_id"]):
         yield Mismatch(f"image token {manifest['image_token_id']}, not {expected}", *mend)
     if file and (difference := _difference(manifest, file)):

@@ -21,6 +21,7 @@ from megatron.vlm.data.formats import json_list, lines, table, tar
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource, Row
 from omnibal_ext.errors import UserError
 from omnibal_ext.locks import working_on
+from omnibal_ext.records import write_text
 
 CUT: dict[str, Callable[[Path, int], InputFile]] = {
     "lines": lines.cut,
@@ -105,9 +106,7 @@ def _read_once(path: Path, lines_per_part: int, kind: str, notes: Path) -> Input
         if note.exists():
             return _from_record(json.loads(note.read_text(encoding="utf-8")))
         read = read_input(path, lines_per_part, kind)
-        temporary = note.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(read), default=str), encoding="utf-8")
-        temporary.replace(note)
+        write_text(note, json.dumps(asdict(read), default=str))
     return read
 
 

@@ -64,8 +64,8 @@ class PackDataset(Dataset):
         lengths = [longest] * len(real) if self.index.pad else list(real)
         if filler := -sum(lengths) % self.sequence_multiple if lengths else self.sequence_multiple:
             lengths.append(filler)
-        ids = self._ids(samples, lengths) if self.needs.tokens or self.needs.labels else None
-        labels, mask = self._labels(samples, lengths, ids) if self.needs.labels and ids is not None else (None, None)
+        ids, mask = self._text(samples, lengths) if self.needs.tokens or self.needs.labels else (None, None)
+        mask = mask if self.needs.labels else None
         pixels, broken = self._pixels(samples) if self.needs.pixels else (None, ())
         return Microbatch(
             tiles=int(self.data.sizes.tiles[samples].sum()),
@@ -78,7 +78,7 @@ class PackDataset(Dataset):
             input_ids=ids if self.needs.tokens else None,
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
             image_sources=self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else None,
-            labels=labels,
+            labels=None if mask is None or ids is None else torch.roll(ids, -1),
             supervised=None if mask is None else mask.nonzero().squeeze(1),
             loss_mask=mask,
             segment_ids=segment_ids(lengths) if self.needs.labels else None,
@@ -98,21 +98,15 @@ class PackDataset(Dataset):
                 starts += [begin + start for start in self.data.image_starts(sample)]
         return {"grids": tuple(grids), "image_starts": tuple(starts)}
 
-    def _ids(self, samples: np.ndarray, lengths: list[int]) -> Tensor:
+    def _text(self, samples: np.ndarray, lengths: list[int]) -> tuple[Tensor, Tensor]:
+        """The tokens, and of each place whether the next token of the same sample counts."""
         ids = torch.full((sum(lengths),), self.data.manifest["pad_token_id"], dtype=torch.long)
-        for start, sample in zip(np.cumsum([0, *lengths]), samples, strict=False):
-            tokens, _ = self.data.text(int(sample))
-            ids[start : start + len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
-        return ids
-
-    def _labels(self, samples: np.ndarray, lengths: list[int], ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The next token of the same sample, and whether it counts."""
-        labels = torch.roll(ids, -1)
         mask = torch.zeros(len(ids), dtype=torch.float32)
         for start, sample in zip(np.cumsum([0, *lengths]), samples, strict=False):
-            counts = self.data.text(int(sample))[1][1:]
-            mask[start : start + len(counts)] = torch.from_numpy(counts.astype(np.float32))
-        return labels, mask
+            tokens, counts = self.data.text(int(sample))
+            ids[start : start + len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
+            mask[start : start + len(counts) - 1] = torch.from_numpy(counts[1:].astype(np.float32))
+        return ids, mask
 
     def _sources(self, samples: np.ndarray, segments: int) -> Tensor:
         """Of each segment; padding, in which no token counts, is put down to the first file."""

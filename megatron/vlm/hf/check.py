@@ -15,7 +15,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.architectures.architecture import Architecture, NativeResolution
-from omnibal_ext.architectures.huggingface import config_path, read_config
+from omnibal_ext.architectures.huggingface import config_path, image_token_id, read_config
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 
@@ -48,8 +48,7 @@ def logit_difference(ours: Path, theirs: Path) -> float:
 
 
 def _image_token(theirs: Path) -> int:
-    config = read_config(config_path(theirs))
-    token = config.get("image_token_id", config.get("image_token_index"))
+    token = image_token_id(read_config(config_path(theirs)))
     return 151667 if token is None else int(token)
 
 

@@ -18,11 +18,12 @@ from megatron.vlm import platform
 from megatron.vlm.arguments import read_arguments
 from megatron.vlm.preflight.findings import Finding, run_checks
 from megatron.vlm.preflight.machine import check_rendezvous
-from megatron.vlm.preflight.memory import GIB, check_host_memory, check_memory
+from megatron.vlm.preflight.memory import check_host_memory, check_memory
 from megatron.vlm.preflight.run import Run, check_run
 from megatron.vlm.preflight.saving import checkpoint_bytes
 from megatron.vlm.weights import Weights
 from omnibal_ext.errors import UserError
+from omnibal_ext.units import GIB
 
 
 @dataclass

@@ -12,8 +12,7 @@ from omnibal_ext.chain import gradient_mode
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
-
-GIB = 2**30
+from omnibal_ext.units import GIB
 
 
 def parameters(architecture: Architecture, frozen: tuple[str, ...]) -> tuple[int, int]:

@@ -9,8 +9,7 @@ from megatron.vlm.preflight.findings import Note
 from megatron.vlm.preflight.memory import parameters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
-
-GIB = 2**30
+from omnibal_ext.units import GIB
 
 
 def check_saving(args: Namespace, architecture: Architecture, iteration: int) -> str:

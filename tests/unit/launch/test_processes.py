@@ -75,7 +75,7 @@ def stopped(rank: Path, grace: float, what: str, number: int) -> tuple[int, str,
     """What a launcher of two ranks ends with when it gets a signal; none of its processes may be left."""
     launcher = start(grace, rank, rank.parent, what)
     pids = wait_for(rank.parent, ["pid.0", "pid.1"], launcher)
-    tree = [process.pid for process in psutil.Process(launcher.pid).children(recursive=True)]
+    tree = [process.pid for process in descendants(launcher.pid)]
     assert set(pids) < set(tree)
     launcher.send_signal(number)
     if number == signal.SIGTERM:  # as Slurm may: it must not cut the saving short
@@ -104,7 +104,7 @@ def test_a_clock_that_is_set_back_hides_no_process(monkeypatch: pytest.MonkeyPat
     boots = iter(range(10**9, 0, -3600))
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: float(next(boots)))
-        assert child.pid in [process.pid for process in descendants()]
+        assert child.pid in [process.pid for process in descendants(os.getpid())]
         assert not psutil.Process().children()  # what would be read instead
 
 
@@ -114,7 +114,7 @@ def test_whoever_is_killed_nothing_is_left(rank: Path, whom: str) -> None:
     rank.write_text("import os\nfrom omnibal_ext.lifeline import end_with\nend_with(os.getppid())\n" + RANK)
     launcher = start(5.0, rank, rank.parent, "sleeps")
     pids = wait_for(rank.parent, ["pid.0", "pid.1"], launcher)
-    tree = [process.pid for process in psutil.Process(launcher.pid).children(recursive=True)]
+    tree = [process.pid for process in descendants(launcher.pid)]
     os.kill({"launcher": launcher.pid, "torchrun": tree[0], "rank": pids[1]}[whom], signal.SIGKILL)
     _, errors = launcher.communicate(timeout=60)
     assert launcher.returncode == (-signal.SIGKILL if whom == "launcher" else 1)

@@ -1,0 +1,4 @@
+"""Units that people read."""
+
+GIB = 2**30
+"""Bytes."""
