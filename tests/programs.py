@@ -58,7 +58,7 @@ class ForkServer:
 
 
 @functools.cache
-def fork_server(module: str = PLAIN) -> ForkServer:
+def fork_server(module: str) -> ForkServer:
     """The one of this test process and this kind, started when it is needed first."""
     return ForkServer(module)
 

@@ -61,14 +61,16 @@ LLAMA3 = record(
 )
 
 
-def config_path(path: Path) -> Path:
-    """The config.json that a path means: itself, in that folder, or in its folder "huggingface" (a converted model's).
+def find_config(path: Path) -> Path | None:
+    """The config.json that a path means: itself, in that folder, or in its "huggingface" (a converted model's)."""
+    candidates = (path, path / CONFIG, path / "huggingface" / CONFIG)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
-    Raises UserError if there is none.
-    """
-    for candidate in (path, path / CONFIG, path / "huggingface" / CONFIG):
-        if candidate.is_file():
-            return candidate
+
+def config_path(path: Path) -> Path:
+    """The same; raises UserError if there is none."""
+    if found := find_config(path):
+        return found
     raise UserError(f"{path}: no {CONFIG} here; give a folder of Hugging Face's or one of tools/convert_checkpoint.py")
 
 

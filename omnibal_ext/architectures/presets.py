@@ -14,7 +14,7 @@ from omnibal_ext.architectures.architecture import (
     PromptFormat,
     VisionArchitecture,
 )
-from omnibal_ext.architectures.huggingface import read_architecture
+from omnibal_ext.architectures.huggingface import find_config, read_architecture
 from omnibal_ext.errors import UserError
 
 VISION_TOWERS = {
@@ -183,9 +183,11 @@ PRESETS: dict[str, Architecture] = {
 def preset(name: str) -> Architecture:
     """The model of that name: a preset, VISION+LANGUAGE ("internvit-6b+yi-34b"), or a Hugging Face folder.
 
+    A folder with a config.json that is called like a preset is meant: its weights and its tokenizer are used.
+
     Raises UserError naming the known ones, or the field of a config.json that we cannot honour.
     """
-    if name in PRESETS:
+    if name in PRESETS and not find_config(Path(name)):
         return PRESETS[name]
     vision, _, language = name.partition("+")
     if vision in VISION_TOWERS and language in LANGUAGE_MODELS:

@@ -14,8 +14,8 @@ from megatron.vlm.data.samples import SampleMaker
 from megatron.vlm.data.tiles import RULES
 from megatron.vlm.data.tokenizer import load_tokenizer, model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.huggingface import config_path
-from omnibal_ext.architectures.presets import PRESETS, preset
+from omnibal_ext.architectures.huggingface import find_config
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 
 USUAL = {
@@ -125,9 +125,8 @@ def tokenizer_difference(special_tokens: Mapping[str, int], vocabulary_hash: str
 
 def model_folder(model: str) -> Path | None:
     """The Hugging Face folder that a model's name is, if it is one."""
-    if model in PRESETS or not Path(model).exists():
-        return None
-    return config_path(Path(model)).parent
+    found = find_config(Path(model))
+    return found.parent if found else None
 
 
 def fits(flag: str, given: Any, wanted: Any) -> bool:

@@ -181,6 +181,14 @@ def changed(config: dict[str, Any], where: str, value: Any) -> dict[str, Any]:
     return copy
 
 
+def test_a_folder_that_is_called_like_a_preset_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert preset("tiny") == PRESETS["tiny"], "a folder of something else"
+    write(tmp_path / "tiny", INTERNVL_3_5)
+    assert preset("tiny").language != PRESETS["tiny"].language
+
+
 @pytest.mark.parametrize(
     ("name", "config"),
     [

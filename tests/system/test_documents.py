@@ -1,0 +1,111 @@
+"""The commands of the documents, block by block, run as they stand there by a user with a small model and corpus.
+
+Only numbers are changed, of devices that a machine of the tests does not have, and launchers estimate costs, because
+measuring takes half a minute. Commands that need something else are in `ELSEWHERE`, with what runs them.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.programs import ROOT, environment
+from tests.system.test_one_command import internvl
+from tests.system.test_training import tool
+
+DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if "```bash" in path.read_text())
+ELSEWHERE = {
+    r"bash scripts/(quickstart|test|setup|mutate)\.sh": "what the tests themselves are started with, and minutes long",
+    r"docker ": "needs Docker",
+    r".*train_internvl_chat_1_5\.sh": "eight ranks: tests/unit/test_scripts.py",
+    r"python benchmarks/gpu\.py": "needs a GPU: tests/unit/test_gpu_benchmark.py",
+    r"\w+=\$\(sbatch|(\w+=\S+ )*sbatch|flags=\(": "needs Slurm: tests/system/test_slurm.py",
+}
+SMALLER = {
+    r"--nproc-per-node 8": "--nproc-per-node 2",
+    r"--tensor-model-parallel-size 4(?=.*-- )": "--tensor-model-parallel-size 1",
+    r"--micro-batches 16": "--micro-batches 2",
+    r"--num-microbatches 16": "--num-microbatches 2",
+    r"--data-parallel-size 8": "--data-parallel-size 1",
+    r"--workers 16": "--workers 2",
+    r"tools/launch\.py": "tools/launch.py --analytic h100",
+}
+MODELS = ("HF_FOLDER", "InternVL3_5-8B-HF", "InternVL-Chat-V1-5", "InternVL3-8B-hf", "internvl-chat-1.5")
+"""Names under which documents speak of a user's model."""
+BEGIN_WITH_NOTHING = ("README.md", "models.md")
+BUDGETS = ("--vit-budget", 40, "--llm-budget", 320)
+
+
+def blocks() -> Iterator[tuple[str, list[str]]]:
+    """Name and command lines of every block of bash, continued lines joined; numbers made smaller."""
+    for document in DOCUMENTS:
+        for number, block in enumerate(re.findall(r"```bash\n(.*?)```", document.read_text(), re.DOTALL)):
+            lines = (
+                re.sub(r"\s+", " ", line.partition("#")[0]).strip() for line in block.replace("\\\n", " ").split("\n")
+            )
+            chosen = [line for line in lines if line and not any(re.match(elsewhere, line) for elsewhere in ELSEWHERE)]
+            for large, small in SMALLER.items():
+                chosen = [re.sub(large, small, line) for line in chosen]
+            if chosen:
+                yield f"{document.name}-{number}", chosen
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a user who has conversations, images, a tokenizer and a model."""
+    folder = tmp_path_factory.mktemp("user")
+    for name in ("benchmarks", "examples", "scripts", "tools"):
+        (folder / name).symlink_to(ROOT / name)
+    tool("make_demo_data.py", "--output-dir", folder / "demo", "--samples", 48, "--heldout-samples", 4)
+    (folder / "images").symlink_to("demo")
+    for name, source in (("chat.jsonl", "train.jsonl"), ("tokenizer.model", "tokenizer.model")):
+        shutil.copyfile(folder / "demo" / source, folder / name)
+    (folder / "model").mkdir()
+    shutil.copyfile(folder / "tokenizer.model", folder / "model/tokenizer.model")
+    (folder / "model/preprocessor_config.json").write_text(json.dumps(internvl(folder)))
+    for name in MODELS:
+        (folder / name).symlink_to("model")
+    (folder / "bin").mkdir()
+    (folder / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/warm_python.py "$@"\n')
+    (folder / "bin/python").chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def owner(user: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same one later: with a dataset, packs, and a run."""
+    folder = tmp_path_factory.mktemp("owner") / "user"
+    shutil.copytree(user, folder, symlinks=True)
+    source = ("--input", folder / "chat.jsonl", "--image-root", folder / "images", "--model", folder / "model")
+    tool("preprocess_data.py", *source, "--output-dir", folder / "data")
+    tool("pack_data.py", "--data", folder / "data", *BUDGETS, "--micro-batches", 2, "--output-dir", folder / "packs")
+    ranks = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--analytic", "a100", "--from-scratch")
+    work = ("--model", folder / "model", "--data", folder / "data", "--packs", folder / "packs")
+    tool("launch.py", *work, *ranks, "--run-dir", folder / "run", "--epochs", 1, "--", "--lr", "1e-3")
+    for file in ("plan.json", "profile.json"):
+        shutil.copyfile(folder / "run" / file, folder / file)
+    for file, column in (("a.json", [3, 1, 4]), ("b.json", [5, 2])):
+        (folder / file).write_text(json.dumps([{"vit_num": tiles, "token_num": 90 * tiles} for tiles in column]))
+    for name, same in (("dataset", "data"), ("PACKS", "packs"), ("RUN", "run")):
+        (folder / name).symlink_to(same)
+    return folder
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize(("name", "lines"), [pytest.param(*block, id=block[0]) for block in blocks()])
+def test_every_command_of_the_documents_runs(
+    name: str, lines: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    made = request.getfixturevalue("user" if name.startswith(BEGIN_WITH_NOTHING) else "owner")
+    folder = tmp_path / "user"
+    shutil.copytree(made, folder, symlinks=True)
+    found = environment(PATH=f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    for line in lines:
+        done = subprocess.run(["bash", "-c", line], cwd=folder, env=found, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
