@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -61,6 +62,16 @@ class ForkServer:
 def fork_server(module: str) -> ForkServer:
     """The one of this test process and this kind, started when it is needed first."""
     return ForkServer(module)
+
+
+def warm_interpreter() -> str:
+    """An interpreter for commands of tests: what it is given runs in a fork that has its imports behind it."""
+    fork_server(PLAIN)
+    limit = time.monotonic() + TIME_LIMIT
+    while not warm_python(PLAIN).exists():
+        assert time.monotonic() < limit, "the fork server does not start"
+        time.sleep(0.05)
+    return str(ROOT / "tests/warm_python.py")
 
 
 def warm_python(server: str) -> Path:

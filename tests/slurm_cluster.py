@@ -46,11 +46,12 @@ MpiDefault=none
 ReturnToService=2
 KillWait=5
 OverTimeLimit=0
+DependencyParameters=kill_invalid_depend
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 MinJobAge=600
-NodeName={host} NodeAddr=127.0.0.1 CPUs=64 RealMemory=1024 Gres=gpu:8 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs=256 RealMemory=1000000 Gres=gpu:8 State=UNKNOWN
 PartitionName=low Nodes={host} Default=YES MaxTime=INFINITE PriorityTier=1 State=UP
 PartitionName=high Nodes={host} MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF State=UP
 """
@@ -109,8 +110,8 @@ def until(condition: Callable[[], bool], seconds: float) -> None:
 
 
 @contextmanager
-def slurm(folder: Path) -> Iterator[Cluster]:
-    """Start a Slurm in a folder; ends it and all of its jobs."""
+def slurm(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
+    """Start a Slurm in a folder, whose jobs have this environment; ends it and all of its jobs."""
     for name in ("state", "spool"):
         (folder / name).mkdir(parents=True)
     host = socket.gethostname().partition(".")[0]
@@ -123,7 +124,7 @@ def slurm(folder: Path) -> Iterator[Cluster]:
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
-    environment = {**os.environ, "PATH": SEARCHED, "SLURM_CONF": str(folder / "slurm.conf")}
+    environment = {**environment, "PATH": SEARCHED, "SLURM_CONF": str(folder / "slurm.conf")}
     files = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munge.pid"}
     files |= {"log-file": folder / "munge.log", "seed-file": folder / "munge.seed"}
     daemons: list[subprocess.Popen[bytes]] = []
@@ -140,8 +141,8 @@ def slurm(folder: Path) -> Iterator[Cluster]:
         cluster = Cluster(folder, environment)
         until(lambda: _is_idle(cluster, host), 30)
         yield cluster
-        cluster.run("scancel", "--user", getpass.getuser())
     finally:
+        _end_jobs(environment)
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in daemons:
@@ -149,6 +150,17 @@ def slurm(folder: Path) -> Iterator[Cluster]:
                 daemon.wait(15)
             except subprocess.TimeoutExpired:
                 daemon.kill()
+
+
+def _end_jobs(environment: Mapping[str, str]) -> None:
+    """Cancel what still runs, and wait for it: what runs a job outlives the daemons."""
+    user = getpass.getuser()
+    subprocess.run(["scancel", "--user", user], env=dict(environment), check=False, timeout=30)
+    left = ["squeue", "--noheader", "--user", user]
+    for _ in range(60):
+        if not subprocess.run(left, env=dict(environment), check=False, capture_output=True, timeout=30).stdout:
+            break
+        time.sleep(0.5)
 
 
 def _is_idle(cluster: Cluster, host: str) -> bool:

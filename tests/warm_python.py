@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Stands where a program looks for Python (`sys.executable`); what it should run, a fork of `tests.forkserver` does.
 
-Modules and files only; `-c` is the real Python's. Imports little: to start this must take milliseconds.
+Modules and files only; `-c` is the real Python's, and so are modules that COLD_MODULES names: those whose own child
+processes someone looks for. Imports little: to start this must take milliseconds.
 """
 
 import array
@@ -17,7 +18,7 @@ def main() -> None:
     while words and words[0] in ("-u", "-W"):
         del words[: 2 if words[0] == "-W" else 1]
     is_program = words and (words[0] == "-m" or words[0].endswith(".py"))
-    if not is_program:
+    if not is_program or words[:2][-1] in os.environ.get("COLD_MODULES", "").split():
         os.execv(os.environ["REAL_PYTHON"], [os.environ["REAL_PYTHON"], *sys.argv[1:]])
     program, *arguments = words[1:] if words[0] == "-m" else words
     request = {

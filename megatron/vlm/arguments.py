@@ -134,8 +134,10 @@ def _check_complete(given: Namespace) -> None:
     timelines = getattr(given, "timelines", 0)
     if timelines < 0 or (timelines and "metrics_file" not in given):
         raise UserError(f"--timelines {timelines} must be 0 or more, and goes beside --metrics-file: give that too")
-    if "save" in given and "save_interval" not in given:
-        raise UserError(f"--save {given.save} needs --save-interval, in iterations")
+    if "save" in given and (getattr(given, "save_interval", None) or 0) < 1:
+        raise UserError(
+            f"--save {given.save} needs --save-interval N, at least 1: after so many iterations a checkpoint is saved"
+        )
 
 
 def _check_fp8(args: Namespace) -> None:

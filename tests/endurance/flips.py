@@ -2,8 +2,9 @@
 
 python -m tests.endurance.flips FOLDER [--flips 300] [--seed 0]
 
-FOLDER is that of `tests.endurance.kills`. One bit at a time is flipped, in a file of dataset, index or checkpoint,
-and what a run looks at before it trains looks at it. A save is loaded only if its bytes are those that were written.
+FOLDER is that of `tests.endurance.kills`. One bit at a time is flipped, in a file of dataset, index, checkpoint or
+plan, and what a run looks at before it trains looks at it. A save is loaded only if its bytes are those that were
+written.
 """
 
 import argparse
@@ -37,12 +38,14 @@ def flip_all(folder: Path, flips: int, seed: int) -> Counter[str]:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     checkpoints = folder / "alone/checkpoints"
     newest = Checkpoints(checkpoints).newest()
-    rooms = {"dataset": folder / "data", "index": folder / "packs", "checkpoint": newest.path}
+    folders = {"dataset": folder / "data", "index": folder / "packs", "checkpoint": newest.path}
+    rooms = {room: sorted(file for file in path.iterdir() if file.stat().st_size) for room, path in folders.items()}
+    rooms["plan"] = [folder / "alone/plan.json"]
     meaning, bits, found = read(folder), random.Random(seed), Counter[str]()
     try:
         for _ in range(flips):
             room = bits.choice(sorted(rooms))
-            path = bits.choice(sorted(file for file in rooms[room].iterdir() if file.stat().st_size))
+            path = bits.choice(rooms[room])
             whole = path.read_bytes()
             damaged = bytearray(whole)
             damaged[bits.randrange(len(whole))] ^= 1 << bits.randrange(8)
@@ -75,18 +78,20 @@ def verdict(folder: Path, meaning: object, iteration: int) -> str:
 
 
 def read(folder: Path) -> tuple[object, ...]:
-    """What a run reads of its inputs: manifests, and the iteration that it goes on from. UserError where it refuses."""
+    """What a run reads: manifests, the plan, and the iteration that it goes on from. UserError where it refuses."""
     from megatron.vlm.checkpoint.folder import Checkpoints
     from megatron.vlm.checkpoint.guard import believe
     from megatron.vlm.data.dataset import ChatDataset
     from omnibal_ext.packing.index import PackedIndex
+    from omnibal_ext.plan import Plan
 
     data, index = ChatDataset(folder / "data"), PackedIndex.open(folder / "packs")
     data.verify()
     index.verify()
     load = folder / "alone/checkpoints"
     believe(Namespace(load=str(load), pretrained_checkpoint=None, trust=False, ckpt_step=None))
-    return data.manifest, index.manifest, Checkpoints(load).newest().iteration
+    plan = Plan.load(folder / "alone/plan.json")
+    return data.manifest, index.manifest, plan, Checkpoints(load).newest().iteration
 
 
 if __name__ == "__main__":

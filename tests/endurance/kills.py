@@ -7,6 +7,7 @@ also stopped, by SIGTERM) at random moments, in steps and in saves; the same com
 """
 
 import argparse
+import contextlib
 import random
 import shutil
 import signal
@@ -24,6 +25,7 @@ SAVE_INTERVAL = 4
 DEADLINE = 600.0
 """Seconds without progress after which the run is taken for hung."""
 VICTIMS = ("launcher", "torchrun", "rank 0", "rank 1")
+PROGRAMS = {"launcher": "tools/launch.py", "torchrun": "omnibal_ext.launch.torchrun"}
 
 
 def main() -> None:
@@ -38,34 +40,33 @@ def main() -> None:
     print(survive(arguments.folder, arguments.kills, arguments.iterations, arguments.seed))
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, python: str = sys.executable) -> None:
     """Demo data and its packs, once."""
     if (folder / "packs").exists():
         return
     demo, data = folder / "demo", folder / "data"
-    tool("make_demo_data.py", "--output-dir", demo, "--samples", 60, "--heldout-samples", 1)
-    tool("preprocess_data.py", "--input", demo / "train.jsonl", "--image-root", demo, "--output-dir", data,
-         "--tokenizer-model", demo / "tokenizer.model", "--chat-template", "internlm2-chat", "--tile-size", 32,
-         "--tokens-per-tile", 4, "--max-tiles", 32)  # fmt: skip
-    tool("pack_data.py", "--data", data, "--method", "isf", "--vit-budget", 40, "--llm-budget", 320,
-         "--micro-batches", 4, "--output-dir", folder / "packs")  # fmt: skip
+    preprocess = ["--input", demo / "train.jsonl", "--image-root", demo, "--output-dir", data, "--tokenizer-model",
+                  demo / "tokenizer.model", "--chat-template", "internlm2-chat", "--tile-size", 32,
+                  "--tokens-per-tile", 4, "--max-tiles", 32]  # fmt: skip
+    for name, words in (
+        ("make_demo_data.py", ["--output-dir", demo, "--samples", 60, "--heldout-samples", 1]),
+        ("preprocess_data.py", preprocess),
+        ("pack_data.py", ["--data", data, "--method", "isf", "--vit-budget", 40, "--llm-budget", 320, "--micro-batches",
+                          4, "--output-dir", folder / "packs"]),
+    ):  # fmt: skip
+        command = [python, "-W", "ignore", str(ROOT / "tools" / name), *map(str, words)]
+        subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL)
 
 
-def tool(name: str, *arguments: object) -> None:
-    """Run one of our tools."""
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tools" / name), *map(str, arguments)]
-    subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL)
-
-
-def survive(folder: Path, kills: int, iterations: int, seed: int) -> str:
+def survive(folder: Path, kills: int, iterations: int, seed: int, python: str = sys.executable) -> str:
     """What became of the disturbed run, in a line; AssertionError where it is not as the other."""
     for run in ("alone", "killed"):
         shutil.rmtree(folder / run, ignore_errors=True)
-    assert start(folder, "alone", iterations).wait() == 0
+    assert start(folder, "alone", iterations, python).wait() == 0
     moments, done, starts = random.Random(seed), 0, 0
     while True:
         starts += 1
-        launcher = start(folder, "killed", iterations)
+        launcher = start(folder, "killed", iterations, python)
         if done < kills and kill_amid(launcher, folder, iterations, moments):
             done += 1
         else:
@@ -78,13 +79,13 @@ def survive(folder: Path, kills: int, iterations: int, seed: int) -> str:
     )
 
 
-def start(folder: Path, run: str, iterations: int) -> subprocess.Popen[bytes]:
+def start(folder: Path, run: str, iterations: int, python: str = sys.executable) -> subprocess.Popen[bytes]:
     """The one command of a run."""
     words = ["--preset", "tiny", "--from-scratch", "--data", folder / "data", "--packs", folder / "packs", "--analytic",
              "a100", "--run-dir", folder / run, "--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--",
              "--lr", "1e-3", "--train-iters", iterations, "--log-interval", 1, "--save", folder / run / "checkpoints",
              "--save-interval", SAVE_INTERVAL, "--use-distributed-optimizer"]  # fmt: skip
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tools/launch.py"), *map(str, words)]
+    command = [python, "-W", "ignore", str(ROOT / "tools/launch.py"), *map(str, words)]
     with (folder / f"{run}.log").open("ab") as log:
         return subprocess.Popen(command, env=environment(), stdout=log, stderr=log, start_new_session=True)
 
@@ -106,20 +107,37 @@ def kill_amid(launcher: subprocess.Popen[bytes], folder: Path, iterations: int, 
     if launcher.poll() is not None:
         return False
     tree = psutil.Process(launcher.pid).children(recursive=True)
-    ranks = [process for process in tree if "megatron.vlm.pretrain" in " ".join(process.cmdline()[-40:])]
+    found = {name: process for process, name in at_work(folder / "killed").items()}
     victim = moments.choice(VICTIMS)
+    if victim not in found:
+        victim = "launcher"
     number = moments.choice((signal.SIGKILL, signal.SIGTERM)) if victim == "launcher" else signal.SIGKILL
-    named = {"launcher": psutil.Process(launcher.pid), "torchrun": tree[0] if tree else None,
-             "rank 0": ranks[-2] if len(ranks) > 1 else None, "rank 1": ranks[-1] if ranks else None}  # fmt: skip
-    process = named[victim] or psutil.Process(launcher.pid)
-    process.send_signal(number)
+    found[victim].send_signal(number)
     print(f"iteration {reached(folder)}: {signal.Signals(number).name} to {victim}", flush=True)
     launcher.wait(120)
     limit = time.monotonic() + 60
-    while left := [process for process in tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]:
+    while left := [process for process in tree if is_alive(process)] or [*at_work(folder / "killed")]:
         assert time.monotonic() < limit, f"left: {left}"
         time.sleep(0.05)
     return True
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it has not ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def at_work(run: Path) -> dict[psutil.Process, str]:
+    """The processes whose command names a run's folder, and what each of them is; ranks have children like them."""
+    found: dict[psutil.Process, str] = {}
+    for process in psutil.process_iter(["cmdline"]):
+        command = " ".join(process.info["cmdline"] or ())
+        if str(run) in command:
+            others = len(found) - len(PROGRAMS.keys() & found.values())
+            found[process] = next((name for name, words in PROGRAMS.items() if words in command), f"rank {others}")
+    return found
 
 
 def same(folder: Path, iterations: int) -> None:

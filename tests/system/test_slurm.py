@@ -1,12 +1,14 @@
-"""The shipped batch scripts on a real Slurm of one node: what is preempted or out of time ends as if undisturbed.
+"""The shipped batch scripts, by the commands of docs/cluster.md, on a real Slurm of one node.
 
-The runs of training take minutes each, and are left out unless OMNIBAL_SLURM_TRAINING is set.
+What is preempted, or near its time limit, ends with the weights of an undisturbed run. All jobs' Python has its imports
+behind it; the test that waits for Slurm's own clock takes a minute more, and runs with OMNIBAL_SLURM_CLOCK=1 only.
 """
 
 import json
 import os
+import re
 import shlex
-import sys
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,41 +17,51 @@ import torch
 
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from omnibal_ext.plan import Plan
+from omnibal_ext.run_metrics import training_intervals
+from tests.programs import ROOT, environment, warm_interpreter
 from tests.slurm_cluster import Cluster, missing, slurm, until
 
 REASON = missing()
 pytestmark = [pytest.mark.starts, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]
-SCRIPTS = Path(__file__).parents[2] / "scripts/slurm"
-SAMPLES, ITERATIONS = 60, 12
+PYTHON = str(ROOT / "tests/warm_python.py")
+SAMPLES, ITERATIONS, SAVE_INTERVAL = 60, 40, 10
+SIGNALLED = {"COLD_MODULES": "omnibal_ext.launch.torchrun", "PYTHON_EXEC": PYTHON}
+"""The launcher hands a signal to the children of torchrun, which therefore is no fork of another process."""
+ODD = "a b  'c' \"d\" $(touch oh) `touch oh` \\ * é"
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm(tmp_path_factory.mktemp("slurm")) as running:
+    with slurm(tmp_path_factory.mktemp("slurm"), environment(PYTHON=warm_interpreter())) as running:
         yield running
 
 
-def wrap(*words: object) -> str:
-    return f"--wrap={shlex.join(map(str, words))}"
+def documented(cluster: Cluster, under: str, changes: dict[str, object], **variables: str) -> str:
+    """Run the commands under a title of docs/cluster.md, with other values for theirs; the last job's number."""
+    section = (ROOT / "docs/cluster.md").read_text().partition(f"\n## {under}\n")[2]
+    commands = section.partition("```bash\n")[2].partition("```")[0]
+    lacking = [value for value in changes if value not in commands]
+    assert not lacking, f"docs/cluster.md, {under}: no {lacking} in its commands"
+    commands = re.sub("|".join(map(re.escape, changes)), lambda found: str(changes[found[0]]), commands)
+    return cluster.run("bash", "-euc", commands, **variables).rsplit(maxsplit=1)[-1]
 
 
 @pytest.fixture(scope="module")
 def folder(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Demo conversations, preprocessed by an array of two tasks and a merge, packed by a job: docs/cluster.md."""
-    folder, log = tmp_path_factory.mktemp("work with spaces"), "--output"
-    own = (log, folder / "%x-%A-%a.log", "--cpus-per-task=2", "--mem=0")
-    python = {"PYTHON": sys.executable}
-    demo = wrap(sys.executable, "tools/make_demo_data.py", "--output-dir", folder / "demo", "--samples", SAMPLES)
-    made = cluster.submit(*own, demo)
-    flags = ("--input", folder / "demo/train.jsonl", "--image-root", folder / "demo", "--tokenizer-model",
-             folder / "demo/tokenizer.model", "--chat-template", "internlm2-chat", "--tile-size", 32,
-             "--tokens-per-tile", 4, "--output-dir", folder / "data")  # fmt: skip
-    script = SCRIPTS / "preprocess.sbatch"
-    array = cluster.submit(*own, f"--dependency=afterok:{made}", "--array=0-1", script, *flags, **python)
-    merge = cluster.submit(*own, f"--dependency=afterok:{array}", script, "--merge", *flags, **python)
-    pack = wrap(sys.executable, "tools/pack_data.py", "--data", folder / "data", "--method", "isf", "--vit-budget", 40,
-                "--llm-budget", 320, "--micro-batches", 2, "--output-dir", folder / "packs")  # fmt: skip
-    packed = cluster.submit(*own, f"--dependency=afterok:{merge}", pack)
+    """Demo conversations, preprocessed by an array of two tasks and a merge, packed by a job."""
+    folder = tmp_path_factory.mktemp("scratch")
+    demo = shlex.join([PYTHON, "tools/make_demo_data.py", "--output-dir", f"{folder}/demo", "--samples", str(SAMPLES)])
+    made = cluster.submit("--output", folder / "%x-%j.log", "--wrap", demo)
+    assert cluster.wait(made) == {"COMPLETED"}, logs(folder)
+    own = f"--cpus-per-task=2 --output={folder}/%x-%j.log "
+    small = f"--chat-template internlm2-chat --tile-size 32 --tokens-per-tile 4 --tokenizer-model {folder}/demo/"
+    packed = documented(cluster, "Data", {
+        "data/*.jsonl": f"{folder}/demo/train*.jsonl", "/images": f"{folder}/demo", "/scratch": folder,
+        "--model InternVL-Chat-V1-5 --tokenizer-model ": small, "--array=0-15": "--array=0-1", "python ": f"{PYTHON} ",
+        "(sbatch ": f"(sbatch {own}", "\nsbatch ": f"\nsbatch {own}",
+        "--vit-budget auto": "--vit-budget 40", "--llm-budget auto": "--llm-budget 320",
+        "--micro-batches 16 --data-parallel-size 8": "--micro-batches 2",
+    })  # fmt: skip
     assert cluster.wait(packed) == {"COMPLETED"}, logs(folder)
     return folder
 
@@ -58,98 +70,108 @@ def logs(folder: Path) -> str:
     return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(folder.glob("*.log")))
 
 
-def train(cluster: Cluster, folder: Path, name: str, *more: object) -> str:
-    """Submit two tasks, one pipeline rank each."""
-    environment = {"PRESET": "tiny", "DATA": folder / "data", "PACKS": folder / "packs", "RUN_DIR": folder / name,
-                   "TENSOR": 1, "PIPELINE": 2, "EPOCHS": "", "GPUS_PER_NODE": 1, "SAVE_INTERVAL": 4,
-                   "PYTHON": sys.executable}  # fmt: skip
-    shape = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=8", "--mem=0", "--time=30")
-    flags = ("--train-iters", ITERATIONS, "--lr", "1e-3", "--log-interval", 1, "--seed", 7)
-    return cluster.submit(
-        *shape, "--job-name", name, "--output", folder / "%x.log", SCRIPTS / "train.sbatch", *flags, *more,
-        **{variable: str(value) for variable, value in environment.items()},
-    )  # fmt: skip
+def run_dir(folder: Path, name: str) -> Path:
+    return folder / ODD / name
+
+
+def train(cluster: Cluster, folder: Path, name: str, *sbatch: object, **variables: str) -> str:
+    """Submit two tasks, one pipeline rank each, by one plan for all runs."""
+    run, alone = run_dir(folder, name), run_dir(folder, "undisturbed")
+    run.mkdir(parents=True)
+    for made in ("profile.json", "plan.json", "plan.inputs.json"):
+        if (alone / made).exists():
+            shutil.copy(alone / made, run)
+    small = "PRESET=tiny TENSOR=1 PIPELINE=2 EPOCHS= GPUS_PER_NODE=1"
+    shape = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=8", "--job-name", name)
+    flags = ("--train-iters", ITERATIONS, "--lr", "1e-3", "--log-interval", 1, "--wandb-exp-name", ODD)
+    return documented(cluster, "Training", {
+        "FROM=InternVL-Chat-V1-5": f"SAVE_INTERVAL={SAVE_INTERVAL} {small}",
+        "RUN_DIR=/scratch/run": f"RUN_DIR={shlex.quote(str(run))}", "/scratch": folder,
+        "--nodes=4": words(*shape, "--output", folder / "%x.log", *sbatch), "--lr 2e-5": words(*flags),
+    }, **variables)  # fmt: skip
+
+
+def words(*given: object) -> str:
+    return shlex.join(map(str, given))
 
 
 def saved(folder: Path, name: str) -> int:
     """The newest checkpoint of a run."""
-    tracker = folder / name / "checkpoints/latest_checkpointed_iteration.txt"
-    return int(tracker.read_text()) if tracker.exists() else 0
+    tracker = run_dir(folder, name) / "checkpoints/latest_checkpointed_iteration.txt"
+    return int(tracker.read_text() or 0) if tracker.exists() else 0
 
 
-def weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
+def result(folder: Path, name: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of all iterations and weights at the end."""
     assert saved(folder, name) == ITERATIONS, logs(folder)
-    checkpoint = OurCheckpoint(folder / name / "checkpoints")
-    return {weight: checkpoint.tensor(weight) for weight in checkpoint.weights}
-
-
-trains = pytest.mark.skipif(
-    "OMNIBAL_SLURM_TRAINING" not in os.environ, reason="takes minutes a run: set OMNIBAL_SLURM_TRAINING=1"
-)
-
-
-def test_an_array_a_merge_and_packing_are_jobs_that_follow_each_other(folder: Path) -> None:
-    dataset = json.loads((folder / "data/manifest.json").read_text())
-    packs = json.loads((folder / "packs/manifest.json").read_text())
-    assert dataset["samples"] == packs["samples"] == SAMPLES
-    assert {path.name for path in folder.glob("omnibal-preprocess-2-*.log")} == {
-        f"omnibal-preprocess-2-{task}.log" for task in (0, 1)
-    }
+    losses = [line["loss"] for line in training_intervals(run_dir(folder, name) / "metrics.jsonl")]
+    assert len(losses) == ITERATIONS
+    checkpoint = OurCheckpoint(run_dir(folder, name) / "checkpoints")
+    return losses, {weight: checkpoint.tensor(weight) for weight in checkpoint.weights}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster, folder: Path) -> dict[str, torch.Tensor]:
+def undisturbed(cluster: Cluster, folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
     job = train(cluster, folder, "undisturbed")
     assert cluster.wait(job) == {"COMPLETED"}, logs(folder)
-    return weights(folder, "undisturbed")
+    return result(folder, "undisturbed")
 
 
-def is_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def check_equal(
+    one: tuple[list[float], dict[str, torch.Tensor]], other: tuple[list[float], dict[str, torch.Tensor]]
+) -> None:
+    assert one[0] == other[0]
+    assert one[1].keys() == other[1].keys()
+    assert all(torch.equal(one[1][name], other[1][name]) for name in one[1])
 
 
-@trains
-def test_two_tasks_train_by_one_plan(undisturbed: dict[str, torch.Tensor], folder: Path) -> None:
-    assert Plan.load(folder / "undisturbed/plan.json").pipeline_model_parallel_size == 2
-    assert undisturbed
+def test_an_array_a_merge_and_packing_are_jobs_that_follow_each_other(folder: Path) -> None:
+    dataset = json.loads((folder / "dataset/manifest.json").read_text())
+    packs = json.loads((folder / "packs/manifest.json").read_text())
+    assert dataset["samples"] == packs["samples"] == SAMPLES
+    shards = [re.findall(r"shard +(\d/\d)", path.read_text()) for path in folder.glob("omnibal-preprocess-*.log")]
+    assert sorted(shards) == [[], ["0/2"], ["1/2"]]
 
 
-@trains
+@pytest.mark.usefixtures("undisturbed")
+def test_two_tasks_train_by_one_plan_and_words_arrive_as_they_were_written(folder: Path) -> None:
+    run = run_dir(folder, "undisturbed")
+    assert Plan.load(run / "plan.json").pipeline_model_parallel_size == 2
+    (argument,) = re.findall(r"wandb_exp_name \.+ (.*)", (run / "megatron-arguments.txt").read_text())
+    assert argument == ODD
+    assert not (ROOT / "oh").exists()
+
+
 def test_a_preempted_job_ends_with_the_weights_of_an_undisturbed_one(
-    cluster: Cluster, folder: Path, undisturbed: dict[str, torch.Tensor]
+    cluster: Cluster, folder: Path, undisturbed: tuple[list[float], dict[str, torch.Tensor]]
 ) -> None:
     job = train(cluster, folder, "preempted")
-    until(lambda: saved(folder, "preempted") >= 4, 240)
-    urgent = cluster.submit("--partition=high", "--exclusive", "--output=/dev/null", wrap("true"))
+    until(lambda: saved(folder, "preempted") > 0, 240)
+    urgent = cluster.submit("--partition=high", "--exclusive", "--output=/dev/null", "--wrap", "true")
     assert cluster.wait(urgent) == {"COMPLETED"}
-    until(lambda: cluster.job(job)["Restarts"] == "1", 60)
     assert cluster.wait(job) == {"COMPLETED"}, logs(folder)
-    assert is_equal(weights(folder, "preempted"), undisturbed)
+    assert cluster.job(job)["Restarts"] == "1", logs(folder)
+    check_equal(result(folder, "preempted"), undisturbed)
 
 
-@trains
-def test_usr1_before_the_time_limit_saves_requeues_and_resumes(
-    cluster: Cluster, folder: Path, undisturbed: dict[str, torch.Tensor]
+def test_usr1_saves_requeues_and_resumes(
+    cluster: Cluster, folder: Path, undisturbed: tuple[list[float], dict[str, torch.Tensor]]
 ) -> None:
-    """Slurm sends USR1 to the batch script, as `#SBATCH --signal=B:USR1@180` asks for; here we do."""
-    job = train(cluster, folder, "limited", "--save-interval", 1000)
-    log = folder / "limited.log"
+    """The signal that `#SBATCH --signal=B:USR1@180` asks of Slurm, sent by us."""
+    job, log = train(cluster, folder, "limited", **SIGNALLED), folder / "limited.log"
     until(lambda: log.exists() and "after iteration 3/" in log.read_text(), 240)
     cluster.run("scancel", "--batch", "--signal=USR1", job)
     until(lambda: cluster.job(job)["Restarts"] == "1", 120)
-    assert 0 < saved(folder, "limited") < ITERATIONS, logs(folder)
+    assert 3 <= saved(folder, "limited") < SAVE_INTERVAL, logs(folder)
     assert cluster.wait(job) == {"COMPLETED"}, logs(folder)
     assert "saving a checkpoint, then job" in log.read_text()
-    assert is_equal(weights(folder, "limited"), undisturbed)
+    check_equal(result(folder, "limited"), undisturbed)
 
 
-@trains
-def test_arguments_arrive_as_they_were_written(cluster: Cluster, folder: Path) -> None:
-    """Refused by name, so nothing trains: the flag's words are those that were given."""
-    odd = "a b  'c' \"d\" $(touch oh) `id` \\ *"
-    job = train(cluster, folder, "quoted", "--data-path", odd)
-    assert cluster.wait(job) == {"FAILED"}
-    assert not (Path.cwd() / "oh").exists()
-    report = (folder / "quoted.log").read_text()
-    assert "--data-path" in report
-    assert json.dumps(odd) or odd in report
+@pytest.mark.skipif("OMNIBAL_SLURM_CLOCK" not in os.environ, reason="takes minutes: set OMNIBAL_SLURM_CLOCK=1")
+def test_slurm_itself_sends_the_signal_before_the_time_limit(cluster: Cluster, folder: Path) -> None:
+    """It looks at its clock every half minute, and counts to a minute: with two minutes it sends after 10 to 40 s."""
+    job = train(cluster, folder, "clocked", "--time=2", "--signal=B:USR1@80", **SIGNALLED)
+    until(lambda: cluster.job(job)["Restarts"] == "1", 300)
+    assert "saving a checkpoint, then job" in (folder / "clocked.log").read_text()
+    cluster.run("scancel", job)

@@ -276,7 +276,7 @@ def test_a_plan_for_another_model_is_refused(folder: Path) -> None:
 def test_a_plan_that_loses_a_layer_is_refused_by_its_name(folder: Path) -> None:
     record = json.loads((folder / "two.json").read_text())
     record["stages"][1]["layers"][0] += 1
-    (folder / "lossy.json").write_text(json.dumps(record))
+    (folder / "lossy.json").write_text(json.dumps(sealed(record)))
     assert "vit.3" in launch_error(folder, "--plan", folder / "lossy.json", "--dry-run")
 
 

@@ -1,5 +1,6 @@
 """Plans: what is written is read back; a chain not held exactly once is refused by the layer's name."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -76,6 +77,24 @@ def test_a_plan_with_other_frozen_parts_is_refused() -> None:
         plan.check_frozen(())
     with pytest.raises(UserError, match="made with vit frozen, this run freezes projector vit"):
         plan.check_frozen(("vit", "projector"))
+
+
+def test_a_plan_that_was_changed_since_it_was_written_is_refused(tmp_path: Path) -> None:
+    """Bits of every byte or two: refused, or the plan that was written. One edited by hand leaves the hash out."""
+    plan, path = Plan.from_cuts(CHAIN, (4,), [(), (7,)], num_microbatches=3, model="tiny"), tmp_path / "plan.json"
+    plan.save(path)
+    written = path.read_bytes()
+    for bit in range(0, 8 * len(written), 17):
+        path.write_bytes(bytes(byte ^ (bit // 8 == at) << bit % 8 for at, byte in enumerate(written)))
+        with contextlib.suppress(UserError):
+            assert Plan.load(path) == plan
+    record = json.loads(written)
+    path.write_text(json.dumps(record | {"num_microbatches": 4}))
+    with pytest.raises(UserError, match="if you edited it, take manifest_hash out of it"):
+        Plan.load(path)
+    del record["manifest_hash"]
+    path.write_text(json.dumps(record | {"num_microbatches": 4}))
+    assert Plan.load(path).num_microbatches == 4
 
 
 def test_bad_files_name_file_and_reason(tmp_path: Path) -> None:

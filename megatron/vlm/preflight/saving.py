@@ -15,15 +15,13 @@ from omnibal_ext.units import GIB
 def check_saving(args: Namespace, architecture: Architecture, iteration: int) -> str:
     """How many checkpoints of what size a run from `iteration` on writes.
 
-    Raises UserError if they may not be written, the disk has no room for two, or nothing says when to save.
+    Raises UserError if they may not be written, or the disk has no room for two.
     """
     for name in (args.save, args.tensorboard_dir, args.metrics_file and str(Path(args.metrics_file).parent)):
         if name:
             check_writable(Path(name))
     if not args.save:
         return Note("none: without --save FOLDER --save-interval N nothing of this run is kept")
-    if not args.save_interval:
-        raise UserError(f"--save {args.save} needs --save-interval N: after so many iterations a checkpoint is saved")
     size, count = checkpoint_bytes(args, architecture), checkpoints_kept(args, iteration)
     free = shutil.disk_usage(existing(Path(args.save))).free
     needed = f"{count} x {size / GIB:.2f} GiB in {args.save}, {free / GIB:.1f} GiB free"
