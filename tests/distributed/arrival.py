@@ -29,6 +29,7 @@ def main() -> None:
     assert loaded.reads_images == decodes
     if not decodes:
         data.manifest = {**data.manifest, "image_root": "/no/images/here"}
+        assert all(pack.pixels.is_meta and not pack.broken for pack in map(loaded.__getitem__, range(index.num_packs)))
     numbers = [*range(index.num_packs), EMPTY_PACK]
     found = {}
     for number, pack in zip(numbers, Arrivals(microbatches(loaded, numbers), len(numbers)), strict=True):

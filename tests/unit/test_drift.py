@@ -45,6 +45,11 @@ def test_a_stage_that_drifts_is_named_with_what_to_run(plan: Plan, measured: lis
     assert "--num-microbatches 6" in report
 
 
+def test_a_stage_that_is_faster_than_planned_is_named_too() -> None:
+    plan = Plan.from_cuts(layer_chain(2, 2), (2, 4), model="tiny", predicted={"stage_seconds": [0.010, 0.010, 0.010]})
+    assert "stage 1 drifts from the plan by -25%" in drift_report(plan, [0.010, 0.0067, 0.010])
+
+
 def test_only_training_iterations_after_the_warm_up_are_timed(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     meter, reports = DriftMeter(plan), []
     monkeypatch.setattr(meter, "_report", lambda: reports.append(dict(meter.actions)))
