@@ -215,7 +215,8 @@ def main() -> None:
 def _train(inputs: TrainingInputs) -> None:
     trainer = Trainer(inputs)
     args = inputs.args
-    guard.install(partial(describe_run, args, inputs.architecture), args.save_retain_interval, args.async_save)
+    describe = partial(describe_run, args, inputs.architecture, inputs.plan)
+    guard.install(describe, args.save_retain_interval, args.async_save)
     args.save_retain_interval = None  # Megatron would keep no older save to fall back on
     trainer.bad_steps.install()
     install(trainer.forward_backward)

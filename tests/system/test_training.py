@@ -197,6 +197,9 @@ def test_the_distributed_optimizer_resumes_without_apex_or_transformer_engine(fo
     assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole[2:]], rel=1e-5)
     passes = [evaluations(folder / run / "metrics.jsonl") for run in ("distributed-whole", "distributed-resumed")]
     assert passes[0][4]["loss"] == pytest.approx(passes[1][4]["loss"], rel=1e-5)
+    other = (*flags, "--load", checkpoints, "--train-iters", 4, "--lr", "1e-3", "--lr-decay-iters", "4")
+    refused = launch_error(folder, "--plan", folder / "one.json", "--", *other)
+    assert "weights in a bucket None (was 20000)" in refused
 
 
 def test_an_image_that_broke_weighs_nothing_on_any_layout(folder: Path, uninterrupted: list[dict[str, Any]]) -> None:

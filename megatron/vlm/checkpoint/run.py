@@ -1,8 +1,8 @@
 """What a save says of its run, and what a run that goes on from it must have in common with it.
 
 The save holds the hashes of model, dataset and packs, the position in them, and the flags. Model, data and packs must
-be the same, or the position means nothing; schedules of the optimizer too, unless Megatron is told which to take. What
-else differs is named.
+be the same, or the position means nothing; schedules of the optimizer too, unless Megatron is told which to take. The
+state of a distributed optimizer lies in buckets, and is of use for the same buckets only. What else differs is named.
 """
 
 from argparse import Namespace
@@ -14,6 +14,7 @@ from megatron.vlm.flags.obeyed import OBEYED
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.checksums import sha256_of
 from omnibal_ext.errors import UserError
+from omnibal_ext.plan import Plan
 
 WITHOUT_EFFECT = {
     "save", "save_interval", "load", "log_interval", "tensorboard_dir", "num_workers", "logging_level",
@@ -27,7 +28,7 @@ SCHEDULES = {
 """Of the learning rate and weight decay: Megatron asks which of two to take."""
 
 
-def describe_run(args: Namespace, architecture: Architecture) -> dict[str, Any]:
+def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dict[str, Any]:
     """What a save made now says; `args` are Megatron's, which count what was consumed."""
     return {
         "preset": args.preset,
@@ -36,16 +37,18 @@ def describe_run(args: Namespace, architecture: Architecture) -> dict[str, Any]:
         "packs": sha256_of(Path(args.packs) / "manifest.json"),
         "global_batch_size": args.global_batch_size,
         "consumed_packs": args.consumed_train_samples,
+        "buckets": None if args.dist_ckpt_optim_fully_reshardable else _buckets(args, plan),
         "flags": _flags(args),
     }
 
 
-def check_goes_on(run: Mapping[str, Any], args: Namespace, architecture: Architecture) -> list[str]:
+def check_goes_on(run: Mapping[str, Any], args: Namespace, architecture: Architecture, plan: Plan) -> list[str]:
     """The flags in which a run differs from what a save says of it, as "NAME NOW (was BEFORE)".
 
-    Raises UserError if it is no continuation: another model, dataset, packs, or schedule of the optimizer.
+    Raises UserError if it is no continuation: another model, dataset, packs, or schedule of the optimizer; or if the
+    optimizer's state lies in other buckets.
     """
-    now = describe_run(args, architecture)
+    now = describe_run(args, architecture, plan)
     for name, what in (("model_hash", f"--model {args.preset}"), ("data", f"--data {args.data}"),
                        ("packs", f"--packs {args.packs}")):  # fmt: skip
         if run.get(name) != now[name]:
@@ -61,7 +64,35 @@ def check_goes_on(run: Mapping[str, Any], args: Namespace, architecture: Archite
             f"unlike the run so far: {', '.join(schedules)}; --override-opt-param-scheduler takes what is given now, "
             "--use-checkpoint-opt-param-scheduler what was"
         )
+    if (saved := run.get("buckets")) and not (args.finetune or args.no_load_optim):
+        _check_buckets(saved, _buckets(args, plan) or {})
     return list(differ.values())
+
+
+def _buckets(args: Namespace, plan: Plan) -> dict[str, Any] | None:
+    """What decides where the distributed optimizer keeps whose state (core's "dp_reshardable"), as JSON has it."""
+    if not args.use_distributed_optimizer:
+        return None
+    largest = args.ddp_bucket_size or max(40_000_000, 1_000_000 * args.data_parallel_size)  # as core's DDP
+    return {
+        "layers of stages": [list(stage.layers) for stage in plan.stages],
+        "pipeline ranks": plan.pipeline_model_parallel_size,
+        "tensor-parallel ranks": args.tensor_model_parallel_size,
+        "weights in a bucket": largest if args.overlap_grad_reduce else None,
+        "buckets": args.ddp_num_buckets,
+        "frozen parts": list(args.freeze),
+        "bf16": args.bf16,
+        "fp16": args.fp16,
+    }
+
+
+def _check_buckets(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if unlike := [f"{name} {now.get(name)} (was {value})" for name, value in saved.items() if now.get(name) != value]:
+        raise UserError(
+            f"the state of the distributed optimizer was saved for other buckets: {'; '.join(unlike)}; go on with the "
+            "same plan and flags (what was saved with --dist-ckpt-optim-fully-reshardable goes on in any), or take the "
+            "weights without it: --no-load-optim"
+        )
 
 
 def _flags(args: Namespace) -> dict[str, str]:

@@ -139,7 +139,7 @@ def _goes_on(run: Run, saved: dict[str, Any]) -> str:
     args, found = run.inputs.args, run.weights.describe()
     if saved:
         first_iteration(saved["consumed_packs"], args.global_batch_size)
-        if differ := check_goes_on(saved, args, run.inputs.architecture):
+        if differ := check_goes_on(saved, args, run.inputs.architecture, run.inputs.plan):
             found = Note(f"{found}; unlike the run so far: {', '.join(differ)}")
     if args.train_iters and run.weights.iteration >= args.train_iters:
         return Note(f"{found}, the end of --train-iters {args.train_iters}: nothing is left to train")

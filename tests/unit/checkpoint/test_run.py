@@ -1,0 +1,93 @@
+"""A run that goes on is the run that was saved; what it could not make use of is said before a rank starts."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.vlm.checkpoint.run import check_goes_on, describe_run
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.errors import UserError
+from omnibal_ext.plan import Plan
+
+TINY = preset("tiny")
+PLAN = Plan.from_cuts(TINY.chain, (4,), model="tiny")
+OTHER_PLAN = Plan.from_cuts(TINY.chain, (5,), model="tiny")
+FLAGS = {
+    "preset": "tiny", "global_batch_size": 4, "consumed_train_samples": 12, "train_iters": 9, "lr_decay_iters": None,
+    "use_distributed_optimizer": True, "dist_ckpt_optim_fully_reshardable": False, "ddp_bucket_size": None,
+    "ddp_num_buckets": None, "data_parallel_size": 2, "tensor_model_parallel_size": 1, "overlap_grad_reduce": True,
+    "freeze": [], "bf16": True, "fp16": False, "finetune": False, "no_load_optim": False, "lr": 1e-3,
+    "override_opt_param_scheduler": False, "use_checkpoint_opt_param_scheduler": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> Namespace:
+    for name in ("data", "packs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(name)
+    return Namespace(**FLAGS, data=str(tmp_path / "data"), packs=str(tmp_path / "packs"))
+
+
+def saved(args: Namespace, **flags: Any) -> dict[str, Any]:
+    """What a save of such a run says, as it is read again."""
+    read: dict[str, Any] = json.loads(json.dumps(describe_run(changed(args, **flags), TINY, PLAN)))
+    return read
+
+
+def changed(args: Namespace, **flags: Any) -> Namespace:
+    return Namespace(**{**vars(args), **flags})
+
+
+def test_the_same_run_goes_on(args: Namespace) -> None:
+    assert not check_goes_on(saved(args), args, TINY, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"overlap_grad_reduce": False}, "weights in a bucket None (was 40000000)"),
+        ({"ddp_bucket_size": 1000}, "weights in a bucket 1000 (was 40000000)"),
+        ({"data_parallel_size": 64}, "weights in a bucket 64000000 (was 40000000)"),
+        ({"tensor_model_parallel_size": 2}, "tensor-parallel ranks 2 (was 1)"),
+        ({"freeze": ["vit"]}, "frozen parts ['vit'] (was [])"),
+        ({"use_distributed_optimizer": False}, "pipeline ranks None (was 2)"),
+    ],
+)
+def test_buckets_of_other_flags_are_refused_with_what_helps(args: Namespace, flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match="--no-load-optim") as refusal:
+        check_goes_on(saved(args), changed(args, **flags), TINY, PLAN)
+    assert said in str(refusal.value)
+
+
+def test_buckets_of_another_cut_are_refused(args: Namespace) -> None:
+    with pytest.raises(UserError, match="layers of stages"):
+        check_goes_on(saved(args), args, TINY, OTHER_PLAN)
+
+
+@pytest.mark.parametrize("flags", [{"finetune": True}, {"no_load_optim": True}])
+def test_who_does_not_take_the_state_may_cut_anywhere(args: Namespace, flags: dict[str, Any]) -> None:
+    check_goes_on(saved(args), changed(args, **flags), TINY, OTHER_PLAN)
+
+
+@pytest.mark.parametrize("flags", [{"dist_ckpt_optim_fully_reshardable": True}, {"use_distributed_optimizer": False}])
+def test_what_was_saved_for_any_layout_goes_on_in_any(args: Namespace, flags: dict[str, Any]) -> None:
+    check_goes_on(saved(args, **flags), changed(args, **flags), TINY, OTHER_PLAN)
+
+
+@pytest.mark.parametrize("name", ["data", "packs"])
+def test_another_dataset_or_index_is_refused(args: Namespace, name: str) -> None:
+    before = saved(args)
+    Path(getattr(args, name), "manifest.json").write_text("another")
+    with pytest.raises(UserError, match=f"--{name} .* not what the run was trained on"):
+        check_goes_on(before, args, TINY, PLAN)
+
+
+def test_another_learning_rate_needs_megatrons_word(args: Namespace) -> None:
+    other = changed(args, lr=1e-4)
+    with pytest.raises(UserError, match=r"lr 0\.0001 \(was 0\.001\)"):
+        check_goes_on(saved(args), other, TINY, PLAN)
+    assert check_goes_on(saved(args), changed(other, override_opt_param_scheduler=True), TINY, PLAN)
