@@ -46,6 +46,8 @@ CASES = (
     Case("qwen2.5-vl-7b", 2, 4, 16384),
     Case("qwen2.5-vl-32b", 4, 4, 16384),
     Case("qwen2.5-vl-72b", 8, 8, 16384),
+    Case("qwen3-vl-8b", 2, 4, 16384),
+    Case("qwen3-vl-32b", 4, 4, 16384),
 )
 
 

@@ -36,6 +36,20 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str]) -> GradientMode:
     return "frozen" if any(earlier not in frozen for earlier in KINDS[: KINDS.index(kind)]) else "idle"
 
 
+def features_after(chain: Sequence[str], feature_layers: Sequence[int]) -> tuple[int, ...]:
+    """How many features travel beside the output of every layer: taken there or before, and not yet entered.
+
+    The outputs of the ViT layers `feature_layers` (numbers among the ViT's, ascending) enter one by one behind the
+    first language layers (DeepStack, arXiv 2406.04334).
+    """
+    counts, seen = [], Counter[str]()
+    for kind in chain:
+        seen[kind] += 1
+        taken = sum(layer < seen["vit"] for layer in feature_layers)
+        counts.append(max(0, taken - seen["llm"]))
+    return tuple(counts)
+
+
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:
     """Names as people say them: "patch_embed", "vit.0", "vit.1", ..., "head"."""
     seen: Counter[str] = Counter()

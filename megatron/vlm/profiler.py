@@ -80,6 +80,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         model=chain.architecture.name,
         model_hash=chain.architecture.hash,
         chain=chain.kinds,
+        feature_layers=chain.architecture.vision.feature_layers,
         layers=layers,
         vit_budget=job.vit_budget,
         llm_budget=job.llm_budget,

@@ -164,6 +164,8 @@ def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> No
 
 def _family(vision: VisionArchitecture) -> str:
     """A model type whose ViT has weights of the same names of ours."""
+    if vision.native and vision.native.learned_positions:
+        return "qwen3_vl"
     if vision.native:
         return "qwen2_5_vl" if vision.gated else "qwen2_vl"
     return "llava" if vision.pre_norm else "internvl"

@@ -4,9 +4,10 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from omnibal_ext.chain import layer_chain
+from omnibal_ext.chain import features_after, layer_chain
 from omnibal_ext.errors import UserError
 
 
@@ -23,6 +24,9 @@ class NativeResolution:
     full_layers: tuple[int, ...] = ()
     """Layers that see whole images all the same."""
     theta: float = 1e4
+    learned_positions: int | None = None
+    """Learned positions a side of a square that is stretched over an image, beside the rotation; None: there are none.
+    """
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class VisionArchitecture:
     norm_epsilon: float = 1e-6
     qkv_bias: bool = True
     qk_norm: bool = False  # over the full width of query and key, not per head (InternViT-6B)
-    activation: str = "gelu"  # or "quick_gelu" (CLIP), "silu"
+    activation: str = "gelu"  # or "quick_gelu" (CLIP), "gelu_tanh", "silu"
     gated: bool = False
     """The perceptron is gated, as a language model's, with biases (Qwen2.5-VL)."""
     patch_bias: bool = True
@@ -52,8 +56,10 @@ class VisionArchitecture:
     final_norm: bool = False
     """A LayerNorm behind the last layer."""
     layer_scale: bool = True
-    pixels: str = "imagenet"  # or "clip": mean and deviation that pixels are brought to
+    pixels: str = "imagenet"  # or "clip", "half": mean and deviation that pixels are brought to
     native: NativeResolution | None = None
+    feature_layers: tuple[int, ...] = ()
+    """Layers whose output enters the language model too, the first of them behind its first layer and so on."""
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size:
@@ -109,6 +115,8 @@ class LanguageArchitecture:
     rope_scaling: RopeScaling | None = None
     rotary_sections: tuple[int, ...] = ()
     """Frequencies that turn with time, row and column of a token (M-RoPE); all with its place where there are none."""
+    rotary_interleaved: bool = False
+    """Neighbouring frequencies turn with different ones of the three, as long as each has some left (Qwen3-VL)."""
     max_positions: int | None = None
     """Longer samples are refused: beyond, the model slides a window or changes its rotation, which we do not."""
 
@@ -160,6 +168,13 @@ class Architecture:
                 f"size {self.vision.patch_size}), which cannot be joined {self.shuffle} x {self.shuffle}; "
                 f"the side must be a multiple of {self.shuffle}"
             )
+        taken = self.vision.feature_layers
+        ascending = all(a < b for a, b in pairwise((-1, *taken, self.vision.layers)))
+        if not ascending or len(taken) > self.language.layers:
+            raise UserError(
+                f"model {self.name!r}: features of the ViT's layers {list(taken)}; supported: ascending numbers below "
+                f"{self.vision.layers}, no more than the {self.language.layers} language layers that they enter"
+            )
 
     @property
     def untied(self) -> bool:
@@ -184,6 +199,11 @@ class Architecture:
     def chain(self) -> tuple[str, ...]:
         """The model as one flat list of layer kinds."""
         return layer_chain(self.vision.layers, self.language.layers)
+
+    @property
+    def features_after(self) -> tuple[int, ...]:
+        """How many features travel beside the output of every layer of the chain."""
+        return features_after(self.chain, self.vision.feature_layers)
 
     @property
     def hash(self) -> str:

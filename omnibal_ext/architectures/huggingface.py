@@ -1,8 +1,8 @@
 """Reads Hugging Face's config.json as an `Architecture`; what we cannot honour exactly is refused by name.
 
 Known: `InternVLForConditionalGeneration`, `LlavaForConditionalGeneration`, `LlavaNextForConditionalGeneration`,
-`Qwen2VLForConditionalGeneration`, `Qwen2_5_VLForConditionalGeneration`, and the original InternVL
-(`InternVLChatModel`, whose code lives in its repository).
+`Qwen2VLForConditionalGeneration`, `Qwen2_5_VLForConditionalGeneration`, `Qwen3VLForConditionalGeneration`, and the
+original InternVL (`InternVLChatModel`, whose code lives in its repository).
 """
 
 from collections.abc import Mapping
@@ -29,6 +29,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
 NORMALIZATIONS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
+BASES = {"qwen2_vl_text": 1e6, "qwen2_5_vl_text": 1e6, "qwen3_vl_text": 5e5}
+"""Of the rotation where a config.json has none; elsewhere 10,000."""
 ROPE_FIELDS = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
     "original_max_position_embeddings", "partial_rotary_factor",
@@ -120,7 +122,7 @@ def read_architecture(path: Path) -> Architecture:
             model = _internvl_chat(name, config)
         case "llava" | "llava_next":
             model = _llava(name, config)
-        case "qwen2_vl" | "qwen2_5_vl":
+        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl":
             model = qwen_vl(name, config, _tied(config), _language)
         case other:
             raise UserError(f"{path}: model type {other!r} is no vision-language model we know")
@@ -283,7 +285,7 @@ def _language(section: Section) -> LanguageArchitecture:
         raise UserError(f"{section.where}.layer_types has others than 'full_attention'; supported: that alone")
     rope = section.take_if("rope_scaling", ROPE) or section.take_if("rope_parameters", ROPE) or {}
     base = section.take_if("rope_theta", BASE) or (section.take_if("rope_parameters", ROPE) or {}).get("rope_theta")
-    sections = rotary_sections(section, rope)
+    sections, interleaved = rotary_sections(section, rope)
     scaling, limit = _rope(section, rope, sections)
     window = section.take_if("sliding_window", POSITIONS) if kind == "mistral" or slides else None
     hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
@@ -302,13 +304,14 @@ def _language(section: Section) -> LanguageArchitecture:
         kv_heads=kv_heads,
         ffn_hidden_size=section.take("intermediate_size", WIDTH),
         vocab_size=section.take("vocab_size", WORDS),
-        rope_theta=float(base or (1e6 if sections else 1e4)),
+        rope_theta=float(base or BASES.get(kind, 1e4)),
         norm_epsilon=section.take("rms_norm_eps", EPSILON),
-        qkv_bias=kind in ("qwen2", *QWEN_VL_TEXTS),
-        qk_norm=kind == "qwen3",
+        qkv_bias=kind in ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"),
+        qk_norm=kind in ("qwen3", "qwen3_vl_text"),
         head_size=None if head_size in (None, hidden_size // heads) else head_size,
         rope_scaling=scaling,
         rotary_sections=sections,
+        rotary_interleaved=interleaved,
         max_positions=min(filter(None, (limit, window)), default=None),
     )
     section.refuse_unread()
@@ -321,7 +324,7 @@ def _rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...]) -> 
     kind = "default" if kind == "mrope" and sections else kind
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(f"{section.where}: partial rotation is not supported")
-    known = (*ROPE_FIELDS, "mrope_section") if sections else ROPE_FIELDS
+    known = (*ROPE_FIELDS, "mrope_section", "mrope_interleaved") if sections else ROPE_FIELDS
     if unknown := [name for name, value in rope.items() if value and name not in known]:
         raise UserError(
             f"{section.where}: rotary field {shown(unknown[0])} is not known here; known: {', '.join(known)}"

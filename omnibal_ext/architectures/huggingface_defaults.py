@@ -114,6 +114,31 @@ DEFAULTS |= {
         "fullatt_block_indexes": [7, 15, 23, 31],
     },
 }
+DEFAULTS |= {
+    "qwen3_vl": {"image_token_id": 151655, "tie_word_embeddings": False},
+    "qwen3_vl_text": {
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+    },
+    "qwen3_vl_vision": {
+        **_QWEN_VL_TOWER,
+        "depth": 27,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "patch_size": 16,
+        "hidden_act": "gelu_pytorch_tanh",
+        "out_hidden_size": 3584,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [8, 16, 24],
+    },
+}
 DEFAULTS["llava_next"] = {**DEFAULTS["llava"], "image_grid_pinpoints": None}
 
 
@@ -150,6 +175,7 @@ _DATA = _names(  # how images were cut: the dataset's own
     system_message template use_thumbnail
     """
 )
+_QWEN_VL = ("qwen2", "qwen2_5", "qwen3")
 _QWEN_MARKS = _names("vision_start_token_id vision_end_token_id vision_token_id video_token_id")
 WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "llama": _LANGUAGE,
@@ -157,10 +183,9 @@ WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "qwen2": _LANGUAGE | {"max_window_layers", "sliding_window"},  # the window is read where it is used
     "qwen3": _LANGUAGE | {"max_window_layers", "sliding_window"},
     "internlm2": _LANGUAGE,
-    **{f"qwen2{one}_vl_text": _LANGUAGE | {"max_window_layers", "sliding_window"} for one in ("", "_5")},
-    **{f"qwen2{one}_vl_vision": _GENERAL for one in ("", "_5")},
-    "qwen2_vl": _GENERAL | _QWEN_MARKS,
-    "qwen2_5_vl": _GENERAL | _QWEN_MARKS,
+    **{f"{one}_vl_text": _LANGUAGE | {"max_window_layers", "sliding_window"} for one in _QWEN_VL},
+    **{f"{one}_vl_vision": _GENERAL for one in _QWEN_VL},
+    **{f"{one}_vl": _GENERAL | _QWEN_MARKS for one in _QWEN_VL},
     "clip_vision_model": _GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
     "internvl_vision": _GENERAL | {"layer_scale_init_value", "use_mean_pooling"},  # read where the last norm is
     "intern_vit_6b": _GENERAL | _EXPERTS,

@@ -1,6 +1,10 @@
-"""Reads the config.json of Qwen2-VL and Qwen2.5-VL: a ViT at native resolution, M-RoPE in the language model."""
+"""Reads the config.json of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a ViT at native resolution, M-RoPE in the language model.
+
+Qwen3-VL has learned positions, and features of its ViT's layers enter the first language layers.
+"""
 
 from collections.abc import Callable, Mapping
+from math import isqrt
 from typing import Any
 
 from omnibal_ext.architectures.architecture import (
@@ -12,9 +16,10 @@ from omnibal_ext.architectures.architecture import (
 )
 from omnibal_ext.architectures.huggingface_section import Section
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import anything, finite, listing, mapping, record, whole
+from omnibal_ext.reading.checks import anything, finite, listing, mapping, record, shown, whole
 
-QWEN_VL_TEXTS = ("qwen2_vl_text", "qwen2_5_vl_text")
+QWEN_VL_TEXTS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
+ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
 NORM_EPSILON = 1e-6  # of every norm of the ViT, whatever the config says
 SIZE, LAYERS, RATIO = whole(1, 2**20), listing(whole(0, 2**10), most=2**10), finite(1e-3, 1e3)
 ROPE = record({}, {"rope_theta": finite(1, 1e12)})
@@ -25,18 +30,26 @@ OUTER = (
 """Fields beside those of the language model, which published files have on the same level."""
 
 
-def rotary_sections(section: Section, rope: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of M-RoPE: frequencies for time, row and column; none in other models."""
+def rotary_sections(section: Section, rope: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
+    """Of M-RoPE: frequencies for time, row and column, none in other models; and whether they are interleaved.
+
+    Raises UserError if they are not as the model's code has them, whatever the file says.
+    """
     if section["model_type"] not in QWEN_VL_TEXTS:
-        return ()
-    given = rope.get("mrope_section") or [16, 24, 24]
-    return tuple(listing(whole(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given))
+        return (), False
+    interleaved = section["model_type"] == "qwen3_vl_text"
+    if rope.get("mrope_interleaved", interleaved) != interleaved:
+        raise UserError(
+            f"{section.where}.mrope_interleaved is {shown(rope['mrope_interleaved'])}; supported: {interleaved}"
+        )
+    given = rope.get("mrope_section") or ([24, 20, 20] if interleaved else [16, 24, 24])
+    return tuple(listing(whole(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given)), interleaved
 
 
 def qwen_vl(
     name: str, config: Section, tied: bool, language: Callable[[Section], LanguageArchitecture]
 ) -> Architecture:
-    """The model of a qwen2_vl's or qwen2_5_vl's config.json; `language` reads the language model's section.
+    """The model of a qwen2_vl's, qwen2_5_vl's or qwen3_vl's config.json; `language` reads the language model's section.
 
     Raises UserError naming a field that cannot be honoured.
     """
@@ -44,7 +57,7 @@ def qwen_vl(
     tower = config.inner("vision_config", f"{kind}_vision", always=True)
     model = language(config.section_of("text_config", f"{kind}_text", _text_fields(config)))
     tower.must(in_channels=3, in_chans=3)
-    later = kind == "qwen2_5_vl"
+    later, latest = kind != "qwen2_vl", kind == "qwen3_vl"
     width = tower.take("hidden_size" if later else "embed_dim", SIZE)
     if (out := tower.take("out_hidden_size" if later else "hidden_size", SIZE)) != model.hidden_size:
         raise UserError(f"{tower.where}: gives features of width {out}, the language model has {model.hidden_size}")
@@ -59,17 +72,19 @@ def qwen_vl(
         ffn_hidden_size=tower.take("intermediate_size", SIZE) if later else int(width * tower.take("mlp_ratio", RATIO)),
         patch_size=patch,
         image_size=patch,
-        normalization="RMSNorm" if later else "LayerNorm",
+        normalization="RMSNorm" if kind == "qwen2_5_vl" else "LayerNorm",
         norm_epsilon=NORM_EPSILON,
-        activation=tower.choose("hidden_act", {one: one for one in ("silu", "quick_gelu", "gelu")}),
-        gated=later,
-        patch_bias=False,
+        activation=tower.choose("hidden_act", ACTIVATIONS),
+        gated=kind == "qwen2_5_vl",
+        patch_bias=latest,
         layer_scale=False,
-        pixels="clip",
-        native=_native(tower, patch, later),
+        pixels="half" if latest else "clip",
+        native=_native(tower, patch, kind),
+        feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if latest else (),
     )
     tower.refuse_unread()
-    prompt = PromptFormat("qwen-vl", config.take("image_token_id", whole(0, 2**24)), "qwen-vl", "native")
+    template = "chatml" if latest else "qwen-vl"
+    prompt = PromptFormat("qwen-vl", config.take("image_token_id", whole(0, 2**24)), template, "native")
     return Architecture(name, vision, model, shuffle=2, projector_norm=False, tied=tied, prompt=prompt)
 
 
@@ -82,11 +97,16 @@ def _text_fields(config: Section) -> Mapping[str, Any]:
     return found
 
 
-def _native(tower: Section, patch: int, windows: bool) -> NativeResolution:
+def _native(tower: Section, patch: int, kind: str) -> NativeResolution:
     theta = (tower.take_if("rope_parameters", ROPE) or {}).get("rope_theta", 1e4)
     frames, merge = tower.take("temporal_patch_size", SIZE), 2
-    if not windows:
+    if kind == "qwen2_vl":
         return NativeResolution(merge, frames, theta=theta)
+    if kind == "qwen3_vl":
+        positions = tower.take("num_position_embeddings", SIZE)
+        if isqrt(positions) ** 2 != positions:
+            raise UserError(f"{tower.where}.num_position_embeddings is {positions}; supported: squares of a number")
+        return NativeResolution(merge, frames, theta=theta, learned_positions=isqrt(positions))
     tower.get("tokens_per_second")  # of films
     size = tower.take("window_size", SIZE)
     side, rest = divmod(size, merge * patch)

@@ -163,6 +163,26 @@ def _qwen_vl(name: str, language: LanguageArchitecture, later_ffn: int, tied: bo
     return Architecture(name, vision, language, projector_norm=False, tied=tied, prompt=prompt)
 
 
+def _qwen3_vl(name: str, language: LanguageArchitecture, vision: VisionArchitecture, tied: bool) -> Architecture:
+    language = replace(language, rope_theta=5e6, rotary_sections=(24, 20, 20), rotary_interleaved=True)
+    prompt = PromptFormat("qwen-vl", 151655, "chatml", "native")
+    return Architecture(name, vision, language, projector_norm=False, tied=tied, prompt=prompt)
+
+
+def _qwen3_vit(layers: int, hidden_size: int, ffn_hidden_size: int, features: tuple[int, ...]) -> VisionArchitecture:
+    return VisionArchitecture(
+        layers, hidden_size, 16, ffn_hidden_size, patch_size=16, image_size=16, activation="gelu_tanh",
+        layer_scale=False, pixels="half", native=NativeResolution(learned_positions=48), feature_layers=features,
+    )  # fmt: skip
+
+
+QWEN3_VIT, QWEN3_VIT_LARGE = _qwen3_vit(24, 1024, 4096, (5, 11, 17)), _qwen3_vit(27, 1152, 4304, (8, 16, 24))
+QWEN3_VL: dict[str, tuple[str, VisionArchitecture, bool]] = {
+    "qwen3-vl-2b": ("qwen3-1.7b", QWEN3_VIT, True),
+    "qwen3-vl-4b": ("qwen3-4b", QWEN3_VIT, True),
+    "qwen3-vl-8b": ("qwen3-8b", QWEN3_VIT_LARGE, False),
+    "qwen3-vl-32b": ("qwen3-32b", QWEN3_VIT_LARGE, False),
+}
 QWEN_VL: dict[str, tuple[LanguageArchitecture, int, bool]] = {
     "qwen2-vl-2b": (_qwen(28, 1536, 12, 2, 8960, 151936), 0, True),
     "qwen2-vl-7b": (_qwen(28, 3584, 28, 4, 18944, 152064), 0, False),
@@ -177,6 +197,7 @@ PRESETS: dict[str, Architecture] = {
     **{name: _assembled(name, *parts) for name, parts in INTERNVL.items()},
     **{name: _assembled(name, "clip-l-336", *parts) for name, parts in LLAVA.items()},
     **{name: _qwen_vl(name, *parts) for name, parts in QWEN_VL.items()},
+    **{name: _qwen3_vl(name, LANGUAGE_MODELS[parts[0]], *parts[1:]) for name, parts in QWEN3_VL.items()},
 }
 
 

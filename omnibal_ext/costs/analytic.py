@@ -130,6 +130,7 @@ def analytic_profile(
         model=architecture.name,
         model_hash=architecture.hash,
         chain=architecture.chain,
+        feature_layers=architecture.vision.feature_layers,
         layers=layers,
         vit_budget=vit_budget,
         llm_budget=llm_budget,
@@ -214,8 +215,10 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     shuffled, pixels, words = h * architecture.shuffle**2, 3 * vision.patch_size**2, language.vocab_size * g
     learned_positions, inner = tile * h, g
     if vision.native:
-        learned_positions, inner, pixels = 0, shuffled, pixels * vision.native.frames
-    projector = shuffled * inner + inner * g
+        learned_positions, inner = (vision.native.learned_positions or 0) ** 2 * h, shuffled
+        pixels *= vision.native.frames
+    streams = 1 + len(vision.feature_layers)  # hidden states, and features beside them
+    projector = (shuffled * inner + inner * g) * streams
     # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
     inside_h, inside_g = 2 * heads_h + 2 * (heads_h - h), key_value + 2 * (heads_g - g)
     vit_inner, vit_others = vit_matrices * vision.ffn_hidden_size, 4 * vision.qk_norm + 4 * vision.layer_scale
@@ -238,9 +241,9 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
             attention=4 * heads_h * tiles * _attended(vision), passes=vit_passes, blocks=2,
         ),
         "projector": Work(
-            projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * g) * BYTES
+            projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * g) * streams * BYTES
         ),
-        "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * BYTES) * t),
+        "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * streams * BYTES) * t),
         "llm": Work(
             llm + 2 * g + 2 * language.head_dim * language.qk_norm, llm, tokens, g, tokens * llm_kept * BYTES,
             attention=2 * heads_g * tokens**2,

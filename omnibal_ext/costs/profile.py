@@ -20,7 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, VISION_KINDS, GradientMode, gradient_mode
+from omnibal_ext.chain import (
+    KINDS,
+    PARTS,
+    RECOMPUTABLE_KINDS,
+    VISION_KINDS,
+    GradientMode,
+    features_after,
+    gradient_mode,
+)
 from omnibal_ext.errors import UserError
 from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
 from omnibal_ext.reading.checks import is_number, shown
@@ -47,7 +55,7 @@ class LayerCost:
     weight_bytes: float
     """Weights and, where they are trained, gradients and optimizer state."""
     output_bytes: float
-    """What a cut right after this layer carries, one way."""
+    """What a cut right after this layer carries, one way; each feature beside its output is as many again."""
     recompute_seconds: float | None = None
     """What recomputing adds to the backward; None: `forward_seconds`."""
     recompute_attention_seconds: float | None = None
@@ -105,6 +113,8 @@ class Profile:
     tensor_model_parallel_size: int = 1
     frozen: tuple[str, ...] = ()
     """Parts of the model that are not trained, of `omnibal_ext.chain.PARTS`."""
+    feature_layers: tuple[int, ...] = ()
+    """ViT layers whose output enters the language model too: until then it travels beside the hidden states."""
     device: str = ""
     dtype: str = ""
     transfer_seconds_per_byte: float = 0.0
@@ -142,11 +152,13 @@ class Profile:
         values = {name: value for name, value in record.items() if name in known}
         layers = {kind: _layer_cost(kind, cost) for kind, cost in record["layers"].items()}
         values |= {"chain": tuple(record["chain"]), "layers": layers, "frozen": tuple(record.get("frozen", ()))}
+        values["feature_layers"] = tuple(record.get("feature_layers", ()))
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         """What profile.json holds."""
-        return dataclasses.asdict(self) | {"chain": list(self.chain), "frozen": list(self.frozen)}
+        lists = {name: list(getattr(self, name)) for name in ("chain", "frozen", "feature_layers")}
+        return dataclasses.asdict(self) | lists
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write profile.json, all or nothing."""
@@ -177,6 +189,11 @@ class Profile:
             _validate_cost(kind, cost, self.mode(kind))
         for name, check in PROFILE_COUNTS.items():
             check(name, getattr(self, name))
+
+    @property
+    def features_after(self) -> tuple[int, ...]:
+        """How many features travel beside the output of every layer of the chain."""
+        return features_after(self.chain, self.feature_layers)
 
     def check_model(self, model: str, model_hash: str) -> None:
         """Raise UserError if the profile is of another model."""
@@ -214,10 +231,6 @@ class Profile:
         profile = Profile.from_record(record)
         profile.validate()
         return profile
-
-    def transfer_seconds(self, kind: str) -> float:
-        """Time to carry a full pack's output of such a layer to the next rank."""
-        return self.transfer_latency_seconds + self.transfer_seconds_per_byte * self.layers[kind].output_bytes
 
     def load_factor(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """Units of each pack over the budget: what bytes scale with."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omnibal_ext.chain import KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.options import RankOptions
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -49,12 +48,6 @@ def adapipe_layout(problem: LayoutProblem, at_most: float = float("inf")) -> Lay
     options = RankOptions(problem)
     tables = problem.tables
     forward, backward, again = (t.mean(axis=(1, 2)) for t in (tables.forward, tables.backward, tables.recompute))
-    counts = np.concatenate(
-        [
-            np.zeros((1, len(KINDS)), dtype=np.int64),
-            np.cumsum(np.eye(len(KINDS), dtype=np.int64)[problem.kind_ids], axis=0),
-        ]
-    )
     tails: dict[int, _Tail] = {layers: _Tail(0, 0, 0, 0, 0, 0, (layers,), ())}
     for s in range(stages - 1, -1, -1):
         longer: dict[int, _Tail] = {}
@@ -62,7 +55,7 @@ def adapipe_layout(problem: LayoutProblem, at_most: float = float("inf")) -> Lay
             for j, tail in tails.items():
                 if j <= i:
                     continue
-                held = counts[j] - counts[i]
+                held = problem.slices((i, j))[0]
                 if problem.microbatches * float(held @ (forward + backward)) > at_most:
                     continue
                 choices = options.of(s, held[None])

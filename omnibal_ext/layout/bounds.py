@@ -33,9 +33,7 @@ class Bounds:
         self.backward = _prefix(t.backward[kinds])
         self.weight = _prefix(t.weight[kinds] if problem.program.split_backward else 0.0 * t.weight[kinds])
         self.step = np.concatenate([[0.0], np.cumsum(t.step[kinds])])
-        self.kind_counts = _prefix((kinds[:, None] == np.arange(len(KINDS))).astype(np.int64))
-        """[layers + 1, kinds]"""
-        self.least_transfer = t.transfer[np.unique(kinds)].min(axis=0) * (problem.ranks > 1)
+        self.least_transfer = problem.links.min(axis=0)
 
     def slice_bounds(self) -> Floats:
         """float64 [stages, layers + 1, layers + 1]: bound with layers i .. j - 1 on stage s; inf: no fit."""
@@ -78,7 +76,7 @@ class Bounds:
         problem, t = self.problem, self.problem.tables
         early, later = max(problem.moments[s][0][:, :, 0].tolist(), key=sum)  # one moment of those that must fit
         kept, recompute_kept = early * t.kept + later * t.late, early * t.recompute_kept + later * t.recompute_late
-        counts = self.kind_counts[None] - self.kind_counts[:, None]
+        counts = problem.kind_counts[None] - problem.kind_counts[:, None]
         missing = problem.profile.overhead_bytes + counts @ (t.fixed + kept) - problem.memory_bytes
         saved = np.maximum(kept - recompute_kept, 0.0)
         seconds = t.recompute.sum(axis=2)
@@ -97,14 +95,13 @@ class Bounds:
     def prefix_bound(self, edges: list[int], held: Ints, again: Ints) -> float:
         """Bound of all layouts that begin with the stages of `edges` (0, ..., e), counts int64 [stages, kinds]."""
         problem, t, e = self.problem, self.problem.tables, edges[-1]
-        last_kind = problem.kind_ids[np.array(edges[1:]) - 1]
         weight = np.tensordot(held, t.weight, 1) * problem.program.split_backward
         backward = np.tensordot(held, t.backward, 1) + np.tensordot(again, t.recompute, 1) - weight
         seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight])
         hops = 2 * (problem.stages - len(edges) + 1) * self.least_transfer
         there_and_back = (self.forward[-1] - self.forward[e]) + (self.backward - self.weight)[-1]
         there_and_back = there_and_back - (self.backward - self.weight)[e] + hops
-        links = t.transfer[last_kind] * (problem.ranks > 1)
+        links = problem.links[np.array(edges[1:]) - 1]
         ends = _prefix_ends(problem.program.steps, problem.ranks, seconds, links, there_and_back)
         step = np.zeros(problem.ranks)
         np.add.at(step, np.arange(held.shape[0]) % problem.ranks, held @ t.step)

@@ -24,6 +24,7 @@ from omnibal_ext.layout.bounds import Bounds
 from omnibal_ext.layout.options import RankOptions
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import recompute_all
+from omnibal_ext.layout.tables import COLUMNS
 
 Ints = NDArray[np.int64]
 LEAST_GAIN = 1e-9
@@ -103,7 +104,7 @@ class _Search:
         self.a_play = A_CALL + AN_ACTION * problem.program.steps.shape[1] * problem.cases[0] * problem.cases[1]
         self.options, self.bounds = RankOptions(problem), Bounds(problem)
         self.layers, self.stages = len(problem.profile.chain), problem.stages
-        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(KINDS)), dtype=np.int64))
+        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, COLUMNS), dtype=np.int64))
         self.seen: dict[Edges, _Best] = {}
         self.moves = list(self._moves())
         self.work = (self.bounds.forward + self.bounds.backward).sum(axis=2)
@@ -125,8 +126,7 @@ class _Search:
 
     def _judge(self, edges: Edges) -> _Best:
         problem, ranks, listed = self.problem, self.problem.ranks, self.options.listed
-        held = np.diff(self.bounds.kind_counts[list(edges)], axis=0)
-        last_kind = problem.kind_ids[np.array(edges[1:]) - 1]
+        held = problem.slices(edges)
         choices = [self.options.of(rank, held[rank::ranks]) for rank in range(ranks)]
         self.spent += A_LOOK * ranks + A_CALL * (self.options.listed - listed)
         short = sum(self._short_bytes(rank, held[rank::ranks]) for rank in range(ranks) if not choices[rank])
@@ -135,18 +135,18 @@ class _Search:
             return _Best(short, np.inf, edges, again)
         for rank in range(ranks):
             again[rank::ranks] = choices[rank][0]
-        seconds = self._play(held, again, last_kind)
+        seconds = self._play(held, again, edges)
         for rank in range(ranks):
             for other in choices[rank][1:]:
                 changed = again.copy()
                 changed[rank::ranks] = other
-                if (took := self._play(held, changed, last_kind)) < seconds:
+                if (took := self._play(held, changed, edges)) < seconds:
                     seconds, again = took, changed
         return _Best(0.0, seconds, edges, again)
 
-    def _play(self, held: Ints, again: Ints, last_kind: Ints) -> float:
+    def _play(self, held: Ints, again: Ints, edges: Edges) -> float:
         self.spent += self.a_play
-        return self.problem.step_seconds_of_counts(held, again, last_kind)
+        return self.problem.step_seconds_of_counts(held, again, edges)
 
     def _short_bytes(self, rank: int, held: Ints) -> float:
         everything = np.zeros_like(held)
@@ -229,7 +229,7 @@ class _Search:
             ):
                 continue
             path = [*edges, end]
-            held = np.diff(self.bounds.kind_counts[path], axis=0)
+            held = self.problem.slices(path)
             for choice in self._choices(stage, held):
                 counts = [*again, choice]
                 self.spent += 2 * self.a_play  # as long as two
@@ -242,14 +242,13 @@ class _Search:
     def _choices(self, stage: int, held: Ints) -> list[Ints]:
         """Recompute counts [kinds] for the newest stage; with chunks they are chosen in `_finish`."""
         if self.problem.chunks > 1:
-            return [np.zeros(len(KINDS), dtype=np.int64)]
+            return [np.zeros(COLUMNS, dtype=np.int64)]
         return [choice[0] for choice in self.options.of(stage, held[-1:])]
 
     def _finish(self, edges: Edges, again: list[Ints]) -> bool:
         """All stages are cut: play what is left to choose."""
         problem, ranks = self.problem, self.problem.ranks
-        held = np.diff(self.bounds.kind_counts[list(edges)], axis=0)
-        last_kind = problem.kind_ids[np.array(edges[1:]) - 1]
+        held = problem.slices(edges)
         per_rank = [[np.stack(again)[rank::ranks]] for rank in range(ranks)]
         if problem.chunks > 1:
             per_rank = [self.options.of(rank, held[rank::ranks]) for rank in range(ranks)]
@@ -259,7 +258,7 @@ class _Search:
             counts = np.empty_like(held)
             for rank, chosen in enumerate(way):
                 counts[rank::ranks] = chosen
-            took = self._play(held, counts, last_kind)
+            took = self._play(held, counts, edges)
             if self.best.short_bytes > 0 or took < self.best.seconds * (1 - LEAST_GAIN):
                 self.best = _Best(0.0, took, edges, counts)
                 self.seen[edges] = self.best

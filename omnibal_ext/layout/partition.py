@@ -60,7 +60,8 @@ def layer_weights(problem: LayoutProblem, method: str) -> NDArray[np.float64]:
 
 def cut_bytes(profile: Profile) -> NDArray[np.float64]:
     """float64 [layers]: what a cut right after each layer carries."""
-    return np.array([profile.layers[kind].output_bytes for kind in profile.chain])
+    output = np.array([profile.layers[kind].output_bytes for kind in profile.chain])
+    return np.asarray(output * (1 + np.array(profile.features_after)))
 
 
 def bmp_candidates(problem: LayoutProblem, radius: int, top_k: int) -> list[Edges]:

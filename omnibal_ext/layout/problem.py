@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.tables import KindTables, kind_tables
+from omnibal_ext.layout.tables import COLUMNS, KindTables, kind_tables
 from omnibal_ext.schedule import Schedule, build_schedule
 from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
 
@@ -118,20 +118,46 @@ class LayoutProblem:
         return [vectors.sum(axis=1) for vectors, *_ in self.moments]
 
     def counts(self, layout: Layout) -> tuple[Ints, Ints]:
-        """int64 [stages, kinds]: layers of each kind a stage holds, and recomputes."""
-        held = np.zeros((self.stages, len(KINDS)), dtype=np.int64)
+        """int64 [stages, columns]: layers of each kind a stage holds (and features it receives), and recomputes."""
+        held = self.slices(layout.edges)
         again = np.zeros_like(held)
-        for s, (first, end) in enumerate(pairwise(layout.edges)):
-            np.add.at(held[s], self.kind_ids[first:end], 1)
-            np.add.at(again[s], self.kind_ids[list(layout.recompute[s])], 1)
+        for s, ids in enumerate(layout.recompute):
+            np.add.at(again[s], self.kind_ids[list(ids)], 1)
         return held, again
 
+    def slices(self, edges: Sequence[int]) -> Ints:
+        """int64 [stages, columns]: layers of each kind that the stages between `edges` hold, features they receive."""
+        cuts = np.asarray(edges)
+        held: Ints = np.diff(self.kind_counts[cuts], axis=0) + self.received[cuts[:-1]]
+        return held
+
+    @cached_property
+    def kind_counts(self) -> Ints:
+        """int64 [layers + 1, columns]: layers of each kind before each layer."""
+        ones = (self.kind_ids[:, None] == np.arange(COLUMNS)).astype(np.int64)
+        return np.concatenate([np.zeros_like(ones[:1]), np.cumsum(ones, axis=0)])
+
+    @cached_property
+    def received(self) -> Ints:
+        """int64 [layers + 1, columns]: features that a stage receives which begins with each layer."""
+        found = np.zeros((len(self.kind_ids) + 1, COLUMNS), dtype=np.int64)
+        found[np.arange(1, len(found)), len(KINDS) + self.kind_ids] = self.profile.features_after
+        return found
+
+    @cached_property
+    def links(self) -> Floats:
+        """float64 [layers, cases, microbatches]: seconds that what a cut behind each layer carries is on its way."""
+        latency = self.profile.transfer_latency_seconds
+        features = np.array(self.profile.features_after)[:, None, None]
+        carried = (self.tables.transfer[self.kind_ids] - latency) * (1 + features)
+        return np.asarray((latency + carried) * (self.ranks > 1))
+
     def rank_bytes(self, rank: int, held: Ints, again: Ints) -> float:
-        """Peak bytes of a rank; counts are int64 [chunks, kinds] of its stages. See `bytes_of_counts`."""
+        """Peak bytes of a rank; counts are int64 [chunks, columns] of its stages. See `bytes_of_counts`."""
         return float(self.bytes_of_counts(rank, held, again[None])[0])
 
     def bytes_of_counts(self, rank: int, held: Ints, again: Ints) -> Floats:
-        """Peak bytes of a rank for many recompute counts int64 [ways, chunks, kinds] of its stages: float64 [ways].
+        """Peak bytes of a rank for many recompute counts int64 [ways, chunks, columns] of its stages: float64 [ways].
 
         Overhead + weights + the worst of all moments: its microbatches x bytes kept, and in a chunk's B the layer that
         is being run again.
@@ -207,17 +233,17 @@ class LayoutProblem:
     def step_seconds(self, layout: Layout) -> float:
         """Simulated step time: mean over iterations of the slowest data-parallel rank."""
         held, again = self.counts(layout)
-        return self.step_seconds_of_counts(held, again, self.kind_ids[np.array(layout.edges[1:]) - 1])
+        return self.step_seconds_of_counts(held, again, layout.edges)
 
-    def step_seconds_of_counts(self, held: Ints, again: Ints, last_kind: Ints) -> float:
-        """`step_seconds` from int64 [stages, kinds] counts and the kind of each stage's last layer."""
+    def step_seconds_of_counts(self, held: Ints, again: Ints, edges: Sequence[int]) -> float:
+        """`step_seconds` from int64 [stages, columns] counts and the cuts."""
         t, program = self.tables, self.program
         backward = np.tensordot(held, t.backward, 1) + np.tensordot(again, t.recompute, 1)
         weight = np.tensordot(held, t.weight, 1)
         if program.split_backward:
             backward -= weight
         seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
-        ends = _case_ends(program.steps, program.ranks, seconds, t.transfer[last_kind] * (self.ranks > 1))
+        ends = _case_ends(program.steps, program.ranks, seconds, self.links[np.array(edges[1:]) - 1])
         step = (held @ t.step).reshape(-1, self.ranks).sum(axis=0) + self.profile.iteration_seconds
         return self.over_cases((ends + step).max(axis=1))
 
@@ -229,9 +255,8 @@ class LayoutProblem:
         """What the simulator needs, for one case (iteration x data-parallel rank)."""
         held, again = self.counts(layout)
         t = self.tables
-        at = [table[:, case] for table in (t.forward, t.backward, t.recompute, t.weight, t.transfer, t.load)]
-        forward, backward, recompute, weight, transfer, load = at
-        last_kind = self.kind_ids[np.array(layout.edges[1:]) - 1]
+        at = [table[:, case] for table in (t.forward, t.backward, t.recompute, t.weight, t.load)]
+        forward, backward, recompute, weight, load = at
         kept = ((held - again) * t.kept + again * t.recompute_kept) @ load
         late = ((held - again) * t.late + again * t.recompute_late) @ load
         transient = self.transient(held, again)
@@ -241,7 +266,7 @@ class LayoutProblem:
             forward=held @ forward + action,
             backward=held @ backward + again @ recompute + action * (2 if split else 1),
             weight=held @ weight + action * split,
-            transfer=transfer[last_kind] * (self.ranks > 1),
+            transfer=self.links[np.array(layout.edges[1:]) - 1, case],
             kept=kept,
             late=late,
             transient=np.broadcast_to(transient[:, None], kept.shape).copy(),
@@ -256,7 +281,7 @@ class LayoutProblem:
     def ideal_seconds(self) -> float:
         """All needed work spread evenly over the ranks: no bubble, no recomputation, no transfer."""
         t = self.tables
-        work = np.bincount(self.kind_ids, minlength=len(KINDS)) @ (t.forward + t.backward).sum(axis=2)
+        work = np.bincount(self.kind_ids, minlength=COLUMNS) @ (t.forward + t.backward).sum(axis=2)
         return float(work.reshape(self.cases).mean() / self.ranks)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
+from omnibal_ext.layout.tables import COLUMNS
 from omnibal_ext.units import GIB
 
 Ints = NDArray[np.int64]
@@ -78,14 +79,15 @@ def _saved(problem: LayoutProblem, kind: int) -> float:
 
 
 def leanest_edges(problem: LayoutProblem) -> Edges:
-    """Cuts whose fullest stage, everything recomputed, is as small as can be; each virtual chunk counts alone.
+    """Cuts whose fullest stage, everything recomputed, is as small as can be; each virtual chunk counts alone, and
+    received features do not count.
 
     1. A layer of stage s takes its weights, and what it keeps when recomputed times the most microbatches held there.
     2. Bisect for the least level at which filling stage after stage up to the level places all layers, leaving each
        later stage at least one.
     """
     tables, kinds, stages = problem.tables, problem.kind_ids, problem.stages
-    can = np.isin(np.arange(len(KINDS)), (_VIT, _LLM))
+    can = np.isin(np.arange(COLUMNS), (_VIT, _LLM))
     kept = np.where(can, tables.recompute_kept, tables.kept)
     in_flight = [problem.held[s % problem.ranks][:, s // problem.ranks].max() for s in range(stages)]
     prefix = [np.concatenate([[0.0], np.cumsum((tables.fixed + n * kept)[kinds])]) for n in in_flight]

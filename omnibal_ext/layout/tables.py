@@ -1,4 +1,8 @@
-"""Costs of every kind of layer on every microbatch, as tables that a layout's figures are sums of."""
+"""Costs of every kind of layer on every microbatch, as tables that a layout's figures are sums of.
+
+A stage is a row of counts, `COLUMNS` of them: its layers of each kind; then the features that it receives, of which one
+beside the output of a layer takes as many bytes as that output until its backward.
+"""
 
 from dataclasses import dataclass
 
@@ -11,9 +15,13 @@ from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 Floats = NDArray[np.float64]
 
 
+COLUMNS = 2 * len(KINDS)
+
+
 @dataclass(frozen=True, slots=True)
 class KindTables:
-    """Costs by kind (in the order of `KINDS`): seconds float64 [kinds, cases, microbatches], bytes float64 [kinds]."""
+    """Costs by column (kinds in the order of `KINDS`): seconds float64 [columns, cases, microbatches], bytes
+    float64 [columns]."""
 
     forward: Floats
     backward: Floats
@@ -21,7 +29,7 @@ class KindTables:
     weight: Floats
     transfer: Floats
     load: Floats
-    """Units over the budget, [kinds, cases, microbatches]."""
+    """Units over the budget, [columns, cases, microbatches]."""
     kept: Floats
     recompute_kept: Floats
     late: Floats
@@ -34,6 +42,7 @@ class KindTables:
 def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
     """The tables for packs int64 [iterations, data-parallel ranks, microbatches]; without, all fill both budgets."""
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in KINDS]
+    rows += [_received(profile, row, kind) for row, kind in zip(rows, KINDS, strict=True)]
     return KindTables(*(np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True)))
 
 
@@ -60,6 +69,13 @@ def _row(
     transfer = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * cost.output_bytes * load
     recompute = forward * (cost.extra_seconds / cost.forward_seconds)
     return forward, backward, recompute, weight, transfer, load, *map(np.asarray, _bytes(cost))
+
+
+def _received(profile: Profile, row: tuple[Floats, ...], kind: str) -> tuple[Floats, ...]:
+    """A feature received beside the output of a kind, whose own row is given."""
+    nothing, load = np.zeros_like(row[0]), row[5]
+    held = profile.layers[kind].output_bytes if kind in profile.layers else 0.0
+    return (*[nothing] * 5, load, *map(np.asarray, (held, held, 0.0, 0.0, 0.0, 0.0)))
 
 
 def _bytes(cost: LayerCost) -> tuple[float, ...]:

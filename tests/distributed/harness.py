@@ -64,7 +64,17 @@ NATIVE = replace(
     projector_norm=False,
 )  # fmt: skip
 """Images at their own size, windows, three axes of positions, as Qwen2.5-VL."""
-MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE)}
+FEATURES = replace(
+    NATIVE,
+    name="features",
+    vision=replace(
+        NATIVE.vision, normalization="LayerNorm", activation="gelu_tanh", gated=False, patch_bias=True,
+        native=NativeResolution(learned_positions=3), feature_layers=(0, 2),
+    ),
+    language=replace(SMALL.language, rotary_sections=(3, 2, 3), rotary_interleaved=True, qk_norm=True, head_size=16),
+)  # fmt: skip
+"""Features of two of the ViT's layers enter the first two language layers, as in Qwen3-VL."""
+MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES)}
 IMAGE_TOKEN = 127
 
 

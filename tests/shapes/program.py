@@ -44,7 +44,9 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
 
     args = start(name, tensor)
     model = preset(name)
-    one = replace(model, vision=replace(model.vision, layers=1), language=replace(model.language, layers=1))
+    one = replace(
+        model, vision=replace(model.vision, layers=1, feature_layers=()), language=replace(model.language, layers=1)
+    )
     multiple = 128 * tensor
     chain = replace(Chain.of(args, one), vocab_size=-(-one.language.vocab_size // multiple) * multiple)
     pack = synthetic_pack(one, tiles, equal_lengths(tokens, 4))
@@ -53,9 +55,10 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         stage = Stage(chain, link, link + 1)
         entering = None
         if link:
-            shape = list(chain.shape_before(link, pack))
+            shape = list(chain.hidden_shape_before(link, pack))
             if kind == "word_embed":
                 shape[0] = len(pack.image_positions)
+            shape[0] *= 1 + chain.features_before(link, pack)
             entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         found[kind] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
     whole = Stage(chain, 0, len(chain.kinds))

@@ -1,7 +1,8 @@
 """What our weights are called at Hugging Face, as data: one table for each kind of tower.
 
 A line says: in links of this kind, our weight is made of these of theirs, in this form, if the model has it. `{n}` is
-the number of the layer. Names are those of published checkpoints on disk; other spellings are brought to them first.
+the number of the layer, `{f}` of a feature that enters the language model later. Names are those of published
+checkpoints on disk; other spellings are brought to them first.
 """
 
 import re
@@ -131,6 +132,24 @@ def _qwen_vision(later: bool) -> Iterator[Weight]:
     yield from _linear("projector", "linear_fc2", f"{merger}.mlp.2")
 
 
+def _qwen3_vision() -> Iterator[Weight]:
+    """Qwen3-VL's ViT."""
+    layer = "visual.blocks.{n}"
+    yield from _linear("patch_embed", "projection", "visual.patch_embed.proj")
+    yield Weight("patch_embed", "positions", ("visual.pos_embed.weight",))
+    yield from _norm("vit", "input_layernorm", f"{layer}.norm1")
+    yield from _norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
+    for part in ("weight", "bias"):
+        yield Weight("vit", f"self_attention.linear_qkv.{part}", (f"{layer}.attn.qkv.{part}",), "vision_packed_qkv")
+    yield from _linear("vit", "self_attention.linear_proj", f"{layer}.attn.proj")
+    yield from _linear("vit", "mlp.linear_fc1", f"{layer}.mlp.linear_fc1")
+    yield from _linear("vit", "mlp.linear_fc2", f"{layer}.mlp.linear_fc2")
+    for ours, theirs in (("", "visual.merger"), ("feature_{f}.", "visual.deepstack_merger_list.{f}")):
+        yield from _norm("projector", f"{ours}norm", f"{theirs}.norm")
+        yield from _linear("projector", f"{ours}linear_fc1", f"{theirs}.linear_fc1")
+        yield from _linear("projector", f"{ours}linear_fc2", f"{theirs}.linear_fc2")
+
+
 def _llama_language() -> Iterator[Weight]:
     model, layer = "language_model.model", "language_model.model.layers.{n}"
     yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
@@ -170,6 +189,7 @@ VISION_TABLES = {
     "llava_next": tuple(_llava_vision()),
     "qwen2_vl": tuple(_qwen_vision(later=False)),
     "qwen2_5_vl": tuple(_qwen_vision(later=True)),
+    "qwen3_vl": tuple(_qwen3_vision()),
 }
 LANGUAGE_TABLES = {"internlm2": tuple(_internlm2_language())}
 LLAMA_TABLE = tuple(_llama_language())
@@ -226,8 +246,11 @@ def sources(architecture: Architecture, vision: str, language: str) -> dict[str,
     for kind, link in zip(architecture.chain, layer_names(architecture.chain), strict=True):
         number = link.partition(".")[2]
         for weight in _present(table, kind, architecture):
-            names = tuple(name.replace("{n}", number) for name in weight.theirs)
-            found[f"links.{link.replace('.', '_')}.{weight.ours}"] = Source(names, weight.form)
+            features = range(len(architecture.vision.feature_layers)) if "{f}" in weight.ours else (0,)
+            for feature in map(str, features):
+                names = tuple(name.replace("{n}", number).replace("{f}", feature) for name in weight.theirs)
+                ours = weight.ours.replace("{f}", feature)
+                found[f"links.{link.replace('.', '_')}.{ours}"] = Source(names, weight.form)
     return found
 
 

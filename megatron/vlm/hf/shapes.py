@@ -38,8 +38,12 @@ def _layer(width: int, opened: int, inner: int) -> dict[str, Shape]:
 
 def _patch_embed(model: Architecture) -> dict[str, Shape]:
     width, patch = model.vision.hidden_size, model.vision.patch_size
-    if model.vision.native:
-        return {"projection.weight": (width, 3, model.vision.native.frames, patch, patch)}
+    if native := model.vision.native:
+        return {
+            "projection.weight": (width, 3, native.frames, patch, patch),
+            "projection.bias": (width,),
+            "positions": ((native.learned_positions or 0) ** 2, width),
+        }
     return {
         "class_token": (1, 1, width),
         "positions": (model.vision.tokens_per_tile, 1, width),
@@ -66,11 +70,11 @@ def _projector(model: Architecture) -> dict[str, Shape]:
     width, out = model.vision.hidden_size, model.language.hidden_size
     shuffled = width * model.shuffle**2
     if model.vision.native:
-        return {
-            **_norm("norm", width),
-            **_linear("linear_fc1", shuffled, shuffled),
-            **_linear("linear_fc2", out, shuffled),
-        }
+        prefixes = ("", *(f"feature_{feature}." for feature in range(len(model.vision.feature_layers))))
+        merger = {**_linear("linear_fc1", shuffled, shuffled), **_linear("linear_fc2", out, shuffled)}
+        merged = {f"{prefix}{name}": shape for prefix in prefixes for name, shape in merger.items()}
+        norms = [_norm(f"{prefix}norm", shuffled if prefix else width) for prefix in prefixes]
+        return merged | {name: shape for norm in norms for name, shape in norm.items()}
     return {
         **_norm("vision_norm", width),
         **_norm("norm", shuffled),

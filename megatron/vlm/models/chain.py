@@ -98,7 +98,19 @@ class Chain:
         return layer
 
     def shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
-        """Shape of the tensor that enters `link` (not the first one), core's order (sequence, batch, width)."""
+        """Shape of the tensor that enters `link` (not the first one), core's order (sequence, batch, width).
+
+        Features that enter later layers lie behind the rows of the layer before, as many rows each.
+        """
+        rows, middle, width = self.hidden_shape_before(link, batch)
+        return (rows * (1 + self.features_before(link, batch)), middle, width)
+
+    def features_before(self, link: int, batch: Microbatch) -> int:
+        """How many features enter `link` beside the hidden states; none of a pack without tiles."""
+        return self.architecture.features_after[link - 1] if link and batch.tiles else 0
+
+    def hidden_shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
+        """Shape of the hidden states that enter `link`, and of each feature beside them."""
         match self.kinds[link - 1]:
             case "patch_embed" | "vit":
                 vision = self.architecture.vision

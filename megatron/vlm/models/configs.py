@@ -7,13 +7,20 @@ from megatron.core.activations import quick_gelu
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import init_method_normal, scaled_init_method_normal
 from megatron.training.arguments import core_transformer_config_from_args
+from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from megatron.vlm import platform
 from megatron.vlm.models.padding import padded_heads
 from omnibal_ext.architectures.architecture import Architecture
 
-ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu, "silu": silu}
+
+def gelu_tanh(value: Tensor) -> Tensor:
+    """GELU by its published approximation."""
+    return gelu(value, approximate="tanh")
+
+
+ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu, "gelu_tanh": gelu_tanh, "silu": silu}
 
 
 def language_config(args: Namespace, architecture: Architecture) -> TransformerConfig:

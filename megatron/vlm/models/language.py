@@ -54,7 +54,16 @@ class WordEmbedding(MegatronModule):
         if self.newline is not None and batch.image_sources is not None:
             tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])[batch.image_sources]
         merged = words.index_copy(0, batch.image_positions, tokens.to(words.dtype)).unsqueeze(1)
-        return tensor_parallel.scatter_to_sequence_parallel_region(merged) if self.sequence_parallel else merged
+        return self._share(merged)
+
+    def feature(self, image: Tensor, batch: Microbatch) -> Tensor:
+        """A feature of the image tokens [image tokens, 1, width] -> of the whole pack, zero at words; shaped as it."""
+        assert batch.image_positions is not None
+        words = image.new_zeros(batch.tokens, image.shape[-1])
+        return self._share(words.index_copy(0, batch.image_positions, image.squeeze(1)).unsqueeze(1))
+
+    def _share(self, whole: Tensor) -> Tensor:
+        return tensor_parallel.scatter_to_sequence_parallel_region(whole) if self.sequence_parallel else whole
 
 
 class LanguageLayer(TransformerLayer):

@@ -1,4 +1,4 @@
-"""A ViT that sees images at their own size (Qwen2-VL, Qwen2.5-VL): patches of all images of a pack, one row each.
+"""A ViT that sees images at their own size (Qwen2-VL to Qwen3-VL): patches of all images of a pack, one row each.
 
     image of 4 x 6 patches         rows: squares of 2 x 2 patches, which become one token of the language model
      0  1 |  4  5 |  8  9
@@ -8,7 +8,8 @@
     14 15 | 18 19 | 22 23
 
 Query and key are rotated by row (half of the frequencies) and column (the other half). Attention stays inside a frame
-of an image, and where the model has windows, inside a window in all but the layers it names.
+of an image, and where the model has windows, inside a window in all but the layers it names. Qwen3-VL has learned
+positions too: a square of them, stretched over each image.
 """
 
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ class RowLayout:
 
     order: Ints  # [squares], squares as the ViT sees them: window by window
     places: Ints  # [patches, 2], row and column in its image of each patch, in the ViT's order
+    sizes: Ints  # [patches, 2], rows and columns of the image that it is of
     frames: tuple[int, ...]  # patches of every frame
     windows: tuple[int, ...]  # patches of every window; frames where the model has none
 
@@ -47,17 +49,20 @@ class RowLayout:
 @lru_cache(maxsize=64)
 def row_layout(grids: tuple[Grid, ...], merge: int, window: int | None) -> RowLayout:
     """The rows of images of (frames, rows, columns) patches; a window is `window` squares a side."""
-    orders, places, frames, windows, first = [np.zeros(0, np.int64)], [np.zeros((0, 2), np.int64)], [], [], 0
+    nothing = np.zeros((0, 2), np.int64)
+    orders, places, sizes, frames, windows, first = [nothing[:, 0]], [nothing], [nothing], [], [], 0
     for count, rows, columns in grids:
         squares = np.arange(count * rows * columns // merge**2).reshape(count, rows // merge, columns // merge)
         blocks = _blocks(squares, window) if window else [frame.ravel() for frame in squares]
         order = np.concatenate(blocks)
         orders.append(first + order)
         places.append(np.tile(_places(rows, columns, merge), (count, 1, 1))[order].reshape(-1, 2))
+        sizes.append(np.tile(np.array([[rows, columns]], np.int64), (count * rows * columns, 1)))
         frames += [rows * columns] * count
         windows += [len(block) * merge**2 for block in blocks]
         first += squares.size
-    return RowLayout(np.concatenate(orders), np.concatenate(places), tuple(frames), tuple(windows))
+    order, place, size = (np.concatenate(parts) for parts in (orders, places, sizes))
+    return RowLayout(order, place, size, tuple(frames), tuple(windows))
 
 
 def _blocks(squares: Ints, window: int) -> list[Ints]:
@@ -78,6 +83,23 @@ def _places(rows: int, columns: int, merge: int) -> Ints:
     return squares.reshape(-1, merge**2, 2)
 
 
+def stretched_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDArray[np.float32]]:
+    """Where patches are on a square of `side` x `side` positions stretched over their image, corners on corners.
+
+    places and sizes [patches, 2] -> the four positions around each patch int64 [4, patches], and their weights.
+    """
+    at = places.astype(np.float32) * np.float32(side - 1) / np.maximum(sizes - 1, 1).astype(np.float32)
+    low = np.floor(at).astype(np.int64)
+    rest = at - low.astype(np.float32)
+    around = [(low, 1 - rest), (np.minimum(low + 1, side - 1), rest)]
+    corners = [
+        (rows[:, 0] * side + columns[:, 1], row_weights[:, 0] * column_weights[:, 1])
+        for rows, row_weights in around
+        for columns, column_weights in around
+    ]
+    return np.stack([place for place, _ in corners]), np.stack([weight for _, weight in corners])
+
+
 @dataclass(frozen=True)
 class View:
     """What the ViT's links need to know of a pack's images, on the device."""
@@ -87,6 +109,8 @@ class View:
     rotary: Tensor  # [rows, 1, 1, head width], rows that fill up included
     whole: Segments
     windows: Segments
+    positions: tuple[Tensor, Tensor] | None = None
+    """Of `stretched_positions`, where positions are learned."""
 
 
 class Viewer(torch.nn.Module):
@@ -116,7 +140,13 @@ class Viewer(torch.nn.Module):
             platform.to_device(angles),
             segments_of((*layout.frames, *filler), causal=False),
             segments_of((*layout.windows, *filler), causal=False),
+            self._positions(layout, self.native.learned_positions) if self.native.learned_positions else None,
         )
+
+    @staticmethod
+    def _positions(layout: RowLayout, side: int) -> tuple[Tensor, Tensor]:
+        places, weights = map(torch.from_numpy, stretched_positions(layout.places, layout.sizes, side))
+        return platform.to_device(places), platform.to_device(weights)
 
     def _orders(self, order: Ints) -> tuple[Tensor, Tensor]:
         squares = torch.from_numpy(order)
@@ -138,6 +168,10 @@ class NativePatchEmbed(MegatronModule):
         config.init_method(self.projection.weight.data)
         if self.projection.bias is not None:
             torch.nn.init.zeros_(self.projection.bias)
+        if side := architecture.native.learned_positions:
+            weight = torch.empty(side**2, architecture.hidden_size, dtype=config.params_dtype)
+            self.positions = torch.nn.Parameter(weight)
+            config.init_method(self.positions.data)
 
     def forward(self, hidden: None, batch: Microbatch, view: View) -> Tensor:
         """Pixels of the pack's patches -> rows in the ViT's order, this rank's share."""
@@ -146,18 +180,27 @@ class NativePatchEmbed(MegatronModule):
         film = batch.pixels.to(weight.dtype).unsqueeze(2).expand(-1, -1, self.frames, -1, -1)
         rows = linear(film.flatten(1), weight.flatten(1), self.projection.bias)  # the kernel covers a patch once
         rows = rows if view.patch_order is None else rows[view.patch_order]
+        if view.positions is not None:
+            around = (self.positions[place] * weight[:, None] for place, weight in zip(*view.positions, strict=True))
+            rows = rows + sum(around).to(rows.dtype)
         return share_rows(rows.unsqueeze(1), self.config)
 
 
-class PatchMerger(MegatronModule):
-    """Each square of patches -> one token of the language model, in the order of the images."""
+class SquareMerger(MegatronModule):
+    """Each square of patches -> one token of the language model, in the order of the images.
 
-    def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
+    The norm is of patches or, for a feature, of whole squares.
+    """
+
+    def __init__(
+        self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture, feature: bool = False
+    ) -> None:
         super().__init__(outside_layers(vision))
         self.shared, vision = vision, self.config
         self.width = vision.hidden_size * architecture.shuffle**2
         options = {"config": vision, "init_method": vision.init_method, "bias": True}
-        self.norm = build_norm(vision, vision.hidden_size, vision.layernorm_epsilon)
+        self.normed = self.width if feature else vision.hidden_size
+        self.norm = build_norm(vision, self.normed, vision.layernorm_epsilon)
         self.linear_fc1 = ColumnParallelLinear(self.width, self.width, gather_output=False, **options)
         self.linear_fc2 = RowParallelLinear(
             self.width, language.hidden_size, input_is_parallel=True, skip_bias_add=False, **options
@@ -166,9 +209,25 @@ class PatchMerger(MegatronModule):
     def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
         """This rank's rows -> image tokens [tokens, 1, LLM width]."""
         rows = join_rows(hidden, batch.tiles, self.shared)
-        inner, _ = self.linear_fc1(self.norm(rows).view(-1, 1, self.width))
+        normed = self.norm(rows.view(-1, 1, self.normed))
+        inner, _ = self.linear_fc1(normed.view(-1, 1, self.width))
         out, _ = self.linear_fc2(gelu(inner))
         return out if view.square_places is None else out[view.square_places]
+
+
+class PatchMerger(SquareMerger):
+    """The projector: the ViT's output, and every feature that enters the language model later, merged apart."""
+
+    def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
+        super().__init__(vision, language, architecture)
+        for number in range(len(architecture.vision.feature_layers)):
+            # Not in a list of modules: core's checkpoints would take the ranks' parts of its weights for whole ones.
+            self.add_module(f"feature_{number}", SquareMerger(vision, language, architecture, feature=True))
+
+    def feature(self, number: int, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
+        """This rank's rows behind the layer that gives feature `number` -> image tokens [tokens, 1, LLM width]."""
+        merged: Tensor = self.get_submodule(f"feature_{number}")(hidden, batch, view)
+        return merged
 
 
 def text_and_image_positions(

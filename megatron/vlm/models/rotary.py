@@ -1,6 +1,7 @@
 """Rotary positions of a pack, counted inside each sample."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +18,8 @@ class Rotary(torch.nn.Module):
 
     def __init__(self, language: LanguageArchitecture, merge: int = 1) -> None:
         super().__init__()
-        self.max_positions, self.sections = language.max_positions, language.rotary_sections
-        self.merge = merge
+        self.max_positions, self.merge = language.max_positions, merge
+        self.axes = torch.tensor(rotary_axes(language.rotary_sections, language.rotary_interleaved))
         # No buffer: a model in half precision would round it.
         self.frequencies = rotary_frequencies(language)
 
@@ -31,18 +32,27 @@ class Rotary(torch.nn.Module):
                 "rotation (config.json), which is not done here; reject longer samples in preprocessing (--max-tokens)"
             )
         self.frequencies = self.frequencies.to(batch.positions.device)
-        if self.sections:
+        if len(self.axes):
             return self._by_axis(batch)
         angles = torch.outer(batch.positions.float(), self.frequencies)
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
     def _by_axis(self, batch: Microbatch) -> Tensor:
-        """M-RoPE: sections of the frequencies turn with time, row and column in turn."""
+        """M-RoPE: each frequency turns with time, row or column."""
         places = text_and_image_positions(batch.lengths, batch.grids, batch.image_starts, self.merge)
-        angles = platform.to_device(torch.from_numpy(places))[..., None].float() * self.frequencies  # [3, T, width / 2]
-        parts = angles.split(self.sections, dim=-1)
-        joined = torch.cat([part[axis % 3] for axis, part in enumerate(parts)], dim=-1)
-        return torch.cat([joined, joined], dim=-1)[:, None, None, :]
+        self.axes = self.axes.to(batch.positions.device)
+        angles = platform.to_device(torch.from_numpy(places)).float()[self.axes].T * self.frequencies
+        return torch.cat([angles, angles], dim=-1)[:, None, None, :]
+
+
+def rotary_axes(sections: Sequence[int], interleaved: bool) -> list[int]:
+    """Of each frequency of M-RoPE the axis it turns with: 0 time, 1 row, 2 column; section by section.
+
+    Interleaved, they take turns while rows and columns have some left, and time has the rest: 0 1 2 0 1 2 ... 0 0.
+    """
+    if not interleaved:
+        return [axis for axis, section in enumerate(sections) for _ in range(section)]
+    return [number % 3 if number < 3 * sections[number % 3] else 0 for number in range(sum(sections))]
 
 
 def rotary_frequencies(language: LanguageArchitecture) -> Tensor:

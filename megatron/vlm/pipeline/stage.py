@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain, Links
-from megatron.vlm.models.native import Viewer
+from megatron.vlm.models.native import View, Viewer
 from megatron.vlm.models.rotary import Rotary
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
@@ -83,7 +83,7 @@ class Stage(MegatronModule):
 
     def forward(self, batch: Microbatch) -> Tensor:
         """Hidden states [s, b, h] after the last link; of the last stage, what `Head` gives."""
-        hidden = self.input_tensor
+        hidden, features = self._arrived(batch)
         rotary = self.rotary(batch) if "llm" in self.kinds else None
         view = self.viewer(batch) if hasattr(self, "viewer") and batch.tiles else None
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
@@ -98,9 +98,38 @@ class Stage(MegatronModule):
                 hidden = tensor_parallel.checkpoint(step, False, hidden)
             else:
                 hidden = step(hidden)
+            if batch.tiles and self.chain.architecture.vision.feature_layers:
+                hidden, features = self._with_features(link, module, hidden, features, batch, view)
         assert hidden is not None
+        hidden = torch.cat([hidden, *features]) if features else hidden
         # A view would keep a larger tensor alive and cannot be released after sending.
         return hidden.clone() if hidden._base is not None else hidden
+
+    def _arrived(self, batch: Microbatch) -> tuple[Tensor | None, list[Tensor]]:
+        """Hidden states, and the features behind them."""
+        count = self.chain.features_before(self.first, batch)
+        if self.input_tensor is None or not count:
+            return self.input_tensor, []
+        hidden, *features = self.input_tensor.chunk(1 + count)
+        return hidden, features
+
+    def _with_features(
+        self, link: int, module: Any, hidden: Tensor, features: list[Tensor], batch: Microbatch, view: View | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What a link does with features (DeepStack): ViT layers give them, the joints bring them along, language
+        layers each take one."""
+        match self.chain.kinds[link]:
+            case "vit":
+                number = self.chain.kinds[:link].count("vit")
+                taken = number in self.chain.architecture.vision.feature_layers
+                return hidden, [*features, hidden] if taken else features
+            case "projector":
+                return hidden, [module.feature(number, one, batch, view) for number, one in enumerate(features)]
+            case "word_embed":
+                return hidden, [module.feature(one, batch) for one in features]
+            case "llm" if features:
+                return hidden + features[0], features[1:]
+        return hidden, features
 
     def sharded_state_dict(self, prefix: str = "", *arguments: Any, **options: Any) -> ShardedStateDict:
         """What a checkpoint holds of this stage, as core's layers say."""

@@ -35,10 +35,11 @@ class Step:
         self.output: Tensor | None = None
         self.entering: Tensor | None = None
         if self.stage.first > 0:
-            shape = list(chain.shape_before(self.stage.first, pack))
+            shape = list(chain.hidden_shape_before(self.stage.first, pack))
             if self.stage.kinds[0] == "word_embed":
                 assert pack.image_positions is not None
                 shape[0] = len(pack.image_positions)
+            shape[0] *= 1 + chain.features_before(self.stage.first, pack)
             self.entering = torch.randn(shape, device="cuda", dtype=chain.language.pipeline_dtype)
             self.entering.requires_grad_(self.stage.sends_gradient)
 
@@ -62,8 +63,9 @@ class KindMeasurement:
     """
 
     def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, int]) -> None:
-        link = chain.kinds.index(kind)
         self.count = min(LAYERS, chain.kinds.count(kind))
+        # The last language layers: no features enter behind them.
+        link = len(chain.kinds) - 1 - self.count if kind == "llm" else chain.kinds.index(kind)
         self.chain, self.kind = chain, kind
         self.packs = _packs(chain, kind, *budgets)
 
@@ -195,7 +197,8 @@ class KindMeasurement:
         step = Step(self.chain, self.module, self.packs[0])
         step.forward()
         assert step.output is not None
-        return float(step.output.numel() * step.output.element_size())
+        streams = 1 + self.chain.features_before(self.stage.end, step.pack) * (not self.stage.post_process)
+        return float(step.output.numel() * step.output.element_size() / streams)
 
 
 def recompute(stage: Stage, mode: str) -> None:

@@ -133,6 +133,30 @@ QWEN2_VL = {
         "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2,
     },
 }  # fmt: skip
+QWEN3_VL: dict[str, Any] = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "image_token_id": 151655,
+    "model_type": "qwen3_vl",
+    "text_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643, "dtype": "bfloat16",
+        "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 12288, "max_position_embeddings": 262144, "model_type": "qwen3_vl_text",
+        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5000000, "use_cache": True, "vocab_size": 151936,
+    },
+    "tie_word_embeddings": False,
+    "transformers_version": "4.57.0.dev0",
+    "video_token_id": 151656,
+    "vision_config": {
+        "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1152,
+        "in_channels": 3, "initializer_range": 0.02, "intermediate_size": 4304, "model_type": "qwen3_vl",
+        "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 4096, "patch_size": 16,
+        "spatial_merge_size": 2, "temporal_patch_size": 2,
+    },
+    "vision_end_token_id": 151653,
+    "vision_start_token_id": 151652,
+}  # fmt: skip
 INTERNVL_HF: dict[str, Any] = {
     "architectures": ["InternVLForConditionalGeneration"],
     "model_type": "internvl",
@@ -198,6 +222,7 @@ def test_a_folder_that_is_called_like_a_preset_is_meant(tmp_path: Path, monkeypa
         ("internvl3.5-38b", INTERNVL_3_5),
         ("qwen2.5-vl-7b", QWEN2_5_VL),
         ("qwen2-vl-7b", QWEN2_VL),
+        ("qwen3-vl-8b", QWEN3_VL),
     ],
 )
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
@@ -289,6 +314,11 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
             [5],
             r"deepstack_visual_indexes is '\[5\]', which is not",
         ),
+        (QWEN3_VL, "vision_config.deepstack_visual_indexes", [16, 8], r"layers \[16, 8\]; supported: ascending"),
+        (QWEN3_VL, "vision_config.deepstack_visual_indexes", [27], r"layers \[27\]; supported: ascending"),
+        (QWEN3_VL, "vision_config.num_position_embeddings", 2305, r"num_position_embeddings is 2305"),
+        (QWEN3_VL, "text_config.rope_scaling", {"mrope_interleaved": False}, r"mrope_interleaved is False"),
+        (QWEN3_VL, "text_config.attention_bias", True, r"attention_bias is True"),
         (QWEN2_5_VL, "attention_dropout", 0.1, r"attention_dropout is 0\.1"),
         (QWEN2_5_VL, "quantization_config", {"bits": 4}, r"quantization_config is .* which is not known"),
         (LLAVA_1_6_MISTRAL, "use_image_newline_parameter", False, r"use_image_newline_parameter is False"),

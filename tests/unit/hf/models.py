@@ -52,6 +52,16 @@ QWEN2_5_VL = {
     "fullatt_block_indexes": [1],
 }
 MROPE = {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 1e4}
+QWEN3_VL = {
+    **QWEN_VIT,
+    "hidden_size": 48,
+    "out_hidden_size": 48,
+    "intermediate_size": 80,
+    "num_position_embeddings": 25,
+    "deepstack_visual_indexes": [0, 2],
+}
+MROPE_INTERLEAVED = {"rope_type": "default", "mrope_section": [3, 2, 3], "mrope_interleaved": True, "rope_theta": 1e4}
+QWEN3_VL_TEXT = {**TEXT, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": MROPE_INTERLEAVED}
 GRIDS = [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]]
 QWEN = {**TEXT, "model_type": "qwen2"}
 QWEN3 = {**TEXT, "model_type": "qwen3", "head_dim": 16}
@@ -101,6 +111,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "Qwen2_5_VL",
         {**QWEN2_5_VL, "fullatt_block_indexes": [0, 2]},
         {**TEXT, "rope_parameters": MROPE},
+        {"tie_word_embeddings": True},
+    ),
+    "qwen3-vl": ("Qwen3VL", QWEN3_VL, QWEN3_VL_TEXT, {}),
+    "qwen3-vl tied, one feature": (
+        "Qwen3VL",
+        {**QWEN3_VL, "deepstack_visual_indexes": [1], "num_position_embeddings": 4},
+        QWEN3_VL_TEXT,
         {"tie_word_embeddings": True},
     ),
 }

@@ -1,5 +1,6 @@
 """Small layout problems for tests."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,13 @@ def make_profile(
     return Profile(
         "tiny", "aa", layer_chain(vit, llm), usual | (costs or {}), 4, 128, parameters or dict.fromkeys(KINDS, 1)
     )
+
+
+def _some_layers(chain: tuple[str, ...], seed: int) -> tuple[int, ...]:
+    """ViT layers whose features enter the language model, no more than that has layers."""
+    random, vit = np.random.default_rng((seed, 1)), chain.count("vit")
+    most = min(vit, chain.count("llm"))
+    return tuple(sorted(map(int, random.permutation(vit)[: int(random.integers(1, most + 1))])))
 
 
 def random_problem(seed: int, **changes: Any) -> LayoutProblem:
@@ -42,7 +50,9 @@ def random_problem(seed: int, **changes: Any) -> LayoutProblem:
         "chunks": int(random.integers(1, 3)) if 2 * ranks <= min(layers, 4) else 1,
         "memory_bytes": float(layers / ranks * random.uniform(1.0, 8.0)),
     } | changes
-    profile = Profile(**{**profile.__dict__, "transfer_seconds_per_byte": float(random.choice([0.0, 0.3]))})
+    profile = replace(profile, transfer_seconds_per_byte=float(random.choice([0.0, 0.3])))
+    if seed % 4 == 3:
+        profile = replace(profile, feature_layers=_some_layers(profile.chain, seed))
     if random.random() < 0.5:
         shape = (int(random.integers(1, 3)), int(random.integers(1, 3)), settings["microbatches"])
         tokens = random.integers(1, 129, shape)

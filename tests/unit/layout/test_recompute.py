@@ -12,6 +12,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.partition import even_edges, layer_weights
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
+from omnibal_ext.layout.tables import COLUMNS
 
 from .instances import make_profile, random_problem
 
@@ -86,8 +87,8 @@ def test_promised_bytes_are_never_below_those_of_any_schedule_and_chunks(seed: i
 @given(st.integers(0, 10**6), st.sampled_from(["1f1b", "zb_h1"]), st.integers(0, 10**6))
 def test_the_quick_answer_whether_a_stage_fits_is_the_exact_one(seed: int, schedule: str, pick: int) -> None:
     random, problem = np.random.default_rng(pick), random_problem(seed, schedule_name=schedule, chunks=1)
-    held = random.integers(0, 4, 6)
-    again = np.minimum(held, random.integers(0, 4, 6)) * np.array([0, 1, 0, 0, 1, 0])
+    held = random.integers(0, 4, COLUMNS)
+    again = np.minimum(held, random.integers(0, 4, COLUMNS)) * np.isin(np.arange(COLUMNS), (1, 4))
     needed = problem.rank_bytes(0, held[None], again[None])
     assert replace(problem, memory_bytes=needed * 1.000001).stage_fits(0, held, again)
     assert not replace(problem, memory_bytes=needed * 0.999999).stage_fits(0, held, again)
@@ -101,8 +102,10 @@ def test_a_shortfall_names_stage_bytes_and_remedy() -> None:
 
 @given(st.integers(0, 10**6))
 def test_the_leanest_cut_has_the_smallest_fullest_stage(seed: int) -> None:
-    """Everything recomputed, against all cuts; what recomputing takes for a moment is left out of both."""
+    """Everything recomputed, against all cuts; what recomputing takes for a moment is left out of both, and features
+    that a stage receives."""
     problem = random_problem(seed, chunks=1)
+    problem = replace(problem, profile=replace(problem.profile, feature_layers=()))
     layers, tables = len(problem.profile.chain), problem.tables
 
     def fullest(edges: tuple[int, ...]) -> float:

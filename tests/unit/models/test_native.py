@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.vlm.models.native import row_layout, text_and_image_positions
+from megatron.vlm.models.native import row_layout, stretched_positions, text_and_image_positions
 
 GRIDS = ((1, 4, 6), (1, 2, 2), (2, 2, 8), (1, 10, 6))
 """Frames, rows and columns of patches."""
@@ -30,6 +30,21 @@ def test_layout_is_transformers(window: int) -> None:
     assert np.cumsum([0, *layout.windows]).tolist() == torch.unique_consecutive(torch.as_tensor(bounds)).tolist()
     places = vision.get_vision_position_ids(grids, 2).reshape(-1, 4, 2)[order].reshape(-1, 2)
     assert layout.places.tolist() == places.tolist()
+
+
+@pytest.mark.parametrize("side", [2, 5])
+def test_stretched_positions_are_transformers(side: int) -> None:
+    """And an image of a single row of squares, whose patches all stand at the top or bottom."""
+    vision = pytest.importorskip("transformers.vision_utils")
+    layout = row_layout(GRIDS, 2, None)
+    places, weights = stretched_positions(layout.places, layout.sizes, side)
+    rows, shares = vision.get_vision_interpolation_indices_and_weights(torch.tensor(GRIDS), side, "bilinear", True, 2)
+    table = torch.randn(side**2, 3, generator=torch.Generator().manual_seed(side))
+    expected = (table[rows] * shares[..., None]).sum(1)
+    found = (table[torch.from_numpy(places)] * torch.from_numpy(weights)[..., None]).sum(0)
+    assert torch.allclose(found, expected, atol=1e-6)
+    corner = layout.places.max(axis=1).tolist().index(0)
+    assert (places[0, corner], weights[0, corner]) == (0, 1.0)
 
 
 def test_tokens_stand_at_time_row_and_column() -> None:
