@@ -79,7 +79,8 @@ def follow_metrics(path: Path, is_running: Callable[[], bool], start: int = 0, e
             last = next((line for line in reversed(lines) if "loss" in line), last)
             if last is None or last["iteration"] == shown:
                 continue
-            text = f"loss {last['loss']:.3f}, {last['samples_per_second']:.0f} samples/s"
+            loss = "none" if last["loss"] is None else f"{last['loss']:.3f}"
+            text = f"loss {loss}, {last['samples_per_second']:.0f} samples/s"
             progress.update(bar, completed=last["iteration"], total=last["iterations"], description=text)
             if not console.is_terminal and (time.monotonic() >= due or not running):
                 shown, due = last["iteration"], time.monotonic() + every

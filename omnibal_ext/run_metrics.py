@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import Check, is_number, mapping, record, whole
+from omnibal_ext.reading.checks import Check, is_number, mapping, maybe, record, whole
 from omnibal_ext.reading.document import decode
 from omnibal_ext.reading.files import open_plain
 
@@ -17,13 +17,13 @@ TIMELINE = "timeline.jsonl"
 
 
 def _figure(place: str, value: Any) -> float:
-    """A loss may be infinite or no number, where training failed."""
+    """A loss may be infinite or no number, where training failed; null, where no token counted."""
     if not isinstance(value, float) and not is_number(value):
         raise UserError(f"{place} must be a number")
     return float(value)
 
 
-_LOSSES = {"loss": _figure, "source_losses": mapping(_figure)}
+_LOSSES = {"loss": maybe(_figure), "source_losses": mapping(_figure)}
 _RATES = dict.fromkeys(("seconds", "samples", "samples_per_second", "useful_tokens_per_second", "padding"), _figure)
 LINE: Check[dict[str, Any]] = record({"iteration": whole()}, {**_LOSSES, **_RATES, "evaluation": record({}, _LOSSES)})
 """What programs read of a line."""

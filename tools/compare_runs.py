@@ -4,6 +4,7 @@ python tools/compare_runs.py --baseline RUN --run RUN
 """
 
 import argparse
+import math
 import statistics
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def summary(folder: Path) -> dict[str, float]:
         "iterations": lines[-1]["iteration"],
         "samples_per_second": samples / seconds,
         "padding": statistics.fmean(line["padding"] for line in lines),
-        "final_loss": lines[-1]["loss"],
+        "final_loss": next((line["loss"] for line in reversed(lines) if line["loss"] is not None), math.nan),
         "recomputed_layers": sum(len(stage.recompute) for stage in Plan.load(folder / "plan.json").stages),
     }
     if held_out := evaluations(path):

@@ -10,7 +10,7 @@ from megatron.training import get_tensorboard_writer, get_wandb_writer, print_ra
 
 RATES = (
     "samples_per_second", "useful_tokens_per_second", "padding", "dist_ratio_vit", "dist_ratio_llm",
-    "dist_ratio_attention", "epoch", "model_tflops", "mfu",
+    "dist_ratio_attention", "epoch", "model_tflops", "mfu", "bubble", "replaced_samples", "skipped_steps",
 )  # fmt: skip
 
 
@@ -25,6 +25,9 @@ class Journal:
         print_rank_last(training_line(iteration, report))
         self._append({"iteration": iteration, **report})
         curves = {name.replace("_", "-"): report[name] for name in RATES if name in report}
+        curves |= {
+            f"seconds of stage {stage}": seconds for stage, seconds in enumerate(report.get("stage_seconds", ()))
+        }
         curves |= {f"lm loss of {source}": loss for source, loss in report["source_losses"].items()}
         write_curves(iteration, curves)
 
@@ -56,10 +59,10 @@ def training_line(iteration: int, report: Mapping[str, Any]) -> str:
     """An interval for people."""
     return (
         f" after iteration {iteration}/{report['iterations']} | epoch {report['epoch']:.2f} | "
-        f"loss {report['loss']:.4f} | samples/s {report['samples_per_second']:.1f} | "
+        f"loss {_shown(report['loss'], 4)} | samples/s {report['samples_per_second']:.1f} | "
         f"useful tokens/s {report['useful_tokens_per_second']:,.0f} | padding {report['padding']:.1%} | "
         f"DistRatio ViT {report['dist_ratio_vit']:.4f} LLM {report['dist_ratio_llm']:.4f} "
-        f"attention {report['dist_ratio_attention']:.4f} |{_pace(report)}"
+        f"attention {report['dist_ratio_attention']:.4f} |{_pace(report)}{_operation(report)}"
     )
 
 
@@ -67,8 +70,21 @@ def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:
     """An evaluation for people; sources where there are several."""
     losses = report["source_losses"]
     sources = "".join(f" {name} {loss:.4f} |" for name, loss in losses.items()) if len(losses) > 1 else ""
-    found = f"loss {report['loss']:.6f} | {report['samples']:,} samples |"
+    found = f"loss {_shown(report['loss'], 6)} | {report['samples']:,} samples |"
     return f" evaluation after iteration {iteration} | {found}{sources}"
+
+
+def _shown(loss: float | None, digits: int) -> str:
+    """A loss for people; none where no token counted."""
+    return "none" if loss is None else f"{loss:.{digits}f}"
+
+
+def _operation(report: Mapping[str, Any]) -> str:
+    """The bubble, and what went wrong so far, where something did."""
+    words = f" bubble {report['bubble']:.1%} |" if "bubble" in report else ""
+    for name in ("replaced_samples", "skipped_steps"):
+        words += f" {name.replace('_', ' ')} {report[name]} |" if report.get(name) else ""
+    return words
 
 
 def _pace(report: Mapping[str, Any]) -> str:

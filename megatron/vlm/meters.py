@@ -1,8 +1,9 @@
 """What Megatron does not log: samples, useful tokens and model FLOPs a second, padding, levelness, loss by source."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -79,15 +80,19 @@ class TrainingMeter:
         """Seconds that were spent on something else than training."""
         self.started += seconds
 
-    def end_iteration(self, iteration: int) -> None:
-        """Close an iteration, counted from 1; reports if it ends an interval or training."""
+    def ends_interval(self, iteration: int) -> bool:
+        """Whether an interval, or training, ends with an iteration."""
+        return iteration % self.interval == 0 or iteration == self.iterations
+
+    def end_iteration(self, iteration: int, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Close an iteration, counted from 1; where it ends an interval, reports that, and what others say of it."""
         self.closed[iteration] = self.tally
         self.tally = Tally(len(self.sources))
-        if iteration % self.interval == 0 or iteration == self.iterations:
-            self._report(iteration)
+        if self.ends_interval(iteration):
+            self._report(iteration, more)
             self.closed, self.started = {}, time.perf_counter()
 
-    def _report(self, iteration: int) -> None:
+    def _report(self, iteration: int, more: Mapping[str, Any]) -> None:
         sizes, losses = gather(list(self.closed.values()))
         seconds = time.perf_counter() - self.started
         report = interval_report(sizes, losses, seconds, self.sources)
@@ -98,7 +103,7 @@ class TrainingMeter:
             "consumed_samples": self.consumed_samples,
             "epoch": self.consumed_samples / self.samples_per_epoch,
         }
-        self.journal.training(iteration, {**position, **report})
+        self.journal.training(iteration, {**position, **report, **more})
 
 
 class EvaluationMeter:
@@ -164,11 +169,14 @@ def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequ
 
 
 def mean_losses(losses: Tensor, sources: Sequence[str]) -> dict[str, Any]:
-    """The mean loss over all tokens that count, and over those of each source that has any; losses [sources, 2]."""
+    """The mean loss over all tokens that count, and over those of each source that has any; losses [sources, 2].
+
+    None where no token counts: every step was left out, say.
+    """
     totals, weights = losses.unbind(-1)
     counted = [source for source, weight in enumerate(weights.tolist()) if weight]
     return {
-        "loss": totals.sum().item() / max(1.0, weights.sum().item()),
+        "loss": totals.sum().item() / weights.sum().item() if counted else None,
         "source_losses": {sources[i]: totals[i].item() / weights[i].item() for i in counted},
     }
 

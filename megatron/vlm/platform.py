@@ -86,6 +86,11 @@ def allocated_bytes() -> int | None:
     return int(torch.cuda.memory_allocated()) if HAS_CUDA else None
 
 
+def peak_bytes() -> int | None:
+    """The most that tensors have taken on this rank's device since it started; None where there is no GPU."""
+    return int(torch.cuda.max_memory_allocated()) if HAS_CUDA else None
+
+
 def unseen_gpu() -> str:
     """What says that this machine has GPUs although torch sees none, or "": they may be hidden on purpose."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

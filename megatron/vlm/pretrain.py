@@ -27,7 +27,6 @@ from megatron.vlm.checkpoint.run import describe_run
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, Packs, first_iteration, samples_before
 from megatron.vlm.data.sources import Sources
-from megatron.vlm.drift import DriftMeter
 from megatron.vlm.ending import run_rank
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.journal import Journal
@@ -42,6 +41,7 @@ from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.preflight.findings import refuse
 from megatron.vlm.preflight.run import Run, check_run
 from megatron.vlm.recorder import Recorder, recorded_iterations
+from megatron.vlm.stage_meter import StageMeter
 from megatron.vlm.weights import apply_weights
 from omnibal_ext.costs.operations import ModelOperations, peak_operations
 from omnibal_ext.locks import only_job
@@ -62,7 +62,7 @@ class Trainer:
         pace = Pace(operations, args.world_size, peak_operations(platform.device_name()))
         self.meter = TrainingMeter(_sources(args.data), args.log_interval, journal, pace)
         self.evaluation = EvaluationMeter(_sources(args.eval_data), args.eval_iters, journal)
-        self.drift = DriftMeter(self.plan)
+        self.stages = StageMeter(self.plan)
         timelines = Path(args.metrics_file).with_name(TIMELINE) if args.metrics_file else None
         self.recorder = Recorder(timelines, recorded_iterations(args.train_iters, args.timelines))
         self.executor = Executor(self.plan.schedule, self._watch)
@@ -141,7 +141,7 @@ class Trainer:
         if not training:
             self.evaluation.begin_iteration()
         number = get_args().curr_iteration + 1 if training else 0
-        with self.drift.iteration(training), self.recorder.iteration(number, arguments["model"]):
+        with self.recorder.iteration(number, arguments["model"]):
             records = self._soundly({**arguments, "forward_step_func": self.forward_step}, training, number)
         if training:
             self._trained(number)
@@ -157,7 +157,8 @@ class Trainer:
             packs.begin_iteration()
         while True:
             self.bad_steps.begin()
-            records = self.executor(**arguments)
+            with self.stages.iteration(training):
+                records = self.executor(**arguments)
             unsound = self.bad_steps.unsound(modules) if training else torch.zeros(1)
             again, skip = anywhere(torch.tensor([float(len(bad_samples.found))]), unsound)
             if not again:
@@ -177,13 +178,18 @@ class Trainer:
 
     @contextmanager
     def _watch(self, action: Action) -> Iterator[None]:
-        with self.drift.watch(action), self.recorder.watch(action):
+        with self.stages.watch(action), self.recorder.watch(action):
             yield
 
     def _trained(self, iteration: int) -> None:
         self.iteration = iteration
+        self.stages.end_iteration()
+        more: dict[str, Any] = {}
+        if self.meter.ends_interval(iteration):
+            mishaps = {"replaced_samples": len(self.bad_samples[True].known), "skipped_steps": self.bad_steps.total}
+            more = {**self.stages.end_interval(), **mishaps}
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-            self.meter.end_iteration(iteration)
+            self.meter.end_iteration(iteration, more)
 
     def _evaluated(self) -> None:
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):

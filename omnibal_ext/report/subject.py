@@ -5,6 +5,7 @@ RUN/profile.json     what layers cost           RUN/metrics.jsonl    rates and l
 RUN/inputs.json      where plan, profile and packs are that the run was started with
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -156,10 +157,13 @@ class Subject:
         if not self.metrics:
             return {}
         names = {"loss": "training", "samples_per_second": "samples/s"}
-        found = {
-            name: {label: [(float(line["iteration"]), line[name]) for line in self.intervals]}
-            for name, label in names.items()
-        }
+        training = {line["iteration"]: line for line in self.intervals}
+        found = {name: {label: _curve(training, name)} for name, label in names.items()}
         if held_out := evaluations(self.metrics):
-            found["loss"]["held out"] = [(float(i), one["loss"]) for i, one in sorted(held_out.items())]
+            found["loss"]["held out"] = _curve(held_out, "loss")
         return found
+
+
+def _curve(lines: Mapping[int, Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    """A figure over iterations, where there is one."""
+    return [(float(iteration), line[name]) for iteration, line in sorted(lines.items()) if line[name] is not None]

@@ -31,7 +31,7 @@ FLOORS = [
         "megatron.vlm.profiler",
         "megatron.vlm.journal",
         "megatron.vlm.meters",
-        "megatron.vlm.drift",
+        "megatron.vlm.stage_meter",
         "megatron.vlm.generate",
         "megatron.vlm.weights",
         "megatron.vlm.mishaps",

@@ -1,6 +1,8 @@
 """What goes wrong in an iteration changes nothing else: broken samples weigh nothing, steps not finite are left out."""
 
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,15 @@ from megatron.core.utils import get_model_config
 
 from megatron.vlm import mishaps, pretrain
 from megatron.vlm.data.loader import Packs
+from megatron.vlm.journal import Journal
+from megatron.vlm.meters import TrainingMeter
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.mishaps import BadSamples, BadSteps
 from megatron.vlm.pretrain import Trainer
+from megatron.vlm.stage_meter import StageMeter
 from omnibal_ext.errors import UserError
+from omnibal_ext.run_metrics import training_intervals
+from omnibal_ext.schedule import Action
 from tests.distributed import harness
 from tests.distributed.harness import get_model
 from tests.unit.alone import megatron_alone
@@ -205,3 +212,74 @@ def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: 
     changed = (broken.pixels != whole.pixels).flatten(1).any(1)
     assert int(changed.sum()) <= int(data.sizes.tiles[sample])
     assert not broken.pixels[changed].any()
+
+
+@pytest.fixture
+def metered(case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file to which the trainer's meters write an interval an iteration."""
+    trainer, path = case[0], tmp_path / "metrics.jsonl"
+    meter = TrainingMeter(("made up",), 1, Journal(str(path)))
+    meter.start(None, 0, 1.0)
+    monkeypatch.setattr(trainer, "meter", meter)
+    monkeypatch.setattr(trainer, "stages", StageMeter(trainer.plan))
+    return path
+
+
+def test_what_went_wrong_stands_in_the_metrics(
+    case: tuple[Trainer, Any, list[str]], metered: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step that was left out has no loss, which is another thing than a loss of 0."""
+    trainer, model, _ = case
+    whole = packs()
+    assert whole[1].pixels is not None
+    bad = replace(whole[1], pixels=torch.full_like(whole[1].pixels, float("nan")))
+    broken = replace(whole[2], broken=((21, "x.png: cannot be decoded"),))
+    first, second, third, fourth = whole
+    iterations = ((second, third), (bad, third), (bad, broken), (second, broken))
+    for iteration, middle in enumerate(iterations, start=1):
+        run(trainer, model, [first, *middle, fourth])
+        trainer._trained(iteration)
+    lines = training_intervals(metered)
+    assert [line["skipped_steps"] for line in lines] == [0, 1, 2, 2]
+    assert [line["replaced_samples"] for line in lines] == [0, 0, 1, 1]
+    assert [line["loss"] is None for line in lines] == [False, True, True, False]
+    assert [bool(line["source_losses"]) for line in lines] == [True, False, False, True]
+    assert all(line["loss"] > 1 for line in lines if line["loss"] is not None)
+    assert [0 <= line["bubble"] < 1 for line in lines[2:]] == [True, True]
+    said = [line for line in capsys.readouterr().out.splitlines() if "after iteration" in line]
+    assert "loss none" in said[1]
+    assert "replaced samples 1 | skipped steps 2 |" in said[3]
+
+
+def test_metering_takes_under_a_hundredth_of_a_step(case: tuple[Trainer, Any, list[str]], metered: Path) -> None:
+    """Processor time of all that times and counts, of packs that are computed in a tenth of a second or more."""
+    trainer, model, _ = case
+    spent, whole, iterations = [0.0], packs(), 10
+
+    def counted(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            started = time.thread_time()
+            result = function(*arguments)
+            spent[0] += time.thread_time() - started
+            return result
+
+        return call
+
+    @contextmanager
+    def watch(action: Action) -> Iterator[None]:
+        around = StageMeter.watch(trainer.stages, action)
+        counted(around.__enter__)()
+        yield
+        counted(around.__exit__)(None, None, None)
+
+    trainer.meter.interval = iterations
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.stages, "watch", watch)
+        for owner, name in ((trainer.stages, "end_iteration"), (trainer.stages, "end_interval"),
+                            (trainer.meter, "end_iteration"), (pretrain.Tally, "add")):  # fmt: skip
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        for iteration in range(1, iterations + 1):
+            run(trainer, model, whole)
+            trainer._trained(iteration)
+    assert len(training_intervals(metered)) == 1
+    assert 0 < spent[0] / iterations / len(whole) < 0.01 * 0.1  # seconds; seen: a quarter of that
