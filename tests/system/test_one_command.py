@@ -18,8 +18,9 @@ transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--analytic", "a100")
 
 
-FAMILIES = ("internvl3.5", "qwen2.5-vl")
+FAMILIES = ("internvl3.5", "qwen2.5-vl", "qwen3-vl")
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
+MROPE_TEXT = {**models.TEXT, "rope_parameters": models.MROPE}
 TURNS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endfor %}"
@@ -40,7 +41,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     tokenizer = folder / "model/tokenizer.model"
     shutil.copyfile(folder / "demo/tokenizer.model", tokenizer)
     torch.manual_seed(0)
-    processor = internvl(folder) if request.param == "internvl3.5" else qwen(folder, tokenizer)
+    processor = internvl(folder) if request.param == "internvl3.5" else qwen(folder, tokenizer, request.param)
     (folder / "model/preprocessor_config.json").write_text(json.dumps(processor))
     return folder
 
@@ -57,17 +58,22 @@ def internvl(folder: Path) -> dict[str, Any]:
     return {**IMAGENET, "max_patches": 32}
 
 
-def qwen(folder: Path, tokenizer: Path) -> dict[str, Any]:
+def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     special = (*TEMPLATES["qwen-vl"].tokens, *MARKUPS["qwen-vl"].tokens)
     image_token = load_tokenizer(tokenizer, special).token_id("<|image_pad|>")
-    text = {**TEXT, "rope_parameters": models.MROPE}
-    config = transformers.Qwen2_5_VLConfig(
-        vision_config={**models.QWEN2_5_VL, "patch_size": 8, "window_size": 32}, text_config=text,
-        image_token_id=image_token,
-    )  # fmt: skip
-    transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder / "model")
-    (folder / "model/chat_template.jinja").write_text(QWEN_SYSTEM + TURNS)
+    words = {"vocab_size": 512, "tie_word_embeddings": False}
+    name, vision, text, system = {
+        "qwen2.5-vl": ("Qwen2_5_VL", {**models.QWEN2_5_VL, "window_size": 32}, MROPE_TEXT, QWEN_SYSTEM),
+        "qwen3-vl": ("Qwen3VL", models.QWEN3_VL, models.QWEN3_VL_TEXT, ""),
+    }[family]
+    config = getattr(transformers, f"{name}Config")(
+        vision_config={**vision, "patch_size": 8}, text_config={**text, **words}, image_token_id=image_token
+    )
+    getattr(transformers, f"{name}ForConditionalGeneration")(config).save_pretrained(folder / "model")
+    (folder / "model/chat_template.jinja").write_text(system + TURNS)
     clip = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+    if family == "qwen3-vl":
+        clip = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return {**clip, "min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
 
 

@@ -91,6 +91,21 @@ def qwen_vl(path: Path, _: bool) -> tuple[Any, str]:
     return WithoutVideo(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
 
 
+def qwen3_vl(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+    class WithoutVideo(Qwen3VLProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Its video processor needs torchvision."""
+
+    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks])
+    half, edges = [0.5, 0.5, 0.5], {"shortest_edge": 16 * PATCH**2, "longest_edge": 120 * PATCH**2}
+    pictures = Qwen2VLImageProcessorPil(size=edges, patch_size=PATCH, image_mean=half, image_std=half)
+    return WithoutVideo(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
+
+
 CLIP_FEATURES = {
     "patch_size": PATCH,
     "vision_feature_select_strategy": "default",
@@ -104,6 +119,9 @@ CASES = {
 }
 CASES["native"] = (
     qwen_vl, {"template": "hermes-2", "markup": "qwen-vl", "tokens_per_tile": 0.25, "normalization": "clip"},
+)  # fmt: skip
+CASES["native, Qwen3-VL"] = (
+    qwen3_vl, {"template": "hermes-2", "markup": "qwen-vl", "tokens_per_tile": 0.25, "normalization": "half"},
 )  # fmt: skip
 NATIVE = Tiling(PATCH, 16, 120, False, "native")
 PROMPTS = {  # what their chat templates write for one question and answer
@@ -163,6 +181,7 @@ TOWERS = {  # config.json of each kind of model
     "pad": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
     "crop": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
     "native": ("qwen2_5_vl", "qwen2_5_vl_text", {"out_hidden_size": 8192}),
+    "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
 }
 JINJA = {
     "hermes-2": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}"
@@ -173,14 +192,14 @@ JINJA = {
 }
 
 
-@pytest.mark.parametrize("rule", list(CASES))
-def test_the_processors_own_files_say_all_that_a_recipe_needs(rule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_path: Path) -> None:
     """What `test_tokens_and_pixels_are_the_processors` was given by hand is in the folder that transformers saves."""
-    build, flags = CASES[rule]
+    (build, flags), rule = CASES[case], case.partition(",")[0]
     processor, _ = build(written_tokenizer(tmp_path / "made.json"), rule == "pad")
     processor.image_processor.save_pretrained(tmp_path)
     processor.tokenizer.save_pretrained(tmp_path)
-    kind, language, tower = TOWERS[rule]
+    kind, language, tower = TOWERS[case]
     towers = {"text_config": {"model_type": language}, "vision_config": {**tower, "patch_size": PATCH}}
     config = {"model_type": kind, **towers}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -197,9 +216,9 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(rule: str, tmp_pat
     assert wanted.items() <= found.items()
 
 
-@pytest.mark.parametrize("rule", list(CASES))
-def test_tokens_and_pixels_are_the_processors(rule: str, tmp_path: Path) -> None:
-    build, flags = CASES[rule]
+@pytest.mark.parametrize("case", list(CASES))
+def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None:
+    (build, flags), rule = CASES[case], case.partition(",")[0]
     processor, mark = build(written_tokenizer(tmp_path / "tokenizer.json"), rule == "pad")
     names = draw_pictures(tmp_path)
     data = dataset(tmp_path, rule, flags, names)
