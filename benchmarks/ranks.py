@@ -82,7 +82,7 @@ class _Training:
 
     def __init__(self, args: Any, model: list[Any], plan: Plan, communicator: Communicator) -> None:
         self.model, self.plan = model, plan
-        self.executor = Executor(plan.schedule)
+        self.executor = Executor(plan.schedule, lists=plan.build_schedule())
         # One for all plans: every gloo group has a thread of its own that keeps waking up.
         self.executor._communicator = communicator
         config, overrides = get_megatron_optimizer_config(args)

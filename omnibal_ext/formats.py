@@ -45,6 +45,7 @@ PLAN = record(
         **dict.fromkeys(("model", "model_hash", "profile_hash", "method", "schedule"), text),
         "memory_gib": maybe(finite()),
         "frozen": listing(one_of(*PARTS)),
+        "lists": listing(text, most=MOST_RANKS),
         "predicted": _PREDICTED,
         "alternatives": listing(_ALTERNATIVE, most=2**10),
         "trials": listing(mapping(anything), most=2**10),

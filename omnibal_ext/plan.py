@@ -20,7 +20,14 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.formats import PLAN, PLAN_COUNTS, SELECTIVE
 from omnibal_ext.reading import seal
 from omnibal_ext.records import check_version, read_record, write_record
-from omnibal_ext.schedule import SCHEDULE_NAMES, Schedule, build_schedule
+from omnibal_ext.schedule import (
+    SCHEDULE_NAMES,
+    Action,
+    Schedule,
+    build_schedule,
+    check_packs,
+    check_schedule,
+)
 
 SCHEMA_VERSION = 1
 
@@ -54,6 +61,8 @@ class Plan:
     virtual_pipeline_model_parallel_size: int = 1
     tensor_model_parallel_size: int = 1
     schedule: str = "1f1b"
+    lists: tuple[str, ...] = ()
+    """Of each rank, its actions ("F0.0 F1.0 B0.0 ...": kind, microbatch, chunk); empty: those of `schedule`."""
     model: str = ""
     model_hash: str = ""
     profile_hash: str = ""
@@ -124,7 +133,7 @@ class Plan:
         values = {name: value for name, value in record.items() if name in known}
         values |= {"chain": tuple(record["chain"]), "stages": stages}
         values |= {name: tuple(record.get(name, ())) for name in ("alternatives", "trials")}
-        values["frozen"] = tuple(record.get("frozen", ()))
+        values |= {name: tuple(record.get(name, ())) for name in ("frozen", "lists")}
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
@@ -135,6 +144,7 @@ class Plan:
             "trials": list(self.trials),
             "stages": [stage.to_record() for stage in self.stages],
             "frozen": list(self.frozen),
+            "lists": list(self.lists),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -167,6 +177,18 @@ class Plan:
                     "stages go in the order the data flows"
                 )
         self._validate_recompute(names)
+        self._validate_lists()
+
+    def _validate_lists(self) -> None:
+        if not self.lists:
+            return
+        if len(self.lists) != self.pipeline_model_parallel_size:
+            raise UserError(
+                f"{len(self.lists)} lists of actions for {self.pipeline_model_parallel_size} pipeline ranks"
+            )
+        chunks = self.virtual_pipeline_model_parallel_size
+        check_schedule(self.build_schedule(), self.num_microbatches, chunks)
+        check_packs(self.build_schedule(), chunks)
 
     def _validate_counts(self) -> None:
         for name, check in PLAN_COUNTS.items():
@@ -238,6 +260,8 @@ class Plan:
 
     def build_schedule(self) -> Schedule:
         """The plan's schedule as lists of actions, one a pipeline rank."""
+        if self.lists:
+            return [[Action.of_word(word) for word in actions.split()] for actions in self.lists]
         return build_schedule(
             self.schedule,
             self.pipeline_model_parallel_size,

@@ -9,6 +9,7 @@ An action waits for: F, the forward of its microbatch one stage earlier; B, that
 later; W, the backward here. In lists without W, B computes the gradients of inputs and of weights together.
 """
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,19 @@ class Action:
 
     def __str__(self) -> str:
         return f"{self.kind}(microbatch {self.microbatch}, chunk {self.chunk})"
+
+    @property
+    def word(self) -> str:
+        """As plan.json has it: "B3.1" is the backward of microbatch 3 in chunk 1."""
+        return f"{self.kind}{self.microbatch}.{self.chunk}"
+
+    @classmethod
+    def of_word(cls, word: str) -> "Action":
+        """Read `word`. Raises UserError for any other text."""
+        found = re.fullmatch(r"([FBW])(\d{1,9})\.(\d{1,9})", word, re.ASCII)
+        if found is None:
+            raise UserError(f"{word[:40]!r} is no action; write F, B or W, the microbatch, a dot and the chunk: B3.1")
+        return cls(found[1], int(found[2]), int(found[3]))
 
 
 Schedule = list[list[Action]]
@@ -96,6 +110,7 @@ _BUILDERS: dict[str, Callable[[int, int, int], Schedule]] = {
     "gpipe": gpipe,
     "zb_h1": zero_bubble,
     "zb_h2": lambda ranks, microbatches, chunks: zero_bubble(ranks, microbatches, chunks, extra_in_flight=True),
+    "zb_auto": zero_bubble,  # the planner begins with these, and puts lists of its own into the plan
 }
 SCHEDULE_NAMES = tuple(_BUILDERS)
 
@@ -121,6 +136,12 @@ def splits_backward(name: str) -> bool:
 def has_weight_gradients(schedule: Schedule) -> bool:
     """True where the backward is split into B (inputs) and W (weights)."""
     return any(action.kind == "W" for action in schedule[0])
+
+
+def counts_of(schedule: Schedule) -> tuple[int, int, int]:
+    """Of how many ranks, microbatches and chunks lists of actions are."""
+    actions = [action for actions in schedule for action in actions]
+    return len(schedule), 1 + max(a.microbatch for a in actions), 1 + max(a.chunk for a in actions)
 
 
 def in_flight_limits(schedule: Schedule) -> list[list[int]]:
@@ -158,30 +179,22 @@ def check_schedule(schedule: Schedule, microbatches: int, chunks: int = 1) -> li
     return _dependency_order(schedule, chunks)
 
 
-def check_channels(schedule: Schedule, chunks: int = 1) -> None:
-    """Refuse a schedule whose neighbours do not name their tensors in one order: they arrive in the order sent.
+def check_packs(schedule: Schedule, chunks: int = 1) -> None:
+    """Refuse a schedule that takes packs in another order than they come: in each chunk from microbatch 0 up.
 
-    Raises UserError naming ranks and microbatches.
+    In all else ranks are free: receives are posted in the order of their sender (`omnibal_ext.posting`).
+    Raises UserError naming rank and action.
     """
-    for rank in range(len(schedule)):
-        _check_channel("F", schedule, rank, (rank + 1) % len(schedule), chunks)
-        _check_channel("B", schedule, rank, (rank - 1) % len(schedule), chunks)
-
-
-def _check_channel(kind: str, schedule: Schedule, source: int, target: int, chunks: int) -> None:
-    """What `source` sends in its actions of that kind, `target` must take in the same order."""
-    step, ranks = 1 if kind == "F" else -1, len(schedule)
-    sent = ((a.microbatch, a.chunk * ranks + source + step) for a in schedule[source] if a.kind == kind)
-    taken = ((a.microbatch, a.chunk * ranks + target) for a in schedule[target] if a.kind == kind)
-    outermost = 0 if kind == "F" else ranks * chunks - 1  # takes nothing from a neighbour
-    sent_on = [tensor for tensor in sent if 0 <= tensor[1] < ranks * chunks]
-    taken_from = [tensor for tensor in taken if tensor[1] != outermost]
-    for position, (one, other) in enumerate(zip(sent_on, taken_from, strict=True)):
-        if one != other:
-            raise UserError(
-                f"schedule deadlocks: rank {source} sends as its {kind} number {position} microbatch {one[0]} "
-                f"to stage {one[1]}, rank {target} takes microbatch {other[0]} for stage {other[1]}; use one order"
-            )
+    for rank, actions in enumerate(schedule):
+        awaited = [0] * chunks
+        for action in actions:
+            if action.kind == "F":
+                if action.microbatch != awaited[action.chunk]:
+                    raise UserError(
+                        f"schedule: rank {rank} runs {action} where the pack of microbatch {awaited[action.chunk]} "
+                        "comes; put the forwards of a chunk in the order of microbatches"
+                    )
+                awaited[action.chunk] += 1
 
 
 def dependencies(action: Action, rank: int, ranks: int, chunks: int) -> list[tuple[int, Action]]:

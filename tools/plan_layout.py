@@ -17,7 +17,7 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import GIB
-from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_layouts, make_plan
+from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_plan, make_plan
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.index import PackedIndex
@@ -65,7 +65,7 @@ def _planned(arguments: argparse.Namespace) -> Plan:
         arguments.memory_gib * GIB,
         packs,
     )
-    candidates = find_layouts(
+    problem, candidates = find_plan(
         problem,
         arguments.method,
         recompute=arguments.recompute,
@@ -211,10 +211,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--recompute", choices=tuple(RECOMPUTE_RULES), default="fewest", help="the fewest layers that fit, or every one"
     )
-    parser.add_argument("--schedule", choices=SCHEDULE_NAMES, default="1f1b", help="order of forwards and backwards")
+    parser.add_argument(
+        "--schedule",
+        choices=SCHEDULE_NAMES,
+        default="1f1b",
+        help="order of forwards and backwards; zb_auto: lists of its own",
+    )
     parser.add_argument("--packs", help="packed index: judge layouts on the packs that training will run")
     parser.add_argument("--pack-iterations", type=int, default=4, help="how many iterations of them")
-    parser.add_argument("--seconds", type=float, default=4.0, help="joint: work to search, in seconds of an idle core")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="work to search layouts, and again lists, in seconds of an idle core"
+    )
     parser.add_argument("--radius", type=int, default=1, help="bmp: how many layers each cut may move from the anchor")
     parser.add_argument("--top-k", type=int, default=10, help="how many layouts are kept")
     group = parser.add_argument_group("sweep: choose budgets, parallel sizes, microbatches and schedule too")

@@ -65,7 +65,7 @@ class Trainer:
         self.stages = StageMeter(self.plan)
         timelines = Path(args.metrics_file).with_name(TIMELINE) if args.metrics_file else None
         self.recorder = Recorder(timelines, recorded_iterations(args.train_iters, args.timelines))
-        self.executor = Executor(self.plan.schedule, self._watch)
+        self.executor = Executor(self.plan.schedule, self._watch, self.plan.build_schedule())
         self.bad_samples = {
             True: BadSamples(args.data, args.max_bad_samples), False: BadSamples(args.eval_data, args.max_bad_samples)
         }  # fmt: skip

@@ -50,6 +50,8 @@ class LayoutProblem:
     """Of one rank, for weights and activations."""
     packs: PackSizes | None = None
     """[iterations, data-parallel ranks, microbatches]; None: every microbatch fills both budgets."""
+    lists: Schedule | None = None
+    """Lists of actions of its own; None: those of `schedule_name`."""
 
     def __post_init__(self) -> None:
         layers = len(self.profile.chain)
@@ -73,6 +75,8 @@ class LayoutProblem:
     @cached_property
     def schedule(self) -> Schedule:
         """The lists of actions."""
+        if self.lists is not None:
+            return self.lists
         return build_schedule(self.schedule_name, self.ranks, self.microbatches, self.chunks)
 
     @cached_property
@@ -243,7 +247,7 @@ class LayoutProblem:
         if program.split_backward:
             backward -= weight
         seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
-        ends = _case_ends(program.steps, program.ranks, seconds, self.links[np.array(edges[1:]) - 1])
+        ends = case_ends(program.steps, program.ranks, seconds, self.links[np.array(edges[1:]) - 1])
         step = (held @ t.step).reshape(-1, self.ranks).sum(axis=0) + self.profile.iteration_seconds
         return self.over_cases((ends + step).max(axis=1))
 
@@ -292,7 +296,7 @@ def _maximal(vectors: Ints) -> Ints:
 
 
 @njit(cache=True)
-def _case_ends(steps: Ints, ranks: int, seconds: Floats, links: Floats) -> Floats:  # pragma: no cover - compiled
+def case_ends(steps: Ints, ranks: int, seconds: Floats, links: Floats) -> Floats:  # pragma: no cover - compiled
     """Last end float64 [cases, ranks] from seconds [3, stages, cases, microbatches] and links [stages, ...]."""
     cases = seconds.shape[2]
     clock = np.zeros((cases, ranks))

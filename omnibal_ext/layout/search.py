@@ -11,9 +11,10 @@ import numpy as np
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.adapipe import adapipe_layout
 from omnibal_ext.layout.joint import joint_search
+from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
+from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all, shortfalls
 from omnibal_ext.plan import Plan
 from omnibal_ext.units import GIB
 
@@ -22,6 +23,8 @@ RECOMPUTE_RULES: dict[str, Callable[[LayoutProblem, Edges], Layout]] = {
     "fewest": fewest_that_fit,
     "full": recompute_all,
 }
+BUILT = "zb_auto"
+"""The schedule whose lists are built for the plan."""
 NEAR_LIMIT = 0.97
 """A stage within this share of the slowest one's seconds, or of the memory, counts as limited by it."""
 
@@ -33,7 +36,7 @@ class Candidate:
     layout: Layout
     step_seconds: float
     proven: bool = False
-    """No layout of this problem is faster."""
+    """No layout of this problem, with its lists, is faster."""
 
 
 def find_layouts(
@@ -65,6 +68,27 @@ def find_layouts(
     else:
         cuts = [even_edges(layer_weights(problem, method), problem.stages)]
     return judge(problem, cuts, recompute)
+
+
+def find_plan(
+    problem: LayoutProblem, method: str, *, recompute: str = "fewest", radius: int = 1, top_k: int = 10,
+    seconds: float = 4.0,
+) -> tuple[LayoutProblem, list[Candidate]]:  # fmt: skip
+    """`find_layouts`; where the schedule is zb_auto, then lists for the best of them, and the layouts that fit these.
+
+    The problem that comes back has the lists; its first candidate is never slower than with those of zb_h1. `seconds`
+    limit the joint search, and again the search for lists. Raises UserError as `find_layouts` does.
+    """
+    candidates = find_layouts(problem, method, recompute=recompute, radius=radius, top_k=top_k, seconds=seconds)
+    if problem.schedule_name != BUILT:
+        return problem, candidates
+    built, layout = build_lists(problem, candidates[0].layout, seconds, movable=method == "joint")
+    if method == "joint":
+        found = joint_search(built, [layout.edges], [layout], seconds / 4)
+        return built, [Candidate(f.layout, f.step_seconds) for f in found[:top_k]]
+    layouts = [layout, *(c.layout for c in candidates[1:])]
+    fitting = [candidate for candidate in layouts if max(shortfalls(built, candidate)) <= 0]
+    return built, sorted((Candidate(c, built.step_seconds(c)) for c in fitting), key=lambda c: c.step_seconds)
 
 
 def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:
@@ -110,6 +134,7 @@ def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) 
         virtual_pipeline_model_parallel_size=problem.chunks,
         tensor_model_parallel_size=profile.tensor_model_parallel_size,
         schedule=problem.schedule_name,
+        lists=tuple(" ".join(action.word for action in actions) for actions in problem.lists or ()),
         model=profile.model,
         model_hash=profile.model_hash,
         profile_hash=profile.hash,

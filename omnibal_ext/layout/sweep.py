@@ -14,7 +14,7 @@ from typing import Any
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.search import Candidate, find_layouts
+from omnibal_ext.layout.search import Candidate, find_plan
 from omnibal_ext.layout.workload import Workload, pack_workload
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
@@ -133,7 +133,7 @@ def judge_setting(
     """Plan one setting. Raises UserError where it cannot be planned."""
     shape = (point.pipeline_model_parallel_size, work.packs.tiles.shape[-1], point.chunks, point.schedule, memory_bytes)
     problem = LayoutProblem(profile, *shape, packs=work.packs)
-    candidates = find_layouts(problem, method, recompute=recompute, seconds=seconds)
+    problem, candidates = find_plan(problem, method, recompute=recompute, seconds=seconds)
     step = candidates[0].step_seconds
     ideal = LayoutProblem(profile, *shape, packs=work.needed).ideal_seconds()
     return Outcome(point, "", problem, tuple(candidates), work.samples / step, ideal / step)

@@ -100,7 +100,7 @@ def contributions(
     Ways that do not fit the memory are left out.
     """
     ours = replace(problem, packs=packs_of_index(index, problem.profile, problem.microbatches, 8))
-    theirs = replace(problem, packs=_wide_packs(random, problem))
+    theirs = replace(problem, packs=_wide_packs(random, problem), lists=None)
     costs = PackCosts.of_profile(problem.profile)
     samples = [loads_of(one, costs, one.global_batch // problem.microbatches).samples for one in (random, index)]
     needed_a_sample = ours.ideal_seconds() * problem.ranks / samples[1]

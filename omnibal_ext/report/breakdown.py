@@ -98,12 +98,12 @@ def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
     now, found = problem.step_seconds(layout), []
     for name in ("1f1b", "zb_h1", "zb_h2"):
         if name != problem.schedule_name and problem.ranks > 1:
-            other = replace(problem, schedule_name=name)
+            other = replace(problem, schedule_name=name, lists=None)
             if fits(other, layout):
                 gain = now / other.step_seconds(layout) - 1
                 found.append(Change(f"schedule {name}", f"tools/launch.py --schedule {name}", gain))
     if problem.ranks > 1:
-        many = replace(problem, microbatches=2 * problem.microbatches, packs=_twice(problem.packs))
+        many = replace(problem, microbatches=2 * problem.microbatches, packs=_twice(problem.packs), lists=None)
         gain = 2 * now / many.step_seconds(layout) - 1
         words = f"{many.microbatches} microbatches an iteration"
         found.append(Change(words, f"tools/pack_data.py --micro-batches {many.microbatches}", gain))

@@ -118,6 +118,7 @@ def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutP
         plan.schedule,
         memory,
         packs,
+        plan.build_schedule() if plan.lists else None,
     )
 
 

@@ -2,13 +2,21 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
-from omnibal_ext.chain import RECOMPUTABLE_KINDS
+import numpy as np
+
+from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
+from omnibal_ext.costs.profile import LayerCost
+from omnibal_ext.layout.lists import build_lists
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.search import BUILT
 from omnibal_ext.plan import Plan, Stage
+from omnibal_ext.schedule import Schedule
 from tests.programs import ENGINE, PLAIN
+from tests.unit.layout.instances import make_profile
 
 SCHEDULES = (
     ("1f1b", 1),
@@ -19,6 +27,8 @@ SCHEDULES = (
     ("zb_h1", 1),
     ("zb_h1", 2),
     ("zb_h2", 1),
+    ("zb_auto", 1),
+    ("zb_auto", 2),
 )
 """Name and chunks a rank."""
 RECOMPUTE = ("none", "full", "attention", "mlp", "both", "mixed")
@@ -84,6 +94,19 @@ class Case:
             schedule=self.schedule,
             frozen=self.question.freeze,
         )
+
+    def lists(self, plan: Plan, microbatches: int) -> Schedule | None:
+        """Lists built for costs drawn at random, where the schedule has lists of its own."""
+        if self.schedule != BUILT or microbatches == 0:
+            return None
+        costs = np.random.default_rng(self.seed).uniform(0.1, 1.0, (len(KINDS), 6))
+        profile = replace(
+            make_profile(costs={k: LayerCost(*c) for k, c in zip(KINDS, costs, strict=True)}), chain=plan.chain
+        )
+        ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
+        problem = LayoutProblem(profile, ranks, microbatches, chunks, self.schedule)
+        layout = Layout((0, *(stage.layers[1] for stage in plan.stages)), ((),) * len(plan.stages))
+        return build_lists(problem, layout, seconds=0.05, seed=self.seed % 1000, movable=False)[0].lists
 
     def _stage(self, chain: tuple[str, ...], first: int, end: int, generator: random.Random) -> Stage:
         layers = [layer for layer in range(first, end) if chain[layer] in RECOMPUTABLE_KINDS]

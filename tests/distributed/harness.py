@@ -3,7 +3,7 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +35,7 @@ from omnibal_ext.architectures.architecture import (
     VisionArchitecture,
 )
 from omnibal_ext.plan import Plan
+from omnibal_ext.schedule import Schedule
 from tests.engine.names import weights_by_checkpoint_name
 
 SMALL = Architecture(
@@ -249,6 +250,15 @@ def _regroup(chain: Chain, plan: Plan) -> None:
         if torch.distributed.get_rank() in pipeline:
             parallel_state._EMBEDDING_GROUP = group if torch.distributed.get_rank() in holders else None
             parallel_state._EMBEDDING_GLOBAL_RANKS = holders
+
+
+MakeExecutor = Callable[[str, Schedule | None], Executor]
+"""Of a schedule's name, and lists in its place."""
+
+
+def plain_executor(schedule: str, lists: Schedule | None) -> Executor:
+    """As training makes it."""
+    return Executor(schedule, lists=lists)
 
 
 def run_iteration(

@@ -6,7 +6,7 @@ parity.py LAUNCH ANSWERS.pt [flag...]
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -60,9 +60,9 @@ def difference(
     case: cases.Case,
     answers: Mapping[cases.Question, harness.Result],
     pipeline: int,
-    make_executor: Callable[[str], Executor] = Executor,
+    make_executor: harness.MakeExecutor = harness.plain_executor,
 ) -> float:
-    """Largest relative difference of the loss and any gradient; `make_executor` gets the schedule's name."""
+    """Largest relative difference of the loss and any gradient."""
     args = get_args()
     args.sequence_parallel = case.sequence_parallel
     args.overlap_grad_reduce = case.overlap
@@ -72,10 +72,8 @@ def difference(
     plan.validate()
     model = harness.build_model(chain, plan)
     multiple = args.tensor_model_parallel_size if case.sequence_parallel else 1
-    packs, executor = (
-        harness.sample_packs(case.question.packs, multiple, case.question.model),
-        make_executor(plan.schedule),
-    )
+    packs = harness.sample_packs(case.question.packs, multiple, case.question.model)
+    executor = make_executor(plan.schedule, case.lists(plan, len(packs) // args.data_parallel_size))
     if case.overlap:
         # Core counts gradients in the first iteration and overlaps from the second, however many packs either has.
         harness.run_iteration(model, plan, _half(packs), executor, case.question.reduction)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.executor import Executor
-from omnibal_ext.schedule import Action
+from omnibal_ext.schedule import Action, Schedule
 from tests.distributed import cases, harness, parity, training
 
 PATIENCE = timedelta(seconds=60)
@@ -116,8 +116,8 @@ def main() -> None:
         yield
         communicator.perhaps_synchronise()
 
-    def make_executor(schedule: str) -> Executor:
-        executor = Executor(schedule, watch)
+    def make_executor(schedule: str, lists: Schedule | None) -> Executor:
+        executor = Executor(schedule, watch, lists)
         executor._communicator = communicator
         return executor
 

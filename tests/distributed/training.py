@@ -8,7 +8,6 @@ training.py answers LAUNCH,LAUNCH... ANSWERS.pt [flag...]
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,16 +62,18 @@ def one_process(question: cases.Question) -> tuple[float, dict[str, Tensor]]:
 
 
 def difference(
-    case: cases.Case, answers: dict, pipeline: int, make_executor: Callable[[str], Executor] = Executor
+    case: cases.Case, answers: dict, pipeline: int, make_executor: harness.MakeExecutor = harness.plain_executor
 ) -> float:
-    """Largest difference of any weight, or of the loss; `make_executor` gets the schedule's name."""
+    """Largest difference of any weight, or of the loss."""
     args = get_args()
     args.sequence_parallel, args.overlap_grad_reduce = case.sequence_parallel, case.overlap
     args.overlap_param_gather = args.align_param_gather = case.overlap and args.use_distributed_optimizer
     chain = harness.build_chain(args, harness.MODELS[case.question.model], case.question.freeze)
     multiple = args.tensor_model_parallel_size if case.sequence_parallel else 1
     plan = case.plan(chain.kinds, pipeline)
-    loss, weights = train(chain, plan, make_executor(plan.schedule), case.question.reduction, multiple)
+    microbatches = len(harness.sample_packs(PACKS, multiple, case.question.model)) // args.data_parallel_size
+    executor = make_executor(plan.schedule, case.lists(plan, microbatches))
+    loss, weights = train(chain, plan, executor, case.question.reduction, multiple)
     expected_loss, expected = answers[replace(case.question, packs=PACKS)]
     worst = abs(loss - expected_loss)
     for name, weight in weights.items():

@@ -1,5 +1,6 @@
 """Receives are posted so early that transfers overlap, and never so early that a synchronisation could hang."""
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -41,6 +42,47 @@ def test_the_order_of_actions_stays_and_each_tensor_from_elsewhere_is_posted_onc
         assert sorted(map(str, posts)) == sorted(str(a) for a in schedule[rank] if takes(a, rank, ranks, chunks))
         for post in posts:
             assert items.index(Post(post)) < items.index(post)
+
+
+@given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 3), st.integers(0, 2**31))
+def test_lists_in_any_order_end_too_and_receives_are_posted_in_the_order_of_their_senders(
+    ranks: int, microbatches: int, chunks: int, seed: int
+) -> None:
+    """What comes over a channel is what was sent first, so neighbours need no order in common."""
+    schedule = drawn_lists(ranks, microbatches, chunks, seed)
+    postings = with_posts(schedule, microbatches, chunks)
+    assert ends_when_everything_blocks(postings, chunks)
+    for rank, items in enumerate(postings):
+        for kind, step in (("F", 1), ("B", -1)):
+            source = (rank - step) % ranks
+            goes = {"F": range(ranks * chunks - 1), "B": range(1, ranks * chunks)}[kind]
+            sent = [
+                (a.microbatch, a.chunk * ranks + source + step)
+                for a in schedule[source]
+                if a.kind == kind and a.chunk * ranks + source in goes and ranks > 1
+            ]
+            posts = [item.action for item in items if isinstance(item, Post) and item.kind == kind]
+            assert [(a.microbatch, a.chunk * ranks + rank) for a in posts] == sent
+
+
+def drawn_lists(ranks: int, microbatches: int, chunks: int, seed: int) -> Schedule:
+    """Any order in which all actions can be done, one by one, dealt to their ranks."""
+    draw, stages = random.Random(seed), ranks * chunks
+    ready = [("F", m, 0) for m in range(microbatches)]
+    done: set[tuple[str, int, int]] = set()
+    lists: Schedule = [[] for _ in range(ranks)]
+    while ready:
+        kind, m, stage = ready.pop(draw.randrange(len(ready)))
+        done.add((kind, m, stage))
+        lists[stage % ranks].append(Action(kind, m, stage // ranks))
+        if kind == "F" and stage < stages - 1:
+            ready.append(("F", m, stage + 1))
+        if kind == "B":
+            ready.append(("W", m, stage))
+        turned = stage if kind == "F" and stage == stages - 1 else stage - 1 if kind == "B" else None
+        if turned is not None and turned >= 0:
+            ready.append(("B", m, turned))
+    return lists
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -11,7 +11,7 @@ from omnibal_ext.schedule import (
     SCHEDULE_NAMES,
     Action,
     build_schedule,
-    check_channels,
+    check_packs,
     check_schedule,
     gpipe,
     in_flight_limits,
@@ -27,7 +27,7 @@ def test_every_schedule_does_all_work_once_without_deadlock(
 ) -> None:
     schedule = build_schedule(name, ranks, microbatches, chunks)
     check_schedule(schedule, microbatches, chunks)
-    check_channels(schedule, chunks)
+    check_packs(schedule, chunks)
 
 
 def test_1f1b_written_out() -> None:
@@ -125,10 +125,21 @@ def test_built_lists_are_the_callers_own() -> None:
     assert len(list(itertools.chain(*build_schedule("zb_h1", 2, 2)))) == 12
 
 
-@pytest.mark.parametrize("kind", ["F", "B"])
-def test_neighbours_that_order_their_tensors_differently_are_refused(kind: str) -> None:
+def test_forwards_that_take_packs_in_another_order_than_they_come_are_refused() -> None:
     schedule = gpipe(2, 3)
-    first, second = (schedule[1].index(Action(kind, microbatch)) for microbatch in (0, 1))
+    first, second = (schedule[1].index(Action("F", microbatch)) for microbatch in (0, 1))
     schedule[1][first], schedule[1][second] = schedule[1][second], schedule[1][first]
-    with pytest.raises(UserError, match="use one order"):
-        check_channels(schedule)
+    with pytest.raises(UserError, match=r"rank 1 runs F\(microbatch 1, chunk 0\) where the pack of microbatch 0 comes"):
+        check_packs(schedule)
+
+
+@given(st.integers(0, 999), st.integers(0, 99), st.integers(0, 9))
+def test_an_action_is_read_as_it_is_written(microbatch: int, chunk: int, kind: int) -> None:
+    action = Action("FBW"[kind % 3], microbatch, chunk)
+    assert Action.of_word(action.word) == action
+
+
+@pytest.mark.parametrize("word", ["", "F", "F1", "G1.0", "F-1.0", "F1.0.0", "F1,0", "F\u0663.0", "F" + "9" * 50 + ".0"])
+def test_other_words_are_no_actions(word: str) -> None:
+    with pytest.raises(UserError, match="is no action"):
+        Action.of_word(word)

@@ -22,7 +22,7 @@ from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
 from omnibal_ext.posting import Postings, with_posts
-from omnibal_ext.schedule import build_schedule, check_channels, has_weight_gradients
+from omnibal_ext.schedule import Schedule, build_schedule, check_packs, counts_of, has_weight_gradients
 
 
 def install(executor: Callable[..., Any]) -> None:
@@ -33,11 +33,18 @@ def install(executor: Callable[..., Any]) -> None:
 class Executor:
     """Callable as core's forward_backward functions are. One communicator serves all iterations.
 
-    `watch(action)` is a context entered around the computing of every action, for those who measure.
+    `watch(action)` is a context entered around the computing of every action, for those who measure. `lists` are a
+    plan's own; for other numbers of microbatches than theirs, the lists are those of `schedule_name`.
     """
 
-    def __init__(self, schedule_name: str = "1f1b", watch: Watch = lambda _: contextlib.nullcontext()) -> None:
+    def __init__(
+        self,
+        schedule_name: str = "1f1b",
+        watch: Watch = lambda _: contextlib.nullcontext(),
+        lists: Schedule | None = None,
+    ) -> None:
         self.schedule_name = schedule_name
+        self.lists = {} if lists is None else {counts_of(lists): lists}
         self.watch = watch
         self.weight_gradients = WeightGradients()
         self.reductions = OrderedReductions()
@@ -114,9 +121,9 @@ class Executor:
         """The lists for these counts, checked once; linear layers are readied where they split the backward."""
         key = (ranks, num_microbatches, len(chunks))
         if key not in self._postings:
-            schedule = build_schedule(self.schedule_name, *key)
+            schedule = self.lists.get(key) or build_schedule(self.schedule_name, *key)
             postings = with_posts(schedule, num_microbatches, len(chunks))
-            check_channels(schedule, len(chunks))
+            check_packs(schedule, len(chunks))
             if has_weight_gradients(schedule):
                 for chunk in chunks:
                     self.weight_gradients.attach(chunk.stage)

@@ -1,0 +1,126 @@
+"""Schedule lists built for a plan's own stages, packs and bytes, by simulated annealing.
+
+All ranks keep one order of forwards and one of backwards; a rank's list is then an order of kinds, whose n-th F is the
+n-th of the forwards:
+
+    forwards    0 1 2 3        backwards   0 1 2 3       (microbatches; with chunks, of a chunk each)
+    rank 0      F F F B W F B W B W B W
+    rank 1      F F B F B W F B B W W W
+
+1. Start from the problem's lists and a layout for them.
+2. Change one thing: move an action of one rank to another place of its list; exchange neighbours in the order of
+   forwards or backwards, of all ranks at once; where cuts may move, move cuts, or recompute more or fewer layers.
+3. Leave out what deadlocks, and what holds more bytes than the rank has. Of the rest take what is faster, and what is
+   slower by d with probability exp(-d / temperature); the temperature falls from a share of an action to nothing.
+4. Do so on the mean of all cases, several times over; then, from the best of these, on all cases.
+5. Keep the fastest met. It is never slower than what the search began with.
+
+Work is counted in changes, and random numbers are a function of seed and position: the load of the machine changes
+nothing.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.chain import KINDS
+from omnibal_ext.layout.anneal import Costs, State, anneal
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.tables import COLUMNS
+from omnibal_ext.schedule import Action, Schedule
+
+RUNS = 3
+"""On the mean of all cases, with other random numbers each."""
+SHARE_OF_MEAN = 0.7
+"""Of the work."""
+WARM, COLD = 0.2, 0.001
+"""First and last temperature, of the mean seconds of an action; on all cases from a hundredth of the first."""
+A_CHANGE, AN_ACTION, A_CASE = 3e-6, 1.2e-8, 4e-9
+"""Seconds of an idle core, about: of a change, beside each action; of an action in each case."""
+MOST_ACTIONS = 8000
+"""Of a rank: longer lists have next to no bubble, and would not fit into a line of plan.json."""
+
+
+def build_lists(
+    problem: LayoutProblem, layout: Layout, seconds: float = 4.0, seed: int = 0, movable: bool = True
+) -> tuple[LayoutProblem, Layout]:
+    """The problem with lists of its own, and a layout for them that is never slower than `layout`, which must fit.
+
+    `seconds` of counted work. Unless `movable`, the layout stays as it is.
+    """
+    state = _state(problem, layout)
+    ranks, length = state.kinds.shape
+    if ranks == 1 or length > MOST_ACTIONS:
+        return problem, layout
+    costs, cases = _costs(problem), problem.cases[0] * problem.cases[1]
+    mean = _mean(costs)
+    an_action = float(costs.seconds[:, -1].sum() / cases / (ranks * length))
+    warm, cold = WARM * an_action, COLD * an_action
+
+    def changes(share: float, played: int) -> int:
+        return int(share * seconds / (A_CHANGE + ranks * length * (AN_ACTION + A_CASE * played)))
+
+    runs = [
+        anneal(state, mean, changes(SHARE_OF_MEAN / RUNS, 1), warm, cold, movable, RUNS * seed + run)
+        for run in range(RUNS)
+    ]
+    best = min(runs, key=lambda run: run[1])[0]
+    best, _ = anneal(best, costs, changes(1 - SHARE_OF_MEAN, cases), warm / 100, cold, movable, RUNS * seed)
+    built, found = replace(problem, lists=_lists(best)), _layout(problem, best)
+    return (built, found) if built.step_seconds(found) < problem.step_seconds(layout) else (problem, layout)
+
+
+def _state(problem: LayoutProblem, layout: Layout) -> State:
+    schedule = problem.schedule
+    kinds = np.array([["FBW".index(action.kind) for action in actions] for actions in schedule])
+    orders = [[(a.microbatch, a.chunk) for a in schedule[0] if a.kind == kind] for kind in "FB"]
+    again = np.ascontiguousarray(problem.counts(layout)[1][:, _RECOMPUTABLE])
+    return State(kinds, np.array(orders).transpose(0, 2, 1).copy(), np.array(layout.edges), again)
+
+
+def _layout(problem: LayoutProblem, state: State) -> Layout:
+    again = np.zeros((problem.stages, COLUMNS), dtype=np.int64)
+    again[:, _RECOMPUTABLE] = state.again
+    return Layout(tuple(state.edges.tolist()), problem.recompute_ids(state.edges.tolist(), again))
+
+
+def _lists(state: State) -> Schedule:
+    lists: Schedule = []
+    for kinds in state.kinds.tolist():
+        items = [iter(state.orders[min(kind, 1)].T.tolist()) for kind in range(3)]
+        lists.append([Action("FBW"[kind], *next(items[kind])) for kind in kinds])
+    return lists
+
+
+def _costs(problem: LayoutProblem) -> Costs:
+    t, kinds, profile = problem.tables, problem.kind_ids, problem.profile
+    weight = t.weight if problem.program.split_backward else 0.0 * t.weight
+    saved = np.stack([t.kept - t.recompute_kept, t.late - t.recompute_late])
+    return Costs(
+        seconds=np.stack([_prefix(table[kinds]) for table in (t.forward, t.backward - weight, weight)]),
+        again=t.recompute[_RECOMPUTABLE],
+        links=problem.links,
+        step=_prefix(t.step[kinds]),
+        holds=np.stack([_prefix((kinds == kind).astype(np.int64)) for kind in _RECOMPUTABLE]),
+        bytes=np.stack([_prefix(table[kinds]) for table in (t.fixed, t.kept, t.late)]),
+        received=problem.received @ t.kept,
+        saved=np.ascontiguousarray(saved[:, _RECOMPUTABLE]),
+        room=float(problem.memory_bytes - profile.overhead_bytes),
+        action_seconds=float(profile.action_seconds),
+        iteration_seconds=float(profile.iteration_seconds),
+        replicas=problem.cases[1],
+    )
+
+
+def _mean(costs: Costs) -> Costs:
+    """One case, the mean of all."""
+    means = {name: getattr(costs, name).mean(axis=-2, keepdims=True) for name in ("seconds", "again", "links")}
+    return costs._replace(**means, replicas=1)
+
+
+def _prefix(per_layer: NDArray) -> NDArray:
+    return np.concatenate([np.zeros_like(per_layer[:1]), np.cumsum(per_layer, axis=0)])
+
+
+_RECOMPUTABLE = [KINDS.index(kind) for kind in ("vit", "llm")]
