@@ -3,8 +3,9 @@
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import log
 from typing import Any
 
 from omnibal_ext.chain import features_after, layer_chain
@@ -86,13 +87,26 @@ class VisionArchitecture:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Slower rotation for longer texts: "linear" divides every angle, "llama3" those of long waves."""
+    """Slower rotation for longer texts.
+
+    "linear" divides every angle, "llama3" and "yarn" those of long waves, "yarn" (arXiv 2309.00071) with sharper
+    attention; "dynamic" stretches the waves of samples longer than the original context, by their length.
+    """
 
     kind: str
     factor: float
     low_frequency_factor: float = 1.0
+    """Waves that fit into the original context so many times or less are slowed by the whole factor."""
     high_frequency_factor: float = 4.0
+    """Waves that fit into it so many times or more are not slowed."""
     original_positions: int = 8192
+    whole_dimensions: bool = True
+    """The border of yarn's waves is rounded to whole frequencies."""
+
+    @property
+    def attention_factor(self) -> float:
+        """What yarn multiplies rotated queries and keys with; 1 elsewhere."""
+        return 0.1 * log(self.factor) + 1 if self.kind == "yarn" and self.factor > 1 else 1.0
 
 
 @dataclass(frozen=True)
@@ -118,7 +132,7 @@ class LanguageArchitecture:
     rotary_interleaved: bool = False
     """Neighbouring frequencies turn with different ones of the three, as long as each has some left (Qwen3-VL)."""
     max_positions: int | None = None
-    """Longer samples are refused: beyond, the model slides a window or changes its rotation, which we do not."""
+    """Longer samples are refused: beyond, the model slides a window, which we do not."""
 
     @property
     def head_dim(self) -> int:
@@ -216,11 +230,18 @@ class Architecture:
 def differences(one: Architecture, other: Architecture) -> list[tuple[str, object, object]]:
     """What two models compute differently: name of the field, and both values.
 
-    Their names do not count, nor the length at which a sample gets too long for one of them.
+    Their names do not count, nor the length at which a sample gets too long for one of them or is turned otherwise.
     """
-    first, second = (_flat(dataclasses.asdict(model)) for model in (one, other))
+    first, second = (_flat(dataclasses.asdict(model)) for model in map(_as_for_short_samples, (one, other)))
     compared = first.keys() - {"name", "language.max_positions"}
     return [(name, first[name], second[name]) for name in sorted(compared) if first[name] != second[name]]
+
+
+def _as_for_short_samples(model: Architecture) -> Architecture:
+    scaling = model.language.rope_scaling
+    if scaling is None or scaling.kind != "dynamic":
+        return model
+    return replace(model, language=replace(model.language, rope_scaling=None))
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -33,7 +33,8 @@ BASES = {"qwen2_vl_text": 1e6, "qwen2_5_vl_text": 1e6, "qwen3_vl_text": 5e5}
 """Of the rotation where a config.json has none; elsewhere 10,000."""
 ROPE_FIELDS = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
-    "original_max_position_embeddings", "partial_rotary_factor",
+    "original_max_position_embeddings", "partial_rotary_factor", "beta_fast", "beta_slow", "attention_factor",
+    "truncate",
 )  # fmt: skip
 ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"}
 """InternVL's own names of chat templates."""
@@ -55,6 +56,10 @@ BASE = finite(1, 1e12)
 FACTOR = finite(1e-3, 1e6)
 ROPE = record({}, {"rope_type": maybe(text), "type": maybe(text), "rope_theta": maybe(BASE)})
 LINEAR = record({"factor": FACTOR})
+YARN = record(
+    {"factor": FACTOR, "original_max_position_embeddings": POSITIONS},
+    {**dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), maybe(FACTOR)), "truncate": maybe(flag)},
+)
 LLAMA3 = record(
     {
         **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), FACTOR),
@@ -286,7 +291,7 @@ def _language(section: Section) -> LanguageArchitecture:
     rope = section.take_if("rope_scaling", ROPE) or section.take_if("rope_parameters", ROPE) or {}
     base = section.take_if("rope_theta", BASE) or (section.take_if("rope_parameters", ROPE) or {}).get("rope_theta")
     sections, interleaved = rotary_sections(section, rope)
-    scaling, limit = _rope(section, rope, sections)
+    scaling = _rope(section, rope, sections)
     window = section.take_if("sliding_window", POSITIONS) if kind == "mistral" or slides else None
     hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
     head_size = section.take_if("head_dim", WIDTH)
@@ -312,14 +317,14 @@ def _language(section: Section) -> LanguageArchitecture:
         rope_scaling=scaling,
         rotary_sections=sections,
         rotary_interleaved=interleaved,
-        max_positions=min(filter(None, (limit, window)), default=None),
+        max_positions=window,
     )
     section.refuse_unread()
     return language
 
 
-def _rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...]) -> tuple[RopeScaling | None, int | None]:
-    """Scaling of the rotation, and the length up to which there is none (dynamic scaling starts behind it)."""
+def _rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...]) -> RopeScaling | None:
+    """Scaling of the rotation. Raises UserError naming what cannot be honoured."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     kind = "default" if kind == "mrope" and sections else kind
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -331,12 +336,18 @@ def _rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...]) -> 
         )
     match kind:
         case "default":
-            return None, None
+            return None
         case "dynamic":
-            return None, section.take("max_position_embeddings", POSITIONS)
+            LINEAR(f"{section.where}: dynamic rope scaling", rope)
+            if sections:
+                raise UserError(f"{section.where}: dynamic rope scaling beside mrope_section is not supported")
+            limit = section.take("max_position_embeddings", POSITIONS)
+            return RopeScaling("dynamic", float(rope["factor"]), original_positions=limit)
         case "linear":
             LINEAR(f"{section.where}: linear rope scaling", rope)
-            return RopeScaling("linear", float(rope["factor"])), None
+            return RopeScaling("linear", float(rope["factor"]))
+        case "yarn":
+            return _yarn(section, rope)
         case "llama3":
             LLAMA3(f"{section.where}: llama3 rope scaling", rope)
             return RopeScaling(
@@ -345,6 +356,24 @@ def _rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...]) -> 
                 float(rope["low_freq_factor"]),
                 float(rope["high_freq_factor"]),
                 rope["original_max_position_embeddings"],
-            ), None
+            )
         case _:
-            raise UserError(f"{section.where}: rope scaling {kind!r} is not supported; known: linear, dynamic, llama3")
+            known_kinds = "linear, dynamic, llama3, yarn"
+            raise UserError(f"{section.where}: rope scaling {kind!r} is not supported; known: {known_kinds}")
+
+
+def _yarn(section: Section, rope: dict[str, Any]) -> RopeScaling:
+    YARN(f"{section.where}: yarn rope scaling", rope)
+    scaling = RopeScaling(
+        "yarn",
+        float(rope["factor"]),
+        float(rope.get("beta_slow") or 1),
+        float(rope.get("beta_fast") or 32),
+        rope["original_max_position_embeddings"],
+        rope.get("truncate") is not False,
+    )
+    usual = scaling.attention_factor
+    if abs((rope.get("attention_factor") or usual) - usual) > 1e-6:
+        given = shown(rope["attention_factor"])
+        raise UserError(f"{section.where}: yarn's attention_factor is {given}; supported: {usual:.6f}, of its factor")
+    return scaling

@@ -122,7 +122,17 @@ def check_lengths(index: PackedIndex, sizes: Sizes, limit: int | None) -> str:
     return f"{tokens} tokens, " + (f"the model has {limit} positions" if limit else "the model sets no limit")
 
 
-def longest_positions(architecture: Architecture, model_folder: Path | None) -> int | None:
-    """Tokens up to which positions are exact: what the model allows, and what the folder of its weights says."""
-    folder = read_architecture(model_folder).language.max_positions if model_folder else None
-    return min(filter(None, (architecture.language.max_positions, folder)), default=None)
+def longest_positions(architecture: Architecture, model_folder: Path | None, padded: bool = False) -> int | None:
+    """Tokens up to which positions are exact: what the model allows, and what the folder of its weights says.
+
+    Dynamic scaling of the rotation goes by a sample's length: where only the folder has it, or padding hides the
+    length, it ends where the scaling begins.
+    """
+    own = architecture.language
+    models = [own, read_architecture(model_folder).language] if model_folder else [own]
+    limits = [model.max_positions for model in models]
+    for model in models:
+        scaling = model.rope_scaling
+        if scaling and scaling.kind == "dynamic" and (padded or scaling != own.rope_scaling):
+            limits.append(scaling.original_positions)
+    return min(filter(None, limits), default=None)

@@ -81,6 +81,11 @@ def language_layer_config(config: TransformerConfig, architecture: LanguageArchi
     """A layer's own configuration. Core would sum gradients of all QK-norms if the model's said that there are some."""
     layer = copy(config)
     layer.qk_layernorm = architecture.qk_norm
+    scaling = architecture.rope_scaling
+    if scaling and scaling.attention_factor != 1:
+        # Core asks for this attribute, which only its other configurations have; its fused kernel would not obey it.
+        setattr(layer, "yarn_rotary_scaling_factor", scaling.factor)  # noqa: B010
+        layer.apply_rope_fusion = False
     return layer
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.native import text_and_image_positions
 from omnibal_ext.architectures.architecture import LanguageArchitecture, RopeScaling
 from omnibal_ext.errors import UserError
@@ -19,6 +19,9 @@ class Rotary(torch.nn.Module):
     def __init__(self, language: LanguageArchitecture, merge: int = 1) -> None:
         super().__init__()
         self.max_positions, self.merge = language.max_positions, merge
+        scaling = language.rope_scaling
+        self.language = language
+        self.scaling = scaling if scaling and scaling.kind == "dynamic" else None
         self.axes = torch.tensor(rotary_axes(language.rotary_sections, language.rotary_interleaved))
         # No buffer: a model in half precision would round it.
         self.frequencies = rotary_frequencies(language)
@@ -28,13 +31,22 @@ class Rotary(torch.nn.Module):
         longest = max(batch.lengths)
         if self.max_positions is not None and longest > self.max_positions:
             raise UserError(
-                f"a sample of {longest} tokens; beyond {self.max_positions} this model slides a window or scales its "
-                "rotation (config.json), which is not done here; reject longer samples in preprocessing (--max-tokens)"
+                f"a sample of {longest} tokens; beyond {self.max_positions} this model slides a window "
+                "(config.json), which is not done here; reject longer samples in preprocessing (--max-tokens)"
             )
         self.frequencies = self.frequencies.to(batch.positions.device)
         if len(self.axes):
             return self._by_axis(batch)
+        if self.scaling and longest > self.scaling.original_positions:
+            return self._of_long_samples(batch, self.scaling)
         angles = torch.outer(batch.positions.float(), self.frequencies)
+        return torch.cat([angles, angles], dim=-1)[:, None, None, :]
+
+    def _of_long_samples(self, batch: Microbatch, scaling: RopeScaling) -> Tensor:
+        """Dynamic scaling: each sample turns as its own length says."""
+        widths = torch.stack([stretched_frequencies(self.language, scaling, length) for length in batch.lengths])
+        ids = platform.to_device(segment_ids(batch.lengths))
+        angles = batch.positions.float()[:, None] * platform.to_device(widths)[ids]
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
     def _by_axis(self, batch: Microbatch) -> Tensor:
@@ -55,19 +67,47 @@ def rotary_axes(sections: Sequence[int], interleaved: bool) -> list[int]:
     return [number % 3 if number < 3 * sections[number % 3] else 0 for number in range(sum(sections))]
 
 
-def rotary_frequencies(language: LanguageArchitecture) -> Tensor:
-    """Radians a position, fp32 [head width / 2], scaled as the model asks."""
+def stretched_frequencies(language: LanguageArchitecture, scaling: RopeScaling, length: int) -> Tensor:
+    """Radians a position of a sample that is so long, fp32 [head width / 2]: the base grows with it (NTK-aware)."""
+    longer = max(length, scaling.original_positions) / scaling.original_positions
     width = language.head_dim
-    frequencies = 1.0 / language.rope_theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+    base = (scaling.factor * longer - (scaling.factor - 1)) ** (width / (width - 2))
+    return _plain_frequencies(language.rope_theta * base, width)
+
+
+def _plain_frequencies(theta: float, width: int) -> Tensor:
+    return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+
+
+def rotary_frequencies(language: LanguageArchitecture) -> Tensor:
+    """Radians a position, fp32 [head width / 2], scaled as the model asks; of short samples, where that matters."""
+    frequencies = _plain_frequencies(language.rope_theta, language.head_dim)
     match language.rope_scaling:
-        case None:
+        case None | RopeScaling(kind="dynamic"):
             return frequencies
         case RopeScaling(kind="linear", factor=factor):
             return frequencies / factor
         case RopeScaling(kind="llama3") as scaling:
             return _long_waves_slower(frequencies, scaling)
+        case RopeScaling(kind="yarn") as scaling:
+            return _yarn(frequencies, scaling, language.rope_theta)
         case scaling:
-            raise UserError(f"rotary scaling {scaling.kind!r} is not known; known: linear, llama3")
+            raise UserError(f"rotary scaling {scaling.kind!r} is not known; known: linear, dynamic, llama3, yarn")
+
+
+def _yarn(frequencies: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
+    """YaRN: as Llama 3.1's, but partly by the number of the frequency, not by its wave."""
+    width = 2 * len(frequencies)
+
+    def number(waves_in_context: float) -> float:
+        return width * math.log(scaling.original_positions / (waves_in_context * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = number(scaling.high_frequency_factor), number(scaling.low_frequency_factor)
+    if scaling.whole_dimensions:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    slowed = ((torch.arange(len(frequencies)) - first) / ((last - first) or 1e-3)).clamp(0, 1)
+    return (1 - slowed) * frequencies + slowed * frequencies / scaling.factor
 
 
 def _long_waves_slower(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

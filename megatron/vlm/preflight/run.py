@@ -120,7 +120,7 @@ def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> st
         return Note(f"{index.num_packs} packs, not compared: the dataset cannot be read")
     index.check({"built_from.data.manifest": data.manifest})
     index.check_samples(len(data))
-    limit = longest_positions(run.inputs.architecture, run.model_folder)
+    limit = longest_positions(run.inputs.architecture, run.model_folder, index.pad)
     return f"{index.num_packs} packs of its samples; longest: {check_lengths(index, data.sizes, limit)}"
 
 

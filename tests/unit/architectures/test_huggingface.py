@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext.architectures.architecture import RopeScaling
+from omnibal_ext.architectures.architecture import RopeScaling, differences
 from omnibal_ext.architectures.huggingface_defaults import DEFAULTS
 from omnibal_ext.architectures.presets import LANGUAGE_MODELS, PRESETS, VISION_TOWERS, preset
 from omnibal_ext.errors import UserError
@@ -228,13 +228,15 @@ def test_a_folder_that_is_called_like_a_preset_is_meant(tmp_path: Path, monkeypa
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
     read, known = preset(str(write(tmp_path / name, config))), PRESETS[name]
     # Dynamic scaling of the rotation begins behind 32768 tokens: up to there the models are the same.
-    expected = 32768 if name == "internvl-chat-1.5" else None
-    assert read.language.max_positions == expected
+    if name == "internvl-chat-1.5":
+        assert read.language.rope_scaling == RopeScaling("dynamic", 3.0, original_positions=32768)
+        assert not [name for name, *_ in differences(read, known) if "rope" in name]
+        read = replace(read, language=replace(read.language, rope_scaling=None))
     # No LLaVA folder names its chat template, and no InternVL folder of the first kind its image token.
     prompt = {**asdict(read.prompt), "chat_template": known.prompt.chat_template}
     assert prompt == asdict(known.prompt) | ({"image_token_id": None} if "internvl" in name else {})
     read = replace(read, prompt=known.prompt)
-    assert str(read).replace("max_positions=32768", "max_positions=None") == str(known)
+    assert str(read) == str(known)
 
 
 def test_a_file_a_folder_and_a_converted_folder_are_the_same_model(tmp_path: Path) -> None:
@@ -267,7 +269,14 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (INTERNVL_CHAT, "vision_config.dropout", 0.1, r"vision_config\.dropout is 0\.1"),
         (INTERNVL_CHAT, "llm_config.bias", True, r"llm_config\.bias is True"),
         (INTERNVL_CHAT, "llm_config.hidden_act", "gelu", r"llm_config\.hidden_act is 'gelu'"),
-        (INTERNVL_CHAT, "llm_config.rope_scaling", {"type": "yarn", "factor": 4.0}, r"rope scaling 'yarn'"),
+        (INTERNVL_CHAT, "llm_config.rope_scaling", {"type": "longrope", "factor": 4.0}, r"rope scaling 'longrope'"),
+        (INTERNVL_CHAT, "llm_config.rope_scaling", {"type": "yarn", "factor": 4.0}, r"yarn rope scaling.*original_max"),
+        (
+            INTERNVL_CHAT,
+            "llm_config.rope_scaling",
+            {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 2.0},
+            r"yarn's attention_factor is 2\.0; supported: 1\.138629",
+        ),
         (INTERNVL_CHAT, "ps_version", "v1", r"ps_version is 'v1'"),
         (INTERNVL_CHAT, "force_image_size", 224, r"force_image_size is not"),
         (INTERNVL_CHAT, "downsample_ratio", 0.3, r"downsample_ratio is 0\.3"),

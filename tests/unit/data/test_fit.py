@@ -13,6 +13,7 @@ import pytest
 from megatron.vlm.data.demo import train_tokenizer
 from megatron.vlm.data.fit import check_dataset, check_lengths, longest_positions
 from megatron.vlm.data.tokenizer import load_tokenizer
+from omnibal_ext.architectures.architecture import RopeScaling
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index import PackedIndex, write_index
@@ -176,3 +177,14 @@ def test_positions_end_where_the_model_or_its_folder_says(tmp_path: Path, monkey
     assert longest_positions(TINY, None) is None
     assert longest_positions(TINY, tmp_path) == 100
     assert longest_positions(replace(TINY, language=replace(TINY.language, max_positions=70)), tmp_path) == 70
+
+
+def test_dynamic_scaling_is_no_limit_where_the_run_knows_it_and_lengths_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = RopeScaling("dynamic", 2.0, original_positions=64)
+    dynamic = replace(TINY, language=replace(TINY.language, rope_scaling=scaling))
+    monkeypatch.setattr("megatron.vlm.data.fit.read_architecture", lambda _: dynamic)
+    assert longest_positions(dynamic, tmp_path) is None
+    assert longest_positions(dynamic, tmp_path, padded=True) == 64
+    assert longest_positions(TINY, tmp_path) == 64  # a preset that does not have it

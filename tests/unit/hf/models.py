@@ -24,6 +24,8 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 INTERN_VIT = {
     "hidden_size": 40,
     "num_hidden_layers": 2,
@@ -94,6 +96,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "InternVL",
         {"norm_type": "rms_norm", "use_qk_norm": True},
         {**QWEN3, "num_key_value_heads": 1},
+        {"tie_word_embeddings": False},
+    ),
+    "internvl yarn": (
+        "InternVL",
+        {},
+        {**QWEN, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN}},
+        {"tie_word_embeddings": False},
+    ),
+    "internvl dynamic rotation": (
+        "InternVL",
+        {},
+        {**TEXT, "model_type": "llama", "max_position_embeddings": 13, "rope_parameters": DYNAMIC},
         {"tie_word_embeddings": False},
     ),
     "llava": ("Llava", {}, {**TEXT, "model_type": "llama", "num_key_value_heads": 4}, {}),

@@ -15,7 +15,18 @@ LANGUAGE = replace(TINY.language, rope_theta=5e5, hidden_size=512, heads=4)
 LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 
 
-@pytest.mark.parametrize("scaling", [None, RopeScaling("linear", 2.5), LLAMA3, replace(LLAMA3, factor=32.0)])
+YARN = RopeScaling("yarn", 4.0, 1.0, 32.0, 4096)
+SCALINGS = [
+    None,
+    RopeScaling("linear", 2.5),
+    LLAMA3,
+    replace(LLAMA3, factor=32.0),
+    YARN,
+    replace(YARN, low_frequency_factor=2.0, high_frequency_factor=8.0, original_positions=16, whole_dimensions=False),
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
 def test_frequencies_are_those_of_transformers(scaling: RopeScaling | None) -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -26,9 +37,31 @@ def test_frequencies_are_those_of_transformers(scaling: RopeScaling | None) -> N
     if scaling and scaling.kind == "llama3":
         rope |= {"low_freq_factor": scaling.low_frequency_factor, "high_freq_factor": scaling.high_frequency_factor}
         rope["original_max_position_embeddings"] = scaling.original_positions
+    if scaling and scaling.kind == "yarn":
+        rope |= {"beta_slow": scaling.low_frequency_factor, "beta_fast": scaling.high_frequency_factor}
+        rope |= {"original_max_position_embeddings": scaling.original_positions, "truncate": scaling.whole_dimensions}
     config = transformers.LlamaConfig(hidden_size=512, num_attention_heads=4, rope_parameters=rope)
-    theirs = LlamaRotaryEmbedding(config).inv_freq
-    assert torch.allclose(rotary_frequencies(replace(LANGUAGE, rope_scaling=scaling)), theirs, rtol=1e-6, atol=0)
+    theirs = LlamaRotaryEmbedding(config)
+    ours = rotary_frequencies(replace(LANGUAGE, rope_scaling=scaling))
+    assert torch.allclose(ours, theirs.inv_freq, rtol=1e-6, atol=0)
+    assert (scaling.attention_factor if scaling else 1.0) == pytest.approx(theirs.attention_scaling)
+
+
+@pytest.mark.parametrize("lengths", [(3, 8), (9, 40, 5, 17)])
+def test_dynamic_scaling_turns_each_sample_by_its_own_length(lengths: tuple[int, ...]) -> None:
+    """Up to 8 tokens as without."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = {"rope_type": "dynamic", "rope_theta": LANGUAGE.rope_theta, "factor": 2.0}
+    config = transformers.LlamaConfig(
+        hidden_size=512, num_attention_heads=4, rope_parameters=rope, max_position_embeddings=8
+    )
+    scaling = RopeScaling("dynamic", 2.0, original_positions=8)
+    rotary = Rotary(replace(LANGUAGE, rope_scaling=scaling))
+    ours = rotary(Microbatch(0, lengths, len(lengths), sum(lengths))).flatten(1)
+    theirs = [LlamaRotaryEmbedding(config)(ours, torch.arange(length)[None])[0][0] for length in lengths]
+    assert torch.allclose(ours.cos(), torch.cat(theirs), atol=2e-6)
 
 
 def test_every_sample_counts_from_zero() -> None:
