@@ -79,20 +79,22 @@ def survive(folder: Path, kills: int, iterations: int, seed: int, python: str = 
     )
 
 
-def start(folder: Path, run: str, iterations: int, python: str = sys.executable) -> subprocess.Popen[bytes]:
-    """The one command of a run."""
+def start(
+    folder: Path, run: str, iterations: int, python: str = sys.executable, *more: object
+) -> subprocess.Popen[bytes]:
+    """The one command of a run, and more of Megatron's flags."""
     words = ["--preset", "tiny", "--from-scratch", "--data", folder / "data", "--packs", folder / "packs", "--analytic",
              "a100", "--run-dir", folder / run, "--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--",
              "--lr", "1e-3", "--train-iters", iterations, "--log-interval", 1, "--save", folder / run / "checkpoints",
-             "--save-interval", SAVE_INTERVAL, "--use-distributed-optimizer"]  # fmt: skip
+             "--save-interval", SAVE_INTERVAL, "--use-distributed-optimizer", *more]  # fmt: skip
     command = [python, "-W", "ignore", str(ROOT / "tools/launch.py"), *map(str, words)]
     with (folder / f"{run}.log").open("ab") as log:
         return subprocess.Popen(command, env=environment(), stdout=log, stderr=log, start_new_session=True)
 
 
-def reached(folder: Path) -> int:
-    """The last iteration that the disturbed run has told of."""
-    path = folder / "killed/metrics.jsonl"
+def reached(folder: Path, run: str = "killed") -> int:
+    """The last iteration that a run has told of."""
+    path = folder / run / "metrics.jsonl"
     return training_intervals(path)[-1]["iteration"] if path.exists() and path.stat().st_size else 0
 
 

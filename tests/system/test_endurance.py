@@ -1,11 +1,16 @@
-"""The short forms of `tests.endurance`: runs that are killed, files in which bits flip."""
+"""The short forms of `tests.endurance`: runs that are killed, files in which bits flip; and a disk that fills up."""
 
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.endurance import flips, kills
 from tests.programs import warm_interpreter
+from tests.slurm_cluster import until
 
 pytestmark = pytest.mark.starts
 
@@ -30,3 +35,36 @@ def test_flipped_bits_change_nothing_unseen(folder: Path) -> None:
         "refused", "passed over for an older save", "means the same"
     }  # fmt: skip
     assert sum(count for verdict, count in found.items() if "same" in verdict) < 10
+
+
+@contextmanager
+def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
+    """A disk of its own, which a test may fill."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("no disk to fill: tmpfs cannot be mounted here (that is root's)")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_disk_that_fills_up_in_a_save_is_said_in_a_line_and_nothing_is_lost(folder: Path) -> None:
+    """There was room when the run started; the run goes on once there is again."""
+    with small_disk(folder / "disk", 64) as disk:
+        saves = disk / "checkpoints"
+        flags = ("--save", saves, "--save-interval", 20)
+        run = kills.start(folder, "full", 40, warm_interpreter(), *flags)
+        until(lambda: kills.reached(folder, "full") > 0 or run.poll() is not None, 240)
+        filling = disk / "others"
+        with filling.open("wb") as file, suppress(OSError):
+            file.write(bytes(shutil.disk_usage(disk).free - 2**21))
+        assert run.wait(240) == 2
+        log = (folder / "full.log").read_text()
+        said = [line for line in log.splitlines() if line.startswith("error:")]
+        where = f"error: --save {saves}: no space left for the save of iteration 20"
+        assert said == [f"{where}; make room and start again: the run goes on from its last whole save"]
+        assert "Traceback" not in log
+        filling.unlink()
+        assert kills.start(folder, "full", 40, warm_interpreter(), *flags).wait(240) == 0
+        assert (saves / "latest_checkpointed_iteration.txt").read_text() == "40"

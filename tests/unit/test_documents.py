@@ -1,5 +1,6 @@
-"""What documents name is there: linked files, programs, their flags; nothing says where it was written."""
+"""What documents name is there: linked files, programs, their flags, lines that are printed."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -72,3 +73,28 @@ def test_the_command_knows_every_tool_it_is_documented_with() -> None:
     for command, tool in COMMANDS.items():
         assert f'"{command}": "{tool}.py"' in source
         assert (ROOT / f"tools/{tool}.py").exists()
+
+
+def printed() -> Iterator[str]:
+    """Every text in our code, with NUL where it is filled in."""
+    for room in ("omnibal_ext", "megatron/vlm", "tools"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)  # type: ignore[misc]
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def test_lines_of_the_troubleshooting_page_are_printed_by_the_code() -> None:
+    texts = "\n".join(text.replace("\n", " ") for text in printed())
+    rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    lines = [line for row in rows for line in re.findall(r"`([^`]+)`", row) if " " in line]
+    assert len(lines) > 20
+    unknown = [line for line in lines if not re.search(pattern(line), texts)]
+    assert unknown == []
+
+
+def pattern(line: str) -> str:
+    """A text of the code in which these words follow each other; what is between them is filled in, or other words."""
+    return "[^\\n]*".join(map(re.escape, line.split("...")))

@@ -78,9 +78,10 @@ def stopped(rank: Path, grace: float, what: str, number: int) -> tuple[int, str,
     tree = [process.pid for process in descendants(launcher.pid)]
     assert set(pids) < set(tree)
     launcher.send_signal(number)
-    if number == signal.SIGTERM:  # as Slurm may: it must not cut the saving short
+    if number == signal.SIGTERM:  # as Slurm may, to all processes of a step: it must not cut the saving short
         wait_for(rank.parent, [f"{int(number)}.0", f"{int(number)}.1"], launcher)
-        launcher.send_signal(number)
+        for pid in (launcher.pid, tree[0]):
+            os.kill(pid, number)
     output, errors = launcher.communicate(timeout=120)
     assert not [pid for pid in tree if psutil.pid_exists(pid)]
     return launcher.returncode, output, errors
@@ -91,6 +92,21 @@ def test_ranks_that_save_when_they_are_told_to_end_may_do_so(rank: Path) -> None
     assert code == 143
     assert sorted(output.splitlines()) == ["saved by 0", "saved by 1"]
     assert errors.splitlines() == ["stopped by SIGTERM"]
+
+
+def test_torchrun_leaves_signals_to_the_launcher(rank: Path) -> None:
+    """By itself it would hand a TERM on, and kill after 30 seconds those that still save."""
+    launcher = start(60.0, rank, rank.parent, "saves")
+    wait_for(rank.parent, ["pid.0", "pid.1"], launcher)
+    (torchrun,) = (child.pid for child in psutil.Process(launcher.pid).children())
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(torchrun, number)
+    time.sleep(1.0)
+    assert not list(rank.parent.glob("15.*")), "ranks were told to end"
+    launcher.send_signal(signal.SIGTERM)
+    output, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 143
+    assert sorted(output.splitlines()) == ["saved by 0", "saved by 1"]
 
 
 def test_ranks_that_do_not_listen_are_ended_after_a_while(rank: Path) -> None:
