@@ -59,6 +59,9 @@ class VisionArchitecture:
     layer_scale: bool = True
     pixels: str = "imagenet"  # or "clip", "half": mean and deviation that pixels are brought to
     native: NativeResolution | None = None
+    drop_path: float = 0.0
+    """Share of tiles that pass a branch of the last layer by in training; it grows from none in the first layer
+    (stochastic depth, arXiv 1603.09382)."""
     feature_layers: tuple[int, ...] = ()
     """Layers whose output enters the language model too, the first of them behind its first layer and so on."""
 

@@ -161,6 +161,8 @@ def _internvl_chat(name: str, config: Section) -> Architecture:
     tower, language = config.inner("vision_config", "intern_vit_6b"), config.inner("llm_config", "internlm2")
     tower.must(use_moe=False)
     layers, _ = _layers_read(tower, config["select_layer"])
+    steps = tower["num_hidden_layers"] - 1  # the share grows over all layers, whether they run or not
+    drop_path = (tower.take_if("drop_path_rate", finite(0, 0.99)) or 0.0) * (layers - 1) / max(steps, 1)
     if config.get("force_image_size") not in (None, tower["image_size"]):
         raise UserError(f"{config.where}.force_image_size is not vision_config.image_size: positions would stretch")
     vision = VisionArchitecture(
@@ -168,6 +170,7 @@ def _internvl_chat(name: str, config: Section) -> Architecture:
         normalization=tower.choose("norm_type", NORMALIZATIONS),
         qkv_bias=tower.take("qkv_bias", flag),
         qk_norm=tower.take("qk_normalization", flag),
+        drop_path=drop_path,
     )
     tower.refuse_unread()
     named = config.take_if("template", text) or ""
@@ -219,11 +222,6 @@ def _llava_template(language: Section) -> str | None:
 
 def _vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
     tower.must(num_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, projection_dropout=0.0, dropout=0.0)
-    if tower.get("drop_path_rate"):
-        raise UserError(
-            f"{tower.where}.drop_path_rate is {shown(tower['drop_path_rate'])}: layers are never left out at random "
-            "here; set it to 0.0, as InternVL's own fine-tuning does unless it is told otherwise"
-        )
     hidden_size, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
     if hidden_size % heads:
         raise UserError(f"{tower.where}: hidden_size {hidden_size} does not divide into {heads} heads")

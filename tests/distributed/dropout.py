@@ -1,4 +1,4 @@
-"""Run on one rank: with dropout, every way of recomputing draws what the forward pass drew."""
+"""Run on one rank: with dropout and drop path, every way of recomputing draws what the forward pass drew."""
 
 import sys
 
@@ -22,7 +22,7 @@ def main() -> None:
 def run(recompute: str, seed: int) -> dict[str, torch.Tensor]:
     """Gradients of one iteration."""
     question = cases.Question("small", (), "all", "token")
-    chain = harness.build_chain(get_args(), harness.SMALL)
+    chain = harness.build_chain(get_args(), harness.DROPPING)
     plan = cases.Case(question, "1f1b", 1, recompute, False, False, seed=0).plan(chain.kinds, 1)
     model = harness.build_model(chain, plan)
     torch.manual_seed(seed)

@@ -45,6 +45,8 @@ SMALL = Architecture(
         layers=4, hidden_size=48, heads=4, kv_heads=2, ffn_hidden_size=96, vocab_size=128, rope_theta=1e4
     ),
 )
+DROPPING = replace(SMALL, name="dropping", vision=replace(SMALL.vision, drop_path=0.5))
+"""Tiles pass branches of the ViT's layers by."""
 WIDE_NORM = replace(
     SMALL,
     name="wide_norm",

@@ -4,7 +4,7 @@
     ViT, LLM     [rows, 1, width]   one mask on all ranks; under sequence parallelism each rank its own
     attention    [b, heads, s, s]   each rank its own: it has other heads
 
-Prints for every way of running the share of masks that are not as they should be; 0 is right.
+Prints for every way of running the share of masks that are not as they should be, and whether drop path is; 0 is right.
 """
 
 import sys
@@ -45,7 +45,7 @@ def main() -> None:
     wrong: dict[str, float] = {}
     for share, way in product((False, True), WAYS):
         wrong |= {f"{'shared' if share else 'whole'} {way}: {what}": n for what, n in run(args, share, way).items()}
-    harness.report(wrong)
+    harness.report(wrong | {"drop path": drop_path(args)})
     torch.distributed.destroy_process_group()
 
 
@@ -72,6 +72,18 @@ def run(args: Namespace, sequence_parallel: bool, way: str) -> dict[str, float]:
         "in evaluation": float(len(evaluation.drawn)),
         "not drawn": abs(len(forward.drawn) - expected_count(pack.lengths)),
     }
+
+
+def drop_path(args: Namespace) -> float:
+    """How far the losses with and without sequence parallelism are apart: a tile's rows go one way on all ranks."""
+    args.hidden_dropout = args.attention_dropout = 0.0
+    losses = []
+    for args.sequence_parallel in (False, True):
+        chain = harness.build_chain(args, harness.DROPPING)
+        stage = Stage(chain, 0, len(chain.kinds))
+        torch.manual_seed(1)
+        losses.append(stage(harness.sample_packs(multiple=2)[7]))
+    return float((losses[0] - losses[1]).abs().max() > 1e-5)
 
 
 def expected_count(lengths: tuple[int, ...]) -> int:

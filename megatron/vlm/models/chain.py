@@ -77,8 +77,8 @@ class Chain:
                     return build(self.vision, vision)
                 case "vit":
                     layer = self._layer(self.vision, vision_layer_spec(self.vision, vision), link)
-                    if vision.native and isinstance(layer, VisionLayer):
-                        layer.place(vision.native, self.kinds[:link].count("vit"))
+                    assert isinstance(layer, VisionLayer)
+                    layer.place(vision, self.kinds[:link].count("vit"))
                     return layer
                 case "projector":
                     join = PatchMerger if vision.native else Projector

@@ -31,7 +31,7 @@ from megatron.vlm.models.norm import FullWidthRMSNorm, build_norm, normalise_tog
 from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue, mixed
 from megatron.vlm.models.specs import layer_submodules, projections
 from megatron.vlm.models.tile_rows import SplitHeads
-from omnibal_ext.architectures.architecture import NativeResolution, VisionArchitecture
+from omnibal_ext.architectures.architecture import VisionArchitecture
 
 
 def shared_rows(rows: int, config: TransformerConfig) -> int:
@@ -91,7 +91,7 @@ class PatchEmbed(MegatronModule):
 
 
 class LayerScaleAdd(torch.nn.Module):
-    """The residual connection of a vision layer: residual + dropout(scale * (x + bias)).
+    """The residual connection of a vision layer: residual + kept * dropout(scale * (x + bias)).
 
     Takes the place of core's bias-dropout-add, whose calling order it keeps: called with (training, fused) it gives the
     function that adds.
@@ -101,18 +101,26 @@ class LayerScaleAdd(torch.nn.Module):
         super().__init__()
         self.scale = torch.nn.Parameter(torch.full((width,), initial, dtype=config.params_dtype))
         setattr(self.scale, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (Megatron marks weights so)
+        self.kept: Tensor | None = None
+        """[rows, 1, 1] zero for tiles that pass this branch by, 1 / (share kept) for the others; None: all take it."""
 
     def forward(self, training: bool, fused: bool) -> Callable[..., Tensor]:
         """What core calls with (x, bias), residual and probability."""
-        return partial(_scale_add_fused if fused else _scale_add, self.scale, training)
+        return partial(_scale_add_fused if fused else _scale_add, self.scale, self.kept if training else None, training)
 
 
 def _scale_add(
-    scale: Tensor, training: bool, x_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, probability: float
+    scale: Tensor,
+    kept: Tensor | None,
+    training: bool,
+    x_with_bias: tuple[Tensor, Tensor | None],
+    residual: Tensor,
+    probability: float,
 ) -> Tensor:
     x, bias = x_with_bias
     x = x if bias is None else x + bias
-    return residual + dropout(x * scale, probability, training)
+    branch = dropout(x * scale, probability, training)
+    return residual + (branch if kept is None else branch * kept)
 
 
 _scale_add_fused = jit_fuser(_scale_add)
@@ -174,9 +182,14 @@ class VisionLayer(TransformerLayer):
     whole = False
     """At native resolution: attention goes beyond windows."""
 
-    def place(self, native: NativeResolution, number: int) -> None:
-        """Say which of the ViT's layers this is, at native resolution."""
-        self.whole = native.window is None or number in native.full_layers
+    drop_path = 0.0
+    """Share of tiles that pass each of the two branches by in training."""
+
+    def place(self, vision: VisionArchitecture, number: int) -> None:
+        """Say which of the ViT's layers this is."""
+        native = vision.native
+        self.whole = native is not None and (native.window is None or number in native.full_layers)
+        self.drop_path = vision.drop_path * number / max(vision.layers - 1, 1)
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: Any = None) -> Tensor:
         """[rows, 1, width] -> the same; `view` is the pack's at native resolution (`native.View`)."""
@@ -184,8 +197,19 @@ class VisionLayer(TransformerLayer):
         if view is not None:
             segments = view.whole if self.whole else view.windows
             images = {"rotary_pos_emb": view.rotary, "packed_seq_params": segments}
+        if self.training and self.drop_path:
+            # Outside of what ranks draw for themselves: all rows of a tile go one way, on whatever ranks they are.
+            self.self_attn_bda.kept, self.mlp_bda.kept = (self._kept(hidden, batch.tiles) for _ in range(2))
         with own_draws(self):
             return super().forward(hidden, attention_mask=None, **images)[0]
+
+    def _kept(self, hidden: Tensor, tiles: int) -> Tensor:
+        """What this rank's rows of a branch are multiplied with, drawn for each tile: [rows, 1, 1]."""
+        share, rows = 1 - self.drop_path, torch.arange(len(hidden), device=hidden.device)
+        if self.config.sequence_parallel:
+            rows += self.tp_group.rank() * len(hidden)
+        chosen = torch.rand(tiles, device=hidden.device) < share
+        return (chosen.to(hidden.dtype) / share)[rows % tiles, None, None]
 
 
 def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture) -> ModuleSpec:

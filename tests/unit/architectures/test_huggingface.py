@@ -239,6 +239,14 @@ def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dic
     assert str(read) == str(known)
 
 
+def test_drop_path_grows_over_all_layers_also_those_that_do_not_run(tmp_path: Path) -> None:
+    """InternVL's own code: from 0 to drop_path_rate over all layers, of which `select_layer` leaves some out."""
+    config = changed(changed(INTERNVL_CHAT, "vision_config.drop_path_rate", 0.44), "select_layer", -12)
+    vision = preset(str(write(tmp_path / "model", config))).vision
+    assert vision.layers == INTERNVIT_6B["num_hidden_layers"] - 11
+    assert vision.drop_path == pytest.approx(0.44 * (vision.layers - 1) / (INTERNVIT_6B["num_hidden_layers"] - 1))
+
+
 def test_a_file_a_folder_and_a_converted_folder_are_the_same_model(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", LLAVA_1_5)
     (tmp_path / "ours").mkdir()
@@ -291,12 +299,8 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (LLAVA_1_6_MISTRAL, "image_grid_pinpoints", [[336, 336]], r"image_grid_pinpoints is not"),
         (LLAVA_1_6_MISTRAL, "vision_config.image_size", [336, 224], r"only squares"),
         (LLAVA_1_5, "model_type", "blip", r"'blip' is not supported"),
-        (
-            INTERNVL_CHAT,
-            "vision_config.drop_path_rate",
-            0.1,
-            r"vision_config\.drop_path_rate is 0\.1: .*set it to 0\.0",
-        ),
+        (INTERNVL_CHAT, "vision_config.drop_path_rate", 1.0, r"vision_config\.drop_path_rate must be .*, got 1\.0"),
+        (INTERNVL_HF, "vision_config.drop_path_rate", 0.1, r"drop_path_rate is '0\.1', which is not known"),
         (INTERNVL_CHAT, "vision_config.use_moe", True, r"vision_config\.use_moe is True"),
         (INTERNVL_CHAT, "pad2square", True, r"pad2square is True"),
         (INTERNVL_CHAT, "use_llm_lora", 16, r"use_llm_lora is 16"),

@@ -1,0 +1,74 @@
+"""Drop path: in training tiles pass branches of a ViT layer by, whole or not at all, more often in later layers."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from megatron.vlm.arguments import TrainingInputs
+from megatron.vlm.models.vision import VisionLayer
+from tests.distributed import harness
+from tests.unit.alone import megatron_alone
+
+TILES, SHARE = 64, 0.5
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Iterator[TrainingInputs]:
+    with megatron_alone("small") as inputs:
+        yield inputs
+
+
+def layer_of(inputs: TrainingInputs, number: int, share: float = SHARE) -> VisionLayer:
+    """ViT layer `number` of four, which scales its branches as trained ones do."""
+    model = replace(harness.SMALL, vision=replace(harness.SMALL.vision, drop_path=share))
+    layer = harness.build_chain(inputs.args, model).build(1 + number)
+    assert isinstance(layer, VisionLayer)
+    for branch in (layer.self_attn_bda, layer.mlp_bda):
+        branch.scale.data.uniform_(0.5, 2.0)
+    return layer
+
+
+def pack_of(tiles: int) -> harness.Microbatch:
+    return harness.Microbatch(tiles, (1,), 1, 1)
+
+
+def test_shares_grow_from_none_to_the_last_layer_s(inputs: TrainingInputs) -> None:
+    shares = [layer_of(inputs, number).drop_path for number in range(4)]
+    assert shares == pytest.approx([0.0, SHARE / 3, 2 * SHARE / 3, SHARE])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_tile_goes_one_of_four_ways(inputs: TrainingInputs, seed: int) -> None:
+    """With branches scaled by 0 or 1 / (1 - share), worked out by the layer without drop path."""
+    torch.manual_seed(seed)
+    layer = layer_of(inputs, 3).train()
+    tokens = harness.SMALL.vision.tokens_per_tile
+    hidden = torch.randn(tokens * TILES, 1, harness.SMALL.vision.hidden_size)
+    found = layer(hidden, pack_of(TILES)).view(tokens, TILES, -1)
+    ways = {}
+    scales = [branch.scale.data.clone() for branch in (layer.self_attn_bda, layer.mlp_bda)]
+    layer.eval()
+    for way in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        for branch, scale, taken in zip((layer.self_attn_bda, layer.mlp_bda), scales, way, strict=True):
+            branch.scale.data = scale * taken / (1 - SHARE)
+        ways[way] = layer(hidden, pack_of(TILES)).view(tokens, TILES, -1)
+    gone = [
+        [way for way, out in ways.items() if torch.allclose(found[:, tile], out[:, tile], atol=1e-5)]
+        for tile in range(TILES)
+    ]
+    assert all(len(way) == 1 for way in gone)
+    counts = [sum(way[0] == one for way in gone) for one in ways]
+    assert min(counts) >= TILES // 16  # 16 of 64 each, on the average: the branches are drawn apart
+    share = sum(way[0][branch] for way in gone for branch in (0, 1)) / TILES / 2
+    assert abs(share - (1 - SHARE)) < 0.2
+
+
+def test_nothing_is_left_out_in_evaluation(inputs: TrainingInputs) -> None:
+    torch.manual_seed(3)
+    plain, dropping = layer_of(inputs, 3, 0.0), layer_of(inputs, 3)
+    dropping.load_state_dict(plain.state_dict())
+    hidden = torch.randn(harness.SMALL.vision.tokens_per_tile * 8, 1, harness.SMALL.vision.hidden_size)
+    dropping.train()(hidden, pack_of(8))
+    assert torch.equal(dropping.eval()(hidden, pack_of(8)), plain.eval()(hidden, pack_of(8)))
