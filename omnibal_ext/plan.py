@@ -18,7 +18,7 @@ from typing import Any
 from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.formats import PLAN, PLAN_COUNTS, SELECTIVE
-from omnibal_ext.reading import seal
+from omnibal_ext.reading.seal import check_if_sealed, sealed
 from omnibal_ext.records import check_version, read_record, write_record
 from omnibal_ext.schedule import (
     SCHEDULE_NAMES,
@@ -116,7 +116,7 @@ class Plan:
         """Read and validate plan.json. Raises UserError naming the file and what is wrong in it."""
 
         def build(record: Any) -> "Plan":
-            _check_seal(record)
+            check_if_sealed(record, "plan again")
             plan = cls.from_record(record)
             plan.validate()
             return plan
@@ -150,7 +150,7 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write plan.json, all or nothing."""
         self.validate()
-        write_record(path, seal.sealed(self.to_record()))
+        write_record(path, sealed(self.to_record()))
 
     def validate(self) -> None:
         """Raise UserError, naming the layer, if the stages are not the chain, once and in order."""
@@ -268,16 +268,6 @@ class Plan:
             self.num_microbatches,
             self.virtual_pipeline_model_parallel_size,
         )
-
-
-def _check_seal(record: Any) -> None:
-    """Raise UserError where a hash is not that of its plan; without one a plan was written by hand."""
-    if not isinstance(record, Mapping) or seal.FIELD not in record:
-        return
-    try:
-        seal.check_seal(record)
-    except UserError as error:
-        raise UserError(f"{error}; if you edited it, take {seal.FIELD} out of it") from None
 
 
 def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:

@@ -32,6 +32,7 @@ from omnibal_ext.chain import (
 from omnibal_ext.errors import UserError
 from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
 from omnibal_ext.reading.checks import is_number, shown
+from omnibal_ext.reading.seal import check_if_sealed, sealed
 from omnibal_ext.records import check_version, read_record, write_record
 
 SCHEMA_VERSION = 1
@@ -137,6 +138,7 @@ class Profile:
         """Read and validate profile.json. Raises UserError naming the file and the layer at fault."""
 
         def build(record: Any) -> "Profile":
+            check_if_sealed(record, "profile again")
             profile = cls.from_record(record)
             profile.validate()
             return profile
@@ -163,7 +165,7 @@ class Profile:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write profile.json, all or nothing."""
         self.validate()
-        write_record(path, self.to_record())
+        write_record(path, sealed(self.to_record()))
 
     @property
     def hash(self) -> str:

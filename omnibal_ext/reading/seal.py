@@ -23,6 +23,16 @@ def check_seal(manifest: Mapping[str, Any]) -> None:
         raise UserError(f"{FIELD} is not the hash of its content: damaged, or changed by hand")
 
 
+def check_if_sealed(record: Any, remedy: str) -> None:
+    """The same of a record that may be edited by hand, its hash taken out."""
+    if not isinstance(record, Mapping) or FIELD not in record:
+        return
+    try:
+        check_seal(record)
+    except UserError as error:
+        raise UserError(f"{error}; {remedy}, or if you edited it take {FIELD} out of it") from None
+
+
 def sealed_by(inner: Check[Value]) -> Check[Value]:
     """A check of manifests: an object with the hash of its content, which then is what the inner check wants."""
 

@@ -40,7 +40,7 @@ def flip_all(folder: Path, flips: int, seed: int) -> Counter[str]:
     newest = Checkpoints(checkpoints).newest()
     folders = {"dataset": folder / "data", "index": folder / "packs", "checkpoint": newest.path}
     rooms = {room: sorted(file for file in path.iterdir() if file.stat().st_size) for room, path in folders.items()}
-    rooms["plan"] = [folder / "alone/plan.json"]
+    rooms["plan"] = [folder / "alone/plan.json", folder / "alone/profile.json"]
     meaning, bits, found = read(folder), random.Random(seed), Counter[str]()
     try:
         for _ in range(flips):
@@ -82,6 +82,7 @@ def read(folder: Path) -> tuple[object, ...]:
     from megatron.vlm.checkpoint.folder import Checkpoints
     from megatron.vlm.checkpoint.guard import believe
     from megatron.vlm.data.dataset import ChatDataset
+    from omnibal_ext.costs.profile import Profile
     from omnibal_ext.packing.index import PackedIndex
     from omnibal_ext.plan import Plan
 
@@ -90,8 +91,8 @@ def read(folder: Path) -> tuple[object, ...]:
     index.verify()
     load = folder / "alone/checkpoints"
     believe(Namespace(load=str(load), pretrained_checkpoint=None, trust=False, ckpt_step=None))
-    plan = Plan.load(folder / "alone/plan.json")
-    return data.manifest, index.manifest, plan, Checkpoints(load).newest().iteration
+    planned = Profile.load(folder / "alone/profile.json"), Plan.load(folder / "alone/plan.json")
+    return data.manifest, index.manifest, planned, Checkpoints(load).newest().iteration
 
 
 if __name__ == "__main__":

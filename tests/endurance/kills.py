@@ -1,6 +1,6 @@
 """A run that is killed again and again ends as one that is left alone: bit-equal weights, every loss, no process left.
 
-python -m tests.endurance.kills FOLDER [--kills 20] [--iterations 200] [--seed 0]
+python -m tests.endurance.kills FOLDER [--kills 20] [--iterations 200] [--seed 0] [--times 1] [--forks]
 
 FOLDER gets demo data, an undisturbed run and a disturbed one. Launcher, torchrun and ranks are killed (the launcher
 also stopped, by SIGTERM) at random moments, in steps and in saves; the same command starts the run again.
@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from omnibal_ext.run_metrics import training_intervals
-from tests.programs import ROOT, environment
+from tests.programs import ROOT, environment, warm_interpreter
 
 SAVE_INTERVAL = 4
 DEADLINE = 600.0
@@ -35,9 +35,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=int, default=1, help="all of it, at other moments each time")
+    parser.add_argument(
+        "--forks", action="store_true", help="of a process that has its imports behind it: starts faster"
+    )
     arguments = parser.parse_args()
-    prepare(arguments.folder)
-    print(survive(arguments.folder, arguments.kills, arguments.iterations, arguments.seed))
+    python = warm_interpreter() if arguments.forks else sys.executable
+    prepare(arguments.folder, python)
+    for seed in range(arguments.seed, arguments.seed + arguments.times):
+        said = survive(arguments.folder, arguments.kills, arguments.iterations, seed, python)
+        print(f"seed {seed}: {said}", flush=True)
 
 
 def prepare(folder: Path, python: str = sys.executable) -> None:

@@ -90,7 +90,7 @@ def test_a_plan_that_was_changed_since_it_was_written_is_refused(tmp_path: Path)
             assert Plan.load(path) == plan
     record = json.loads(written)
     path.write_text(json.dumps(record | {"num_microbatches": 4}))
-    with pytest.raises(UserError, match="if you edited it, take manifest_hash out of it"):
+    with pytest.raises(UserError, match="plan again, or if you edited it take manifest_hash out of it"):
         Plan.load(path)
     del record["manifest_hash"]
     path.write_text(json.dumps(record | {"num_microbatches": 4}))

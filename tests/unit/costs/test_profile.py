@@ -34,6 +34,19 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert profile.hash != _profile().hash
 
 
+def test_a_figure_that_was_changed_since_it_was_written_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    _profile().save(path)
+    record = json.loads(path.read_text())
+    record["layers"]["llm"]["forward_seconds"] = 1.5
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"profile\.json: manifest_hash is not the hash .*profile again"):
+        Profile.load(path)
+    del record["manifest_hash"]
+    path.write_text(json.dumps(record))
+    assert Profile.load(path).layers["llm"].forward_seconds == 1.5
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("name", ["forward_seconds", "backward_seconds", "kept_bytes"])
 def test_impossible_figures_are_refused_by_layer(name: str, value: float) -> None:
