@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.vlm.checkpoint.folder import Checkpoints
 from megatron.vlm.checkpoint.guard import load_whole
-from megatron.vlm.data.anyres import joined_orders
+from megatron.vlm.data.anyres import FeatureOrder, order_tensors
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
@@ -99,7 +98,7 @@ def _image_tokens(vision: Stage, data: ChatDataset, answer: Answer) -> Tensor:
     return vision(Microbatch(tiles=tiles, lengths=(len(answer.prompt),), samples=1, useful_tokens=0, pixels=pixels))
 
 
-def _images_shown(data: ChatDataset, answer: Answer) -> list[tuple[int, NDArray[np.int64]]]:
+def _images_shown(data: ChatDataset, answer: Answer) -> list[tuple[int, FeatureOrder]]:
     """Features of each image that the prompt shows, and which of them it reads."""
     tokens = answer.prompt.count(data.manifest["image_token_id"])
     features = [image.tiles * data.manifest["tokens_per_tile"] for image in data.images(answer.sample)]
@@ -108,7 +107,7 @@ def _images_shown(data: ChatDataset, answer: Answer) -> list[tuple[int, NDArray[
     return list(zip(features, orders, strict=True))[:shown]
 
 
-def _tiles(data: ChatDataset, images: list[tuple[int, NDArray[np.int64]]]) -> int:
+def _tiles(data: ChatDataset, images: list[tuple[int, FeatureOrder]]) -> int:
     return sum(features for features, _ in images) // int(data.manifest["tokens_per_tile"])
 
 
@@ -123,5 +122,5 @@ def _pack(data: ChatDataset, answers: Sequence[Answer]) -> Microbatch:
         useful_tokens=len(ids),
         input_ids=ids,
         image_positions=(ids == data.manifest["image_token_id"]).nonzero().squeeze(1),
-        image_sources=torch.from_numpy(joined_orders(images)).to("cuda"),
+        **{name: tensor.to("cuda") for name, tensor in order_tensors(images).items()},
     )

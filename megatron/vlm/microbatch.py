@@ -82,7 +82,8 @@ class Microbatch:
     pixel_statistics: PixelStatistics | None = None  # with which pixels of the loader are to be normalised
     input_ids: Tensor | None = None  # [T]
     image_positions: Tensor | None = None  # [image tokens], into input_ids
-    image_sources: Tensor | None = None  # [image tokens], into the projector's output, -1 a newline; None: in order
+    image_sources: Tensor | None = None  # [image tokens] or [.., 4], of projected tokens, -1 a newline; None: in order
+    image_weights: Tensor | None = None  # [image tokens, 4] where sources are: shares of four features in a token
     labels: Tensor | None = None  # [T]
     supervised: Tensor | None = None  # [tokens that count], into labels; None: the loss of every token is wanted
     loss_mask: Tensor | None = None  # [T], 1 where the label counts

@@ -168,7 +168,7 @@ def _family(vision: VisionArchitecture) -> str:
         return "qwen3_vl"
     if vision.native:
         return "qwen2_5_vl" if vision.gated else "qwen2_vl"
-    return "llava" if vision.pre_norm else "internvl"
+    return "llava" if vision.pre_norm or not vision.class_token else "internvl"
 
 
 def _sizes(architecture: Architecture) -> dict[str, tuple[int, int]]:

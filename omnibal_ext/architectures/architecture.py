@@ -52,6 +52,8 @@ class VisionArchitecture:
     gated: bool = False
     """The perceptron is gated, as a language model's, with biases (Qwen2.5-VL)."""
     patch_bias: bool = True
+    class_token: bool = True
+    """A tile has a token of its own beside its patches; images at their own size have none anyway."""
     pre_norm: bool = False
     """A LayerNorm between the embedding and the first layer (CLIP)."""
     final_norm: bool = False
@@ -66,7 +68,7 @@ class VisionArchitecture:
     """Layers whose output enters the language model too, the first of them behind its first layer and so on."""
 
     def __post_init__(self) -> None:
-        if self.image_size % self.patch_size:
+        if self.image_size % self.patch_size and self.class_token:  # SigLIP's leave the rest unseen
             raise UserError(
                 f"image size {self.image_size} is no multiple of patch size {self.patch_size}: "
                 "patches would not cover the tile"
@@ -85,7 +87,7 @@ class VisionArchitecture:
     @property
     def tokens_per_tile(self) -> int:
         """ViT tokens of one tile: its patches and the class token, which images at their own size have none of."""
-        return self.patches + (self.native is None)
+        return self.patches + (self.class_token and self.native is None)
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ class Architecture:
     class_token: bool = False
     """The language model gets the tile's class token too."""
     newline: bool = False
-    """Tiles of an image are joined, its padding is cut off, and every row ends with a learned token (LLaVA-1.6)."""
+    """Tiles of an image are joined, its padding is cut off, and every row ends with a learned token (LLaVA-1.6,
+    LLaVA-OneVision)."""
     tied: bool = False
     """Word embedding and head share one weight."""
     prompt: PromptFormat = PromptFormat()

@@ -1,8 +1,8 @@
 """Reads Hugging Face's config.json as an `Architecture`; what we cannot honour exactly is refused by name.
 
 Known: `InternVLForConditionalGeneration`, `LlavaForConditionalGeneration`, `LlavaNextForConditionalGeneration`,
-`Qwen2VLForConditionalGeneration`, `Qwen2_5_VLForConditionalGeneration`, `Qwen3VLForConditionalGeneration`, and the
-original InternVL (`InternVLChatModel`, whose code lives in its repository).
+`LlavaOnevisionForConditionalGeneration`, `Qwen2VLForConditionalGeneration`, `Qwen2_5_VLForConditionalGeneration`,
+`Qwen3VLForConditionalGeneration`, and the original InternVL (`InternVLChatModel`, whose code lives in its repository).
 """
 
 from collections.abc import Mapping
@@ -36,6 +36,7 @@ ROPE_FIELDS = (
     "original_max_position_embeddings", "partial_rotary_factor", "beta_fast", "beta_slow", "attention_factor",
     "truncate",
 )  # fmt: skip
+ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"}
 """InternVL's own names of chat templates."""
 LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": "hermes-2"}
@@ -127,6 +128,8 @@ def read_architecture(path: Path) -> Architecture:
             model = _internvl_chat(name, config)
         case "llava" | "llava_next":
             model = _llava(name, config)
+        case "llava_onevision":
+            model = _llava_onevision(name, config)
         case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl":
             model = qwen_vl(name, config, _tied(config), _language)
         case other:
@@ -213,6 +216,33 @@ def _llava(name: str, config: Section) -> Architecture:
     )
 
 
+def _llava_onevision(name: str, config: Section) -> Architecture:
+    config.must(
+        projector_hidden_act="gelu", vision_feature_select_strategy="full", vision_aspect_ratio="anyres_max_9",
+        use_image_newline_parameter=True,
+    )  # fmt: skip
+    tower, language = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "qwen2")
+    tower.must(model_type="siglip_vision_model")
+    layers, _ = _layers_read(tower, config["vision_feature_layer"])  # features are those in front of the last norm
+    vision = VisionArchitecture(**_vision_sizes(tower, layers), class_token=False, layer_scale=False, pixels="half")
+    tower.refuse_unread()
+    side = vision.image_size
+    grids = [[rows * side, columns * side] for rows in range(1, 7) for columns in range(1, 7)]
+    if config.get("image_grid_pinpoints") not in (None, grids):
+        raise UserError(f"{config.where}.image_grid_pinpoints is not LLaVA-OneVision's, of 1 to 6 tiles a side")
+    return Architecture(
+        name,
+        vision,
+        _language(language),
+        shuffle=1,
+        projector_norm=False,
+        projector_bias=config.take("multimodal_projector_bias", flag),
+        newline=True,
+        tied=_tied(config),
+        prompt=PromptFormat("llava", config.take("image_token_index", WORDS), "qwen-vl", "anyres_max_9"),
+    )
+
+
 def _llava_template(language: Section) -> str | None:
     """The template that a LLaVA was trained with; its processors write answers without their end."""
     if language["model_type"] == "mistral":
@@ -233,7 +263,7 @@ def _vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
         "image_size": _side(tower, "image_size"),
         "patch_size": _side(tower, "patch_size"),
         "norm_epsilon": tower.take("layer_norm_eps", EPSILON),
-        "activation": tower.choose("hidden_act", {"gelu": "gelu", "quick_gelu": "quick_gelu"}),
+        "activation": tower.choose("hidden_act", ACTIVATIONS),
     }
 
 

@@ -139,6 +139,23 @@ DEFAULTS |= {
         "deepstack_visual_indexes": [8, 16, 24],
     },
 }
+DEFAULTS["siglip_vision_model"] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+DEFAULTS["llava_onevision"] = {
+    **DEFAULTS["llava"],
+    "image_token_index": 151646,
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+    "vision_aspect_ratio": "anyres_max_9",
+}
 DEFAULTS["llava_next"] = {**DEFAULTS["llava"], "image_grid_pinpoints": None}
 
 
@@ -193,4 +210,6 @@ WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "internvl_chat": _GENERAL | _DATA | {"hidden_size"},  # repeated from below
     "llava": _GENERAL | _DATA | {"vocab_size"},
     "llava_next": _GENERAL | _DATA | {"vocab_size"},
+    "llava_onevision": _GENERAL | _DATA | {"vocab_size", "video_token_index"},
+    "siglip_vision_model": _GENERAL | {"projection_dim", "vision_use_head"},  # of what stands beside the layers
 }

@@ -17,6 +17,10 @@ from omnibal_ext.architectures.architecture import (
 from omnibal_ext.architectures.huggingface import find_config, read_architecture
 from omnibal_ext.errors import UserError
 
+SIGLIP = VisionArchitecture(
+    26, 1152, 16, 4304, image_size=384, activation="gelu_tanh", class_token=False, layer_scale=False, pixels="half"
+)
+"""SigLIP so400m, 26 of its 27 layers, as LLaVA-OneVision has it."""
 VISION_TOWERS = {
     "internvit-6b": VisionArchitecture(45, 3200, 25, 12800, normalization="RMSNorm", qkv_bias=False, qk_norm=True),
     "internvit-300m": VisionArchitecture(24, 1024, 16, 4096),
@@ -114,6 +118,12 @@ LLAVA = {
     "llava-1.6-mistral-7b": ("mistral-7b", "mistral", "anyres"),
     "llava-1.6-llama3-8b": ("llama3-8b", "llava-llama3", "anyres"),
 }
+# Their words are those of the language model and three of its own, filled up to a multiple of 64.
+ONEVISION = {
+    "llava-onevision-0.5b": ("qwen2-0.5b", 152000, True),
+    "llava-onevision-7b": ("qwen2.5-7b", 152128, False),
+    "llava-onevision-72b": ("qwen2.5-72b", 152128, False),
+}
 # Where image features go: a token that the model's makers added, so its id follows from the vocabulary before it.
 IMAGE_TOKEN_IDS = {
     "internvl": {"internlm2": 92546, "qwen2": 151648, "qwen2.5": 151667, "qwen3": 151671},
@@ -144,6 +154,19 @@ def _assembled(name: str, vision: str, language: str, template: str | None = Non
         projector_norm=not llava,
         newline=tiling == "anyres",
         prompt=PromptFormat(markup, token, template, tiling),
+    )
+
+
+def _onevision(name: str, language: str, words: int, tied: bool) -> Architecture:
+    return Architecture(
+        name,
+        SIGLIP,
+        replace(LANGUAGE_MODELS[language], vocab_size=words),
+        shuffle=1,
+        projector_norm=False,
+        newline=True,
+        tied=tied,
+        prompt=PromptFormat("llava", 151646, "qwen-vl", "anyres_max_9"),
     )
 
 
@@ -196,6 +219,7 @@ PRESETS: dict[str, Architecture] = {
     "tiny": TINY,
     **{name: _assembled(name, *parts) for name, parts in INTERNVL.items()},
     **{name: _assembled(name, "clip-l-336", *parts) for name, parts in LLAVA.items()},
+    **{name: _onevision(name, *parts) for name, parts in ONEVISION.items()},
     **{name: _qwen_vl(name, *parts) for name, parts in QWEN_VL.items()},
     **{name: _qwen3_vl(name, LANGUAGE_MODELS[parts[0]], *parts[1:]) for name, parts in QWEN3_VL.items()},
 }

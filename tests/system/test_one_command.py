@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--analytic", "a100")
 
 
-FAMILIES = ("internvl3.5", "qwen2.5-vl", "qwen3-vl")
+FAMILIES = ("internvl3.5", "llava-onevision", "qwen2.5-vl", "qwen3-vl")
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
 MROPE_TEXT = {**models.TEXT, "rope_parameters": models.MROPE}
 TURNS = (
@@ -32,18 +32,21 @@ QWEN_SYSTEM = (
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(family: str, folder: Path) -> None:
     """A model in small, with all that a published folder holds, beside conversations."""
-    folder = tmp_path_factory.mktemp("one")
     tool("make_demo_data.py", "--output-dir", folder / "demo", "--samples", 48, "--heldout-samples", 4)
     (folder / "model").mkdir()
     tokenizer = folder / "model/tokenizer.model"
     shutil.copyfile(folder / "demo/tokenizer.model", tokenizer)
     torch.manual_seed(0)
-    processor = internvl(folder) if request.param == "internvl3.5" else qwen(folder, tokenizer, request.param)
+    match family:
+        case "internvl3.5":
+            processor = internvl(folder)
+        case "llava-onevision":
+            processor = onevision(folder, tokenizer)
+        case _:
+            processor = qwen(folder, tokenizer, family)
     (folder / "model/preprocessor_config.json").write_text(json.dumps(processor))
-    return folder
 
 
 def internvl(folder: Path) -> dict[str, Any]:
@@ -56,6 +59,17 @@ def internvl(folder: Path) -> dict[str, Any]:
     (folder / "model/chat_template.jinja").write_text("{{ bos_token }}" + TURNS)
     (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
     return {**IMAGENET, "max_patches": 32}
+
+
+def onevision(folder: Path, tokenizer: Path) -> dict[str, Any]:
+    image_token = load_tokenizer(tokenizer, (*TEMPLATES["qwen-vl"].tokens, "<image>")).token_id("<image>")
+    grids = [[16 * rows, 16 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=models.SIGLIP, text_config={**TEXT, "model_type": "qwen2"}, image_token_index=image_token,
+        image_grid_pinpoints=grids,
+    )  # fmt: skip
+    transformers.LlavaOnevisionForConditionalGeneration(config).save_pretrained(folder / "model")
+    return {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": 16, "width": 16}}
 
 
 def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
@@ -77,7 +91,10 @@ def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     return {**clip, "min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
 
 
-def test_one_command_trains_goes_on_and_its_weights_are_transformers_own(folder: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_command_trains_goes_on_and_its_weights_are_transformers_own(family: str, tmp_path: Path) -> None:
+    folder = tmp_path
+    build(family, folder)
     words = ("--model", folder / "model", "--input", folder / "demo/train.jsonl", "--run-dir", folder / "run", *LAUNCH)
     megatron = ("--", "--save-interval", 2, "--log-interval", 1)
     first = tool("launch.py", *words, *megatron)
@@ -96,6 +113,13 @@ def test_one_command_trains_goes_on_and_its_weights_are_transformers_own(folder:
     _, report = transformers.AutoModelForImageTextToText.from_pretrained(folder / "back", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    build("internvl3.5", folder)
+    return folder
 
 
 @pytest.mark.parametrize(

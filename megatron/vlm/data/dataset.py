@@ -19,7 +19,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from megatron.vlm.data.anyres import feature_order
+from megatron.vlm.data.anyres import FeatureOrder, feature_order
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
 from megatron.vlm.data.manifest import check_manifest, read_images
@@ -113,7 +113,7 @@ class ChatDataset(Dataset):
             raise UserError(f"{self.folder}: sample {sample}: {error}; {REMEDY}") from None
         return images
 
-    def feature_orders(self, sample: int) -> list[NDArray[np.int64]]:
+    def feature_orders(self, sample: int) -> list[FeatureOrder]:
         """For each image of a sample, which features of its own tiles its tokens are; -1 is a newline."""
         rule, per_tile = self.manifest["tiling"]["rule"], self.manifest["tokens_per_tile"]
         return [feature_order(image, rule, per_tile) for image in self.images(sample)]

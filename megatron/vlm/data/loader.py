@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from megatron.vlm import platform
-from megatron.vlm.data.anyres import joined_orders
+from megatron.vlm.data.anyres import order_tensors
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.microbatch import Microbatch, segment_ids
@@ -77,7 +77,7 @@ class PackDataset(Dataset):
             pixel_statistics=self.data.normalization if self.needs.pixels else None,
             input_ids=ids if self.needs.tokens else None,
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
-            image_sources=self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else None,
+            **(self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else {}),
             labels=None if mask is None or ids is None else torch.roll(ids, -1),
             supervised=None if mask is None else mask.nonzero().squeeze(1),
             loss_mask=mask,
@@ -89,7 +89,7 @@ class PackDataset(Dataset):
             **(self._grids(samples, lengths) if self.data.is_native else {}),
         )
 
-    def _grids(self, samples: np.ndarray, lengths: list[int]) -> dict[str, tuple[Any, ...]]:
+    def _grids(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
         """Of every image its patches and where its tokens begin: all stages turn by them."""
         grids, starts = [], []
         for begin, sample in zip(np.cumsum([0, *lengths]).tolist(), map(int, samples), strict=False):
@@ -117,14 +117,12 @@ class PackDataset(Dataset):
     def _image_positions(self, ids: Tensor) -> Tensor:
         return (ids == self.data.manifest["image_token_id"]).nonzero().squeeze(1)
 
-    def _image_sources(self, samples: np.ndarray) -> Tensor:
+    def _image_sources(self, samples: np.ndarray) -> dict[str, Any]:
         """Which of the pack's features its image tokens are: the images' own orders, one behind the other."""
-        return torch.from_numpy(
-            joined_orders(
-                (image.tiles * self.data.manifest["tokens_per_tile"], order)
-                for sample in map(int, samples)
-                for image, order in zip(self.data.images(sample), self.data.feature_orders(sample), strict=True)
-            )
+        return order_tensors(
+            (image.tiles * self.data.manifest["tokens_per_tile"], order)
+            for sample in map(int, samples)
+            for image, order in zip(self.data.images(sample), self.data.feature_orders(sample), strict=True)
         )
 
     def _pixels(self, samples: np.ndarray) -> tuple[Tensor, tuple[tuple[int, str], ...]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron.vlm.data.folder_files import Choice, folder_choices
 from megatron.vlm.data.samples import SampleMaker
-from megatron.vlm.data.tiles import RULES
+from megatron.vlm.data.tiles import ANYRES_MAX_GRIDS, RULES
 from megatron.vlm.data.tokenizer import load_tokenizer, model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.huggingface import find_config
@@ -52,6 +52,8 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
     }
     if architecture.vision.native:
         known |= NATIVE_LIMITS
+    if RULES[prompt.tiling].cap:
+        known["max-tiles"] = len(ANYRES_MAX_GRIDS)
     by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
     # Where config.json says the template it is meant: InternVL's tokenizers came with others, LLaVA's processors with
     # one that ends no turn. Qwen-VL's folders say it themselves.
@@ -132,6 +134,7 @@ def model_folder(model: str) -> Path | None:
 def fits(flag: str, given: Any, wanted: Any) -> bool:
     """Whether a flag's value serves a model that needs `wanted`."""
     if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
-        kinds = [(RULES[rule].joins_tiles, RULES[rule].native) for rule in (given, wanted) if rule in RULES]
+        rules = [RULES[rule] for rule in (given, wanted) if rule in RULES]
+        kinds = [(rule.joins_tiles, rule.cap, rule.native) for rule in rules]
         return len(kinds) == 2 and kinds[0] == kinds[1]
     return bool(given == wanted)

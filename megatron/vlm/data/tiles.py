@@ -7,7 +7,8 @@
 
 Rules of several tiles: `internvl`, the dynamic tiling of InternVL 1.5 (arXiv 2404.16821, section 3.3); `anyres`, the
 grids of LLaVA-1.6, where the image keeps its aspect ratio on a black ground, the thumbnail comes first and the language
-model sees the tiles joined (anyres.py). Of one tile: `pad`, the whole image on a square of the ViT's mean colour, as
+model sees the tiles joined (anyres.py); `anyres_max_9`, LLaVA-OneVision's, with up to
+6 x 6 tiles. Of one tile: `pad`, the whole image on a square of the ViT's mean colour, as
 LLaVA-1.5 was trained; `crop`, the middle square, as its published processor does; `fixed`, the image stretched.
 
 `native` keeps an image near its own size (Qwen2-VL, arXiv 2409.12191): a tile is a patch, and patches follow each other
@@ -18,7 +19,7 @@ Pixels are those of transformers' image processors (the ones on Pillow), to whic
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from math import ceil, floor, sqrt
 
 import numpy as np
@@ -34,10 +35,12 @@ Grid = tuple[int, int]  # columns, rows
 # LLaVA-1.6's resolutions over its tile size. Small images fit several equally well; the first one wins. The order is
 # transformers', which reads the published list as (height, width).
 ANYRES_GRIDS: tuple[Grid, ...] = ((2, 1), (1, 2), (2, 2), (1, 3), (3, 1))
+ANYRES_MAX_GRIDS: tuple[Grid, ...] = tuple((columns, rows) for rows in range(1, 7) for columns in range(1, 7))
 SQUARE = 2  # patches a side that become one token, at native resolution
 MOST_TIMES_LONGER = 200  # as transformers' processors say
 MAX_CANVAS = 2**28  # pixels, 0.8 GB
 LLAVA_GROUND = (122, 116, 104)  # the mean of CLIP's pixels, of 255
+GREY_GROUND = (127, 127, 127)  # of SigLIP's
 
 
 @cache
@@ -64,8 +67,15 @@ def internvl_grid(width: int, height: int, tile_size: int, min_tiles: int, max_t
     return best
 
 
-def anyres_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
-    """The grid of LLaVA-1.6 that keeps most of the image's pixels, and of those the one with the least padding."""
+def anyres_grid(
+    width: int,
+    height: int,
+    tile_size: int,
+    min_tiles: int,
+    max_tiles: int,
+    grids: tuple[Grid, ...] = ANYRES_GRIDS,
+) -> Grid:
+    """The grid, of LLaVA-1.6's or others, keeping most of the image's pixels, of those the one with least padding."""
 
     def merit(grid: Grid) -> tuple[int, int]:
         full_width, full_height = grid[0] * tile_size, grid[1] * tile_size
@@ -73,7 +83,7 @@ def anyres_grid(width: int, height: int, tile_size: int, min_tiles: int, max_til
         kept = min(int(width * scale) * int(height * scale), width * height)
         return kept, kept - full_width * full_height
 
-    allowed = [grid for grid in ANYRES_GRIDS if min_tiles <= grid[0] * grid[1] <= max_tiles]
+    allowed = [grid for grid in grids if min_tiles <= grid[0] * grid[1] <= max_tiles]
     return max(allowed, key=merit, default=(1, 1))
 
 
@@ -129,9 +139,9 @@ def _letterbox(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return ground
 
 
-def _pad(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+def _pad(image: Image.Image, size: tuple[int, int], colour: tuple[int, int, int] = LLAVA_GROUND) -> Image.Image:
     side = max(image.size)
-    ground = Image.new("RGB", (side, side), LLAVA_GROUND)
+    ground = Image.new("RGB", (side, side), colour)
     ground.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
     return _stretch(ground, size)
 
@@ -151,12 +161,16 @@ class Rule:
     lay: Callable[[Image.Image, tuple[int, int]], Image.Image]  # the image over width and height of the whole grid
     thumbnail_first: bool = False
     joins_tiles: bool = False  # the language model reads the tiles' features as one picture, without its padding
+    cap: int = 0  # joined tiles are made smaller beyond so many tiles' features; an image among several is one tile
     native: bool = False  # tiles are patches, in squares; limits are those of an image, not of a conversation
 
 
 RULES = {
     "internvl": Rule(internvl_grid, _stretch),
     "anyres": Rule(anyres_grid, _letterbox, thumbnail_first=True, joins_tiles=True),
+    "anyres_max_9": Rule(
+        partial(anyres_grid, grids=ANYRES_MAX_GRIDS), _letterbox, thumbnail_first=True, joins_tiles=True, cap=9
+    ),
     "pad": Rule(_one_padded, _pad),
     "crop": Rule(_one_cropped, _crop),
     "fixed": Rule(_one_tile, _stretch),
@@ -216,17 +230,23 @@ class TiledImage:
 
 def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling, place: Place = ()) -> TiledImage:
     """Decide the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
-    share = tiling.max_tiles if RULES[tiling.rule].native else max(1, tiling.max_tiles // images)
-    columns, rows = RULES[tiling.rule].choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
-    kept = size if RULES[tiling.rule].joins_tiles else (0, 0)
-    return TiledImage(path, columns, rows, tiling.thumbnail and columns * rows > 1, *kept, place)
+    rule = RULES[tiling.rule]
+    kept = size if rule.joins_tiles else (0, 0)
+    if rule.cap and images > 1:
+        _one_padded(*size)
+        return TiledImage(path, 1, 1, False, *kept, place)
+    share = tiling.max_tiles if rule.native else max(1, tiling.max_tiles // images)
+    columns, rows = rule.choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
+    thumbnail = tiling.thumbnail and (columns * rows > 1 or rule.cap > 0)
+    return TiledImage(path, columns, rows, thumbnail, *kept, place)
 
 
 def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -> NDArray[np.uint8]:
     """Resize (bicubic) and cut an RGB image, row by row: uint8 [plan.tiles, tile_size, tile_size, 3]."""
     size = (plan.columns * tile_size, plan.rows * tile_size)
     layout = RULES[rule]
-    resized = np.asarray(layout.lay(image, size))
+    alone = not layout.cap or plan.thumbnail
+    resized = np.asarray(layout.lay(image, size) if alone else _pad(image, size, GREY_GROUND))
     cells = resized.reshape(plan.rows, tile_size, plan.columns, tile_size, 3).swapaxes(1, 2)
     if layout.native:
         squares = (plan.rows // SQUARE, SQUARE, plan.columns // SQUARE, SQUARE)

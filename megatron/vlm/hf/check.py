@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from megatron.training.checkpointing import load_checkpoint
-from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.vlm.data.anyres import image_sources, joined_orders
-from megatron.vlm.data.tiles import anyres_grid
+from megatron.vlm.data.anyres import FeatureOrder, feature_order, order_tensors
+from megatron.vlm.data.tiles import ANYRES_MAX_GRIDS, RULES, Tiling, tile_image
 from megatron.vlm.microbatch import Grid, Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
@@ -66,16 +65,15 @@ class _Sample:
             return
         tile, per_tile = architecture.vision.image_size, architecture.image_tokens_per_tile
         self.sizes = [(round(width * tile), round(height * tile)) for width, height in sizes]
-        self.images: list[tuple[int, NDArray[np.int64]]] = []
+        self.images: list[tuple[int, FeatureOrder]] = []
         ids, tiles = [self._words(architecture, image_token, generator)], 0
+        rule = architecture.prompt.tiling if architecture.newline else "fixed"
         for size in self.sizes:
-            grid = anyres_grid(*size, tile, 1, 12) if architecture.newline else (1, 1)
-            order = np.arange(per_tile)
-            if architecture.newline:
-                order = image_sources(size, grid, architecture.vision.image_size // architecture.vision.patch_size)
-            shown = 1 + grid[0] * grid[1] if architecture.newline else 1
-            self.images.append((shown * per_tile, order))
-            tiles += shown
+            among = len(self.sizes) if RULES[rule].cap else 1
+            image = tile_image("", size, among, Tiling(tile, 1, len(ANYRES_MAX_GRIDS), architecture.newline, rule))
+            order = feature_order(image, rule, per_tile)
+            self.images.append((image.tiles * per_tile, order))
+            tiles += image.tiles
             ids += [torch.full((len(order),), image_token), self._words(architecture, image_token, generator)]
         self.ids = torch.cat(ids)
         self.pixels = torch.randn(tiles, 3, tile, tile, generator=generator)
@@ -92,7 +90,7 @@ class _Sample:
         squares = [tuple(max(1, round(3 * side)) for side in size) for size in sizes]
         self.grids = [(1, rows * native.merge, columns * native.merge) for columns, rows in squares]
         self.sizes = [(columns, rows) for _, rows, columns in self.grids]
-        self.images = [(columns * rows, np.arange(columns * rows)) for columns, rows in squares]
+        self.images = [(columns * rows, FeatureOrder(np.arange(columns * rows))) for columns, rows in squares]
         ids = [self._words(architecture, image_token, generator)]
         for tokens, _ in self.images:
             self.starts.append(sum(map(len, ids)))
@@ -122,7 +120,7 @@ def _our_logits(
 def _pack(samples: list[_Sample], image_token: int) -> Microbatch:
     ids = torch.cat([sample.ids for sample in samples])
     begins = np.cumsum([0, *(len(sample.ids) for sample in samples)]).tolist()
-    orders = joined_orders(image for sample in samples for image in sample.images)
+    orders = order_tensors(image for sample in samples for image in sample.images)
     return Microbatch(
         tiles=sum(len(sample.pixels) for sample in samples),
         lengths=tuple(len(sample.ids) for sample in samples),
@@ -131,7 +129,7 @@ def _pack(samples: list[_Sample], image_token: int) -> Microbatch:
         pixels=torch.cat([sample.pixels for sample in samples]).to("cuda"),
         input_ids=ids.to("cuda"),
         image_positions=(ids == image_token).nonzero().squeeze(1).to("cuda"),
-        image_sources=torch.from_numpy(orders).to("cuda"),
+        **{name: tensor.to("cuda") for name, tensor in orders.items()},
         grids=tuple(grid for sample in samples for grid in sample.grids),
         image_starts=tuple(
             begin + start for begin, sample in zip(begins, samples, strict=False) for start in sample.starts
@@ -156,7 +154,9 @@ def _their_logits(theirs: Path, samples: list[_Sample]) -> list[Tensor]:
             images["mm_token_type_ids"] = (sample.ids == model.config.image_token_id).long()[None]
         elif sample.sizes:
             images["pixel_values"] = sample.pixels
-            if model.config.model_type == "llava_next":
+            if model.config.model_type in ("llava_next", "llava_onevision"):
                 images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
+            if model.config.model_type == "llava_onevision":
+                images["batch_num_images"] = torch.tensor([len(sample.sizes)])
         found.append(model(input_ids=sample.ids[None], **images).logits[0])
     return found

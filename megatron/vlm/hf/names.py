@@ -43,7 +43,7 @@ def _split_qkv(kind: str, theirs: str, form: str, when: str) -> Iterator[Weight]
 
 
 def _embedding(class_token: str, positions: str, patches: str) -> Iterator[Weight]:
-    yield Weight("patch_embed", "class_token", (class_token,), "tokens")
+    yield Weight("patch_embed", "class_token", (class_token,), "tokens", "vision.class_token")
     yield Weight("patch_embed", "positions", (positions,), "tokens")
     yield Weight("patch_embed", "projection.weight", (f"{patches}.weight",))
     yield Weight("patch_embed", "projection.bias", (f"{patches}.bias",), when="vision.patch_bias")
@@ -96,6 +96,7 @@ def _internvl_original_vision() -> Iterator[Weight]:
 
 
 def _llava_vision() -> Iterator[Weight]:
+    """CLIP's, and SigLIP's, which has no class token."""
     layer, embeddings = "vision_tower.encoder.layers.{n}", "vision_tower.embeddings"
     yield from _embedding(
         f"{embeddings}.class_embedding", f"{embeddings}.position_embedding.weight", f"{embeddings}.patch_embedding"
@@ -187,6 +188,7 @@ VISION_TABLES = {
     "internvl_chat": tuple(_internvl_original_vision()),
     "llava": tuple(_llava_vision()),
     "llava_next": tuple(_llava_vision()),
+    "llava_onevision": tuple(_llava_vision()),
     "qwen2_vl": tuple(_qwen_vision(later=False)),
     "qwen2_5_vl": tuple(_qwen_vision(later=True)),
     "qwen3_vl": tuple(_qwen3_vision()),
@@ -206,7 +208,7 @@ SPELLINGS = (
 """Other spellings (transformers' modules in memory, older checkpoints) of the names in the tables."""
 
 IDLE = (
-    r"vision_tower\.post_layernorm\.",
+    r"vision_tower\.(post_layernorm|head)\.",
     r"vision_tower\.layernorm\.",
     r"vision_tower\.encoder\.layers?\.\d+\.",
     r"vision_model\.encoder\.layers\.\d+\.",

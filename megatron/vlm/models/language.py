@@ -31,7 +31,8 @@ class WordEmbedding(MegatronModule):
     """Embeds the pack's tokens and puts the projected image tokens in their places.
 
     image [tiles * image tokens, 1, width] -> [T, 1, width]; under sequence parallelism this rank's share of T. With a
-    newline (LLaVA-1.6), `batch.image_sources` says which image token goes where, and where the newline does. Hidden
+    newline (LLaVA-1.6), `batch.image_sources` says which image token goes where, and where the newline does; with
+    `batch.image_weights` (LLaVA-OneVision) a token is a mean of four. Hidden
     dropout is applied to the words, as core's LLaVA does, before the sequence is shared out: one mask on all ranks.
     """
 
@@ -52,7 +53,12 @@ class WordEmbedding(MegatronModule):
         words = dropout(self.embedding(batch.input_ids), self.config.hidden_dropout, self.training)
         tokens = image.squeeze(1)
         if self.newline is not None and batch.image_sources is not None:
-            tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])[batch.image_sources]
+            tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])
+            if batch.image_weights is None:
+                tokens = tokens[batch.image_sources]
+            else:
+                mixed = zip(batch.image_sources.T, batch.image_weights.T, strict=True)
+                tokens = sum(tokens[source] * weight[:, None] for source, weight in mixed)
         merged = words.index_copy(0, batch.image_positions, tokens.to(words.dtype)).unsqueeze(1)
         return self._share(merged)
 

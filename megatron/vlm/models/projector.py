@@ -21,7 +21,8 @@ class Projector(MegatronModule):
         super().__init__(outside_layers(vision))
         self.shared, vision = vision, self.config
         self.tokens_per_tile = architecture.vision.tokens_per_tile
-        self.shuffle, self.first = architecture.shuffle, 0 if architecture.class_token else 1
+        self.shuffle = architecture.shuffle
+        self.first = int(architecture.vision.class_token and not architecture.class_token)
         width = vision.hidden_size * self.shuffle**2
         linear = {"config": vision, "init_method": vision.init_method, "bias": architecture.projector_bias}
         self.vision_norm: torch.nn.Module = torch.nn.Identity()

@@ -57,9 +57,9 @@ def join_rows(shared: Tensor, rows: int, config: TransformerConfig) -> Tensor:
 
 
 class PatchEmbed(MegatronModule):
-    """Tiles to ViT tokens: patches, a class token in front, learned positions, and CLIP's norm.
+    """Tiles to ViT tokens: patches, a class token in front where there is one, learned positions, and CLIP's norm.
 
-    pixels [tiles, 3, size, size] -> this rank's share of the (1 + patches) * tiles rows.
+    pixels [tiles, 3, size, size] -> this rank's share of the tokens * tiles rows.
     """
 
     def __init__(self, config: TransformerConfig, architecture: VisionArchitecture) -> None:
@@ -68,14 +68,16 @@ class PatchEmbed(MegatronModule):
         self.projection = torch.nn.Conv2d(
             3, width, patch, stride=patch, bias=architecture.patch_bias, dtype=config.params_dtype
         )
-        self.class_token = torch.nn.Parameter(torch.empty(1, 1, width, dtype=config.params_dtype))
+        if architecture.class_token:
+            self.class_token = torch.nn.Parameter(torch.empty(1, 1, width, dtype=config.params_dtype))
         self.positions = torch.nn.Parameter(
             torch.empty(architecture.tokens_per_tile, 1, width, dtype=config.params_dtype)
         )
         self.norm: torch.nn.Module = torch.nn.Identity()
         if architecture.pre_norm:
             self.norm = build_norm(outside_layers(config), width, architecture.norm_epsilon, "LayerNorm")
-        for weight in (self.projection.weight, self.class_token, self.positions):
+        learned = (self.class_token,) if architecture.class_token else ()
+        for weight in (self.projection.weight, *learned, self.positions):
             config.init_method(weight.data)
         if self.projection.bias is not None:
             torch.nn.init.zeros_(self.projection.bias)
@@ -84,9 +86,10 @@ class PatchEmbed(MegatronModule):
         """Pixels of the pack [tiles, 3, height, width] -> ViT tokens [tokens, tiles, width]."""
         """Pixels of the pack's tiles -> rows of ViT tokens, this rank's share."""
         assert batch.pixels is not None
-        patches = self.projection(batch.pixels.to(self.class_token.dtype)).flatten(2).permute(2, 0, 1)
-        class_tokens = self.class_token.expand(1, patches.shape[1], -1)
-        tokens = self.norm(torch.cat([class_tokens, patches]) + self.positions)
+        tokens = self.projection(batch.pixels.to(self.positions.dtype)).flatten(2).permute(2, 0, 1)
+        if hasattr(self, "class_token"):
+            tokens = torch.cat([self.class_token.expand(1, tokens.shape[1], -1), tokens])
+        tokens = self.norm(tokens + self.positions)
         return share_rows(tokens.flatten(0, 1).unsqueeze(1), self.config)
 
 

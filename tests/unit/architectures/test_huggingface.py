@@ -165,6 +165,30 @@ INTERNVL_HF: dict[str, Any] = {
 }
 
 
+LLAVA_ONEVISION: dict[str, Any] = {
+    "architectures": ["LlavaOnevisionForConditionalGeneration"],
+    "ignore_index": -100,
+    "image_grid_pinpoints": [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)],
+    "image_token_index": 151646,
+    "model_type": "llava_onevision",
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "architectures": ["Qwen2ForCausalLM"], "bos_token_id": 151643, "eos_token_id": 151645, "hidden_size": 3584,
+        "intermediate_size": 18944, "max_window_layers": 28, "model_type": "qwen2", "num_attention_heads": 28,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "rope_theta": 1000000.0, "sliding_window": 131072,
+        "torch_dtype": "bfloat16", "vocab_size": 152128,
+    },
+    "tie_word_embeddings": False,
+    "use_image_newline_parameter": True,
+    "video_token_index": 151647,
+    "vision_aspect_ratio": "anyres_max_9",
+    "vision_config": {
+        "hidden_size": 1152, "image_size": 384, "intermediate_size": 4304, "model_type": "siglip_vision_model",
+        "num_attention_heads": 16, "num_hidden_layers": 26, "patch_size": 14, "vision_use_head": False,
+    },
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+}  # fmt: skip
 INTERNVL_3_5 = {
     **INTERNVL_CHAT,
     "llm_config": {
@@ -223,6 +247,7 @@ def test_a_folder_that_is_called_like_a_preset_is_meant(tmp_path: Path, monkeypa
         ("qwen2.5-vl-7b", QWEN2_5_VL),
         ("qwen2-vl-7b", QWEN2_VL),
         ("qwen3-vl-8b", QWEN3_VL),
+        ("llava-onevision-7b", LLAVA_ONEVISION),
     ],
 )
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
@@ -292,7 +317,7 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (INTERNVL_HF, "vision_feature_select_strategy", "full", r"vision_feature_select_strategy is 'full'"),
         (INTERNVL_HF, "projector_hidden_act", "relu", r"projector_hidden_act is 'relu'"),
         (LLAVA_1_5, "vision_feature_layer", [-2, -5], r"several layers"),
-        (LLAVA_1_5, "vision_config.model_type", "siglip_vision_model", r"'siglip_vision_model' is not supported"),
+        (LLAVA_1_5, "vision_config.model_type", "siglip_vision_model", r"'siglip_vision_model'; supported: 'clip_vis"),
         (LLAVA_1_5, "text_config.model_type", "phi3", r"'phi3' is not supported"),
         (LLAVA_1_5, "text_config.mlp_bias", True, r"text_config\.mlp_bias is True"),
         (LLAVA_1_5, "text_config.hidden_size", "wide", r"hidden_size must be a whole number .*, got 'wide'"),
@@ -332,6 +357,10 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (QWEN3_VL, "vision_config.num_position_embeddings", 2305, r"num_position_embeddings is 2305"),
         (QWEN3_VL, "text_config.rope_scaling", {"mrope_interleaved": False}, r"mrope_interleaved is False"),
         (QWEN3_VL, "text_config.attention_bias", True, r"attention_bias is True"),
+        (LLAVA_ONEVISION, "vision_aspect_ratio", "anyres_max_4", r"vision_aspect_ratio is 'anyres_max_4'"),
+        (LLAVA_ONEVISION, "image_grid_pinpoints", [[384, 384]], r"image_grid_pinpoints is not"),
+        (LLAVA_ONEVISION, "vision_feature_select_strategy", "default", r"select_strategy is 'default'"),
+        (LLAVA_ONEVISION, "vision_config.model_type", "clip_vision_model", r"model_type is 'clip_vision_model'"),
         (QWEN2_5_VL, "attention_dropout", 0.1, r"attention_dropout is 0\.1"),
         (QWEN2_5_VL, "quantization_config", {"bits": 4}, r"quantization_config is .* which is not known"),
         (LLAVA_1_6_MISTRAL, "use_image_newline_parameter", False, r"use_image_newline_parameter is False"),

@@ -1,4 +1,4 @@
-"""LLaVA-1.6's joined tiles: the tokens of an image are those of transformers, in its order."""
+"""Joined tiles of LLaVA-1.6 and LLaVA-OneVision: the tokens of an image are those of transformers, in its order."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from megatron.vlm.data.anyres import NEWLINE, feature_order, image_sources, joined_orders
+from megatron.vlm.data.anyres import NEWLINE, FeatureOrder, feature_order, image_sources, joined_orders
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.demo import make_demo_data
 from megatron.vlm.data.job import open_job
@@ -42,18 +42,51 @@ def test_the_order_is_that_of_transformers(width: int, height: int, side: int) -
     assert mine.tolist() == packed[:, 0].long().tolist()
 
 
+@settings(deadline=None, max_examples=200)
+@given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([2, 3, 27]), st.booleans())
+@example(2304, 2304, 27, False)  # the largest
+@example(1300, 700, 27, False)
+def test_tokens_are_those_of_llava_onevision(width: int, height: int, side: int, among_others: bool) -> None:
+    """Random features, many of them made fewer; an image among others is one tile."""
+    modeling = pytest.importorskip("transformers.models.llava_onevision.modeling_llava_onevision")
+    image = tile_image("", (width, height), 1 + among_others, Tiling(384, 1, 36, rule="anyres_max_9"))
+    features = torch.randn(image.tiles, side * side, 3, generator=torch.Generator().manual_seed(width))
+    newline = torch.tensor([7.0, 8.0, 9.0])
+    vision = SimpleNamespace(image_size=384, patch_size=384 // side)
+    pinpoints = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+    model = SimpleNamespace(config=SimpleNamespace(vision_config=vision, image_grid_pinpoints=pinpoints))
+    (packed,), (length,) = modeling.LlavaOnevisionModel.pack_image_features(
+        model, [features], [(height, width)], newline
+    )
+    order = feature_order(image, "anyres_max_9", side * side)
+    assert len(order) == length
+    sources, weights = order.as_means()
+    known = torch.cat([features.flatten(0, 1), newline[None]])
+    mine = (known[torch.from_numpy(sources)] * torch.from_numpy(weights)[..., None]).sum(1)
+    assert torch.allclose(mine, packed, atol=2e-5)
+
+
+def test_images_with_means_and_without_follow_each_other() -> None:
+    """Where one image needs shares, tokens of the others are one feature with all of the share."""
+    means = FeatureOrder(np.array([[0, 1, 2, 3], [NEWLINE] * 4]), np.full((2, 4), 0.25, np.float32))
+    joined = joined_orders([(4, FeatureOrder(np.array([3, NEWLINE]))), (4, means)])
+    assert joined.sources.tolist() == [[3] * 4, [NEWLINE] * 4, [4, 5, 6, 7], [NEWLINE] * 4]
+    assert joined.weights is not None
+    assert joined.weights.tolist() == [[1, 0, 0, 0]] * 2 + [[0.25] * 4] * 2
+
+
 def test_one_tile_is_its_features_and_a_newline() -> None:
     assert image_sources((10, 10), (1, 1), 2).tolist() == [0, 1, 2, 3, NEWLINE]
 
 
 def test_orders_of_several_images_follow_each_other() -> None:
-    orders = [(4, np.array([0, 3, NEWLINE])), (8, np.array([7, NEWLINE, 0]))]
-    assert joined_orders(orders).tolist() == [0, 3, NEWLINE, 11, NEWLINE, 4]
-    assert joined_orders([]).dtype == np.int64
+    orders = [(4, FeatureOrder(np.array([0, 3, NEWLINE]))), (8, FeatureOrder(np.array([7, NEWLINE, 0])))]
+    assert joined_orders(orders).sources.tolist() == [0, 3, NEWLINE, 11, NEWLINE, 4]
+    assert joined_orders([]).sources.dtype == np.int64
 
 
 def test_rules_that_keep_tiles_apart_read_every_feature() -> None:
-    assert feature_order(TiledImage("x.png", 2, 1, True), "internvl", 4).tolist() == list(range(12))
+    assert feature_order(TiledImage("x.png", 2, 1, True), "internvl", 4).sources.tolist() == list(range(12))
 
 
 def test_what_cannot_be_joined_is_refused() -> None:

@@ -77,6 +77,23 @@ def llava_next(path: Path, _: bool) -> tuple[Any, str]:
     return LlavaNextProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
 
 
+def llava_onevision(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+    from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+
+    class WithoutVideo(LlavaOnevisionProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Its video processor needs torchvision."""
+
+    half, square = [0.5, 0.5, 0.5], {"height": TILE, "width": TILE}
+    grids = [[rows * TILE, columns * TILE] for rows in range(1, 7) for columns in range(1, 7)]
+    pictures = LlavaOnevisionImageProcessorPil(
+        size=square, image_grid_pinpoints=grids, image_mean=half, image_std=half, resample=3
+    )
+    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", "<image>"])
+    return WithoutVideo(pictures, tokenizer, None, 4, "full"), "<image>"
+
+
 def qwen_vl(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -123,9 +140,15 @@ CASES["native"] = (
 CASES["native, Qwen3-VL"] = (
     qwen3_vl, {"template": "hermes-2", "markup": "qwen-vl", "tokens_per_tile": 0.25, "normalization": "half"},
 )  # fmt: skip
+CASES["anyres_max_9"] = (
+    llava_onevision,
+    {"template": "qwen-vl", "markup": "llava", "tokens_per_tile": 4, "normalization": "half"},
+)
 NATIVE = Tiling(PATCH, 16, 120, False, "native")
+QUESTION = "<|im_start|>user\n{0}\nWhat is in the picture?<|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n"
 PROMPTS = {  # what their chat templates write for one question and answer
-    "hermes-2": "<|im_start|>user\n{0}\nWhat is in the picture?<|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n",
+    "hermes-2": QUESTION,
+    "qwen-vl": QUESTION,  # without the system message, which the dataset is made without
     "mistral": "<s>[INST] {0}\nWhat is in the picture? [/INST] A cat.</s>",
     "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
 }
@@ -167,7 +190,7 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
     recipe = Recipe(
         folder,
         folder / "tokenizer.json",
-        tiling=NATIVE if rule == "native" else Tiling(TILE, rule=rule),
+        tiling=NATIVE if rule == "native" else Tiling(TILE, max_tiles=MOST_TILES.get(rule, 12), rule=rule),
         system_message="",
         **flags,
     )
@@ -175,12 +198,14 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
     return ChatDataset(folder / "dataset")
 
 
+MOST_TILES = {"native": 120, "anyres_max_9": 36}
 TOWERS = {  # config.json of each kind of model
     "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
     "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
     "pad": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
     "crop": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
     "native": ("qwen2_5_vl", "qwen2_5_vl_text", {"out_hidden_size": 8192}),
+    "anyres_max_9": ("llava_onevision", "qwen2", {"model_type": "siglip_vision_model", "image_size": TILE}),
     "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
 }
 JINJA = {
@@ -210,10 +235,26 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
     found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
     native = rule == "native"
     wanted = {"tiling": rule, "tile-size": PATCH if native else TILE, "tokens-per-tile": flags["tokens_per_tile"]}
-    wanted |= {"max-tiles": 120 if native else 12}
+    wanted |= {"max-tiles": MOST_TILES.get(rule, 12)}
     wanted |= {"image-markup": flags["markup"], "normalize": flags.get("normalization", "imagenet")}
     wanted |= {"chat-template": flags["template"], "tokenizer-model": tmp_path / "tokenizer.json"}
     assert wanted.items() <= found.items()
+
+
+def test_images_among_others_are_one_padded_tile_each_in_llava_onevision(tmp_path: Path) -> None:
+    processor, _ = llava_onevision(written_tokenizer(tmp_path / "tokenizer.json"), False)
+    names = draw_pictures(tmp_path)[:3]
+    turns = [{"from": "human", "value": "<image>" * 3 + "What?"}, {"from": "gpt", "value": "Cats."}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"image": names, "conversations": turns}))
+    tiling, flags = Tiling(TILE, max_tiles=36, rule="anyres_max_9"), CASES["anyres_max_9"][1]
+    recipe = Recipe(tmp_path, tmp_path / "tokenizer.json", tiling=tiling, system_message="", **flags)
+    preprocess(open_job([tmp_path / "chat.jsonl"], recipe, tmp_path / "dataset"), max_rejects=0)
+    data = ChatDataset(tmp_path / "dataset")
+    prompt = "<|im_start|>user\n" + "<image>" * 3 + "What?<|im_end|>\n<|im_start|>assistant\nCats.<|im_end|>\n"
+    theirs = processor(text=prompt, images=[[str(tmp_path / name) for name in names]], return_tensors="np")
+    assert data.text(0)[0].tolist() == theirs["input_ids"][0].tolist()
+    pixels = theirs["pixel_values"].reshape(-1, 3, TILE, TILE)
+    np.testing.assert_allclose(data.pixels(0).numpy(), pixels, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -236,6 +277,8 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
             ]
         else:
             pixels = pixels.reshape(-1, 3, TILE, TILE)
+            if rule == "anyres_max_9":
+                assert data.images(sample)[0].thumbnail
         np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-6, err_msg=name)
     context = "<|image_pad|>" if rule == "native" else mark
     assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(context)

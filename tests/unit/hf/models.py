@@ -43,6 +43,16 @@ CLIP = {
     "image_size": TILE,
     "patch_size": TILE // SIDE,
 }
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": TILE,
+    "patch_size": TILE // SIDE,
+    "vision_use_head": False,
+}
 QWEN_VIT = {"depth": 3, "num_heads": 4, "patch_size": 4}
 QWEN2_VL = {**QWEN_VIT, "embed_dim": 48, "hidden_size": 48, "mlp_ratio": 2}
 QWEN2_5_VL = {
@@ -119,6 +129,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     ),
     "llava-next vicuna": ("LlavaNext", {}, {**TEXT, "model_type": "llama", "num_key_value_heads": 4}, {}),
     "llava-next mistral": ("LlavaNext", {}, MISTRAL, {}),
+    "llava-onevision": ("LlavaOnevision", SIGLIP, QWEN, {}),
+    "llava-onevision tied": (
+        "LlavaOnevision",
+        {**SIGLIP, "image_size": TILE + 3},
+        {**QWEN, "tie_word_embeddings": True},
+        {"tie_word_embeddings": True, "vision_feature_layer": -2},
+    ),
     "qwen2-vl": ("Qwen2VL", QWEN2_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl": ("Qwen2_5_VL", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl tied": (
@@ -149,9 +166,12 @@ def build(family: str, seed: int) -> torch.nn.Module:
         vision = {**INTERN_VIT, **vision}
     else:
         fields = {"image_token_index": IMAGE_TOKEN, **fields}
-        vision = {**CLIP, **vision}
+        vision = vision if prefix == "LlavaOnevision" else {**CLIP, **vision}
     if prefix == "LlavaNext":
         fields = {"image_grid_pinpoints": GRIDS, **fields}
+    if prefix == "LlavaOnevision":
+        side = vision["image_size"]
+        fields = {"image_grid_pinpoints": [[side * h, side * w] for h in range(1, 7) for w in range(1, 7)], **fields}
     config = getattr(transformers, f"{prefix}Config")(vision_config=vision, text_config=text, **fields)
     model: torch.nn.Module = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
     generator = torch.Generator().manual_seed(seed)
@@ -172,7 +192,7 @@ class Sample:
 
 
 def samples(
-    image_tokens: dict[tuple[int, int], tuple[int, int]], per_sample: list[list[tuple[int, int]]]
+    image_tokens: dict[tuple[int, int], tuple[int, int]], per_sample: list[list[tuple[int, int]]], tile: int = TILE
 ) -> list[Sample]:
     """Samples with images of the sizes listed; `image_tokens` says how many tokens and tiles an image of a size has."""
     generator = torch.Generator().manual_seed(5)
@@ -183,5 +203,5 @@ def samples(
             pieces.append(torch.full((image_tokens[size][0],), IMAGE_TOKEN))
             pieces.append(torch.randint(0, IMAGE_TOKEN, (4,), generator=generator))
         tiles = sum(image_tokens[size][1] for size in sizes)
-        made.append(Sample(torch.cat(pieces), torch.randn(tiles, 3, TILE, TILE, generator=generator), tuple(sizes)))
+        made.append(Sample(torch.cat(pieces), torch.randn(tiles, 3, tile, tile, generator=generator), tuple(sizes)))
     return made

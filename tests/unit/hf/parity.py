@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from argparse import Namespace
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +21,8 @@ from torch.nn.functional import cross_entropy
 
 from megatron.vlm.arguments import _preset_defaults
 from megatron.vlm.checkpoint.integrity import seal_alone
-from megatron.vlm.data.anyres import image_sources, joined_orders
-from megatron.vlm.data.tiles import anyres_grid
+from megatron.vlm.data.anyres import FeatureOrder, feature_order, joined_orders
+from megatron.vlm.data.tiles import RULES, Tiling, tile_image
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name
@@ -37,11 +36,10 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import single_stage_plan
 from tests.engine.names import weights_by_checkpoint_name
 from tests.unit.hf import models
-from tests.unit.hf.models import IMAGE_TOKEN, SIDE, TILE, Sample
+from tests.unit.hf.models import IMAGE_TOKEN, SIDE, Sample
 
-grid_of = partial(anyres_grid, tile_size=TILE, min_tiles=1, max_tiles=12)
-# Several images, one image, none, one again: wide, high, square and small ones.
-IMAGES = [[(50, 20), (16, 40)], [(33, 31)], [], [(100, 9)]]
+# Several images, one image, none, one again, one of many tiles: wide, high, square and small ones.
+IMAGES = [[(50, 20), (16, 40)], [(33, 31)], [], [(100, 9)], [(90, 61)]]
 # At native resolution, rows and columns of squares: some fill windows of two, one is a single row, one a square.
 NATIVE_IMAGES = [[(3, 5), (1, 4)], [(1, 1)], [], [(2, 2), (7, 3)]]
 
@@ -110,18 +108,19 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     """All samples in one pack, and each alone."""
     if architecture.vision.native:
         return packed_at_native_resolution(architecture.vision.native)
-    sources = {}
-    for size in {size for images in IMAGES for size in images}:
-        tokens = np.arange(architecture.image_tokens_per_tile)
-        sources[size] = image_sources(size, grid_of(*size), SIDE) if architecture.newline else tokens
-    tiles = {size: 1 + int(np.prod(grid_of(*size))) if architecture.newline else 1 for size in sources}
-    samples = models.samples({size: (len(sources[size]), tiles[size]) for size in sources}, IMAGES)
-    per_tile = architecture.image_tokens_per_tile
-    order = joined_orders((tiles[size] * per_tile, sources[size]) for images in IMAGES for size in images)
+    rule, per_tile = architecture.prompt.tiling if architecture.newline else "fixed", architecture.image_tokens_per_tile
+    tiling, shown = Tiling(architecture.vision.image_size, 1, 36, architecture.newline, rule), {}
+    for images in IMAGES:
+        among = len(images) if RULES[rule].cap else 1
+        shown |= {size: tile_image("", size, among, tiling) for size in images}
+    orders = {size: feature_order(image, rule, per_tile) for size, image in shown.items()}
+    counts = {size: (len(orders[size]), shown[size].tiles) for size in shown}
+    samples = models.samples(counts, IMAGES, architecture.vision.image_size)
+    order = joined_orders((shown[size].tiles * per_tile, orders[size]) for images in IMAGES for size in images)
     return batch_of(samples, order), samples
 
 
-def batch_of(samples: list[Sample], order: np.ndarray) -> Microbatch:
+def batch_of(samples: list[Sample], order: FeatureOrder) -> Microbatch:
     """All samples end to end; image tokens are the features `order`."""
     ids = torch.cat([sample.ids for sample in samples])
     return Microbatch(
@@ -132,7 +131,8 @@ def batch_of(samples: list[Sample], order: np.ndarray) -> Microbatch:
         pixels=torch.cat([sample.pixels for sample in samples]),
         input_ids=ids,
         image_positions=(ids == IMAGE_TOKEN).nonzero().squeeze(1),
-        image_sources=torch.from_numpy(order),
+        image_sources=torch.from_numpy(order.sources),
+        image_weights=None if order.weights is None else torch.from_numpy(order.weights),
         labels=torch.roll(ids, -1),
         loss_mask=torch.cat([torch.arange(len(sample.ids), 0, -1) > 1 for sample in samples]).float(),
     )
@@ -152,7 +152,8 @@ def packed_at_native_resolution(native: NativeResolution) -> tuple[Microbatch, l
         pixels = torch.randn(patches, 3, SIDE, SIDE, generator=generator)
         samples.append(Sample(torch.cat(pieces), pixels, tuple((rows, columns) for _, rows, columns in images)))
         begin += len(samples[-1].ids)
-    batch = batch_of(samples, np.arange(sum(len(sample.pixels) for sample in samples) // native.merge**2))
+    tokens = sum(len(sample.pixels) for sample in samples) // native.merge**2
+    batch = batch_of(samples, FeatureOrder(np.arange(tokens)))
     return replace(batch, grids=tuple(grid for images in grids for grid in images), image_starts=tuple(starts)), samples
 
 
@@ -169,8 +170,10 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
             images["mm_token_type_ids"] = (sample.ids == IMAGE_TOKEN).long()[None]
         elif len(sample.pixels):
             images["pixel_values"] = sample.pixels
-            if theirs.config.model_type == "llava_next":
+            if theirs.config.model_type in ("llava_next", "llava_onevision"):
                 images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
+            if theirs.config.model_type == "llava_onevision":
+                images["batch_num_images"] = torch.tensor([len(sample.sizes)])
         out = theirs(input_ids=sample.ids[None], **images).logits[0]
         loss = cross_entropy(out[:-1], sample.ids[1:], reduction="sum") / count
         loss.backward()
