@@ -60,12 +60,19 @@ def rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float | None = None) ->
     return out
 
 
+def allreduce_one_by_one(group: torch.distributed.ProcessGroup, tensors: list[Tensor], *_: Any) -> Any:
+    """Fake tensors know no reductions of several."""
+    return [group.allreduce([tensor]) for tensor in tensors][-1]
+
+
 @contextmanager
 def machine(engine: bool) -> Iterator[FakeTensorMode]:
     """A GPU's machine, with Transformer Engine or without; one a process, for good. `rank_of` comes next."""
     backend_registration._setup_privateuseone_for_python_backend("shapes")
     device = torch.device("shapes:0")
     torch.Tensor.pin_memory = lambda tensor, *_: tensor
+    torch.Tensor.record_stream = lambda *_: None
+    torch.distributed.ProcessGroup.allreduce_coalesced = allreduce_one_by_one
     torch.compile = compiled  # before core decorates its functions with it
     torch.nn.functional.rms_norm = torch.rms_norm = rms_norm
     torch.nn.functional.scaled_dot_product_attention = flash_attention
@@ -87,25 +94,26 @@ def machine(engine: bool) -> Iterator[FakeTensorMode]:
         yield mode
 
 
-def rank_of(tensor_parallel: int) -> None:
-    """Make this process the first rank of a tensor-parallel group whose messages go nowhere."""
+def rank_of(tensor_parallel: int, pipeline_parallel: int = 1, stage: int = 0) -> None:
+    """Make this process the first tensor-parallel rank of a pipeline's stage; its messages go nowhere."""
     from megatron.core import parallel_state
     from megatron.core import tensor_parallel as core
 
-    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(tensor_parallel)})
+    rank, ranks = stage * tensor_parallel, tensor_parallel * pipeline_parallel
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)})
     if torch.distributed.is_initialized():
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
-    torch.distributed.init_process_group("cpu:fake,shapes:fake", rank=0, world_size=tensor_parallel, store=FakeStore())
-    parallel_state.initialize_model_parallel(tensor_parallel, create_gloo_process_groups=False)
+    torch.distributed.init_process_group("cpu:fake,shapes:fake", rank=rank, world_size=ranks, store=FakeStore())
+    parallel_state.initialize_model_parallel(tensor_parallel, pipeline_parallel, create_gloo_process_groups=False)
     core.model_parallel_cuda_manual_seed(1)
 
 
-def move(module: torch.nn.Module) -> None:
-    """What `Module.cuda` does, where weights cannot change their device in place."""
+def move(module: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
+    """What `Module.cuda` and `Module.to(dtype)` do, where weights cannot change in place."""
     for part in module.modules():
         for name, weight in part._parameters.items():
-            if weight is not None and weight.device.type == "cpu":
-                moved = torch.nn.Parameter(weight.detach().to("shapes"), requires_grad=weight.requires_grad)
+            if weight is not None and (weight.device.type == "cpu" or weight.dtype != (dtype or weight.dtype)):
+                moved = torch.nn.Parameter(weight.detach().to("shapes", dtype), requires_grad=weight.requires_grad)
                 vars(moved).update({key: value for key, value in vars(weight).items() if key not in vars(moved)})
                 part._parameters[name] = moved

@@ -2,21 +2,25 @@
 
 import statistics
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 import torch
 
 from megatron.vlm import platform
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiler import Job, fit_line, step_seconds_per_weight
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import fit_seconds
 from megatron.vlm.profiling.stopwatch import WARM_UP, Stopwatch, at_usual_pace
-from megatron.vlm.profiling.synthetic import equal_lengths
+from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from megatron.vlm.profiling.transfers import Links
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from tests.distributed.conftest import run_program
+from tests.unit.alone import megatron_alone
 from tests.unit.layout.instances import make_profile
 
 
@@ -52,6 +56,24 @@ def test_a_fit_meets_the_budgets_exactly_and_has_no_negative_part() -> None:
     noisy = fit_seconds(features, [3.0, 1.0, 2.9])  # the longer sample was faster: no such thing
     assert min(noisy) >= 0
     assert sum(a * b for a, b in zip(noisy, features[0], strict=True)) == pytest.approx(3.0)
+
+
+@pytest.fixture(params=["small", "native"])
+def chain(request: pytest.FixtureRequest) -> Iterator[Chain]:
+    with megatron_alone(request.param) as inputs:
+        yield Chain.of(inputs.args, inputs.architecture)
+
+
+def test_made_up_packs_run_through_the_model(chain: Chain) -> None:
+    """Images that fit into a sample, images that reach over its end, and none."""
+    model = Stage(chain, 0, len(chain.kinds))
+    for tiles, lengths in ((0, [5]), (8, [30, 40]), (60, [200, 90]), (5000, [700, 900])):
+        pack = synthetic_pack(
+            chain.architecture, tiles if chain.architecture.vision.native else min(tiles, sum(lengths) // 4), lengths
+        )
+        losses = model(pack)
+        assert losses.isfinite().all()
+        losses.sum().backward()
 
 
 @pytest.mark.usefixtures("one_rank")

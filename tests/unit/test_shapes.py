@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ MODELS = {
     "internvit-6b+qwen1.5-110b": (8, 9, 4096),
     "internvl3.5-8b": (2, 9, 4096),
     "llava-1.6-llama3-8b": (2, 5, 4096),
+    "qwen2.5-vl-7b": (2, 2304, 4096),
+}
+ITERATIONS = {
+    # tensor- and pipeline-parallel size, tiles and tokens
+    "engine": {"internvl-chat-1.5": (4, 2, 9, 4096), "internvit-6b+qwen1.5-110b": (8, 3, 9, 4096)},
+    "local": {"internvl3.5-8b": (2, 2, 9, 4096), "qwen2.5-vl-7b": (2, 2, 2304, 4096)},
 }
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
 MOST_KERNELS = {"engine": {"vit": 43, "llm": 40}, "local": {"vit": 43, "llm": 75}}
@@ -31,12 +38,18 @@ MOST_KERNELS = {"engine": {"vit": 43, "llm": 40}, "local": {"vit": 43, "llm": 75
 @pytest.fixture(scope="module", params=["engine", "local"])
 def machine(request: pytest.FixtureRequest) -> tuple[str, dict[str, dict[str, Any]]]:
     """With Transformer Engine, or without: what each model asked of the device."""
-    words = [str(word) for name, sizes in MODELS.items() for word in (name, *sizes)]
-    program = [sys.executable, "-W", "ignore", "tests/shapes/program.py", request.param, *words]
-    done = subprocess.run(program, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    return request.param, run("program", request.param, MODELS)
+
+
+def run(program: str, machine: str, models: Mapping[str, tuple[int, ...]]) -> dict[str, dict[str, Any]]:
+    """What a program of tests/shapes finds of each model on that machine."""
+    words = [str(word) for name, sizes in models.items() for word in (name, *sizes)]
+    command = [sys.executable, "-W", "ignore", f"tests/shapes/{program}.py", machine, *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr[-4000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    return request.param, json.loads(line.removeprefix("RESULT "))
+    found: dict[str, dict[str, Any]] = json.loads(line.removeprefix("RESULT "))
+    return found
 
 
 def test_nothing_waits_for_the_device(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
@@ -93,3 +106,17 @@ def test_elementwise_traffic_is_that_of_cores_own_layer(machine: tuple[str, dict
     head = tokens * 7 * vision.hidden_size // vision.heads * 2  # 28 heads on 4 ranks
     norms = 2 * ((1 + 2) + (2 + 3)) * head  # query and key: summed up, scaled; the same backward, with their gradients
     assert found["vit"]["bytes"] <= 1.15 * found["gpt vit"]["bytes"] + scale + norms
+
+
+@pytest.mark.parametrize("machine", ITERATIONS)
+def test_nothing_waits_in_an_iteration(machine: str) -> None:
+    """Executor, data-parallel reduction, arrival of packs and the meter of drift, on every rank of the pipeline.
+
+    What a rank sends is what its neighbour has memory for.
+    """
+    for name, ranks in run("iteration", machine, ITERATIONS[machine]).items():
+        assert {rank: found["waits"] for rank, found in ranks.items() if found["waits"]} == {}, name
+        for schedule in ("1f1b", "zb_h1"):
+            messages = [found["messages"] for rank, found in ranks.items() if rank.startswith(schedule)]
+            sent, received = (sum(one[f"c10d.{way}.default"] for one in messages) for way in ("send", "recv_"))
+            assert sent == received > 0, (name, schedule)

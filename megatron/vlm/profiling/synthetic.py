@@ -6,7 +6,7 @@ from math import isqrt
 import torch
 
 from megatron.vlm.microbatch import Grid, Microbatch
-from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.architecture import Architecture, NativeResolution
 from omnibal_ext.costs.analytic import IMAGE_PATCHES
 
 
@@ -15,10 +15,10 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
 
     At native resolution `tiles` patches are images of up to `IMAGE_PATCHES`, nearly square.
     """
-    grids = _grids(tiles, architecture.vision.native.merge) if architecture.vision.native else ()
+    size, tokens = architecture.vision.image_size, sum(lengths)
+    grids, starts = _images(architecture.vision.native, tiles, tokens) if architecture.vision.native else ((), ())
     if grids:
         tiles = sum(rows * columns for _, rows, columns in grids)
-    size, tokens = architecture.vision.image_size, sum(lengths)
     ids = torch.randint(0, architecture.language.vocab_size, (tokens,), device="cuda")
     image_tokens = torch.arange(min(tokens, architecture.image_tokens(tiles)), device="cuda")
     return Microbatch(
@@ -33,18 +33,23 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
         labels=ids,
         loss_mask=torch.ones(tokens, device="cuda"),
         grids=grids,
+        image_starts=starts,
     )
 
 
-def _grids(patches: int, merge: int) -> tuple[Grid, ...]:
-    found, left = [], patches
+def _images(native: NativeResolution, patches: int, tokens: int) -> tuple[tuple[Grid, ...], tuple[int, ...]]:
+    """Grids, and where in a sequence of `tokens` their tokens begin; behind it for an image that does not fit."""
+    merge, grids, starts, left, begin = native.merge, [], [], patches, 0
     while left >= merge**2:
         share = min(left, IMAGE_PATCHES)
         columns = isqrt(share) // merge * merge
         rows = share // columns // merge * merge
-        found.append((1, rows, columns))
+        end = begin + rows * columns // merge**2
+        grids.append((1, rows, columns))
+        starts.append(begin if end <= tokens else tokens)
         left -= rows * columns
-    return tuple(found)
+        begin = end
+    return tuple(grids), tuple(starts)
 
 
 def equal_lengths(tokens: int, samples: int) -> list[int]:
