@@ -230,7 +230,8 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
     vit_kept += heads_h * (vit_tokens % t > 0)
     # Every rank has all image tokens around the projector, and all supervised ones in front of the head.
-    before_projector = vit_tokens * h * vision.final_norm + image_tokens * shuffled * (1 + architecture.projector_norm)
+    normed = architecture.projector_norm or vision.native is not None
+    before_projector = vit_tokens * h * vision.final_norm + image_tokens * shuffled * (1 + normed)
     return {
         "patch_embed": Work(
             pixels * h + learned_positions, pixels * h, vit_tokens, h,
@@ -241,7 +242,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
             attention=4 * heads_h * tiles * _attended(vision), passes=vit_passes, blocks=2,
         ),
         "projector": Work(
-            projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * g) * streams * BYTES
+            projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * inner) * streams * BYTES
         ),
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * streams * BYTES) * t),
         "llm": Work(

@@ -2,15 +2,13 @@
 
 iteration.py engine|local PRESET TENSOR_PARALLEL PIPELINE_PARALLEL TILES TOKENS...
 
-Megatron's DDP, the executor with every schedule, the meter of drift and the recorder; two links of every kind, one pack
+Megatron's DDP, the executor with two schedules and the meter of stages; two links of every kind, one pack
 without images. Prints for each preset, schedule and rank what waits for the device within an iteration, and how many
 bytes the rank sent to its neighbours.
 """
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -50,6 +48,7 @@ def iteration(
     from megatron.vlm.models.chain import Chain
     from megatron.vlm.pipeline import communicator
     from megatron.vlm.pipeline.executor import Executor
+    from megatron.vlm.stage_meter import WARM_UP, StageMeter
     from omnibal_ext.architectures.presets import preset
     from omnibal_ext.plan import Plan
 
@@ -67,24 +66,15 @@ def iteration(
     module = wrapped(args, chain, plan)
     get_model_config(module).finalize_model_grads_func = finalize_model_grads
     packs = packs_of(few, tiles, tokens)
-    with watched(plan) as watch:
-        executor = Executor(schedule, watch)
-        run = partial(executor, forward_step_func=forward_step, model=[module], num_microbatches=MICROBATCHES)
+    meter = StageMeter(plan)
+    meter.iterations = WARM_UP
+    executor = Executor(schedule, meter.watch)
+    run = partial(executor, forward_step_func=forward_step, model=[module], num_microbatches=MICROBATCHES)
+    run(data_iterator=[iter(packs)])
+    with Count() as counted, meter.iteration(training=True):
         run(data_iterator=[iter(packs)])
-        with Count() as counted:
-            run(data_iterator=[iter(packs)])
+    assert meter.actions
     return {"waits": counted.waits, "kernels": sum(counted.kernels.values()), "messages": dict(counted.messages)}
-
-
-@contextmanager
-def watched(plan: Any) -> Iterator[Any]:
-    """Drift is measured, and the iteration recorded."""
-    from megatron.vlm.drift import DriftMeter
-
-    meter = DriftMeter(plan)
-    with meter.iteration(training=True):
-        meter.timing = True
-        yield meter.watch
 
 
 def packs_of(model: Any, tiles: int, tokens: int) -> list[Any]:
