@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Everything once, on a laptop: demo data, preprocess, pack, profile, plan, train on two pipeline ranks, evaluate;
 # the balanced way and the unbalanced one, on the same samples. What is there already is not done again.
-#   [EPOCHS=3] bash scripts/quickstart.sh [output folder, default runs/quickstart]
+#   [EPOCHS=5] bash scripts/quickstart.sh [output folder, default runs/quickstart]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 OUT="${1:-runs/quickstart}"
-SAMPLES=4000 EPOCHS="${EPOCHS:-4}" VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=200
+SAMPLES=4000 EPOCHS="${EPOCHS:-3}" VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=200
 export PYTHONWARNINGS=ignore
 mkdir -p "$OUT"
 
@@ -34,7 +34,7 @@ pack() { # NAME FLAGS...
 launch() { # NAME FLAGS...
     python tools/launch.py --model tiny --from-scratch --data "$OUT/train" --packs "$OUT/packs-$1" --run-dir "$OUT/$1" \
         --nproc-per-node 2 --pipeline-model-parallel-size 2 --epochs "$EPOCHS" "${@:2}" -- --lr 3e-3 --min-lr 1e-4 \
-        --lr-decay-style cosine --lr-warmup-iters 20 --init-method-std 0.1 --adam-beta2 0.98 --weight-decay 0.01 \
+        --lr-decay-style cosine --lr-warmup-iters 40 --init-method-std 0.1 --adam-beta2 0.95 --weight-decay 0.01 \
         --clip-grad 1.0 --log-interval 20 --save "$OUT/$1/checkpoints" --save-interval 100000
 }
 
