@@ -25,6 +25,8 @@ class Fault:
     """One patch, and the tests nearest to it."""
 
     path: Path
+    patch: str
+    """What the path held when the run began: the repository may change meanwhile."""
     file: str
     """What it changes, relative to the repository."""
     tests: tuple[str, ...]
@@ -43,17 +45,18 @@ class Fault:
     @classmethod
     def read(cls, path: Path) -> "Fault":
         """Read a patch; UserError if it names no tests or no file."""
-        lines = path.read_text(encoding="utf-8").splitlines()
+        patch = path.read_text(encoding="utf-8")
+        lines = patch.splitlines()
         tests = [shlex.split(line.removeprefix(NEAREST)) for line in lines if line.startswith(NEAREST)]
         files = [line.removeprefix("+++ b/") for line in lines if line.startswith("+++ b/")]
         if len(tests) != 1 or len(files) != 1:
             raise UserError(f"{path}: needs one line '{NEAREST}TESTS' and one file to change")
-        return cls(path, files[0], tuple(tests[0]))
+        return cls(path, patch, files[0], tuple(tests[0]))
 
     def plant(self, root: Path) -> None:
         """Change the file below `root`; UserError if the patch fits it no more. Lines around it may have changed."""
-        command = ["git", "apply", "--recount", "-C1", str(self.path)]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        command = ["git", "apply", "--recount", "-C1"]
+        done = subprocess.run(command, cwd=root, input=self.patch, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UserError(f"{self.path}: fits {self.file} no more: {done.stderr.strip()}; write it anew")
 
