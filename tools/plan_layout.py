@@ -2,6 +2,8 @@
 
     python tools/plan_layout.py --profile profile.json --pipeline-model-parallel-size 4 --num-microbatches 8 \\
         --memory-gib 80 --method joint --output plan.json
+    python tools/plan_layout.py --analytic h100 --model qwen3-vl-8b --budgets 16384x8192 --tensor-sizes 2 \\
+        --pipeline-model-parallel-size 4 --num-microbatches 32 --memory-gib 72 --output plan.json
     python tools/plan_layout.py --sweep --analytic a100 --model internvl-chat-1.5 --gpus 32 --memory-gib 74.5 \\
         --global-batch-samples 128 --sizes sizes.npz --budgets 9x4096,14x5632 --output plan.json
 """
@@ -43,7 +45,7 @@ def main() -> None:
 
 
 def _planned(arguments: argparse.Namespace) -> Plan:
-    for name in ("profile", "pipeline_model_parallel_size", "num_microbatches"):
+    for name in ("pipeline_model_parallel_size", "num_microbatches"):
         if getattr(arguments, name) is None:
             raise UserError(f"--{name.replace('_', '-')} is needed, except with --sweep")
     _at_least_one("pipeline_model_parallel_size", arguments.pipeline_model_parallel_size)
@@ -52,7 +54,7 @@ def _planned(arguments: argparse.Namespace) -> Plan:
             f"one microbatch keeps one of {arguments.pipeline_model_parallel_size} pipeline ranks busy at a time: "
             "raise --num-microbatches, or use --pipeline-model-parallel-size 1"
         )
-    profile, packs = Profile.load(arguments.profile), None
+    profile, packs = _only_profile(arguments), None
     if arguments.packs:
         index = PackedIndex.open(arguments.packs)
         packs = packs_of_index(index, profile, arguments.num_microbatches, arguments.pack_iterations)
@@ -74,6 +76,16 @@ def _planned(arguments: argparse.Namespace) -> Plan:
         seconds=arguments.seconds,
     )
     return make_plan(problem, candidates, arguments.method)
+
+
+def _only_profile(arguments: argparse.Namespace) -> Profile:
+    """The measured profile, or the analytic one of one budget and tensor-parallel size."""
+    if not (arguments.profile or arguments.analytic):
+        raise UserError("--profile is needed, or --analytic with --model, --budgets and --tensor-sizes")
+    source, budgets, tensor_sizes = _profile_source(arguments)
+    if len(budgets) > 1 or len(tensor_sizes) > 1:
+        raise UserError("--budgets and --tensor-sizes take one each, except with --sweep")
+    return source(*budgets[0], tensor_sizes[0], 1)
 
 
 def _swept(arguments: argparse.Namespace) -> list[Outcome]:

@@ -177,6 +177,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
                         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                                          "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}},
     },
+    "llava_onevision": {
+        "image_grid_pinpoints": [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)],
+        "vision_config": {"hidden_size": 1152, "image_size": 384, "num_attention_heads": 16, "patch_size": 14},
+        "text_config": {"model_type": "qwen2",
+                        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+    },
+    "qwen3_vl": {
+        "vision_config": {"deepstack_visual_indexes": [8, 16, 24], "depth": 27, "out_hidden_size": 4096},
+        "text_config": {"model_type": "qwen3_vl_text", "hidden_size": 4096,
+                        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20]}},
+    },
 }  # fmt: skip
 
 

@@ -65,6 +65,19 @@ def test_sweep_plans_the_fastest_setting_and_lists_the_others(tmp_path: Path) ->
     assert _run("--sweep", "--output", tmp_path / "plan.json").returncode == 2
 
 
+def test_plans_a_model_on_an_analytic_device_and_says_what_of_the_ideal_it_reaches(tmp_path: Path) -> None:
+    shape = "--budgets 16384x8192 --pipeline-model-parallel-size 4 --num-microbatches 8 --memory-gib 72 --seconds 0.2"
+    usual = ("--analytic", "h100", "--model", "qwen3-vl-8b", *shape.split(), "--output", tmp_path / "plan.json")
+    ran = _run(*usual, "--tensor-sizes", 2)
+    assert ran.returncode == 0, ran.stderr
+    assert "of the ideal" in ran.stdout
+    plan = Plan.load(tmp_path / "plan.json")
+    assert (plan.model, plan.tensor_model_parallel_size, plan.stages[-1].layers[1]) == ("qwen3-vl-8b", 2, 67)
+    ran = _run(*usual)
+    assert (ran.returncode, ran.stderr.strip().count("\n")) == (2, 0)
+    assert "--tensor-sizes take one each" in ran.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -89,6 +102,7 @@ def test_what_cannot_be_planned_ends_with_one_line_and_code_2(
 def test_a_bad_profile_is_refused_by_layer(profile: Path, tmp_path: Path) -> None:
     record = json.loads(profile.read_text())
     record["layers"]["vit"]["forward_seconds"] = float("nan")
+    record.pop("manifest_hash")
     profile.write_text(json.dumps(record))
     ran = _run(
         "--profile", profile, "--pipeline-model-parallel-size", 1, "--num-microbatches", 1, "--output", tmp_path / "p"
