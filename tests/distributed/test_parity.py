@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from omnibal_ext.chain import layer_chain
 from tests.distributed.cases import LAUNCHES
 from tests.distributed.conftest import run_program
 
@@ -18,6 +19,19 @@ def test_every_case_equals_one_process(answers: Path, name: str) -> None:
     assert len(result) == len(set(LAUNCHES[name].cases()))
     wrong = {case: difference for case, difference in result.items() if not difference < TOLERANCE}
     assert not wrong
+
+
+def test_features_are_cut_everywhere_on_their_way() -> None:
+    """Between every two links of the model whose features jump, also where images come with them."""
+    chain = layer_chain(4, 4)
+    first = {
+        stage.layers[0]
+        for launch in LAUNCHES.values()
+        for case in launch.cases()
+        if launch.pipeline > 1 and case.question.model == "features" and case.question.packs != "text only"
+        for stage in case.plan(chain, launch.pipeline).stages
+    }
+    assert first == set(range(len(chain)))
 
 
 def test_a_wrong_weight_is_noticed(answers: Path) -> None:
