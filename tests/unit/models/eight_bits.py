@@ -1,6 +1,7 @@
 """Run on a rank with Transformer Engine's stand-in: one pack in bf16, in FP8, and in FP8 but for the ends.
 
-Prints how often layers multiplied in eight bits, and how far each loss is from that in bf16.
+Prints how often layers multiplied in eight bits, how far each loss is from that in bf16, and how far the gradients of
+layers that compute again are from those of layers that do not.
 """
 
 import json
@@ -11,8 +12,19 @@ from megatron.training import get_args
 from transformer_engine.pytorch.fp8 import FP8GlobalStateManager
 
 from megatron.vlm.microbatch import sequence_multiple
+from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from tests.distributed import harness
+
+
+def gradients(chain: Chain, multiple: int, *recompute: tuple[int, ...]) -> list[torch.Tensor]:
+    """Of every weight, from the same weights and pack each time."""
+    torch.manual_seed(1)
+    stage = Stage(chain, 0, 11, *recompute)
+    for weight in stage.parameters():
+        weight.data.normal_(0, 0.1)
+    stage(harness.sample_packs("all", multiple)[7]).mean().backward()
+    return [weight.grad for weight in stage.parameters() if weight.grad is not None]
 
 
 def main() -> None:
@@ -35,6 +47,13 @@ def main() -> None:
         found[f"{name}: layers"] = FP8GlobalStateManager.ENTERED
         losses[name] = loss.item()
         assert all(torch.isfinite(weight.grad).all() for weight in stage.parameters())
+    args.fp8, args.first_last_layers_bf16 = eight_bits, False
+    chain = harness.build_chain(get_args(), harness.SMALL)
+    again = tuple(link for link, kind in enumerate(chain.kinds) if kind == "llm")
+    kept = gradients(chain, multiple)
+    for name, recompute in {"layers": (again,), "attention": ((), again), "mlp": ((), (), again)}.items():
+        pairs = zip(kept, gradients(chain, multiple, *recompute), strict=True)
+        found[f"{name} again: difference"] = max((one - other).abs().max().item() for one, other in pairs)
     found |= {f"{name}: difference": abs(loss / losses["bf16"] - 1) for name, loss in losses.items()}
     print("RESULT " + json.dumps(found))
     torch.distributed.destroy_process_group()

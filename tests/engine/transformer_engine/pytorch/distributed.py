@@ -1,8 +1,11 @@
 """Random states, and recomputation."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+
+import torch
+from transformer_engine.pytorch.fp8 import FP8GlobalStateManager, fp8_autocast
 
 
 class CudaRNGStatesTracker:
@@ -28,3 +31,20 @@ def activation_recompute_forward(activation_recompute: bool = False, recompute_p
 
 def get_all_rng_states() -> dict[str, Any]:
     return {}
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    distribute_saved_activations: bool = False,
+    get_rng_state_tracker: Callable[[], Any] | None = None,
+    tp_group: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Keep nothing of what the function computes, and compute it again, in eight bits if it was."""
+    eight_bits, recipe = FP8GlobalStateManager.is_fp8_enabled(), FP8GlobalStateManager.get_fp8_recipe()
+
+    def contexts() -> tuple[Any, Any]:
+        return nullcontext(), fp8_autocast(enabled=eight_bits, fp8_recipe=recipe)
+
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
