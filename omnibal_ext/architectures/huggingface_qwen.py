@@ -3,22 +3,21 @@
 Qwen3-VL has learned positions, and features of its ViT's layers enter the first language layers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import isqrt
 from typing import Any
 
 from omnibal_ext.architectures.architecture import (
     Architecture,
-    LanguageArchitecture,
     NativeResolution,
     PromptFormat,
     VisionArchitecture,
 )
+from omnibal_ext.architectures.huggingface_language import read_language
 from omnibal_ext.architectures.huggingface_section import Section
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import anything, finite, listing, mapping, record, shown, whole
+from omnibal_ext.reading.checks import anything, finite, listing, mapping, record, whole
 
-QWEN_VL_TEXTS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
 NORM_EPSILON = 1e-6  # of every norm of the ViT, whatever the config says
 SIZE, LAYERS, RATIO = whole(1, 2**20), listing(whole(0, 2**10), most=2**10), finite(1e-3, 1e3)
@@ -30,32 +29,14 @@ OUTER = (
 """Fields beside those of the language model, which published files have on the same level."""
 
 
-def rotary_sections(section: Section, rope: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
-    """Of M-RoPE: frequencies for time, row and column, none in other models; and whether they are interleaved.
-
-    Raises UserError if they are not as the model's code has them, whatever the file says.
-    """
-    if section["model_type"] not in QWEN_VL_TEXTS:
-        return (), False
-    interleaved = section["model_type"] == "qwen3_vl_text"
-    if rope.get("mrope_interleaved", interleaved) != interleaved:
-        raise UserError(
-            f"{section.where}.mrope_interleaved is {shown(rope['mrope_interleaved'])}; supported: {interleaved}"
-        )
-    given = rope.get("mrope_section") or ([24, 20, 20] if interleaved else [16, 24, 24])
-    return tuple(listing(whole(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given)), interleaved
-
-
-def qwen_vl(
-    name: str, config: Section, tied: bool, language: Callable[[Section], LanguageArchitecture]
-) -> Architecture:
-    """The model of a qwen2_vl's, qwen2_5_vl's or qwen3_vl's config.json; `language` reads the language model's section.
+def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
+    """The model of a qwen2_vl's, qwen2_5_vl's or qwen3_vl's config.json.
 
     Raises UserError naming a field that cannot be honoured.
     """
     kind = config["model_type"]
     tower = config.inner("vision_config", f"{kind}_vision", always=True)
-    model = language(config.section_of("text_config", f"{kind}_text", _text_fields(config)))
+    model = read_language(config.section_of("text_config", f"{kind}_text", _text_fields(config)))
     tower.must(in_channels=3, in_chans=3)
     later, latest = kind != "qwen2_vl", kind == "qwen3_vl"
     width = tower.take("hidden_size" if later else "embed_dim", SIZE)

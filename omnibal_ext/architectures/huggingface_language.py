@@ -1,0 +1,156 @@
+"""Reads the language model's part of a config.json; what cannot be honoured exactly is refused by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from omnibal_ext.architectures.architecture import LanguageArchitecture, RopeScaling
+from omnibal_ext.architectures.huggingface_section import Section
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import finite, flag, listing, maybe, record, shown, text, whole
+
+QWEN_VL_TEXTS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
+BASES = {"qwen2_vl_text": 1e6, "qwen2_5_vl_text": 1e6, "qwen3_vl_text": 5e5}
+"""Of the rotation where a config.json has none; elsewhere 10,000."""
+ROPE_FIELDS = (
+    "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
+    "original_max_position_embeddings", "partial_rotary_factor", "beta_fast", "beta_slow", "attention_factor",
+    "truncate",
+)  # fmt: skip
+
+LAYERS = whole(1, 2**10)
+WIDTH = whole(1, 2**20)
+HEADS = whole(1, 2**12)
+WORDS = whole(1, 2**24)
+POSITIONS = whole(1, 2**40)
+EPSILON = finite(0, 1)
+BASE = finite(1, 1e12)
+FACTOR = finite(1e-3, 1e6)
+ROPE = record({}, {"rope_type": maybe(text), "type": maybe(text), "rope_theta": maybe(BASE)})
+LINEAR = record({"factor": FACTOR})
+YARN = record(
+    {"factor": FACTOR, "original_max_position_embeddings": POSITIONS},
+    {**dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"), maybe(FACTOR)), "truncate": maybe(flag)},
+)
+LLAMA3 = record(
+    {
+        **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), FACTOR),
+        "original_max_position_embeddings": POSITIONS,
+    }
+)
+
+
+def read_language(section: Section) -> LanguageArchitecture:
+    """The language model that a section describes. Raises UserError naming the field that cannot be honoured."""
+    section.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
+    kind, heads = section["model_type"], section.take("num_attention_heads", HEADS)
+    if kind not in ("llama", "mistral", "qwen2", "qwen3", "internlm2", *QWEN_VL_TEXTS):
+        raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")
+    section.must(bias=False) if kind == "internlm2" else section.must(attention_bias=False)
+    slides = section.take_if("use_sliding_window", flag)
+    if set(section.take_if("layer_types", listing(text)) or ()) - {"full_attention"} and not slides:
+        raise UserError(f"{section.where}.layer_types has others than 'full_attention'; supported: that alone")
+    rope = section.take_if("rope_scaling", ROPE) or section.take_if("rope_parameters", ROPE) or {}
+    base = section.take_if("rope_theta", BASE) or (section.take_if("rope_parameters", ROPE) or {}).get("rope_theta")
+    sections, interleaved = _rotary_sections(section, rope)
+    scaling = _rope(section, rope, sections)
+    window = section.take_if("sliding_window", POSITIONS) if kind == "mistral" or slides else None
+    hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
+    head_size = section.take_if("head_dim", WIDTH)
+    if heads % kv_heads or (head_size or hidden_size / heads) % 2:
+        raise UserError(
+            f"{section.where}: {hidden_size} wide, {heads} heads and {kv_heads} of keys and values do not divide into "
+            "heads of an even width"
+        )
+    if sections and 2 * sum(sections) != (head_size or hidden_size // heads):
+        raise UserError(f"{section.where}: mrope_section {list(sections)} is not half of a head's width")
+    language = LanguageArchitecture(
+        layers=section.take("num_hidden_layers", LAYERS),
+        hidden_size=hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_hidden_size=section.take("intermediate_size", WIDTH),
+        vocab_size=section.take("vocab_size", WORDS),
+        rope_theta=float(base or BASES.get(kind, 1e4)),
+        norm_epsilon=section.take("rms_norm_eps", EPSILON),
+        qkv_bias=kind in ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"),
+        qk_norm=kind in ("qwen3", "qwen3_vl_text"),
+        head_size=None if head_size in (None, hidden_size // heads) else head_size,
+        rope_scaling=scaling,
+        rotary_sections=sections,
+        rotary_interleaved=interleaved,
+        max_positions=window,
+    )
+    section.refuse_unread()
+    return language
+
+
+def _rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...]) -> RopeScaling | None:
+    """Scaling of the rotation. Raises UserError naming what cannot be honoured."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = "default" if kind == "mrope" and sections else kind
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserError(f"{section.where}: partial rotation is not supported")
+    known = (*ROPE_FIELDS, "mrope_section", "mrope_interleaved") if sections else ROPE_FIELDS
+    if unknown := [name for name, value in rope.items() if value and name not in known]:
+        raise UserError(
+            f"{section.where}: rotary field {shown(unknown[0])} is not known here; known: {', '.join(known)}"
+        )
+    match kind:
+        case "default":
+            return None
+        case "dynamic":
+            LINEAR(f"{section.where}: dynamic rope scaling", rope)
+            if sections:
+                raise UserError(f"{section.where}: dynamic rope scaling beside mrope_section is not supported")
+            limit = section.take("max_position_embeddings", POSITIONS)
+            return RopeScaling("dynamic", float(rope["factor"]), original_positions=limit)
+        case "linear":
+            LINEAR(f"{section.where}: linear rope scaling", rope)
+            return RopeScaling("linear", float(rope["factor"]))
+        case "yarn":
+            return _yarn(section, rope)
+        case "llama3":
+            LLAMA3(f"{section.where}: llama3 rope scaling", rope)
+            return RopeScaling(
+                "llama3",
+                float(rope["factor"]),
+                float(rope["low_freq_factor"]),
+                float(rope["high_freq_factor"]),
+                rope["original_max_position_embeddings"],
+            )
+        case _:
+            known_kinds = "linear, dynamic, llama3, yarn"
+            raise UserError(f"{section.where}: rope scaling {kind!r} is not supported; known: {known_kinds}")
+
+
+def _yarn(section: Section, rope: dict[str, Any]) -> RopeScaling:
+    YARN(f"{section.where}: yarn rope scaling", rope)
+    scaling = RopeScaling(
+        "yarn",
+        float(rope["factor"]),
+        float(rope.get("beta_slow") or 1),
+        float(rope.get("beta_fast") or 32),
+        rope["original_max_position_embeddings"],
+        rope.get("truncate") is not False,
+    )
+    usual = scaling.attention_factor
+    if abs((rope.get("attention_factor") or usual) - usual) > 1e-6:
+        given = shown(rope["attention_factor"])
+        raise UserError(f"{section.where}: yarn's attention_factor is {given}; supported: {usual:.6f}, of its factor")
+    return scaling
+
+
+def _rotary_sections(section: Section, rope: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
+    """Of M-RoPE: frequencies for time, row and column, none in other models; and whether they are interleaved.
+
+    Raises UserError if they are not as the model's code has them, whatever the file says.
+    """
+    if section["model_type"] not in QWEN_VL_TEXTS:
+        return (), False
+    interleaved = section["model_type"] == "qwen3_vl_text"
+    if rope.get("mrope_interleaved", interleaved) != interleaved:
+        raise UserError(
+            f"{section.where}.mrope_interleaved is {shown(rope['mrope_interleaved'])}; supported: {interleaved}"
+        )
+    given = rope.get("mrope_section") or ([24, 20, 20] if interleaved else [16, 24, 24])
+    return tuple(listing(whole(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given)), interleaved
