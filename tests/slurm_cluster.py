@@ -14,6 +14,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -62,7 +63,19 @@ def missing() -> str | None:
     lacking = [program for program in PROGRAMS if shutil.which(program, path=SEARCHED) is None]
     if lacking:
         return f"no {', '.join(lacking)} here: apt-get install slurm-wlm munge"
-    return None if os.geteuid() == 0 else f"slurmd must be started by root, not by {getpass.getuser()}"
+    if os.geteuid():
+        return f"slurmd must be started by root, not by {getpass.getuser()}"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _make_device(Path(folder, "gpu"))
+        except OSError as error:
+            return f"no devices can be made here ({error.strerror})"
+    return None
+
+
+def _make_device(path: Path) -> None:
+    """What Slurm counts as a GPU: another /dev/null."""
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
 
 
 @dataclass(frozen=True)
@@ -118,8 +131,8 @@ def slurm(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
     ports = {"controller_port": _free_port(), "node_port": _free_port()}
     (folder / "slurm.conf").write_text(SETTINGS.format(folder=folder, host=host, **ports))
     (folder / "gres.conf").write_text(f"AutoDetect=off\nNodeName={host} Name=gpu File={folder}/gpu[0-7]\n")
-    for number in range(8):  # Slurm wants devices: these are /dev/null
-        os.mknod(folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    for number in range(8):
+        _make_device(folder / f"gpu{number}")
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
@@ -139,7 +152,7 @@ def slurm(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
         start("slurmctld", "-D", "-c")
         start("slurmd", "-D", "-N", host)
         cluster = Cluster(folder, environment)
-        until(lambda: _is_idle(cluster, host), 30)
+        until(lambda: _is_idle(cluster, host), 60)
         yield cluster
     finally:
         _end_jobs(environment)
