@@ -9,7 +9,7 @@ the packs of all ranks in turn, and `even_batches` is off, which would fill up b
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import DataLoaderConfiguration
-from transformers_packs import internvl, leave, loader, parser
+from transformers_packs import internvl, loader, parser
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
@@ -42,8 +42,8 @@ def main() -> None:
             step += 1
             if step == arguments.steps:
                 break
+    accelerator.wait_for_everyone()  # `end_training` leaves at once, and a rank may still be spoken to
     accelerator.end_training()
-    leave()
 
 
 if __name__ == "__main__":
