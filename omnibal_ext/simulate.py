@@ -127,7 +127,7 @@ def compile_schedule(schedule: Schedule, microbatches: int, chunks: int = 1) -> 
     sound = listed.shape[1] == expected and bool(((listed >= 0) & (listed < limits)).all())
     order = np.empty(0, dtype=np.int64)
     if sound:
-        order, waits_for = flatten(listed, lengths, stages, microbatches)
+        order, waits_for = _flatten(listed, lengths, stages, microbatches)
     if order.size < expected:
         check_schedule(schedule, microbatches, chunks)
         raise AssertionError("check_schedule accepts what could not be laid flat")
@@ -160,7 +160,7 @@ def _seconds(program: Program, costs: StageCosts) -> Floats:
 
 
 @njit(cache=True)
-def flatten(
+def _flatten(
     listed: Ints, lengths: Ints, stages: int, microbatches: int
 ) -> tuple[Ints, Ints]:  # pragma: no cover - compiled
     """Run every rank as far as it can, round and round; returns the order found (short if stuck) and the waits.

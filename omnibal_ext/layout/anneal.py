@@ -6,9 +6,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from omnibal_ext.layout.problem import case_ends
 from omnibal_ext.packing.random_bits import below
-from omnibal_ext.simulate import BACKWARD, FORWARD, flatten
+from omnibal_ext.simulate import BACKWARD, FORWARD, WEIGHT
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,11 +38,11 @@ class Costs(NamedTuple):
     """What a state is judged by. Prefix sums over the chain have [..., layers + 1, ...]."""
 
     seconds: Floats
-    """[3, layers + 1, cases, microbatches] Prefix sums of F, B and W."""
+    """[3, layers + 1, microbatches, cases] Prefix sums of F, B and W."""
     again: Floats
-    """[2, cases, microbatches] Running a ViT layer, an LLM layer again."""
+    """[2, microbatches, cases] Running a ViT layer, an LLM layer again."""
     links: Floats
-    """[layers, cases, microbatches] Carrying a layer's output."""
+    """[layers, microbatches, cases] Carrying a layer's output."""
     step: Floats
     """[layers + 1] Prefix sums of seconds once an iteration."""
     holds: Ints
@@ -62,6 +61,15 @@ class Costs(NamedTuple):
     """Data-parallel ranks: so many neighbouring cases are one iteration, which ends with the last of them."""
 
 
+class Board(NamedTuple):
+    """Where a play writes down what is done; of an earlier play is what has another number."""
+
+    done: Ints
+    """[3, stages, microbatches] Number of the last play in which F, B or W was done."""
+    ends: Floats
+    """[2, stages, microbatches, cases] When F and B ended."""
+
+
 @njit(cache=True)
 def anneal(
     state: State, costs: Costs, changes: int, warm: float, cold: float, movable: bool, seed: int
@@ -70,14 +78,17 @@ def anneal(
 
     Cuts and recomputed layers change only where `movable`. Never slower than `state`, which must fit.
     """
-    here = _step_seconds(state, costs)
+    stages, microbatches, cases = state.edges.size - 1, costs.again.shape[1], costs.again.shape[2]
+    ends = np.empty((2, stages, microbatches, cases))
+    board = Board(np.full((3, stages, microbatches), -2), ends)
+    here = _step_seconds(state, costs, board, -1)
     best, least = state, here
     for change in range(changes):
         at = change * DRAWS
         other = _changed(state, costs, movable, seed, at)
         if not _fits(other, costs):
             continue
-        there = _step_seconds(other, costs)
+        there = _step_seconds(other, costs, board, change)
         temperature = warm * (cold / warm) ** (change / changes)
         chance = (1 + below(1 << 30, seed, at + DRAWS - 1)) / (1 << 30)
         if there - here <= -temperature * np.log(chance):  # not if infinite
@@ -183,39 +194,50 @@ def _fits(state: State, costs: Costs) -> bool:  # pragma: no cover - compiled
 
 
 @njit(cache=True)
-def _step_seconds(state: State, costs: Costs) -> float:  # pragma: no cover - compiled
+def _step_seconds(state: State, costs: Costs, board: Board, number: int) -> float:  # pragma: no cover - compiled
     """Mean over iterations of the slowest data-parallel rank; infinite where the lists deadlock."""
     ranks, length = state.kinds.shape
-    stages, cases, microbatches = state.edges.size - 1, costs.seconds.shape[2], costs.seconds.shape[3]
-    steps = np.empty((5, ranks * length), dtype=np.int64)
-    for rank in range(ranks):
-        seen = np.zeros(3, dtype=np.int64)
-        for i in range(length):
-            kind = state.kinds[rank, i]
-            item = state.orders[min(kind, 1), :, seen[kind]]
-            seen[kind] += 1
-            steps[:4, rank * length + i] = (rank, item[CHUNK] * ranks + rank, kind, item[MICROBATCH])
-    listed = np.stack((steps[2], steps[1], steps[3]))
-    order, waits_for = flatten(listed, np.full(ranks, length), stages, microbatches)
-    if order.size < steps.shape[1]:
+    stages, cases = state.edges.size - 1, costs.again.shape[2]
+    at, seen = np.zeros(ranks, dtype=np.int64), np.zeros((ranks, 3), dtype=np.int64)
+    clock = np.zeros((ranks, cases))
+    left, moved = ranks * length, True
+    while moved:
+        moved = False
+        for rank in range(ranks):
+            while at[rank] < length:
+                kind = state.kinds[rank, at[rank]]
+                of, item = min(kind, 1), seen[rank, kind]
+                m, stage = state.orders[of, MICROBATCH, item], state.orders[of, CHUNK, item] * ranks + rank
+                source = stage - 1 if kind == FORWARD else stage + 1 if kind == BACKWARD else -1
+                waits = 0 <= source < stages
+                if waits and board.done[kind, source, m] != number:
+                    break
+                if kind != FORWARD and board.done[kind - 1, stage, m] != number:
+                    break
+                first, end = state.edges[stage], state.edges[stage + 1]
+                link = costs.links[(first if kind == FORWARD else end) - 1]
+                for case in range(cases):
+                    begin = clock[rank, case]
+                    if waits:
+                        begin = max(begin, board.ends[kind, source, m, case] + link[m, case])
+                    begin += costs.seconds[kind, end, m, case] - costs.seconds[kind, first, m, case]
+                    if kind == BACKWARD:
+                        begin += state.again[stage, 0] * costs.again[0, m, case]
+                        begin += state.again[stage, 1] * costs.again[1, m, case]
+                    clock[rank, case] = begin + costs.action_seconds
+                    if kind != WEIGHT:
+                        board.ends[kind, stage, m, case] = clock[rank, case]
+                board.done[kind, stage, m] = number
+                seen[rank, kind] += 1
+                at[rank] += 1
+                left -= 1
+                moved = True
+    if left:
         return np.inf
-    steps[:4] = steps[:4, order]
-    steps[4] = waits_for
-    seconds, links = np.empty((3, stages, cases, microbatches)), np.empty((stages, cases, microbatches))
-    step = np.full(ranks, costs.iteration_seconds)
-    for s in range(stages):
-        first, end = state.edges[s], state.edges[s + 1]
-        seconds[:, s] = costs.seconds[:, end] - costs.seconds[:, first] + costs.action_seconds
-        for kind in range(2):
-            if state.again[s, kind]:
-                seconds[BACKWARD, s] += state.again[s, kind] * costs.again[kind]
-        links[s] = costs.links[end - 1]
-        step[s % ranks] += costs.step[end] - costs.step[first]
-    ends = case_ends(steps, ranks, seconds, links)
+    for stage in range(stages):
+        step = costs.step[state.edges[stage + 1]] - costs.step[state.edges[stage]]
+        clock[stage % ranks] += step + costs.iteration_seconds * (stage < ranks)
     total = 0.0
     for iteration in range(cases // costs.replicas):
-        worst = 0.0
-        for case in range(iteration * costs.replicas, (iteration + 1) * costs.replicas):
-            worst = max(worst, (ends[case] + step).max())
-        total += worst
+        total += clock[:, iteration * costs.replicas : (iteration + 1) * costs.replicas].max()
     return total / (cases // costs.replicas)

@@ -36,7 +36,7 @@ SHARE_OF_MEAN = 0.7
 """Of the work."""
 WARM, COLD = 0.2, 0.001
 """First and last temperature, of the mean seconds of an action; on all cases from a hundredth of the first."""
-A_CHANGE, AN_ACTION, A_CASE = 3e-6, 1.2e-8, 4e-9
+A_CHANGE, AN_ACTION, A_CASE = 3e-6, 1e-8, 2e-9
 """Seconds of an idle core, about: of a change, beside each action; of an action in each case."""
 MOST_ACTIONS = 8000
 """Of a rank: longer lists have next to no bubble, and would not fit into a line of plan.json."""
@@ -98,9 +98,9 @@ def _costs(problem: LayoutProblem) -> Costs:
     weight = t.weight if problem.program.split_backward else 0.0 * t.weight
     saved = np.stack([t.kept - t.recompute_kept, t.late - t.recompute_late])
     return Costs(
-        seconds=np.stack([_prefix(table[kinds]) for table in (t.forward, t.backward - weight, weight)]),
-        again=t.recompute[_RECOMPUTABLE],
-        links=problem.links,
+        seconds=_cases_last(np.stack([_prefix(table[kinds]) for table in (t.forward, t.backward - weight, weight)])),
+        again=_cases_last(t.recompute[_RECOMPUTABLE]),
+        links=_cases_last(problem.links),
         step=_prefix(t.step[kinds]),
         holds=np.stack([_prefix((kinds == kind).astype(np.int64)) for kind in _RECOMPUTABLE]),
         bytes=np.stack([_prefix(table[kinds]) for table in (t.fixed, t.kept, t.late)]),
@@ -115,8 +115,12 @@ def _costs(problem: LayoutProblem) -> Costs:
 
 def _mean(costs: Costs) -> Costs:
     """One case, the mean of all."""
-    means = {name: getattr(costs, name).mean(axis=-2, keepdims=True) for name in ("seconds", "again", "links")}
+    means = {name: getattr(costs, name).mean(axis=-1, keepdims=True) for name in ("seconds", "again", "links")}
     return costs._replace(**means, replicas=1)
+
+
+def _cases_last(table: NDArray) -> NDArray:
+    return np.ascontiguousarray(table.swapaxes(-1, -2))
 
 
 def _prefix(per_layer: NDArray) -> NDArray:

@@ -247,7 +247,7 @@ class LayoutProblem:
         if program.split_backward:
             backward -= weight
         seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
-        ends = case_ends(program.steps, program.ranks, seconds, self.links[np.array(edges[1:]) - 1])
+        ends = _case_ends(program.steps, program.ranks, seconds, self.links[np.array(edges[1:]) - 1])
         step = (held @ t.step).reshape(-1, self.ranks).sum(axis=0) + self.profile.iteration_seconds
         return self.over_cases((ends + step).max(axis=1))
 
@@ -296,7 +296,7 @@ def _maximal(vectors: Ints) -> Ints:
 
 
 @njit(cache=True)
-def case_ends(steps: Ints, ranks: int, seconds: Floats, links: Floats) -> Floats:  # pragma: no cover - compiled
+def _case_ends(steps: Ints, ranks: int, seconds: Floats, links: Floats) -> Floats:  # pragma: no cover - compiled
     """Last end float64 [cases, ranks] from seconds [3, stages, cases, microbatches] and links [stages, ...]."""
     cases = seconds.shape[2]
     clock = np.zeros((cases, ranks))
