@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.paper_tables import MEMORY, MODEL, workload
+from benchmarks.paper_tables import MEMORY, MODEL, Batch, workload
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import run_tool
@@ -42,7 +42,7 @@ def main() -> None:
 
 def drawn(name: str, packing: str, method: str, recompute: str) -> tuple[Timeline, float]:
     """One iteration, and predicted samples a second."""
-    work = workload(packing, 1, SAMPLES)
+    work = workload(packing, 1, Batch(SAMPLES, "samples"))
     costs = analytic_profile(preset(MODEL), "a100", work.vit_budget, work.llm_budget, TENSOR, REPLICAS)
     microbatches = work.packs.tiles.shape[-1]
     problem = LayoutProblem(costs, RANKS, microbatches, memory_bytes=MEMORY, packs=work.packs)

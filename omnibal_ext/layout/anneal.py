@@ -1,4 +1,7 @@
-"""Simulated annealing over schedule lists and layouts: the compiled part of `lists`."""
+"""Simulated annealing over schedule lists and layouts: the compiled part of `lists`.
+
+A state is played in one pass: each rank goes on until it waits for a neighbour who is not so far, round and round.
+"""
 
 from typing import NamedTuple
 
@@ -25,7 +28,7 @@ class State(NamedTuple):
     """Lists of all ranks, and the layers of all stages."""
 
     kinds: Ints
-    """[ranks, actions] 0 F, 1 B, 2 W: the n-th of a kind is the n-th of its order."""
+    """[ranks, actions] 0 F, 1 B, 2 W: the n-th of a kind is the n-th of its order. Without W, they are filled in."""
     orders: Ints
     """[2, 2, items] Of forwards, and of backwards, which W follow: microbatch and chunk."""
     edges: Ints
@@ -57,45 +60,50 @@ class Costs(NamedTuple):
     """Bytes of a rank for its layers."""
     action_seconds: float
     iteration_seconds: float
+    split: bool
+    """Whether there is W."""
     replicas: int
     """Data-parallel ranks: so many neighbouring cases are one iteration, which ends with the last of them."""
 
 
 class Board(NamedTuple):
-    """Where a play writes down what is done; of an earlier play is what has another number."""
+    """Where a play is written down."""
 
     done: Ints
     """[3, stages, microbatches] Number of the last play in which F, B or W was done."""
     ends: Floats
-    """[2, stages, microbatches, cases] When F and B ended."""
+    """[2, stages, microbatches, cases] When F and B ended in it."""
+    kinds: Ints
+    """[ranks, actions] What was done, in its order."""
 
 
 @njit(cache=True)
 def anneal(
     state: State, costs: Costs, changes: int, warm: float, cold: float, movable: bool, seed: int
 ) -> tuple[State, float]:  # pragma: no cover - compiled
-    """The fastest state met and its step seconds; temperatures `warm` to `cold` in seconds.
+    """The fastest state met, W filled in, and its step seconds; temperatures `warm` to `cold` in seconds.
 
-    Cuts and recomputed layers change only where `movable`. Never slower than `state`, which must fit.
+    Cuts and recomputed layers change only where `movable`. Never slower than `state`, if that fits.
     """
-    stages, microbatches, cases = state.edges.size - 1, costs.again.shape[1], costs.again.shape[2]
-    ends = np.empty((2, stages, microbatches, cases))
-    board = Board(np.full((3, stages, microbatches), -2), ends)
+    ranks, stages = state.kinds.shape[0], state.edges.size - 1
+    microbatches, cases = costs.again.shape[1], costs.again.shape[2]
+    actions = (2 + costs.split) * state.orders.shape[2]
+    done, ends = np.full((3, stages, microbatches), -2), np.empty((2, stages, microbatches, cases))
+    board = Board(done, ends, np.empty((ranks, actions), dtype=np.int64))
     here = _step_seconds(state, costs, board, -1)
     best, least = state, here
     for change in range(changes):
         at = change * DRAWS
         other = _changed(state, costs, movable, seed, at)
-        if not _fits(other, costs):
-            continue
         there = _step_seconds(other, costs, board, change)
         temperature = warm * (cold / warm) ** (change / changes)
         chance = (1 + below(1 << 30, seed, at + DRAWS - 1)) / (1 << 30)
-        if there - here <= -temperature * np.log(chance):  # not if infinite
+        if there < np.inf and there <= here - temperature * np.log(chance):
             state, here = other, there
             if here < least:
                 best, least = state, here
-    return best, least
+    _step_seconds(best, costs, board, changes)
+    return State(board.kinds, best.orders, best.edges, best.again), least
 
 
 @njit(cache=True)
@@ -161,83 +169,89 @@ def _move_cuts(edges: Ints, seed: int, at: int) -> None:  # pragma: no cover - c
 
 
 @njit(cache=True)
-def _fits(state: State, costs: Costs) -> bool:  # pragma: no cover - compiled
-    """Whether no rank ever holds more than it has, played action by action at the budgets."""
-    ranks, stages = state.kinds.shape[0], state.edges.size - 1
-    room = np.full(ranks, costs.room)
-    kept, late, transient = np.empty(stages), np.empty(stages), np.zeros(stages)
-    for s in range(stages):
-        own = costs.bytes[:, state.edges[s + 1]] - costs.bytes[:, state.edges[s]]
-        room[s % ranks] -= own[0]
-        kept[s], late[s] = own[1] + costs.received[state.edges[s]], own[2]
-        for kind in range(2):
-            kept[s] -= state.again[s, kind] * costs.saved[0, kind]
-            late[s] -= state.again[s, kind] * costs.saved[1, kind]
-            if state.again[s, kind]:
-                transient[s] = max(transient[s], costs.saved[0, kind])
-    for rank in range(ranks):
-        held, seen = 0.0, np.zeros(3, dtype=np.int64)
-        for kind in state.kinds[rank]:
-            stage = state.orders[min(kind, 1), CHUNK, seen[kind]] * ranks + rank
-            seen[kind] += 1
-            if kind == FORWARD:
-                held += kept[stage]
-            elif kind == BACKWARD:
-                if held + transient[stage] > room[rank]:
-                    return False
-                held += late[stage] - kept[stage]
-            else:
-                held -= late[stage]
-            if held > room[rank]:
-                return False
-    return True
+def _step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longer than all else)
+    state: State, costs: Costs, board: Board, number: int
+) -> float:  # pragma: no cover - compiled
+    """Mean over iterations of the slowest data-parallel rank; infinite where lists deadlock or a rank lacks bytes.
 
-
-@njit(cache=True)
-def _step_seconds(state: State, costs: Costs, board: Board, number: int) -> float:  # pragma: no cover - compiled
-    """Mean over iterations of the slowest data-parallel rank; infinite where the lists deadlock."""
+    In lists without W a rank does its oldest W while it would wait otherwise, in the first case, and where it lacks
+    the bytes for its next action.
+    """
     ranks, length = state.kinds.shape
-    stages, cases = state.edges.size - 1, costs.again.shape[2]
-    at, seen = np.zeros(ranks, dtype=np.int64), np.zeros((ranks, 3), dtype=np.int64)
-    clock = np.zeros((ranks, cases))
-    left, moved = ranks * length, True
+    stages, cases, items = state.edges.size - 1, costs.again.shape[2], state.orders.shape[2]
+    kept, late, transient, room = _bytes(state, costs)
+    seen, held, clock = np.zeros((ranks, 3), dtype=np.int64), np.zeros(ranks), np.zeros((ranks, cases))
+    filling, left, moved = length < board.kinds.shape[1], board.kinds.size, True
     while moved:
         moved = False
         for rank in range(ranks):
-            while at[rank] < length:
-                kind = state.kinds[rank, at[rank]]
-                of, item = min(kind, 1), seen[rank, kind]
+            while True:
+                at = seen[rank, FORWARD] + seen[rank, BACKWARD] + (0 if filling else seen[rank, WEIGHT])
+                if at == length and (not filling or seen[rank, WEIGHT] == items):
+                    break
+                kind = state.kinds[rank, at] if at < length else WEIGHT
+                item, of = seen[rank, kind], min(kind, 1)
                 m, stage = state.orders[of, MICROBATCH, item], state.orders[of, CHUNK, item] * ranks + rank
-                source = stage - 1 if kind == FORWARD else stage + 1 if kind == BACKWARD else -1
-                waits = 0 <= source < stages
-                if waits and board.done[kind, source, m] != number:
+                source = stage - 1 if kind == FORWARD else stage + 1
+                takes = kind != WEIGHT and 0 <= source < stages
+                if takes and board.done[kind, source, m] != number:
                     break
                 if kind != FORWARD and board.done[kind - 1, stage, m] != number:
                     break
+                link = costs.links[state.edges[max(stage, source)] - 1, m] if takes else costs.links[0, m]
+                needs = kept[stage] if kind == FORWARD else 0.0
+                if kind == BACKWARD:
+                    needs = max(transient[stage], late[stage] - kept[stage])
+                if filling and kind != WEIGHT and seen[rank, WEIGHT] < seen[rank, BACKWARD]:
+                    waits = takes and clock[rank, 0] < board.ends[kind, source, m, 0] + link[0]
+                    if waits or held[rank] + needs > room[rank]:
+                        kind, item, needs, takes = WEIGHT, seen[rank, WEIGHT], 0.0, False
+                        m, stage = state.orders[1, MICROBATCH, item], state.orders[1, CHUNK, item] * ranks + rank
+                if held[rank] + needs > room[rank]:
+                    return np.inf
                 first, end = state.edges[stage], state.edges[stage + 1]
-                link = costs.links[(first if kind == FORWARD else end) - 1]
                 for case in range(cases):
-                    begin = clock[rank, case]
-                    if waits:
-                        begin = max(begin, board.ends[kind, source, m, case] + link[m, case])
-                    begin += costs.seconds[kind, end, m, case] - costs.seconds[kind, first, m, case]
+                    clock_now = clock[rank, case]
+                    if takes:
+                        clock_now = max(clock_now, board.ends[kind, source, m, case] + link[case])
+                    clock_now += costs.seconds[kind, end, m, case] - costs.seconds[kind, first, m, case]
                     if kind == BACKWARD:
-                        begin += state.again[stage, 0] * costs.again[0, m, case]
-                        begin += state.again[stage, 1] * costs.again[1, m, case]
-                    clock[rank, case] = begin + costs.action_seconds
+                        clock_now += state.again[stage, 0] * costs.again[0, m, case]
+                        clock_now += state.again[stage, 1] * costs.again[1, m, case]
+                    clock[rank, case] = clock_now + costs.action_seconds
                     if kind != WEIGHT:
                         board.ends[kind, stage, m, case] = clock[rank, case]
                 board.done[kind, stage, m] = number
+                held[rank] += kept[stage] if kind == FORWARD else -late[stage]
+                if kind == BACKWARD:
+                    held[rank] += 2 * late[stage] - kept[stage]
+                board.kinds[rank, seen[rank, 0] + seen[rank, 1] + seen[rank, 2]] = kind
                 seen[rank, kind] += 1
-                at[rank] += 1
                 left -= 1
                 moved = True
     if left:
         return np.inf
     for stage in range(stages):
-        step = costs.step[state.edges[stage + 1]] - costs.step[state.edges[stage]]
-        clock[stage % ranks] += step + costs.iteration_seconds * (stage < ranks)
+        clock[stage % ranks] += costs.step[state.edges[stage + 1]] - costs.step[state.edges[stage]]
     total = 0.0
-    for iteration in range(cases // costs.replicas):
-        total += clock[:, iteration * costs.replicas : (iteration + 1) * costs.replicas].max()
-    return total / (cases // costs.replicas)
+    for case in range(0, cases, costs.replicas):
+        total += clock[:, case : case + costs.replicas].max()
+    return total / (cases // costs.replicas) + costs.iteration_seconds
+
+
+@njit(cache=True)
+def _bytes(state: State, costs: Costs) -> tuple[Floats, Floats, Floats, Floats]:  # pragma: no cover - compiled
+    """Of stages, for a microbatch: kept, late, and on top while it is recomputed; of ranks: room beside the weights."""
+    ranks, stages = state.kinds.shape[0], state.edges.size - 1
+    kept, late, transient, room = np.empty(stages), np.empty(stages), np.zeros(stages), np.full(ranks, costs.room)
+    for stage in range(stages):
+        first, end = state.edges[stage], state.edges[stage + 1]
+        room[stage % ranks] -= costs.bytes[0, end] - costs.bytes[0, first]
+        kept[stage] = costs.bytes[1, end] - costs.bytes[1, first] + costs.received[first]
+        late[stage] = costs.bytes[2, end] - costs.bytes[2, first]
+        for kind in range(2):
+            kept[stage] -= state.again[stage, kind] * costs.saved[0, kind]
+            late[stage] -= state.again[stage, kind] * costs.saved[1, kind]
+            if state.again[stage, kind]:
+                transient[stage] = max(transient[stage], costs.saved[0, kind])
+    return kept, late, transient, room

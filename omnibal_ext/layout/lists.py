@@ -12,7 +12,8 @@ n-th of the forwards:
    forwards or backwards, of all ranks at once; where cuts may move, move cuts, or recompute more or fewer layers.
 3. Leave out what deadlocks, and what holds more bytes than the rank has. Of the rest take what is faster, and what is
    slower by d with probability exp(-d / temperature); the temperature falls from a share of an action to nothing.
-4. Do so on the mean of all cases, several times over; then, from the best of these, on all cases.
+4. Do so with F and B alone on the mean of all cases, several times over: each W is done where its rank would wait, or
+   lacks the bytes to go on. Then from the fastest, now with W at any place, on all cases.
 5. Keep the fastest met. It is never slower than what the search began with.
 
 Work is counted in changes, and random numbers are a function of seed and position: the load of the machine changes
@@ -29,13 +30,16 @@ from omnibal_ext.layout.anneal import Costs, State, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import COLUMNS
 from omnibal_ext.schedule import Action, Schedule
+from omnibal_ext.simulate import WEIGHT
 
 RUNS = 3
 """On the mean of all cases, with other random numbers each."""
 SHARE_OF_MEAN = 0.7
 """Of the work."""
 WARM, COLD = 0.2, 0.001
-"""First and last temperature, of the mean seconds of an action; on all cases from a hundredth of the first."""
+"""First and last temperature, of the mean seconds of an action."""
+WARM_AGAIN = 0.01
+"""The first on all cases."""
 A_CHANGE, AN_ACTION, A_CASE = 3e-6, 1e-8, 2e-9
 """Seconds of an idle core, about: of a change, beside each action; of an action in each case."""
 MOST_ACTIONS = 8000
@@ -61,14 +65,24 @@ def build_lists(
     def changes(share: float, played: int) -> int:
         return int(share * seconds / (A_CHANGE + ranks * length * (AN_ACTION + A_CASE * played)))
 
-    runs = [
-        anneal(state, mean, changes(SHARE_OF_MEAN / RUNS, 1), warm, cold, movable, RUNS * seed + run)
-        for run in range(RUNS)
-    ]
-    best = min(runs, key=lambda run: run[1])[0]
-    best, _ = anneal(best, costs, changes(1 - SHARE_OF_MEAN, cases), warm / 100, cold, movable, RUNS * seed)
-    built, found = replace(problem, lists=_lists(best)), _layout(problem, best)
+    bare = state._replace(kinds=np.array([[kind for kind in row if kind < WEIGHT] for row in state.kinds.tolist()]))
+    share = changes(SHARE_OF_MEAN / RUNS, 1)
+    runs = [anneal(bare, mean, share, warm, cold, movable, RUNS * seed + run) for run in range(RUNS)]
+    starts = [min(runs, key=lambda run: run[1])[0], state]
+    fastest = min(starts, key=lambda start: _judged(problem, start))
+    share = changes(1 - SHARE_OF_MEAN, cases)
+    best, _ = anneal(fastest, costs, share, WARM_AGAIN * an_action, cold, movable, RUNS * seed)
+    built, found = _with_lists(problem, best)
     return (built, found) if built.step_seconds(found) < problem.step_seconds(layout) else (problem, layout)
+
+
+def _with_lists(problem: LayoutProblem, state: State) -> tuple[LayoutProblem, Layout]:
+    return replace(problem, lists=_lists(state)), _layout(problem, state)
+
+
+def _judged(problem: LayoutProblem, state: State) -> float:
+    built, layout = _with_lists(problem, state)
+    return built.step_seconds(layout)
 
 
 def _state(problem: LayoutProblem, layout: Layout) -> State:
@@ -95,20 +109,22 @@ def _lists(state: State) -> Schedule:
 
 def _costs(problem: LayoutProblem) -> Costs:
     t, kinds, profile = problem.tables, problem.kind_ids, problem.profile
-    weight = t.weight if problem.program.split_backward else 0.0 * t.weight
-    saved = np.stack([t.kept - t.recompute_kept, t.late - t.recompute_late])
+    split = problem.program.split_backward
+    weight, late, recompute_late = t.weight * split, t.late * split, t.recompute_late * split
+    saved = np.stack([t.kept - t.recompute_kept, late - recompute_late])
     return Costs(
         seconds=_cases_last(np.stack([_prefix(table[kinds]) for table in (t.forward, t.backward - weight, weight)])),
         again=_cases_last(t.recompute[_RECOMPUTABLE]),
         links=_cases_last(problem.links),
         step=_prefix(t.step[kinds]),
         holds=np.stack([_prefix((kinds == kind).astype(np.int64)) for kind in _RECOMPUTABLE]),
-        bytes=np.stack([_prefix(table[kinds]) for table in (t.fixed, t.kept, t.late)]),
+        bytes=np.stack([_prefix(table[kinds]) for table in (t.fixed, t.kept, late)]),
         received=problem.received @ t.kept,
         saved=np.ascontiguousarray(saved[:, _RECOMPUTABLE]),
         room=float(problem.memory_bytes - profile.overhead_bytes),
         action_seconds=float(profile.action_seconds),
         iteration_seconds=float(profile.iteration_seconds),
+        split=split,
         replicas=problem.cases[1],
     )
 

@@ -20,7 +20,7 @@ from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.platform import CPU
-from omnibal_ext.schedule import splits_backward
+from omnibal_ext.schedule import Action, counts_of, splits_backward
 from tests.distributed import cases, harness
 
 
@@ -73,12 +73,17 @@ def difference(
     model = harness.build_model(chain, plan)
     multiple = args.tensor_model_parallel_size if case.sequence_parallel else 1
     packs = harness.sample_packs(case.question.packs, multiple, case.question.model)
-    executor = make_executor(plan.schedule, case.lists(plan, len(packs) // args.data_parallel_size))
+    lists = case.lists(plan, len(packs) // args.data_parallel_size)
+    executor = make_executor(plan.schedule, lists)
     if case.overlap:
         # Core counts gradients in the first iteration and overlaps from the second, however many packs either has.
         harness.run_iteration(model, plan, _half(packs), executor, case.question.reduction)
         get_model_config(model[0]).finalize_model_grads_func = harness.finalize_what_is_under_way
     loss = harness.run_iteration(model, plan, packs, executor, case.question.reduction)
+    if lists is not None:
+        rank = parallel_state.get_pipeline_model_parallel_rank()
+        ran = executor._postings[counts_of(lists)][rank]
+        assert [step for step in ran if isinstance(step, Action)] == lists[rank], "ran other lists than its own"
     return harness.compare(model, answers[case.question], loss)
 
 

@@ -1,6 +1,7 @@
 """Plans: what is written is read back; a chain not held exactly once is refused by the layer's name."""
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -37,6 +38,37 @@ def test_virtual_stages_go_round_the_ranks() -> None:
     assert plan.pipeline_model_parallel_size == 2
     assert [plan.rank_and_chunk(s) for s in range(4)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert len(plan.build_schedule()) == 2
+
+
+LISTS = ("F0.0 F1.0 B0.0 B1.0 W0.0 W1.0", "F0.0 B0.0 W0.0 F1.0 B1.0 W1.0")
+
+
+def _with_lists(*lists: str) -> Plan:
+    plan = Plan.from_cuts(CHAIN, (4,), num_microbatches=2, schedule="zb_auto")
+    return dataclasses.replace(plan, lists=lists)
+
+
+def test_a_plans_own_lists_survive_the_file(tmp_path: Path) -> None:
+    plan = _with_lists(*LISTS)
+    plan.save(tmp_path / "plan.json")
+    found = Plan.load(tmp_path / "plan.json")
+    assert found == plan
+    assert [" ".join(action.word for action in actions) for actions in found.build_schedule()] == list(LISTS)
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (LISTS[:1], "1 lists of actions for 2 pipeline ranks"),
+        ((LISTS[0], LISTS[1].replace("F1.0", "X1.0")), "'X1.0' is no action"),
+        ((LISTS[0], LISTS[1].replace(" W1.0", "")), r"rank 1 never does W\(microbatch 1"),
+        ((LISTS[0], "B0.0 F0.0 W0.0 F1.0 B1.0 W1.0"), "waits for ever"),
+        (("F1.0 F0.0 B0.0 B1.0 W0.0 W1.0", "F1.0 F0.0 B0.0 B1.0 W0.0 W1.0"), "where the pack of microbatch 0 comes"),
+    ],
+)
+def test_lists_that_lose_work_or_cannot_run_are_refused(lists: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _with_lists(*lists).validate()
 
 
 def _with_stages(*stages: Stage) -> Plan:
