@@ -113,8 +113,9 @@ def _capped(size: tuple[int, int], grid: tuple[int, int], side: int, cap: int) -
 
 def _between(length: int, shorter: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The two of `length` places around each of `shorter` ones laid over them, [2, shorter], and their shares."""
-    at = np.float32(length / shorter) * (np.arange(shorter, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5)
-    at = np.maximum(at, 0)
+    ratio = np.float32(length) / np.float32(shorter)
+    # Rounded once, as torch's fused multiplication does.
+    at = np.maximum(float(ratio) * (np.arange(shorter) + 0.5) - 0.5, 0).astype(np.float32)
     low = at.astype(np.int64)
     rest = at - low
     return np.stack([low, np.minimum(low + 1, length - 1)]), np.stack([1 - rest, rest]).astype(np.float32)

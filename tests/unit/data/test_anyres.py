@@ -46,6 +46,7 @@ def test_the_order_is_that_of_transformers(width: int, height: int, side: int) -
 @given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([2, 3, 27]), st.booleans())
 @example(2304, 2304, 27, False)  # the largest
 @example(1300, 700, 27, False)
+@example(1920, 768, 27, False)  # ten tiles: a little over nine is tolerated
 def test_tokens_are_those_of_llava_onevision(width: int, height: int, side: int, among_others: bool) -> None:
     """Random features, many of them made fewer; an image among others is one tile."""
     modeling = pytest.importorskip("transformers.models.llava_onevision.modeling_llava_onevision")
@@ -63,7 +64,7 @@ def test_tokens_are_those_of_llava_onevision(width: int, height: int, side: int,
     sources, weights = order.as_means()
     known = torch.cat([features.flatten(0, 1), newline[None]])
     mine = (known[torch.from_numpy(sources)] * torch.from_numpy(weights)[..., None]).sum(1)
-    assert torch.allclose(mine, packed, atol=2e-5)
+    assert torch.allclose(mine, packed, atol=1e-4)  # seen: 3e-7; places on a long side, rounded twice, make 4e-5
 
 
 def test_images_with_means_and_without_follow_each_other() -> None:
