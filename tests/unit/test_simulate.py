@@ -13,8 +13,6 @@ from omnibal_ext.schedule import SCHEDULE_NAMES, Action, Schedule, build_schedul
 from omnibal_ext.simulate import StageCosts, compile_schedule, simulate, step_seconds
 
 seconds = st.floats(0.01, 10.0)
-settings.register_profile("compiling", deadline=None)
-settings.load_profile("compiling")
 
 
 @given(st.sampled_from(["1f1b", "gpipe"]), st.integers(1, 8), st.integers(1, 16), seconds, seconds)
