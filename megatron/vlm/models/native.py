@@ -154,6 +154,17 @@ class Viewer(torch.nn.Module):
         return platform.to_device(patches.flatten()), platform.to_device(torch.argsort(squares))
 
 
+class PatchProjection(torch.nn.Conv3d):
+    """A convolution whose kernel covers a patch once: a product of matrices, [patches, 3, frames, size, size] -> rows.
+
+    It is called as a module: Megatron waits in front of modules for weights that are on their way.
+    """
+
+    def forward(self, film: Tensor) -> Tensor:
+        """[patches, 3, frames, size, size] -> [patches, width]."""
+        return linear(film.flatten(1), self.weight.flatten(1), self.bias)
+
+
 class NativePatchEmbed(MegatronModule):
     """Patches to ViT tokens; an image is a film of equal frames. pixels [patches, 3, size, size] -> rows."""
 
@@ -162,7 +173,7 @@ class NativePatchEmbed(MegatronModule):
         assert architecture.native is not None
         self.frames, size = architecture.native.frames, architecture.patch_size
         kernel = (self.frames, size, size)
-        self.projection = torch.nn.Conv3d(
+        self.projection = PatchProjection(
             3, architecture.hidden_size, kernel, stride=kernel, bias=architecture.patch_bias, dtype=config.params_dtype
         )
         config.init_method(self.projection.weight.data)
@@ -176,9 +187,8 @@ class NativePatchEmbed(MegatronModule):
     def forward(self, hidden: None, batch: Microbatch, view: View) -> Tensor:
         """Pixels of the pack's patches -> rows in the ViT's order, this rank's share."""
         assert batch.pixels is not None
-        weight = self.projection.weight
-        film = batch.pixels.to(weight.dtype).unsqueeze(2).expand(-1, -1, self.frames, -1, -1)
-        rows = linear(film.flatten(1), weight.flatten(1), self.projection.bias)  # the kernel covers a patch once
+        pixels = batch.pixels.to(self.projection.weight.dtype)
+        rows = self.projection(pixels.unsqueeze(2).expand(-1, -1, self.frames, -1, -1))
         rows = rows if view.patch_order is None else rows[view.patch_order]
         if view.positions is not None:
             around = (self.positions[place] * weight[:, None] for place, weight in zip(*view.positions, strict=True))
