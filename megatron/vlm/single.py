@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from megatron.training.initialize import initialize_megatron
+from megatron.training.log_handler import CustomHandler
 from megatron.training.training import destroy_global_state
 
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
@@ -18,9 +19,12 @@ from megatron.vlm.arguments import TrainingInputs, parse_arguments
 def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs]:
     """Initialise Megatron for `preset` and the flags; its own messages are left out, so that stdout is the tool's.
 
+    So is what other libraries log, which Megatron's handler would print there: from now on it goes to stderr.
+
     Left in order, Megatron is as before and can be initialised again. Left by an error, nothing is waited for: other
     ranks may be waiting for this one, and torchrun ends them once it has failed.
     """
+    logging.root.handlers = [handler for handler in logging.root.handlers if not isinstance(handler, CustomHandler)]
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_PORT", str(_free_port()))
