@@ -4,7 +4,7 @@
 #   [EPOCHS=5] bash scripts/quickstart.sh [output folder, default runs/quickstart]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 OUT="${1:-runs/quickstart}"
-SAMPLES=4000 EPOCHS="${EPOCHS:-3}" VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=200
+SAMPLES=4000 EPOCHS="${EPOCHS:-3}" VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=800
 export PYTHONWARNINGS=ignore
 mkdir -p "$OUT"
 

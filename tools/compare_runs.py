@@ -6,7 +6,9 @@ python tools/compare_runs.py --baseline RUN --run RUN
 import argparse
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
@@ -50,7 +52,7 @@ def summary(folder: Path) -> dict[str, float]:
         "iterations": lines[-1]["iteration"],
         "samples_per_second": samples / seconds,
         "padding": statistics.fmean(line["padding"] for line in lines),
-        "final_loss": next((line["loss"] for line in reversed(lines) if line["loss"] is not None), math.nan),
+        "final_loss": final_loss(lines),
         "recomputed_layers": sum(len(stage.recompute) for stage in Plan.load(folder / "plan.json").stages),
     }
     if held_out := evaluations(path):
@@ -59,6 +61,13 @@ def summary(folder: Path) -> dict[str, float]:
     if evaluation.exists():
         result["held-out_digits_read_right"] = read_json(evaluation, EVALUATION, "evaluate again")["share_right"]
     return result
+
+
+def final_loss(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Of a sample in the last tenth of a run: its last interval may be a single iteration. NaN if all were skipped."""
+    last = [line for line in lines if line["iteration"] > 0.9 * lines[-1]["iteration"] and line["loss"] is not None]
+    samples = sum(line["samples"] for line in last)
+    return sum(line["loss"] * line["samples"] for line in last) / samples if samples else math.nan
 
 
 def _show(value: float) -> str:

@@ -1,12 +1,14 @@
 """metrics.jsonl is read as the run went: resumed, evaluated, while a line is being written."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.run_metrics import evaluations, training_intervals
+from tools.compare_runs import final_loss
 
 
 def test_what_ran_again_after_a_resume_counts_as_it_last_ran(tmp_path: Path) -> None:
@@ -34,3 +36,11 @@ def test_a_whole_number_beyond_all_floats_is_refused_by_its_line(tmp_path: Path)
     (tmp_path / "metrics.jsonl").write_text(f'{{"iteration": 1, "loss": NaN}}\n{{"iteration": 2, "loss": {10**400}}}\n')
     with pytest.raises(UserError, match="line 2: loss must be a number"):
         training_intervals(tmp_path / "metrics.jsonl")
+
+
+def test_the_final_loss_is_of_the_last_tenth() -> None:
+    """80 samples before it, then 30 of loss 1, 10 of loss 3, and an interval of which every step was skipped."""
+    rows = [(80, 80, 9.0), (95, 30, 1.0), (99, 10, 3.0), (100, 7, None)]
+    lines = [{"iteration": iteration, "samples": samples, "loss": loss} for iteration, samples, loss in rows]
+    assert final_loss(lines) == 1.5
+    assert math.isnan(final_loss([{"iteration": 1, "samples": 4, "loss": None}]))
