@@ -13,5 +13,6 @@ ruff format --check .
 echo "== types =="
 mypy omnibal_ext megatron/vlm tools
 echo "== tests =="
-# Two test processes: while one waits for its ranks the other works. A file stays in one process, for its fixtures.
-python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+# Three test processes for two cores: while some wait for their ranks another works. A file stays in one process, for its
+# fixtures.
+python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
