@@ -2,6 +2,9 @@
 
 import gc
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +19,7 @@ from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
 from megatron.vlm.hf.names import table_name
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
+from tests.programs import ROOT
 from tests.unit.hf import models
 from tests.unit.hf.original import write_original
 
@@ -142,17 +146,32 @@ def test_padding_of_vocabulary_and_heads_is_dropped(internvl: Path) -> None:
         assert_same(parts, {name: theirs[name] for name in parts})
 
 
+MEASURE = """
+import sys
+from pathlib import Path
+from tests.unit.hf.test_convert import anonymous_memory_taken, there_and_back
+small, large, output = map(Path, sys.argv[1:])
+there_and_back(small, output / "warm")  # what is imported on first use is there now
+print(anonymous_memory_taken(lambda: there_and_back(large, output / "large")))
+"""
+
+
 def test_conversion_holds_a_weight_and_not_the_model(internvl: Path, tmp_path: Path) -> None:
-    """Memory that both directions take, seen every millisecond, against the model's size."""
+    """Memory that both directions take, seen every millisecond, against the model's size.
+
+    In a process of its own that hands every freed array back: the heap that earlier tests left decides nothing.
+    """
     from transformers import InternVLConfig, InternVLForConditionalGeneration
 
-    there_and_back(internvl, tmp_path / "warm")  # what is imported on first use is there now
     text = {**models.QWEN, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8}
     config = InternVLConfig(vision_config=models.INTERN_VIT, text_config=text, image_token_id=models.IMAGE_TOKEN)
     InternVLForConditionalGeneration(config).save_pretrained(tmp_path / "theirs", max_shard_size="100MB")
     whole = sum(entry.bytes for entry in WeightFolder(tmp_path / "theirs").stored.values())
     assert whole > 2.5e8
-    taken = anonymous_memory_taken(lambda: there_and_back(tmp_path / "theirs", tmp_path / "large"))
+    command = [sys.executable, "-c", MEASURE, internvl, tmp_path / "theirs", tmp_path]
+    variables = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    printed = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
+    taken = int(printed.split()[-1])
     assert taken < whole / 3, f"{taken / 1e6:.0f} MB for a model of {whole / 1e6:.0f} MB"
 
 
