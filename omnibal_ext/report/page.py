@@ -33,7 +33,7 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 BECAUSE = {
-    "needed": "nothing is lost",
+    "needed": "forwards and backwards of the layers, once",
     "recomputation": "layers are run again to save memory",
     "executor": "actions cost time beside the layers: packs are small for this model",
     UNEVEN: "stages are not equally long",
@@ -148,7 +148,7 @@ class SubjectView:
 
     @property
     def loads(self) -> list[Markup]:
-        """Fullest and emptiest worker over the steps, balanced and random."""
+        """Fullest and emptiest worker over the iterations, balanced and random."""
         if self.against is None:
             return []
         found = []
@@ -157,8 +157,8 @@ class SubjectView:
                 f"fullest {loads.workers}": [(float(n), 1e3 * s) for n, s in enumerate(loads.seconds.max(axis=1))],
                 f"emptiest {loads.workers}": [(float(n), 1e3 * s) for n, s in enumerate(loads.seconds.min(axis=1))],
             }
-            title = f"{name}: load over the steps; {loads.spread:.1%} below the fullest"
-            found.append(draw.lines(title, curves, "ms", "step"))
+            title = f"{name}: load over the iterations; {loads.spread:.1%} below the fullest"
+            found.append(draw.lines(title, curves, "ms", "iteration"))
         return found
 
     @property
@@ -171,14 +171,16 @@ class SubjectView:
     def figures(self) -> list[tuple[str, str]]:
         """The numbers of the first screen."""
         subject, now = self.subject, self.subject.seen
-        rows = [("step, predicted", f"{subject.predicted.seconds * 1e3:,.1f} ms")]
+        rows = [("iteration, predicted", f"{subject.predicted.seconds * 1e3:,.1f} ms")]
         if subject.measured:
             off = subject.measured.seconds / subject.predicted.seconds - 1
-            rows.append(("step, measured", f"{subject.measured.seconds * 1e3:,.1f} ms ({off:+.0%})"))
+            rows.append(("iteration, measured", f"{subject.measured.seconds * 1e3:,.1f} ms ({off:+.0%})"))
         shares = breakdown(now)
         rows.append(("needed work", f"{shares['needed']:.0%}"))
         rows.append(("recomputation", f"{shares['recomputation']:.0%}"))
-        rows.append(("waiting", f"{shares[UNEVEN] + shares[FILL]:.0%}"))
+        waiting = shares[UNEVEN] + shares[FILL]
+        rows.append(("waiting", f"{waiting:.0%}"))
+        rows.append(("the rest", f"{1 - shares['needed'] - shares['recomputation'] - waiting:.0%}"))
         if speed := subject.samples_per_second():
             rows.append(("samples/s, whole run", f"{speed:,.1f}"))
         return rows
@@ -198,7 +200,16 @@ def packing_report(packing: PackingView) -> str:
 def render(views: Sequence[SubjectView], packings: Iterable[PackingView]) -> str:
     """Fill the template."""
     shared: dict[str, Any] = {"views": views, "packings": list(packings)}
-    return TEMPLATES.get_template("report.html").render(causes=[(_css(cause), cause) for cause in CAUSES], **shared)
+    return TEMPLATES.get_template("report.html").render(
+        causes=[(_css(cause), cause, BECAUSE[cause]) for cause in CAUSES], faster=_faster(views), **shared
+    )
+
+
+def _faster(views: Sequence[SubjectView]) -> list[str]:
+    """How many times as many samples a second each run trains as the slowest of the page; "-": no run."""
+    speeds = [view.subject.samples_per_second() or 0.0 for view in views]
+    slowest = min(filter(None, speeds), default=0.0)
+    return [f"{speed / slowest:.2f}x" if speed else "-" for speed in speeds]
 
 
 def _css(cause: str) -> str:

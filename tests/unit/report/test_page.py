@@ -1,9 +1,11 @@
 """The page in a real browser: every action has its box, nothing is asked of a network, keys and zoom work."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -110,6 +112,22 @@ def test_what_is_written_is_what_is_said(folder: Path) -> None:
     slices = [e for e in json.loads((folder / "trace.json").read_text())["traceEvents"] if e.get("cat") == "action"]
     assert len(slices) == ACTIONS
     assert (folder / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_side_by_side_say_which_is_faster(folder: Path, tmp_path: Path) -> None:
+    """By their samples and seconds behind the first interval; the shares of a first screen are a whole."""
+    plan, runs = Subject.of_plan(folder / "plan.json", None, None), []
+    for name, samples in (("slow", 40), ("fast", 100)):
+        lines = [{"iteration": n, "seconds": 4.0, "samples": samples * n, "samples_per_second": samples * n / 4,
+                  "loss": 1.0} for n in (1, 2)]  # fmt: skip
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        runs.append(replace(plan, name=name, metrics=tmp_path / name))
+    page = report([*runs, plan])
+    assert "<tr><td>samples/s, whole run</td><td>20.0</td><td>50.0</td><td>-</td></tr>" in page
+    assert "<tr><td>against the slowest</td><td>1.00x</td><td>2.50x</td><td>-</td></tr>" in page
+    shares = re.findall(r"<dt>(?:needed work|recomputation|waiting|the rest)</dt><dd>(\d+)%", page)
+    assert len(shares) == 3 * 4
+    assert abs(sum(map(int, shares)) - 300) <= 6  # each is rounded
 
 
 class Tags(HTMLParser):
