@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from omnibal_ext.run_metrics import complete_lines
+from omnibal_ext.run_metrics import complete_lines, loss_text
 
 Item = TypeVar("Item")
 
@@ -79,8 +79,7 @@ def follow_metrics(path: Path, is_running: Callable[[], bool], start: int = 0, e
             last = next((line for line in reversed(lines) if "loss" in line), last)
             if last is None or last["iteration"] == shown:
                 continue
-            loss = "none" if last["loss"] is None else f"{last['loss']:.3f}"
-            text = f"loss {loss}, {last['samples_per_second']:.0f} samples/s"
+            text = f"loss {loss_text(last['loss'], 3)}, {last['samples_per_second']:.0f} samples/s"
             progress.update(bar, completed=last["iteration"], total=last["iterations"], description=text)
             if not console.is_terminal and (time.monotonic() >= due or not running):
                 shown, due = last["iteration"], time.monotonic() + every

@@ -187,8 +187,9 @@ class Plan:
                 f"{len(self.lists)} lists of actions for {self.pipeline_model_parallel_size} pipeline ranks"
             )
         chunks = self.virtual_pipeline_model_parallel_size
-        check_schedule(self.build_schedule(), self.num_microbatches, chunks)
-        check_packs(self.build_schedule(), chunks)
+        schedule = self.build_schedule()
+        check_schedule(schedule, self.num_microbatches, chunks)
+        check_packs(schedule, chunks)
 
     def _validate_counts(self) -> None:
         for name, check in PLAN_COUNTS.items():

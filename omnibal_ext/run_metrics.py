@@ -29,6 +29,11 @@ LINE: Check[dict[str, Any]] = record({"iteration": whole()}, {**_LOSSES, **_RATE
 """What programs read of a line."""
 
 
+def loss_text(loss: float | None, digits: int) -> str:
+    """A loss for people; none where no token counted."""
+    return "none" if loss is None else f"{loss:.{digits}f}"
+
+
 def training_intervals(path: Path) -> list[dict[str, Any]]:
     """The intervals of training, in order; an interval that was run again after a resume counts as it last ran.
 

@@ -34,12 +34,12 @@ def main() -> None:
         print_json({"baseline": baseline, "run": run, "ratio": ratio})
         return
     names = {name: name.replace("_", " ") for name in run if name in baseline}
-    rows = [(text, _show(baseline[name]), _show(run[name])) for name, text in names.items()]
+    rows = [(text, shown(baseline[name]), shown(run[name])) for name, text in names.items()]
     print_table("Same samples, same machine", ("", "baseline", "balanced"), rows)
     print(f"balanced / baseline samples per second: {ratio:.2f}x")
 
 
-def summary(folder: Path) -> dict[str, float]:
+def summary(folder: Path) -> dict[str, Any]:
     """What a run was: rates are of its whole length, the first interval (start-up) left out."""
     path = folder / "metrics.jsonl"
     lines = training_intervals(path)
@@ -63,14 +63,17 @@ def summary(folder: Path) -> dict[str, float]:
     return result
 
 
-def final_loss(lines: Sequence[Mapping[str, Any]]) -> float:
-    """Of a sample in the last tenth of a run: its last interval may be a single iteration. NaN if all were skipped."""
+def final_loss(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of a sample in the last tenth of a run: its last interval may be a single iteration. None if all were skipped."""
     last = [line for line in lines if line["iteration"] > 0.9 * lines[-1]["iteration"] and line["loss"] is not None]
     samples = sum(line["samples"] for line in last)
-    return sum(line["loss"] * line["samples"] for line in last) / samples if samples else math.nan
+    return sum(line["loss"] * line["samples"] for line in last) / samples if samples else None
 
 
-def _show(value: float) -> str:
+def shown(value: float | None) -> str:
+    """A figure for people."""
+    if value is None or not math.isfinite(value):
+        return "none" if value is None else f"{value}"
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3f}"
 
 

@@ -18,7 +18,6 @@ from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.recompute import GIB
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_plan, make_plan
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
 from omnibal_ext.layout.workload import packs_of_index
@@ -26,6 +25,7 @@ from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import SCHEDULE_NAMES
 from omnibal_ext.sizes import Sizes
+from omnibal_ext.units import GIB
 
 
 def main() -> None:

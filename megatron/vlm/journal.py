@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from megatron.training import get_tensorboard_writer, get_wandb_writer, print_rank_last
 
+from omnibal_ext.run_metrics import loss_text
+
 RATES = (
     "samples_per_second", "useful_tokens_per_second", "padding", "dist_ratio_vit", "dist_ratio_llm",
     "dist_ratio_attention", "epoch", "model_tflops", "mfu", "bubble", "replaced_samples", "skipped_steps",
@@ -59,7 +61,7 @@ def training_line(iteration: int, report: Mapping[str, Any]) -> str:
     """An interval for people."""
     return (
         f" after iteration {iteration}/{report['iterations']} | epoch {report['epoch']:.2f} | "
-        f"loss {_shown(report['loss'], 4)} | samples/s {report['samples_per_second']:.1f} | "
+        f"loss {loss_text(report['loss'], 4)} | samples/s {report['samples_per_second']:.1f} | "
         f"useful tokens/s {report['useful_tokens_per_second']:,.0f} | padding {report['padding']:.1%} | "
         f"DistRatio ViT {report['dist_ratio_vit']:.4f} LLM {report['dist_ratio_llm']:.4f} "
         f"attention {report['dist_ratio_attention']:.4f} |{_pace(report)}{_operation(report)}"
@@ -70,13 +72,8 @@ def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:
     """An evaluation for people; sources where there are several."""
     losses = report["source_losses"]
     sources = "".join(f" {name} {loss:.4f} |" for name, loss in losses.items()) if len(losses) > 1 else ""
-    found = f"loss {_shown(report['loss'], 6)} | {report['samples']:,} samples |"
+    found = f"loss {loss_text(report['loss'], 6)} | {report['samples']:,} samples |"
     return f" evaluation after iteration {iteration} | {found}{sources}"
-
-
-def _shown(loss: float | None, digits: int) -> str:
-    """A loss for people; none where no token counted."""
-    return "none" if loss is None else f"{loss:.{digits}f}"
 
 
 def _operation(report: Mapping[str, Any]) -> str:

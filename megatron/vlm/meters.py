@@ -1,14 +1,14 @@
 """What Megatron does not log: samples, useful tokens and model FLOPs a second, padding, levelness, loss by source."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from megatron.vlm.journal import Journal
 from megatron.vlm.microbatch import Microbatch
@@ -84,7 +84,7 @@ class TrainingMeter:
         """Whether an interval, or training, ends with an iteration."""
         return iteration % self.interval == 0 or iteration == self.iterations
 
-    def end_iteration(self, iteration: int, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def end_iteration(self, iteration: int, **more: Any) -> None:
         """Close an iteration, counted from 1; where it ends an interval, reports that, and what others say of it."""
         self.closed[iteration] = self.tally
         self.tally = Tally(len(self.sources))
@@ -92,7 +92,7 @@ class TrainingMeter:
             self._report(iteration, more)
             self.closed, self.started = {}, time.perf_counter()
 
-    def _report(self, iteration: int, more: Mapping[str, Any]) -> None:
+    def _report(self, iteration: int, more: dict[str, Any]) -> None:
         sizes, losses = gather(list(self.closed.values()))
         seconds = time.perf_counter() - self.started
         report = interval_report(sizes, losses, seconds, self.sources)
@@ -142,11 +142,15 @@ def gather(tallies: Sequence[Tally]) -> tuple[Tensor, Tensor]:
     sizes = torch.tensor([tally.sizes for tally in tallies], dtype=torch.float64)
     losses = torch.stack([tally.losses for tally in tallies]).sum(0)
     mine = torch.cat([sizes.to(losses.device).flatten(), losses.flatten()])
-    group = parallel_state.get_data_parallel_group()
-    ranks = [torch.empty_like(mine) for _ in range(group.size())]
-    torch.distributed.all_gather(ranks, mine, group=group)
-    everything = torch.stack(ranks).cpu()
+    everything = of_all_ranks(mine, parallel_state.get_data_parallel_group()).cpu()
     return everything[:, : sizes.numel()].view(-1, *sizes.shape), everything[:, sizes.numel() :].sum(0).view(-1, 2)
+
+
+def of_all_ranks(mine: Tensor, group: ProcessGroup) -> Tensor:
+    """[ranks of the group, ...]: what each of them has; alike in shape."""
+    parts = [torch.empty_like(mine) for _ in range(group.size())]
+    torch.distributed.all_gather(parts, mine.contiguous(), group=group)
+    return torch.stack(parts)
 
 
 def interval_report(sizes: Tensor, losses: Tensor, seconds: float, sources: Sequence[str]) -> dict[str, Any]:

@@ -189,7 +189,7 @@ class Trainer:
             mishaps = {"replaced_samples": len(self.bad_samples[True].known), "skipped_steps": self.bad_steps.total}
             more = {**self.stages.end_interval(), **mishaps}
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-            self.meter.end_iteration(iteration, more)
+            self.meter.end_iteration(iteration, **more)
 
     def _evaluated(self) -> None:
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):

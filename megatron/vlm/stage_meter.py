@@ -19,6 +19,7 @@ from megatron.core import parallel_state
 from megatron.training import print_rank_last
 from torch import Tensor
 
+from megatron.vlm.meters import of_all_ranks
 from megatron.vlm.platform import Moment, peak_bytes, to_device
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import Action
@@ -123,17 +124,10 @@ class Everyone:
 def gathered(timed: Tensor, peak: int | None) -> Everyone:
     """What this rank has timed [iterations, chunks + 1], and the bytes it held at most, of all ranks."""
     mine = torch.cat([timed.flatten(), torch.tensor([float(peak or 0)], dtype=torch.float64)])
-    pipeline = _all(to_device(mine), parallel_state.get_pipeline_model_parallel_group())
-    replicas = _all(pipeline, parallel_state.get_data_parallel_group()).cpu()
+    pipeline = of_all_ranks(to_device(mine), parallel_state.get_pipeline_model_parallel_group())
+    replicas = of_all_ranks(pipeline, parallel_state.get_data_parallel_group()).cpu()
     table = replicas[..., :-1].unflatten(-1, timed.shape)
     return Everyone(table[..., :-1], table[..., -1], [int(most) for most in replicas[..., -1].amax(dim=0)])
-
-
-def _all(mine: Tensor, group: Any) -> Tensor:
-    """[ranks of the group, ...]"""
-    parts = [torch.empty_like(mine) for _ in range(group.size())]
-    torch.distributed.all_gather(parts, mine.contiguous(), group=group)
-    return torch.stack(parts)
 
 
 def bubble(worked: Tensor, spans: Tensor) -> float:

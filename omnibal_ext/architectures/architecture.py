@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from math import log
 from typing import Any
@@ -215,12 +216,12 @@ class Architecture:
         """LLM tokens of so many tiles."""
         return tiles * self.vision.patches // self.shuffle**2 + tiles * self.class_token
 
-    @property
+    @cached_property
     def chain(self) -> tuple[str, ...]:
         """The model as one flat list of layer kinds."""
         return layer_chain(self.vision.layers, self.language.layers)
 
-    @property
+    @cached_property
     def features_after(self) -> tuple[int, ...]:
         """How many features travel beside the output of every layer of the chain."""
         return features_after(self.chain, self.vision.feature_layers)

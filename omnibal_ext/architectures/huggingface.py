@@ -174,20 +174,8 @@ def _llava(name: str, config: Section) -> Architecture:
         grids = [[rows * vision.image_size, columns * vision.image_size] for rows, columns in GRIDS]
         if config["image_grid_pinpoints"] not in (None, grids):
             raise UserError(f"{config.where}.image_grid_pinpoints is not LLaVA-1.6's {grids}; no others are known")
-    return Architecture(
-        name,
-        vision,
-        read_language(language),
-        shuffle=1,
-        projector_norm=False,
-        projector_bias=config.take("multimodal_projector_bias", flag),
-        class_token=class_token,
-        newline=newline,
-        tied=_tied(config),
-        prompt=PromptFormat(
-            "llava", config.take("image_token_index", WORDS), _llava_template(language), "anyres" if newline else "pad"
-        ),
-    )
+    template, tiling = _llava_template(language), "anyres" if newline else "pad"
+    return _of_llava(name, config, vision, language, template, tiling, class_token)
 
 
 def _llava_onevision(name: str, config: Section) -> Architecture:
@@ -204,6 +192,13 @@ def _llava_onevision(name: str, config: Section) -> Architecture:
     grids = [[rows * side, columns * side] for rows in range(1, 7) for columns in range(1, 7)]
     if config.get("image_grid_pinpoints") not in (None, grids):
         raise UserError(f"{config.where}.image_grid_pinpoints is not LLaVA-OneVision's, of 1 to 6 tiles a side")
+    return _of_llava(name, config, vision, language, "qwen-vl", "anyres_max_9")
+
+
+def _of_llava(
+    name: str, config: Section, vision: VisionArchitecture, language: Section, template: str | None, tiling: str,
+    class_token: bool = False,
+) -> Architecture:  # fmt: skip
     return Architecture(
         name,
         vision,
@@ -211,9 +206,10 @@ def _llava_onevision(name: str, config: Section) -> Architecture:
         shuffle=1,
         projector_norm=False,
         projector_bias=config.take("multimodal_projector_bias", flag),
-        newline=True,
+        class_token=class_token,
+        newline=tiling != "pad",
         tied=_tied(config),
-        prompt=PromptFormat("llava", config.take("image_token_index", WORDS), "qwen-vl", "anyres_max_9"),
+        prompt=PromptFormat("llava", config.take("image_token_index", WORDS), template, tiling),
     )
 
 

@@ -8,9 +8,9 @@ from omnibal_ext.architectures.huggingface_section import Section
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import finite, flag, listing, maybe, record, shown, text, whole
 
-QWEN_VL_TEXTS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
 BASES = {"qwen2_vl_text": 1e6, "qwen2_5_vl_text": 1e6, "qwen3_vl_text": 5e5}
 """Of the rotation where a config.json has none; elsewhere 10,000."""
+QWEN_VL_TEXTS = tuple(BASES)
 ROPE_FIELDS = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
     "original_max_position_embeddings", "partial_rotary_factor", "beta_fast", "beta_slow", "attention_factor",

@@ -23,10 +23,11 @@ from omnibal_ext.architectures.architecture import Architecture, VisionArchitect
 from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.units import GIB
 
 BYTES = 2  # of a bf16 number
 GPUS_A_NODE = 8
-OVERHEAD_BYTES = 4.0 * 2**30
+OVERHEAD_BYTES = 4.0 * GIB
 """Of a GPU: driver context, communication buffers, fragmentation, which an empty job already takes."""
 EXPOSED_REDUCTION = 0.25
 """Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""

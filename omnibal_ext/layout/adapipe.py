@@ -48,6 +48,7 @@ def adapipe_layout(problem: LayoutProblem, at_most: float = float("inf")) -> Lay
     options = RankOptions(problem)
     tables = problem.tables
     forward, backward, again = (t.mean(axis=(1, 2)) for t in (tables.forward, tables.backward, tables.recompute))
+    both, kinds, received = forward + backward, problem.kind_counts, problem.received
     tails: dict[int, _Tail] = {layers: _Tail(0, 0, 0, 0, 0, 0, (layers,), ())}
     for s in range(stages - 1, -1, -1):
         longer: dict[int, _Tail] = {}
@@ -55,8 +56,8 @@ def adapipe_layout(problem: LayoutProblem, at_most: float = float("inf")) -> Lay
             for j, tail in tails.items():
                 if j <= i:
                     continue
-                held = problem.slices((i, j))[0]
-                if problem.microbatches * float(held @ (forward + backward)) > at_most:
+                held = kinds[j] - kinds[i] + received[i]
+                if problem.microbatches * float(held @ both) > at_most:
                     continue
                 choices = options.of(s, held[None])
                 if not choices:

@@ -60,8 +60,6 @@ class Costs(NamedTuple):
     """Bytes of a rank for its layers."""
     action_seconds: float
     iteration_seconds: float
-    split: bool
-    """Whether there is W."""
     replicas: int
     """Data-parallel ranks: so many neighbouring cases are one iteration, which ends with the last of them."""
 
@@ -87,7 +85,7 @@ def anneal(
     """
     ranks, stages = state.kinds.shape[0], state.edges.size - 1
     microbatches, cases = costs.again.shape[1], costs.again.shape[2]
-    actions = (2 + costs.split) * state.orders.shape[2]
+    actions = 3 * state.orders.shape[2]
     done, ends = np.full((3, stages, microbatches), -2), np.empty((2, stages, microbatches, cases))
     board = Board(done, ends, np.empty((ranks, actions), dtype=np.int64))
     here = _step_seconds(state, costs, board, -1)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.chain import KINDS
 from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.tables import prefix_sums
 from omnibal_ext.schedule import Action
 from omnibal_ext.simulate import BACKWARD, FORWARD
 
@@ -28,11 +29,11 @@ class Bounds:
     def __init__(self, problem: LayoutProblem) -> None:
         self.problem = problem
         kinds, t = problem.kind_ids, problem.tables
-        self.forward = _prefix(t.forward[kinds])
+        self.forward = prefix_sums(t.forward[kinds])
         """[layers + 1, cases, microbatches]"""
-        self.backward = _prefix(t.backward[kinds])
-        self.weight = _prefix(t.weight[kinds] if problem.program.split_backward else 0.0 * t.weight[kinds])
-        self.step = np.concatenate([[0.0], np.cumsum(t.step[kinds])])
+        self.backward = prefix_sums(t.backward[kinds])
+        self.weight = prefix_sums(t.weight[kinds] if problem.program.split_backward else 0.0 * t.weight[kinds])
+        self.step = prefix_sums(t.step[kinds])
         self.least_transfer = problem.links.min(axis=0)
 
     def slice_bounds(self) -> Floats:
@@ -155,7 +156,3 @@ def _slices(
                 total += worst
             out[i, j] = total / iterations
     return out
-
-
-def _prefix(per_layer: NDArray) -> NDArray:
-    return np.concatenate([np.zeros_like(per_layer[:1]), np.cumsum(per_layer, axis=0)])

@@ -25,10 +25,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import KINDS
+from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
 from omnibal_ext.layout.anneal import Costs, State, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import COLUMNS
+from omnibal_ext.layout.tables import COLUMNS, prefix_sums
 from omnibal_ext.schedule import Action, Schedule
 from omnibal_ext.simulate import WEIGHT
 
@@ -51,7 +51,8 @@ def build_lists(
 ) -> tuple[LayoutProblem, Layout]:
     """The problem with lists of its own, and a layout for them that is never slower than `layout`, which must fit.
 
-    `seconds` of counted work. Unless `movable`, the layout stays as it is.
+    The problem's schedule has W, as zb_auto's has. `seconds` of counted work. Unless `movable`, the layout stays as it
+    is.
     """
     state = _state(problem, layout)
     ranks, length = state.kinds.shape
@@ -109,22 +110,21 @@ def _lists(state: State) -> Schedule:
 
 def _costs(problem: LayoutProblem) -> Costs:
     t, kinds, profile = problem.tables, problem.kind_ids, problem.profile
-    split = problem.program.split_backward
-    weight, late, recompute_late = t.weight * split, t.late * split, t.recompute_late * split
-    saved = np.stack([t.kept - t.recompute_kept, late - recompute_late])
+    saved = np.stack([t.kept - t.recompute_kept, t.late - t.recompute_late])
     return Costs(
-        seconds=_cases_last(np.stack([_prefix(table[kinds]) for table in (t.forward, t.backward - weight, weight)])),
+        seconds=_cases_last(
+            np.stack([prefix_sums(table[kinds]) for table in (t.forward, t.backward - t.weight, t.weight)])
+        ),
         again=_cases_last(t.recompute[_RECOMPUTABLE]),
         links=_cases_last(problem.links),
-        step=_prefix(t.step[kinds]),
-        holds=np.stack([_prefix((kinds == kind).astype(np.int64)) for kind in _RECOMPUTABLE]),
-        bytes=np.stack([_prefix(table[kinds]) for table in (t.fixed, t.kept, late)]),
+        step=prefix_sums(t.step[kinds]),
+        holds=np.stack([prefix_sums((kinds == kind).astype(np.int64)) for kind in _RECOMPUTABLE]),
+        bytes=np.stack([prefix_sums(table[kinds]) for table in (t.fixed, t.kept, t.late)]),
         received=problem.received @ t.kept,
         saved=np.ascontiguousarray(saved[:, _RECOMPUTABLE]),
         room=float(problem.memory_bytes - profile.overhead_bytes),
         action_seconds=float(profile.action_seconds),
         iteration_seconds=float(profile.iteration_seconds),
-        split=split,
         replicas=problem.cases[1],
     )
 
@@ -139,8 +139,4 @@ def _cases_last(table: NDArray) -> NDArray:
     return np.ascontiguousarray(table.swapaxes(-1, -2))
 
 
-def _prefix(per_layer: NDArray) -> NDArray:
-    return np.concatenate([np.zeros_like(per_layer[:1]), np.cumsum(per_layer, axis=0)])
-
-
-_RECOMPUTABLE = [KINDS.index(kind) for kind in ("vit", "llm")]
+_RECOMPUTABLE = [KINDS.index(kind) for kind in RECOMPUTABLE_KINDS]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.tables import COLUMNS, KindTables, kind_tables
+from omnibal_ext.layout.tables import COLUMNS, KindTables, kind_tables, prefix_sums
 from omnibal_ext.schedule import Schedule, build_schedule
 from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
 
@@ -138,8 +138,7 @@ class LayoutProblem:
     @cached_property
     def kind_counts(self) -> Ints:
         """int64 [layers + 1, columns]: layers of each kind before each layer."""
-        ones = (self.kind_ids[:, None] == np.arange(COLUMNS)).astype(np.int64)
-        return np.concatenate([np.zeros_like(ones[:1]), np.cumsum(ones, axis=0)])
+        return prefix_sums((self.kind_ids[:, None] == np.arange(COLUMNS)).astype(np.int64))
 
     @cached_property
     def received(self) -> Ints:
@@ -155,6 +154,10 @@ class LayoutProblem:
         features = np.array(self.profile.features_after)[:, None, None]
         carried = (self.tables.transfer[self.kind_ids] - latency) * (1 + features)
         return np.asarray((latency + carried) * (self.ranks > 1))
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether every rank's peak is within the memory."""
+        return max(self.stage_peak_bytes(layout)) <= self.memory_bytes
 
     def rank_bytes(self, rank: int, held: Ints, again: Ints) -> float:
         """Peak bytes of a rank; counts are int64 [chunks, columns] of its stages. See `bytes_of_counts`."""
@@ -183,6 +186,8 @@ class LayoutProblem:
         total, a_microbatch, late_one = self.profile.overhead_bytes, 0.0, 0.0
         counts, recomputed = held.tolist(), again.tolist()
         for k, count in enumerate(counts):
+            if not count:
+                continue
             total += count * fixed[k]
             a_microbatch += (count - recomputed[k]) * kept[k] + recomputed[k] * recompute_kept[k]
             late_one += (count - recomputed[k]) * late[k] + recomputed[k] * recompute_late[k]

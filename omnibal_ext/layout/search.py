@@ -14,7 +14,7 @@ from omnibal_ext.layout.joint import joint_search
 from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all, shortfalls
+from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
 from omnibal_ext.plan import Plan
 from omnibal_ext.units import GIB
 
@@ -83,11 +83,12 @@ def find_plan(
     if problem.schedule_name != BUILT:
         return problem, candidates
     built, layout = build_lists(problem, candidates[0].layout, seconds, movable=method == "joint")
+    if built is problem:
+        return problem, candidates
     if method == "joint":
         found = joint_search(built, [layout.edges], [layout], seconds / 4)
         return built, [Candidate(f.layout, f.step_seconds) for f in found[:top_k]]
-    layouts = [layout, *(c.layout for c in candidates[1:])]
-    fitting = [candidate for candidate in layouts if max(shortfalls(built, candidate)) <= 0]
+    fitting = [c.layout for c in candidates if built.fits(c.layout)]
     return built, sorted((Candidate(c, built.step_seconds(c)) for c in fitting), key=lambda c: c.step_seconds)
 
 

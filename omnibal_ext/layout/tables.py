@@ -39,6 +39,11 @@ class KindTables:
     step: Floats
 
 
+def prefix_sums(per_layer: NDArray) -> NDArray:
+    """[layers, ...] -> [layers + 1, ...]: the sums before each layer, and of all."""
+    return np.concatenate([np.zeros_like(per_layer[:1]), np.cumsum(per_layer, axis=0)])
+
+
 def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
     """The tables for packs int64 [iterations, data-parallel ranks, microbatches]; without, all fill both budgets."""
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in KINDS]

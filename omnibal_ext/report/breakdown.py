@@ -99,7 +99,7 @@ def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
     for name in ("1f1b", "zb_h1", "zb_h2"):
         if name != problem.schedule_name and problem.ranks > 1:
             other = replace(problem, schedule_name=name, lists=None)
-            if fits(other, layout):
+            if other.fits(layout):
                 gain = now / other.step_seconds(layout) - 1
                 found.append(Change(f"schedule {name}", f"tools/launch.py --schedule {name}", gain))
     if problem.ranks > 1:
@@ -113,11 +113,6 @@ def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
         gain = now / problem.step_seconds(bare) - 1
         found.append(Change("nothing recomputed", f"needs {needs:.2f} GiB on a rank: --memory-gib {needs:.2f}", gain))
     return sorted((c for c in found if c.gain >= WORTH_TRYING), key=lambda change: -change.gain)
-
-
-def fits(problem: LayoutProblem, layout: Layout) -> bool:
-    """Whether every rank's peak is within the problem's memory."""
-    return max(problem.stage_peak_bytes(layout)) <= problem.memory_bytes
 
 
 def _twice(packs: PackSizes | None) -> PackSizes | None:

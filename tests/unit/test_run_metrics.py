@@ -1,14 +1,13 @@
 """metrics.jsonl is read as the run went: resumed, evaluated, while a line is being written."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.run_metrics import evaluations, training_intervals
-from tools.compare_runs import final_loss
+from tools.compare_runs import final_loss, shown
 
 
 def test_what_ran_again_after_a_resume_counts_as_it_last_ran(tmp_path: Path) -> None:
@@ -43,4 +42,11 @@ def test_the_final_loss_is_of_the_last_tenth() -> None:
     rows = [(80, 80, 9.0), (95, 30, 1.0), (99, 10, 3.0), (100, 7, None)]
     lines = [{"iteration": iteration, "samples": samples, "loss": loss} for iteration, samples, loss in rows]
     assert final_loss(lines) == 1.5
-    assert math.isnan(final_loss([{"iteration": 1, "samples": 4, "loss": None}]))
+    assert final_loss([{"iteration": 1, "samples": 4, "loss": None}]) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"), [(None, "none"), (float("inf"), "inf"), (float("nan"), "nan"), (2.5, "2.500")]
+)
+def test_a_loss_that_is_no_number_is_shown(loss: float | None, said: str) -> None:
+    assert shown(loss) == said

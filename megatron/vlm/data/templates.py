@@ -11,7 +11,7 @@ them token for token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from megatron.vlm.data.markup import IMAGE_MARK, ImageMarkup
 from omnibal_ext.errors import UserError
@@ -58,10 +58,6 @@ class ChatTemplate:
     def end_of_turn(self) -> str:
         """The token at which a reply stops."""
         return self.turns[ASSISTANT].end
-
-    def writes_as(self, other: "ChatTemplate") -> bool:
-        """Both write every conversation in the same way."""
-        return replace(self, name="") == replace(other, name="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,15 +161,21 @@ class Rule:
     lay: Callable[[Image.Image, tuple[int, int]], Image.Image]  # the image over width and height of the whole grid
     thumbnail_first: bool = False
     joins_tiles: bool = False  # the language model reads the tiles' features as one picture, without its padding
-    cap: int = 0  # joined tiles are made smaller beyond so many tiles' features; an image among several is one tile
+    cap: int = 0  # joined tiles are made smaller beyond so many tiles' features; one alone has a thumbnail too
     native: bool = False  # tiles are patches, in squares; limits are those of an image, not of a conversation
+    several: "Rule | None" = None  # how an image among several becomes one tile; None: as it would alone
 
 
 RULES = {
     "internvl": Rule(internvl_grid, _stretch),
     "anyres": Rule(anyres_grid, _letterbox, thumbnail_first=True, joins_tiles=True),
     "anyres_max_9": Rule(
-        partial(anyres_grid, grids=ANYRES_MAX_GRIDS), _letterbox, thumbnail_first=True, joins_tiles=True, cap=9
+        partial(anyres_grid, grids=ANYRES_MAX_GRIDS),
+        _letterbox,
+        thumbnail_first=True,
+        joins_tiles=True,
+        cap=9,
+        several=Rule(_one_padded, partial(_pad, colour=GREY_GROUND)),
     ),
     "pad": Rule(_one_padded, _pad),
     "crop": Rule(_one_cropped, _crop),
@@ -232,12 +238,10 @@ def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling, pl
     """Decide the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
     rule = RULES[tiling.rule]
     kept = size if rule.joins_tiles else (0, 0)
-    if rule.cap and images > 1:
-        _one_padded(*size)
-        return TiledImage(path, 1, 1, False, *kept, place)
+    several = rule.several if images > 1 else None
     share = tiling.max_tiles if rule.native else max(1, tiling.max_tiles // images)
-    columns, rows = rule.choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
-    thumbnail = tiling.thumbnail and (columns * rows > 1 or rule.cap > 0)
+    columns, rows = (several or rule).choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
+    thumbnail = tiling.thumbnail and several is None and (columns * rows > 1 or rule.cap > 0)
     return TiledImage(path, columns, rows, thumbnail, *kept, place)
 
 
@@ -245,8 +249,8 @@ def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -
     """Resize (bicubic) and cut an RGB image, row by row: uint8 [plan.tiles, tile_size, tile_size, 3]."""
     size = (plan.columns * tile_size, plan.rows * tile_size)
     layout = RULES[rule]
-    alone = not layout.cap or plan.thumbnail
-    resized = np.asarray(layout.lay(image, size) if alone else _pad(image, size, GREY_GROUND))
+    shown = layout.several if layout.several and not plan.thumbnail else layout
+    resized = np.asarray(shown.lay(image, size))
     cells = resized.reshape(plan.rows, tile_size, plan.columns, tile_size, 3).swapaxes(1, 2)
     if layout.native:
         squares = (plan.rows // SQUARE, SQUARE, plan.columns // SQUARE, SQUARE)

@@ -8,7 +8,7 @@ from megatron.training.checkpointing import load_checkpoint
 from torch import Tensor
 
 from megatron.vlm.data.anyres import FeatureOrder, feature_order, order_tensors
-from megatron.vlm.data.tiles import ANYRES_MAX_GRIDS, RULES, Tiling, tile_image
+from megatron.vlm.data.tiles import ANYRES_MAX_GRIDS, Tiling, tile_image
 from megatron.vlm.microbatch import Grid, Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
@@ -69,8 +69,8 @@ class _Sample:
         ids, tiles = [self._words(architecture, image_token, generator)], 0
         rule = architecture.prompt.tiling if architecture.newline else "fixed"
         for size in self.sizes:
-            among = len(self.sizes) if RULES[rule].cap else 1
-            image = tile_image("", size, among, Tiling(tile, 1, len(ANYRES_MAX_GRIDS), architecture.newline, rule))
+            tiling = Tiling(tile, 1, len(ANYRES_MAX_GRIDS), architecture.newline, rule)
+            image = tile_image("", size, len(self.sizes), tiling)
             order = feature_order(image, rule, per_tile)
             self.images.append((image.tiles * per_tile, order))
             tiles += image.tiles

@@ -113,19 +113,24 @@ def _llava_vision() -> Iterator[Weight]:
     yield Weight("word_embed", "newline", ("image_newline",), "row", when="newline")
 
 
-def _qwen_vision(later: bool) -> Iterator[Weight]:
-    """Qwen2-VL's and Qwen2.5-VL's ViT."""
-    layer, merger = "visual.blocks.{n}", "visual.merger"
-    yield Weight("patch_embed", "projection.weight", ("visual.patch_embed.proj.weight",))
+def _qwen_attention(layer: str) -> Iterator[Weight]:
     yield from _norm("vit", "input_layernorm", f"{layer}.norm1")
     yield from _norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
     for part in ("weight", "bias"):
         yield Weight("vit", f"self_attention.linear_qkv.{part}", (f"{layer}.attn.qkv.{part}",), "vision_packed_qkv")
-        if later:
+    yield from _linear("vit", "self_attention.linear_proj", f"{layer}.attn.proj")
+
+
+def _qwen_vision(later: bool) -> Iterator[Weight]:
+    """Qwen2-VL's and Qwen2.5-VL's ViT."""
+    layer, merger = "visual.blocks.{n}", "visual.merger"
+    yield Weight("patch_embed", "projection.weight", ("visual.patch_embed.proj.weight",))
+    yield from _qwen_attention(layer)
+    if later:
+        for part in ("weight", "bias"):
             halves = (f"{layer}.mlp.gate_proj.{part}", f"{layer}.mlp.up_proj.{part}")
             yield Weight("vit", f"mlp.linear_fc1.{part}", halves, "stacked")
-    yield from _linear("vit", "self_attention.linear_proj", f"{layer}.attn.proj")
-    if not later:
+    else:
         yield from _linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
     yield from _linear("vit", "mlp.linear_fc2", f"{layer}.mlp.{'down_proj' if later else 'fc2'}")
     yield from _norm("projector", "norm", f"{merger}.ln_q")
@@ -138,11 +143,7 @@ def _qwen3_vision() -> Iterator[Weight]:
     layer = "visual.blocks.{n}"
     yield from _linear("patch_embed", "projection", "visual.patch_embed.proj")
     yield Weight("patch_embed", "positions", ("visual.pos_embed.weight",))
-    yield from _norm("vit", "input_layernorm", f"{layer}.norm1")
-    yield from _norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
-    for part in ("weight", "bias"):
-        yield Weight("vit", f"self_attention.linear_qkv.{part}", (f"{layer}.attn.qkv.{part}",), "vision_packed_qkv")
-    yield from _linear("vit", "self_attention.linear_proj", f"{layer}.attn.proj")
+    yield from _qwen_attention(layer)
     yield from _linear("vit", "mlp.linear_fc1", f"{layer}.mlp.linear_fc1")
     yield from _linear("vit", "mlp.linear_fc2", f"{layer}.mlp.linear_fc2")
     for ours, theirs in (("", "visual.merger"), ("feature_{f}.", "visual.deepstack_merger_list.{f}")):

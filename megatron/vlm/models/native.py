@@ -109,8 +109,6 @@ class View:
     rotary: Tensor  # [rows, 1, 1, head width], rows that fill up included
     whole: Segments
     windows: Segments
-    positions: tuple[Tensor, Tensor] | None = None
-    """Of `stretched_positions`, where positions are learned."""
 
 
 class Viewer(torch.nn.Module):
@@ -140,13 +138,7 @@ class Viewer(torch.nn.Module):
             platform.to_device(angles),
             segments_of((*layout.frames, *filler), causal=False),
             segments_of((*layout.windows, *filler), causal=False),
-            self._positions(layout, self.native.learned_positions) if self.native.learned_positions else None,
         )
-
-    @staticmethod
-    def _positions(layout: RowLayout, side: int) -> tuple[Tensor, Tensor]:
-        places, weights = map(torch.from_numpy, stretched_positions(layout.places, layout.sizes, side))
-        return platform.to_device(places), platform.to_device(weights)
 
     def _orders(self, order: Ints) -> tuple[Tensor, Tensor]:
         squares = torch.from_numpy(order)
@@ -171,15 +163,15 @@ class NativePatchEmbed(MegatronModule):
     def __init__(self, config: TransformerConfig, architecture: VisionArchitecture) -> None:
         super().__init__(config)
         assert architecture.native is not None
-        self.frames, size = architecture.native.frames, architecture.patch_size
-        kernel = (self.frames, size, size)
+        self.native, size = architecture.native, architecture.patch_size
+        kernel = (self.native.frames, size, size)
         self.projection = PatchProjection(
             3, architecture.hidden_size, kernel, stride=kernel, bias=architecture.patch_bias, dtype=config.params_dtype
         )
         config.init_method(self.projection.weight.data)
         if self.projection.bias is not None:
             torch.nn.init.zeros_(self.projection.bias)
-        if side := architecture.native.learned_positions:
+        if side := self.native.learned_positions:
             weight = torch.empty(side**2, architecture.hidden_size, dtype=config.params_dtype)
             self.positions = torch.nn.Parameter(weight)
             config.init_method(self.positions.data)
@@ -188,10 +180,13 @@ class NativePatchEmbed(MegatronModule):
         """Pixels of the pack's patches -> rows in the ViT's order, this rank's share."""
         assert batch.pixels is not None
         pixels = batch.pixels.to(self.projection.weight.dtype)
-        rows = self.projection(pixels.unsqueeze(2).expand(-1, -1, self.frames, -1, -1))
+        rows = self.projection(pixels.unsqueeze(2).expand(-1, -1, self.native.frames, -1, -1))
         rows = rows if view.patch_order is None else rows[view.patch_order]
-        if view.positions is not None:
-            around = (self.positions[place] * weight[:, None] for place, weight in zip(*view.positions, strict=True))
+        if side := self.native.learned_positions:
+            layout = row_layout(batch.grids, self.native.merge, self.native.window)  # the viewer has just asked for it
+            found = map(torch.from_numpy, stretched_positions(layout.places, layout.sizes, side))
+            places, weights = map(platform.to_device, found)
+            around = (self.positions[place] * weight[:, None] for place, weight in zip(places, weights, strict=True))
             rows = rows + sum(around).to(rows.dtype)
         return share_rows(rows.unsqueeze(1), self.config)
 

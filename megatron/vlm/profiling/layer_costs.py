@@ -197,7 +197,7 @@ class KindMeasurement:
         step = Step(self.chain, self.module, self.packs[0])
         step.forward()
         assert step.output is not None
-        streams = 1 + self.chain.features_before(self.stage.end, step.pack) * (not self.stage.post_process)
+        streams = 1 + self.chain.features_before(self.stage.end, step.pack)
         return float(step.output.numel() * step.output.element_size() / streams)
 
 
