@@ -8,7 +8,6 @@ Needs root, as slurmd does.
 """
 
 import getpass
-import json
 import os
 import shutil
 import socket
@@ -21,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.programs import ROOT, free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "srun")
 SEARCHED = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
 SETTINGS = """
@@ -30,7 +31,7 @@ SlurmctldPort={controller_port}
 SlurmdPort={node_port}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=15
+AuthInfo=socket={folder}/munge.socket,cred_expire=8
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -89,7 +90,7 @@ class Cluster:
         """What a command prints; its failure is the test's."""
         done = subprocess.run(
             [str(word) for word in words], env={**self.environment, **more}, capture_output=True, text=True,
-            check=False, cwd=Path(__file__).parents[1], timeout=60,
+            check=False, cwd=ROOT, timeout=60,
         )  # fmt: skip
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
@@ -128,7 +129,7 @@ def slurm(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
     for name in ("state", "spool"):
         (folder / name).mkdir(parents=True)
     host = socket.gethostname().partition(".")[0]
-    ports = {"controller_port": _free_port(), "node_port": _free_port()}
+    ports = {"controller_port": free_port(), "node_port": free_port()}
     (folder / "slurm.conf").write_text(SETTINGS.format(folder=folder, host=host, **ports))
     (folder / "gres.conf").write_text(f"AutoDetect=off\nNodeName={host} Name=gpu File={folder}/gpu[0-7]\n")
     for number in range(8):
@@ -182,15 +183,3 @@ def _is_idle(cluster: Cluster, host: str) -> bool:
         check=False, timeout=30,
     )  # fmt: skip
     return "State=IDLE " in done.stdout
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def lines_of(path: Path) -> list[dict[str, object]]:
-    """The JSON lines of a file; none if it is not there."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -10,7 +10,7 @@ on one of t tensor-parallel ranks with sequence parallelism:
     links       two all-reduces of n h 2 bytes forward, two backward, each 2 (t - 1) / t times its bytes (2104.04473)
     memory      elementwise operations read and write the stream of n h 2 / t bytes as often as `_passes` counts
     kept        the tensors listed in `_kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores;
-                tests/unit/test_shapes.py counts them on a device of shapes
+                tests/shapes/test_shapes.py counts them on a device of shapes
     weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks by the
                 distributed optimizer
     frozen      no gradients of weights: their matrices, bytes and optimizer step are left out; what is kept is counted

@@ -157,7 +157,7 @@ LAUNCHES = {
     "pipeline": Launch(2, 1, 2, seed=1, count=48),
     "tensor": Launch(2, 2, 1, seed=2, count=24),
     "data": Launch(2, 1, 1, seed=3, count=16),
-    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=32),
+    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16),
     "data and pipeline": Launch(4, 1, 2, seed=5, count=32),
     "long pipeline": Launch(4, 1, 4, seed=6, count=32),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12),

@@ -1,6 +1,8 @@
 """Runs our programs on gloo ranks."""
 
+import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,12 @@ def run_program(module: str, ranks: int, *arguments: str, server: str = PLAIN) -
 
 @pytest.fixture(scope="session")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Loss and gradients of one process, for every question that the cases ask."""
-    path = tmp_path_factory.mktemp("answers") / "answers.pt"
-    run_program("tests.distributed.parity", 1, "answers", str(path))
+    """Loss and gradients of one process, for every question that the cases ask: the first test process asks them."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    path = folder / "answers.pt"
+    with (folder / "answers.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            run_program("tests.distributed.parity", 1, "answers", str(path))
     return path

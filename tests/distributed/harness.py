@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.enums import ModelType
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 from megatron.training import get_args
 from megatron.training.initialize import initialize_megatron
@@ -24,9 +26,11 @@ from megatron.vlm.data.loader import Needs
 from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
+from megatron.vlm.platform import CPU
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import (
     Architecture,
@@ -258,9 +262,24 @@ MakeExecutor = Callable[[str, Schedule | None], Executor]
 """Of a schedule's name, and lists in its place."""
 
 
-def plain_executor(schedule: str, lists: Schedule | None) -> Executor:
-    """As training makes it."""
-    return Executor(schedule, lists=lists)
+def open_channels() -> Communicator:
+    """As training does it. A message that takes longer than the flag says ends the run, on every channel."""
+    communicator = Executor()._ring(ProcessGroupCollection.use_mpu_process_groups())
+    limits = {channel._get_backend(CPU).options._timeout for channel in communicator.channels.values()}
+    assert limits <= {timedelta(minutes=get_args().distributed_timeout_minutes)}, limits
+    assert bool(limits) == (get_args().pipeline_model_parallel_size > 1)
+    return communicator
+
+
+def executors(communicator: Communicator, **more: Any) -> MakeExecutor:
+    """Makers of executors that share the channels that are open, as the iterations of a training run do."""
+
+    def make(schedule: str, lists: Schedule | None) -> Executor:
+        executor = Executor(schedule, lists=lists, **more)
+        executor._communicator = communicator
+        return executor
+
+    return make
 
 
 def run_iteration(

@@ -7,19 +7,15 @@ parity.py LAUNCH ANSWERS.pt [flag...]
 import json
 import sys
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
 from megatron.training import get_args
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.pipeline.executor import Executor
-from megatron.vlm.platform import CPU
 from omnibal_ext.schedule import Action, counts_of, splits_backward
 from tests.distributed import cases, harness
 
@@ -35,19 +31,11 @@ def main() -> None:
         launch = cases.LAUNCHES[name]
         harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
         answers = torch.load(Path(path), weights_only=False)
-        check_time_limits()
-        worst = {str(case): difference(case, answers, launch.pipeline) for case in launch.cases()}
+        executors = harness.executors(harness.open_channels())
+        worst = {str(case): difference(case, answers, launch.pipeline, executors) for case in launch.cases()}
         harness.report(worst)
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
-
-
-def check_time_limits() -> None:
-    """A message of the pipeline that takes longer than the flag says ends the run, on every channel."""
-    communicator = Executor()._ring(ProcessGroupCollection.use_mpu_process_groups())
-    limits = {channel._get_backend(CPU).options._timeout for channel in communicator.channels.values()}
-    assert limits <= {timedelta(minutes=get_args().distributed_timeout_minutes)}, limits
-    assert bool(limits) == (get_args().pipeline_model_parallel_size > 1)
 
 
 def answer(question: cases.Question) -> harness.Result:
@@ -60,7 +48,7 @@ def difference(
     case: cases.Case,
     answers: Mapping[cases.Question, harness.Result],
     pipeline: int,
-    make_executor: harness.MakeExecutor = harness.plain_executor,
+    make_executor: harness.MakeExecutor,
 ) -> float:
     """Largest relative difference of the loss and any gradient."""
     args = get_args()

@@ -23,8 +23,7 @@ from megatron.core.distributed import param_and_grad_buffer
 from torch import Tensor
 
 from megatron.vlm.pipeline.communicator import Communicator, Receive
-from megatron.vlm.pipeline.executor import Executor
-from omnibal_ext.schedule import Action, Schedule
+from omnibal_ext.schedule import Action
 from tests.distributed import cases, harness, parity, training
 
 PATIENCE = timedelta(seconds=60)
@@ -116,12 +115,8 @@ def main() -> None:
         yield
         communicator.perhaps_synchronise()
 
-    def make_executor(schedule: str, lists: Schedule | None) -> Executor:
-        executor = Executor(schedule, watch, lists)
-        executor._communicator = communicator
-        return executor
-
-    harness.report({str(case): difference(case, answers, launch.pipeline, make_executor) for case in launch.cases()})
+    executors = harness.executors(communicator, watch=watch)
+    harness.report({str(case): difference(case, answers, launch.pipeline, executors) for case in launch.cases()})
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
 

@@ -1,16 +1,15 @@
 """A rank that raises inside `single_process` is heard, and nobody waits for it: waiting would end at the time limit."""
 
 import subprocess
-import sys
 
 import pytest
 
-from tests.programs import ROOT, environment
+from tests.programs import ROOT, environment, warm_interpreter
 
 
 @pytest.mark.parametrize("where", ["collective", "end"])
 def test_an_error_on_one_rank_ends_all_and_is_shown(where: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [warm_interpreter(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*command, "-m", "tests.distributed.raises", where],
         cwd=ROOT, env=environment(),

@@ -39,7 +39,8 @@ def main() -> None:
         launch = cases.TRAINING[names]
         harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
         answers = torch.load(Path(path), weights_only=False)
-        harness.report({str(case): difference(case, answers, launch.pipeline) for case in launch.cases()})
+        executors = harness.executors(harness.open_channels())
+        harness.report({str(case): difference(case, answers, launch.pipeline, executors) for case in launch.cases()})
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
 
@@ -61,9 +62,7 @@ def one_process(question: cases.Question) -> tuple[float, dict[str, Tensor]]:
     return loss, weights
 
 
-def difference(
-    case: cases.Case, answers: dict, pipeline: int, make_executor: harness.MakeExecutor = harness.plain_executor
-) -> float:
+def difference(case: cases.Case, answers: dict, pipeline: int, make_executor: harness.MakeExecutor) -> float:
     """Largest difference of any weight, or of the loss."""
     args = get_args()
     args.sequence_parallel, args.overlap_grad_reduce = case.sequence_parallel, case.overlap

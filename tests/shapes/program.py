@@ -37,7 +37,6 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     """One layer of every kind, alone; then all of them and the loss."""
     import torch
 
-    from megatron.vlm.models.chain import Chain
     from megatron.vlm.pipeline.stage import Stage
     from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
     from omnibal_ext.architectures.presets import preset
@@ -47,8 +46,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     one = replace(
         model, vision=replace(model.vision, layers=1, feature_layers=()), language=replace(model.language, layers=1)
     )
-    multiple = 128 * tensor
-    chain = replace(Chain.of(args, one), vocab_size=-(-one.language.vocab_size // multiple) * multiple)
+    chain = padded_chain(args, one)
     pack = synthetic_pack(one, tiles, equal_lengths(tokens, 4))
     found = {}
     for link, kind in enumerate(chain.kinds):
@@ -81,6 +79,14 @@ def start(name: str, tensor: int) -> Namespace:
     args = read_arguments(["--preset", name, *flags]).args
     global_vars._GLOBAL_ARGS = args
     return args
+
+
+def padded_chain(args: Namespace, model: Any) -> Any:
+    """With as many words as Megatron makes of the model's."""
+    from megatron.vlm.models.chain import Chain
+
+    multiple = 128 * args.tensor_model_parallel_size
+    return replace(Chain.of(args, model), vocab_size=-(-model.language.vocab_size // multiple) * multiple)
 
 
 def run(stage: Any, entering: Any, pack: Any) -> Any:

@@ -35,6 +35,7 @@ SMALLER = {
     r"--data-parallel-size 8": "--data-parallel-size 1",
     r"--workers 16": "--workers 2",
     r"tools/launch\.py": "tools/launch.py --analytic h100",
+    r"tools/profile_layers\.py (?!.*--analytic)": "tools/profile_layers.py --steps 1 ",
 }
 MODELS = ("HF_FOLDER", "InternVL3_5-8B-HF", "InternVL-Chat-V1-5", "InternVL3-8B-hf", "internvl-chat-1.5")
 """Names under which documents speak of a user's model."""

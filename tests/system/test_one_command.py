@@ -32,9 +32,17 @@ QWEN_SYSTEM = (
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
-def build(family: str, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations."""
+    folder = tmp_path_factory.mktemp("demo")
+    tool("make_demo_data.py", "--output-dir", folder, "--samples", 48, "--heldout-samples", 4)
+    return folder
+
+
+def build(family: str, demo: Path, folder: Path) -> None:
     """A model in small, with all that a published folder holds, beside conversations."""
-    tool("make_demo_data.py", "--output-dir", folder / "demo", "--samples", 48, "--heldout-samples", 4)
+    (folder / "demo").symlink_to(demo)
     (folder / "model").mkdir()
     tokenizer = folder / "model/tokenizer.model"
     shutil.copyfile(folder / "demo/tokenizer.model", tokenizer)
@@ -93,11 +101,11 @@ def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_command_trains_goes_on_and_its_weights_are_transformers_own(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path
     monkeypatch.setenv("CI", "1")  # transformers then hands its warnings on, which Megatron would print to stdout
-    build(family, folder)
+    build(family, demo, folder)
     words = ("--model", folder / "model", "--input", folder / "demo/train.jsonl", "--run-dir", folder / "run", *LAUNCH)
     megatron = ("--", "--save-interval", 2, "--log-interval", 1)
     first = tool("launch.py", *words, *megatron)
@@ -119,9 +127,9 @@ def test_one_command_trains_goes_on_and_its_weights_are_transformers_own(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one")
-    build("internvl3.5", folder)
+    build("internvl3.5", demo, folder)
     return folder
 
 

@@ -145,7 +145,7 @@ def test_two_tasks_train_by_one_plan_and_words_arrive_as_they_were_written(folde
 def test_a_preempted_job_ends_with_the_weights_of_an_undisturbed_one(
     cluster: Cluster, folder: Path, undisturbed: tuple[list[float], dict[str, torch.Tensor]]
 ) -> None:
-    job = train(cluster, folder, "preempted", 2)  # saving takes its time: the run is far from its end
+    job = train(cluster, folder, "preempted", 4)  # saving takes its time: the run is far from its end
     until(lambda: saved(folder, "preempted") > 3, 240)
     urgent = cluster.submit("--partition=high", "--exclusive", "--output=/dev/null", "--wrap", "true")
     assert cluster.wait(urgent) == {"COMPLETED"}

@@ -345,7 +345,7 @@ _LINE = st.one_of(
 
 
 @given(st.lists(_LINE, max_size=12), st.booleans())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_samples_and_rejects_are_the_input(raw: Path, tmp_path: Path, lines: list[bytes], ends: bool) -> None:
     Image.fromarray(np.zeros((32, 64, 3), np.uint8)).save(raw / "good.png")
     (raw / "cut.png").write_bytes((raw / "good.png").read_bytes()[:-20])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -75,7 +75,6 @@ def test_tiling_cuts_a_demo_picture_into_exactly_its_cells(images: int) -> None:
         assert (tiled.columns, tiled.rows) == (columns, rows)
 
 
-@settings(deadline=None)  # the first call imports transformers
 @given(st.integers(1, 3000), st.integers(1, 3000))
 def test_anyres_grids_are_those_that_hugging_face_chooses(width: int, height: int) -> None:
     processing = pytest.importorskip("transformers.image_processing_utils")

@@ -43,16 +43,7 @@ CLIP = {
     "image_size": TILE,
     "patch_size": TILE // SIDE,
 }
-SIGLIP = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": TILE,
-    "patch_size": TILE // SIDE,
-    "vision_use_head": False,
-}
+SIGLIP = {**CLIP, "model_type": "siglip_vision_model", "vision_use_head": False}
 QWEN_VIT = {"depth": 3, "num_heads": 4, "patch_size": 4}
 QWEN2_VL = {**QWEN_VIT, "embed_dim": 48, "hidden_size": 48, "mlp_ratio": 2}
 QWEN2_5_VL = {

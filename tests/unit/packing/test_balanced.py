@@ -24,7 +24,7 @@ BEST_FIT = {
 }
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(corpora(), st.integers(12, 40), st.integers(400, 1500))
 def test_every_sample_is_packed_once_and_no_budget_is_exceeded(sizes: Sizes, vit_budget: int, llm_budget: int) -> None:
     packs = pack_balanced(sizes, vit_budget, llm_budget, seed=0)
@@ -33,7 +33,6 @@ def test_every_sample_is_packed_once_and_no_budget_is_exceeded(sizes: Sizes, vit
     assert len(packs) >= lower_bound_packs(sizes, vit_budget, llm_budget)
 
 
-@settings(deadline=None)
 @given(corpora(max_tiles=0))
 def test_text_alone_needs_no_tile_budget(sizes: Sizes) -> None:
     assert_partition(pack_balanced(sizes, 0, 400, seed=0), len(sizes))

@@ -1,7 +1,7 @@
 """The baselines do what their namesakes do: less padding, or level devices."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.corpora import heavy_tails
@@ -13,7 +13,6 @@ from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import assert_partition, corpora
 
 
-@settings(deadline=None)
 @given(corpora(), st.integers(1, 5), st.integers(1, 4), st.integers(1, 3))
 def test_every_sample_is_packed_once(sizes: Sizes, samples: int, ranks: int, micro_batches: int) -> None:
     for packs in (

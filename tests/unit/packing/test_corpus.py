@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("corpus")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(corpora(), st.sampled_from(METHODS), st.integers(0, 3))
 def test_packed_and_rejected_are_the_input(folder: Path, sizes: Sizes, method: str, seed: int) -> None:
     fits = (sizes.tiles <= 9) & (sizes.tokens <= 300)

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("index")
 
 
-@settings(deadline=None, max_examples=30)  # writes files
+@settings(max_examples=30)  # writes files
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(1, 8))
 def test_epochs_without_a_gap_run_every_pack_once_each(folder: Path, epoch_packs: list[int], batch: int) -> None:
     stream = PackStream(index_of(folder / "gapless", epoch_packs, batch), 1, batch)
@@ -47,7 +47,7 @@ def test_epochs_without_a_gap_run_every_pack_once_each(folder: Path, epoch_packs
         first = end
 
 
-@settings(deadline=None, max_examples=30)  # writes files
+@settings(max_examples=30)  # writes files
 @given(st.integers(1, 40), st.integers(1, 8))
 def test_empty_packs_fill_the_last_iteration_and_nothing_else(folder: Path, packs: int, batch: int) -> None:
     stream = PackStream(index_of(folder / "empty", [packs], batch, "empty"), 1, batch)

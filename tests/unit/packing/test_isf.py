@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.packing.isf import pack_isf
@@ -21,7 +21,6 @@ PUBLISHED = {
 }
 
 
-@settings(deadline=None)  # the first example waits for the compiler
 @given(corpora(), st.integers(0, 5))
 def test_every_sample_is_packed_once_and_no_budget_is_exceeded(sizes: Sizes, seed: int) -> None:
     packs = pack_isf(sizes, 12, 400, seed=seed)
@@ -52,7 +51,6 @@ def plain_isf(sizes: Sizes, vit_budget: int, llm_budget: int, seed: int, passes:
     return kept
 
 
-@settings(deadline=None)
 @given(corpora(), st.integers(0, 5), st.integers(0, 3), st.sampled_from([0, 40, 128]))
 def test_it_is_sampling_and_filtering_as_the_paper_says(sizes: Sizes, seed: int, passes: int, slack: int) -> None:
     packs = pack_isf(sizes, 12, 400, seed=seed, passes=passes, filter_tokens=slack)

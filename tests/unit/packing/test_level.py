@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -38,7 +38,6 @@ def iterations_of(loads: Ints, features: Features, ranks: int, micro: int, model
     return iterations, wait(rank_loads(iterations, seconds))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(1, 6), st.integers(1, 4), st.integers(0, 9))
 def test_every_pack_is_dispatched_once(packs: int, ranks: int, micro: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
