@@ -11,6 +11,9 @@ on one of t tensor-parallel ranks with sequence parallelism:
     memory      elementwise operations read and write the stream of n h 2 / t bytes as often as `_passes` counts
     kept        the tensors listed in `_kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores;
                 tests/shapes/test_shapes.py counts them on a device of shapes
+    late        from B to W of a split backward: input and output gradient of every linear layer. Under sequence
+                parallelism each is a share of one side and whole on the other, which Transformer Engine gathers in B
+                and holds; without it inputs are gathered again in W, and less is held
     weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks by the
                 distributed optimizer
     frozen      no gradients of weights: their matrices, bytes and optimizer step are left out; what is kept is counted
@@ -78,6 +81,8 @@ class Work:
     width: int
     kept: float
     """Bytes saved for the backward."""
+    late: float = 0.0
+    """Bytes held from B to W; 0: B computes the gradients of all weights."""
     attention: float = 0.0
     """Operations forward."""
     per_square: float = 0.0
@@ -172,7 +177,8 @@ def _cost(work: Work, units: int, gpu: Device, t: int, d: int, distributed: bool
         recompute_kept_bytes=stream / t,
         weight_bytes=weights * (6 + 12 / (d if distributed else 1)),
         output_bytes=stream / t,
-        weight_gradient_seconds=matrices,
+        weight_gradient_seconds=matrices if work.late else 0.0,
+        late_bytes=work.late / share,
         step_seconds=_step_seconds(weights, gpu, t, d, distributed),
         forward_fit=(0.0, forward / units, per_square) if per_square else None,
         backward_fit=(0.0, backward / units, BACKWARD_ATTENTION * per_square) if per_square else None,
@@ -184,7 +190,7 @@ def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) ->
     if mode == "trained":
         return cost
     matrices = cost.weight_gradient_seconds or 0.0
-    cost = replace(cost, weight_bytes=BYTES * weights, step_seconds=0.0, weight_gradient_seconds=0.0)
+    cost = replace(cost, weight_bytes=BYTES * weights, step_seconds=0.0, weight_gradient_seconds=0.0, late_bytes=0.0)
     fit = cost.backward_fit
     if mode == "idle":
         cost = replace(cost, backward_seconds=0.0, backward_fit=fit and (0.0, 0.0, 0.0))
@@ -233,6 +239,9 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     # Every rank has all image tokens around the projector, and all supervised ones in front of the head.
     normed = architecture.projector_norm or vision.native is not None
     before_projector = vit_tokens * h * vision.final_norm + image_tokens * shuffled * (1 + normed)
+    # Of four linear layers: query, key, value and attention output; MLP; whole on every rank what ranks have shares of.
+    vit_late = 4 * heads_h + vit_inner + 4 * h * t
+    llm_late = 2 * heads_g + key_value + 3 * language.ffn_hidden_size + 4 * g * t
     return {
         "patch_embed": Work(
             pixels * h + learned_positions, pixels * h, vit_tokens, h,
@@ -240,18 +249,23 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
         ),
         "vit": Work(
             vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES,
-            attention=4 * heads_h * tiles * _attended(vision), passes=vit_passes, blocks=2,
+            vit_tokens * vit_late * BYTES, attention=4 * heads_h * tiles * _attended(vision), passes=vit_passes,
+            blocks=2,
         ),
         "projector": Work(
-            projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * inner) * streams * BYTES
+            projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * inner) * streams * BYTES,
+            image_tokens * (2 * inner + (shuffled + g) * t) * streams * BYTES,
         ),
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * streams * BYTES) * t),
         "llm": Work(
             llm + 2 * g + 2 * language.head_dim * language.qk_norm, llm, tokens, g, tokens * llm_kept * BYTES,
-            attention=2 * heads_g * tokens**2,
+            tokens * llm_late * BYTES, attention=2 * heads_g * tokens**2,
             per_square=2 * heads_g, passes=llm_passes, blocks=2,
         ),
-        "head": Work(words + g, words, tokens, g, tokens * (g + g * t + language.vocab_size) * BYTES),
+        "head": Work(
+            words + g, words, tokens, g, tokens * (g + g * t + language.vocab_size) * BYTES,
+            tokens * (g * t + language.vocab_size) * BYTES,
+        ),
     }  # fmt: skip
 
 

@@ -47,6 +47,8 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         model, vision=replace(model.vision, layers=1, feature_layers=()), language=replace(model.language, layers=1)
     )
     chain = padded_chain(args, one)
+    args.delay_wgrad_compute = engine
+    late = padded_chain(args, one)
     pack = synthetic_pack(one, tiles, equal_lengths(tokens, 4))
     found = {}
     for link, kind in enumerate(chain.kinds):
@@ -59,6 +61,8 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
             shape[0] *= 1 + chain.features_before(link, pack)
             entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         found[kind] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
+        split = Stage(late, link, link + 1)
+        found[kind]["late"] = held_until_w(split, lambda s=split, e=entering: run(s, e, pack))
     whole = Stage(chain, 0, len(chain.kinds))
     found["step"] = count(whole, lambda: weighted(whole(pack), pack))
     if engine:
@@ -100,6 +104,16 @@ def weighted(losses: Any, pack: Any) -> Any:
     return token_loss("token", pack, losses)[0]
 
 
+def prepare(module: Any) -> None:
+    """On the device, with gradients beside the weights as Megatron's DDP has them."""
+    import torch
+
+    device.move(module)
+    for weight in module.parameters():
+        weight.main_grad = torch.empty(weight.shape, dtype=torch.float32, device="cuda")
+        weight.grad_added_to_main_grad = False
+
+
 def count(module: Any, forward: Callable[[], Any]) -> Answer:
     """Forward and backward once to warm up, then counted."""
     import torch
@@ -107,10 +121,7 @@ def count(module: Any, forward: Callable[[], Any]) -> Answer:
 
     from megatron.vlm.profiling.kept import KeptBytes
 
-    device.move(module)
-    for weight in module.parameters():
-        weight.main_grad = torch.empty(weight.shape, dtype=torch.float32, device="cuda")
-        weight.grad_added_to_main_grad = False
+    prepare(module)
     forward()
     with Count() as counted, KeptBytes(module.parameters()) as kept:
         out = forward()
@@ -127,6 +138,23 @@ def count(module: Any, forward: Callable[[], Any]) -> Answer:
         "wide": counted.wide,
         "by kernel": dict(counted.bytes.most_common(12)),
     }
+
+
+def held_until_w(module: Any, forward: Callable[[], Any]) -> int:
+    """Bytes that a split backward leaves for W."""
+    import torch
+
+    from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients
+
+    prepare(module)
+    gradients, aside = WeightGradients(), list[Late]()
+    gradients.attach(module)
+    out = forward()
+    with gradients.put_aside(aside):
+        if out.requires_grad:
+            out.backward(torch.empty_like(out))
+    storages = [tensor.untyped_storage() for late in aside for tensor in late.held]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def core_layer(config: Any, pack: Any) -> Answer:

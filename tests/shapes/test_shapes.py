@@ -72,6 +72,17 @@ def test_plans_count_the_bytes_that_are_kept(machine: tuple[str, dict[str, dict[
             assert counted == pytest.approx(machine[1][name][kind]["kept"], rel=0.05), (name, kind)
 
 
+def test_plans_count_the_bytes_that_wait_for_w(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    """Of a split backward; without Transformer Engine a rank holds its share of a layer's two gathered inputs."""
+    for name, (tensor, tiles, tokens) in MODELS.items():
+        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor)
+        for kind, work in layer_works(preset(name), tiles, tokens, tensor).items():
+            counted = profile.layers[kind].late_bytes
+            if machine[0] == "local":
+                counted -= work.blocks * work.tokens * work.width * 2 * (1 - 1 / tensor)
+            assert counted == pytest.approx(machine[1][name][kind]["late"], rel=0.05), (name, kind)
+
+
 def test_plans_count_the_operations(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
     """Products within a hundredth; of attention over a pack the device counts what the causal mask leaves out too.
 

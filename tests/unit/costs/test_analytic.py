@@ -92,6 +92,14 @@ def test_a_frozen_layer_saves_one_of_three_matrix_products_and_an_idle_one_its_b
     )
     assert language["llm"].kept_bytes == trained["llm"].kept_bytes
     assert language["llm"].weight_bytes == pytest.approx(trained["llm"].weight_bytes / 9)
+    assert trained["llm"].late_bytes > 0.0 == language["llm"].late_bytes == tower["vit"].late_bytes
+
+
+def test_b_does_what_no_linear_layer_leaves_for_w() -> None:
+    layers = analytic_profile(INTERNVL, "a100", 9, 4096).layers
+    waits = {kind for kind, cost in layers.items() if cost.late_bytes}
+    assert waits == {kind for kind, cost in layers.items() if cost.weight_gradient_seconds}
+    assert waits == {"vit", "projector", "llm", "head"}
 
 
 def test_unknown_devices_and_sizes_are_refused() -> None:
