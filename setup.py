@@ -43,6 +43,7 @@ setup(
     extras_require={
         "hf": ["tokenizers>=0.22,<1", "safetensors>=0.5,<1"],
         "tables": ["pyarrow>=18,<24"],
+        "video": ["av>=14,<19"],
         "demo": ["scikit-learn>=1.5,<2"],
         "png": ["matplotlib>=3.9,<4"],
         "test": [
@@ -55,6 +56,7 @@ setup(
             "tokenizers>=0.22,<1",
             "transformers>=4.57,<6",
             "pyarrow>=18,<24",
+            "av>=14,<19",
             # The report: in a browser, as a trace, as a picture.
             "websocket-client>=1.8,<2",
             "perfetto>=0.50,<1",

@@ -91,6 +91,7 @@ def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, Choice]) -> R
         system_message=arguments.system_message,
         normalization=chosen["normalize"],
         markup=chosen["image-markup"],
+        video=chosen.get("video"),
     )
 
 

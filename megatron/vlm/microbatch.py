@@ -16,7 +16,7 @@ PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 Grid = tuple[int, int, int]
-"""Frames, rows and columns of patches of an image at native resolution."""
+"""Steps in time, rows and columns of patches of an image or video at native resolution; a step is a patch's frames."""
 
 
 @dataclass
@@ -78,7 +78,8 @@ class Microbatch:
     samples: int  # real ones: padding may add a segment
     useful_tokens: int  # tokens of real samples, without padding
     useful_squares: int = 0  # sum of the squared lengths of real samples, without padding
-    pixels: Tensor | None = None  # fp32 [tiles, 3, size, size]; of the loader uint8 [tiles, size, size, 3]
+    pixels: Tensor | None = None  # fp32 [tiles, 3, size, size], with videos [tiles, 3, frames, size, size]
+    # of the loader uint8 [tiles, size, size, 3] or [tiles, frames, size, size, 3]
     pixel_statistics: PixelStatistics | None = None  # with which pixels of the loader are to be normalised
     input_ids: Tensor | None = None  # [T]
     image_positions: Tensor | None = None  # [image tokens], into input_ids
@@ -94,6 +95,7 @@ class Microbatch:
     broken: tuple[tuple[int, str], ...] = ()  # samples whose images are stand-ins, and why
     grids: tuple[Grid, ...] = ()  # of every image at native resolution, in order
     image_starts: tuple[int, ...] = ()  # where the tokens of each of these images begin in the sequence
+    seconds: tuple[float, ...] = ()  # of each of these images between two steps in time; (): the pack has no video
 
     def pin_memory(self) -> "Microbatch":
         """The same in memory that a device reads by itself; torch's DataLoader calls this in a thread of its own."""

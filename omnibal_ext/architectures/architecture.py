@@ -29,6 +29,8 @@ class NativeResolution:
     learned_positions: int | None = None
     """Learned positions a side of a square that is stretched over an image, beside the rotation; None: there are none.
     """
+    positions_per_second: float | None = None
+    """Of a video's frames in time, for the language model; None: one a step, however far they are apart."""
 
 
 @dataclass(frozen=True)

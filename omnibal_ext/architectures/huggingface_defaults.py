@@ -112,6 +112,7 @@ DEFAULTS |= {
         "window_size": 112,
         "out_hidden_size": 3584,
         "fullatt_block_indexes": [7, 15, 23, 31],
+        "tokens_per_second": 4,
     },
 }
 DEFAULTS |= {

@@ -65,7 +65,8 @@ def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
     )
     tower.refuse_unread()
     template = "chatml" if latest else "qwen-vl"
-    prompt = PromptFormat("qwen-vl", config.take("image_token_id", whole(0, 2**24)), template, "native")
+    markup = "qwen3-vl" if latest else "qwen-vl"
+    prompt = PromptFormat(markup, config.take("image_token_id", whole(0, 2**24)), template, "native")
     return Architecture(name, vision, model, shuffle=2, projector_norm=False, tied=tied, prompt=prompt)
 
 
@@ -88,9 +89,10 @@ def _native(tower: Section, patch: int, kind: str) -> NativeResolution:
         if isqrt(positions) ** 2 != positions:
             raise UserError(f"{tower.where}.num_position_embeddings is {positions}; supported: squares of a number")
         return NativeResolution(merge, frames, theta=theta, learned_positions=isqrt(positions))
-    tower.get("tokens_per_second")  # of films
+    in_time = tower.take("tokens_per_second", finite(0, 1e6))
     size = tower.take("window_size", SIZE)
     side, rest = divmod(size, merge * patch)
     if rest:
         raise UserError(f"{tower.where}.window_size is {size}; supported: multiples of {merge * patch}")
-    return NativeResolution(merge, frames, side, tuple(tower.take("fullatt_block_indexes", LAYERS)), theta)
+    full = tuple(tower.take("fullatt_block_indexes", LAYERS))
+    return NativeResolution(merge, frames, side, full, theta, positions_per_second=in_time)

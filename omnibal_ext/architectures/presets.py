@@ -178,7 +178,7 @@ def _qwen_vl(name: str, language: LanguageArchitecture, later_ffn: int, tied: bo
     )  # fmt: skip
     later = replace(
         common, ffn_hidden_size=later_ffn, normalization="RMSNorm", activation="silu", gated=True,
-        native=NativeResolution(window=4, full_layers=(7, 15, 23, 31)),
+        native=NativeResolution(window=4, full_layers=(7, 15, 23, 31), positions_per_second=2.0),
     )  # fmt: skip
     language = replace(language, rotary_sections=(16, 24, 24))
     prompt = PromptFormat("qwen-vl", 151655, "qwen-vl", "native")
@@ -188,7 +188,7 @@ def _qwen_vl(name: str, language: LanguageArchitecture, later_ffn: int, tied: bo
 
 def _qwen3_vl(name: str, language: LanguageArchitecture, vision: VisionArchitecture, tied: bool) -> Architecture:
     language = replace(language, rope_theta=5e6, rotary_sections=(24, 20, 20), rotary_interleaved=True)
-    prompt = PromptFormat("qwen-vl", 151655, "chatml", "native")
+    prompt = PromptFormat("qwen3-vl", 151655, "chatml", "native")
     return Architecture(name, vision, language, projector_norm=False, tied=tied, prompt=prompt)
 
 

@@ -65,7 +65,7 @@ NATIVE = replace(
     vision=VisionArchitecture(
         layers=4, hidden_size=32, heads=4, ffn_hidden_size=40, patch_size=2, image_size=2, normalization="RMSNorm",
         activation="silu", gated=True, patch_bias=False, layer_scale=False,
-        native=NativeResolution(window=2, full_layers=(1,)),
+        native=NativeResolution(window=2, full_layers=(1,), positions_per_second=3.0),
     ),
     language=replace(SMALL.language, rotary_sections=(2, 2, 2)),
     projector_norm=False,
@@ -140,7 +140,7 @@ PACK_KINDS: dict[str, list[tuple[list[int], list[int]]]] = {
 def sample_packs(kind: str = "all", multiple: int = 1, model: str = "small") -> list[Microbatch]:
     """Packs of several images, one, none, a one-token sample, image tokens only; alike on all ranks and models.
 
-    At native resolution the tiles of a sample are one image of as many tokens.
+    At native resolution the tiles of a sample are one image of as many tokens, two tiles a video.
     """
     generator = torch.Generator().manual_seed(3)
     packs = []
@@ -151,17 +151,19 @@ def sample_packs(kind: str = "all", multiple: int = 1, model: str = "small") -> 
 
 
 def _at_native_resolution(pack: Microbatch, tiles: list[int], generator: torch.Generator) -> Microbatch:
-    """An image for the tiles of each sample, two squares high and two wide for each."""
+    """An image for the tiles of each sample, two squares high and two wide for each; for two tiles as many steps."""
     begins = [sum(pack.lengths[:sample]) for sample in range(len(tiles))]
-    shown = [(begin, (1, 4, 4 * count)) for begin, count in zip(begins, tiles, strict=True) if count]
-    patches = sum(rows * columns for _, (_, rows, columns) in shown)
-    size = NATIVE.vision.patch_size
+    grids = {count: (2, 4, 4) if count == 2 else (1, 4, 4 * count) for count in tiles if count}
+    shown = [(begin, grids[count]) for begin, count in zip(begins, tiles, strict=True) if count]
+    patches, size = sum(steps * rows * columns for _, (steps, rows, columns) in shown), NATIVE.vision.patch_size
+    frames = (2,) if 2 in tiles else ()
     return replace(
         pack,
         tiles=patches,
-        pixels=torch.randn(patches, 3, size, size, generator=generator),
+        pixels=torch.randn(patches, 3, *frames, size, size, generator=generator),
         image_starts=tuple(begin for begin, _ in shown),
         grids=tuple(grid for _, grid in shown),
+        seconds=(0.7,) * len(shown) if frames else (),
     )
 
 

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
-from megatron.vlm.data.chat import Rejected
+from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError
 from tests.fuzz.mutate import Choices, damaged

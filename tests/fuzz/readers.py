@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +12,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from megatron.vlm.data.chat import Rejected, parse_conversation
+from megatron.vlm.data.chat import parse_conversation
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.demo import make_demo_data
-from megatron.vlm.data.images import image_size, load_rgb
+from megatron.vlm.data.images import MAX_PIXELS, image_size, load_rgb
 from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
-from megatron.vlm.data.rejects import RejectCount
+from megatron.vlm.data.rejects import RejectCount, Rejected
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
 from megatron.vlm.data.tokenizer import declared_tokens
+from megatron.vlm.data.videos import read_frames, video_facts
 from megatron.vlm.hf.convert import KeyMap
 from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
 from megatron.vlm.hf.names import sources
@@ -42,6 +44,7 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.run_metrics import evaluations, training_intervals
 from omnibal_ext.sizes import Sizes
+from tests.unit.data.clips import noise, write_video
 
 Files = Mapping[str, bytes]
 
@@ -66,7 +69,8 @@ def all_readers(folder: Path) -> dict[str, Reader]:
     return {
         "plan": _plan(), "profile": _profile(), "index": _index(folder / "index"), "sizes": _sizes(folder),
         "dataset": _dataset(folder / "demo"), "config": _config(), "weights": _weights(folder / "model"),
-        "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(), "images": _images(), "tokenizer": _tokenizer(),
+        "metrics": _metrics(), "rejects": _rejects(), "chat": _chat(), "images": _images(), "videos": _videos(),
+        "tokenizer": _tokenizer(),
     }  # fmt: skip
 
 
@@ -292,6 +296,27 @@ def _images() -> Reader:
             try:
                 load_rgb(path)
             except Exception as error:  # training names the file; Pillow's readers raise nearly anything
+                raise UserError(f"{path}: {error!r}") from error
+
+    return Reader(files, read)
+
+
+def _videos() -> Reader:
+    files = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, codec in (("video.mp4", "mpeg4"), ("video.mkv", "mpeg4"), ("video.avi", "mjpeg")):
+            write_video(Path(folder) / name, noise(6, 32, 24), 3, codec)
+            files[name] = (Path(folder) / name).read_bytes()
+
+    def read(folder: Path) -> None:
+        for path in sorted(folder.glob("video.*")):
+            try:
+                facts = video_facts(path, (), MAX_PIXELS)
+            except Rejected:
+                continue
+            try:
+                list(read_frames(path, (), range(min(facts.frames, 16))))
+            except Exception as error:  # training names the file; FFmpeg raises nearly anything
                 raise UserError(f"{path}: {error!r}") from error
 
     return Reader(files, read)

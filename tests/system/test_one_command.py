@@ -12,6 +12,8 @@ from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.data.tokenizer import load_tokenizer
 from tests.system.test_training import tool
+from tests.unit.data.clips import TURNS as FILMED
+from tests.unit.data.clips import noise, write_frames, write_video
 from tests.unit.hf import models
 
 transformers = pytest.importorskip("transformers")
@@ -93,10 +95,21 @@ def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     )
     getattr(transformers, f"{name}ForConditionalGeneration")(config).save_pretrained(folder / "model")
     (folder / "model/chat_template.jinja").write_text(system + TURNS)
+    limits = {"size": {"shortest_edge": 1024, "longest_edge": 8192}, "patch_size": 8}
+    (folder / "model/video_preprocessor_config.json").write_text(json.dumps(limits))
+    film(folder)
     clip = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
     if family == "qwen3-vl":
         clip = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return {**clip, "min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
+
+
+def film(folder: Path) -> None:
+    """Conversations about a video file and about another's frames."""
+    frames = noise(9, 48, 32)
+    write_video(folder / "film.mp4", frames, 4)
+    shown = [{"video": "film.mp4"}, {"video": write_frames(folder, "frame", frames), "fps": 3}]
+    (folder / "films.jsonl").write_text("\n".join(json.dumps({**one, "conversations": FILMED}) for one in shown))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -106,12 +119,17 @@ def test_one_command_trains_goes_on_and_its_weights_are_transformers_own(
     folder = tmp_path
     monkeypatch.setenv("CI", "1")  # transformers then hands its warnings on, which Megatron would print to stdout
     build(family, demo, folder)
-    words = ("--model", folder / "model", "--input", folder / "demo/train.jsonl", "--run-dir", folder / "run", *LAUNCH)
+    films = sorted(folder.glob("films.jsonl"))  # of the families that see videos
+    inputs = ("--input", folder / "demo/train.jsonl", *films)
+    words = ("--model", folder / "model", *inputs, "--run-dir", folder / "run", *LAUNCH)
     megatron = ("--", "--save-interval", 2, "--log-interval", 1)
     first = tool("launch.py", *words, *megatron)
     metrics = (folder / "run/metrics.jsonl").read_text().splitlines()
     assert len(metrics) > 1
     assert "conversations ->" in first.stdout
+    manifest = json.loads((folder / "run/data/manifest.json").read_text())
+    assert [source["samples"] for source in manifest["sources"][1:]] == [2] * len(films)
+    assert manifest["video_files"] == len(films)
     made = [folder / "run/data/tokens.bin", folder / "run/packs-by-size/manifest.json"]
     stamps = [path.stat().st_mtime_ns for path in made]
     again = tool("launch.py", *words, *megatron)

@@ -10,59 +10,62 @@ where it is seen (`{"type": "image_url", "image_url": {"url": ...}}`, or "image"
     {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]},
                   {"role": "assistant", "content": "A cat."}]}
 
+Videos are named in the same ways (`data/media.py`), for models that see them. Of LLaVA's files, where `<image>` is the
+mark of a video, it is taken for one.
+
 A turn of the assistant with `weight` 0 (or `loss` or `train` false) is read, not trained.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron.vlm.data.fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, unsupported
-from megatron.vlm.data.markup import IMAGE_MARK
+from megatron.vlm.data.markup import IMAGE_MARK, VIDEO_MARK
+from megatron.vlm.data.media import VIDEO_FIELDS, VideoReference, images_of, is_unicode, videos_of, words_of
+from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, Message
 
 TURN_NAMES = {"role": "from", "content": "value"}
-IMAGE_PARTS = ("image", "image_url")
 TRAINED_FIELDS = ("weight", "loss", "train")
 ROLES = {"human": USER, "user": USER, "gpt": ASSISTANT, "assistant": ASSISTANT, "system": SYSTEM}
 MAX_CHARACTERS = 2**20
 """Of a conversation: tokenizers take half a kilobyte of memory for each."""
 
 
-class Rejected(Exception):  # noqa: N818 - it is a verdict on a sample, not a fault of the program
-    """A sample that cannot be used: a reason out of a small vocabulary, to count by, and a detail for the reader."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
-
-
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in order (an optional system turn, then user and assistant in turns) and image paths, one a mark."""
+    """Messages in order (an optional system turn, then user and assistant in turns), images and videos, one a mark."""
 
     messages: tuple[Message, ...]
     images: tuple[str, ...]
+    videos: tuple[VideoReference, ...] = ()
 
 
-def parse_conversation(record: bytes | Mapping[str, Any], reserved: Sequence[str], gap: str = "\n") -> Conversation:
+def parse_conversation(
+    record: bytes | Mapping[str, Any], reserved: Sequence[str], gap: str = "\n", sees_videos: bool = False
+) -> Conversation:
     """Read and check one record; `reserved` are the texts that nobody's words may contain.
 
-    An image that is a part of a message becomes a mark and `gap` in its words.
+    An image or video that is a part of a message becomes a mark and `gap` in its words.
 
     Raises `Rejected` with the reasons not_utf8, malformed_line, unsupported_media, unsupported_field,
-    empty_conversation, bad_roles, reserved_words and image_mark_mismatch.
+    empty_conversation, bad_roles, reserved_words, image_mark_mismatch and video_mark_mismatch.
     """
     fields = _decode(record) if isinstance(record, bytes) else record
-    _check_fields("", fields, LINE_FIELDS)
+    _check_fields("", fields, LINE_FIELDS | VIDEO_FIELDS if sees_videos else LINE_FIELDS)
     turns = _turns(fields)
-    messages = (*_system(fields), *_messages(turns, gap))
-    images = _images(fields, [reference for turn in turns for reference in _references(turn)])
+    messages = (*_system(fields), *_messages(turns, gap, sees_videos))
+    images = images_of(fields, turns)
+    videos = videos_of(fields, turns) if sees_videos else ()
+    if videos and not images:
+        messages = _with_video_marks(messages)
     _check_roles(messages)
-    _check_words(messages, reserved)
-    _check_marks(messages, len(images))
-    return Conversation(messages, images)
+    _check_words(messages, reserved, sees_videos)
+    _check_marks(messages, IMAGE_MARK, len(images))
+    _check_marks(messages, VIDEO_MARK, len(videos))
+    return Conversation(messages, images, videos)
 
 
 def _decode(line: bytes) -> dict[str, Any]:
@@ -111,40 +114,16 @@ def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _messages(turns: Sequence[dict[str, Any]], gap: str) -> tuple[Message, ...]:
+def _messages(turns: Sequence[dict[str, Any]], gap: str, videos: bool) -> tuple[Message, ...]:
     messages = []
     for number, turn in enumerate(turns):
         speaker = turn.get("from")
         if not isinstance(speaker, str) or speaker not in ROLES:
             raise Rejected("bad_roles", f"turn {number} is from {str(speaker)[:40]!r}, not one of {', '.join(ROLES)}")
         value = turn["value"]
-        words = value if isinstance(value, str) else "".join(_words(part, number, gap) for part in value)
+        words = value if isinstance(value, str) else "".join(words_of(part, number, gap, videos) for part in value)
         messages.append(Message(ROLES[speaker], words, _is_trained(turn, number)))
     return tuple(messages)
-
-
-def _words(part: Any, number: int, gap: str) -> str:
-    """What a part of a message is in its words."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        if IMAGE_MARK in part["text"]:
-            raise Rejected("image_mark_mismatch", f"turn {number} has {IMAGE_MARK!r} in a text beside image parts")
-        return str(part["text"])
-    if kind in IMAGE_PARTS:
-        return IMAGE_MARK + gap
-    if isinstance(kind, str) and kind != "text":
-        raise Rejected(
-            "unsupported_media", f"turn {number} has a part of type {kind[:40]!r}; text and images are known"
-        )
-    raise Rejected("malformed_line", f"turn {number} has a part that is no object with a type and its content")
-
-
-def _references(turn: dict[str, Any]) -> Iterator[str | None]:
-    """What each image part of a turn names; None where it leaves that to `images` beside the messages."""
-    for part in turn["value"] if isinstance(turn["value"], list) else ():
-        if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
-            named = next((part[name] for name in ("image_url", "image", "url", "path") if part.get(name)), None)
-            yield named.get("url") if isinstance(named, dict) else named
 
 
 def _is_trained(turn: dict[str, Any], number: int) -> bool:
@@ -158,30 +137,6 @@ def _is_trained(turn: dict[str, Any], number: int) -> bool:
                 "unsupported_field", f"turn {number} is not the assistant's and has {name!r}, which trains it"
             )
     return all(value for _, value in given)
-
-
-def _images(record: Mapping[str, Any], references: Sequence[Any]) -> tuple[str, ...]:
-    given = {name: record[name] for name in ("image", "images") if record.get(name) not in (None, "", [])}
-    named = [reference for reference in references if reference is not None]
-    if len(given) > 1:
-        raise Rejected("malformed_line", "both 'image' and 'images' are given; leave one")
-    if named and (given or len(named) < len(references)):
-        raise Rejected("malformed_line", "images are named by parts of messages and elsewhere, or by some parts only")
-    for name, value in given.items() or (("an image part", named),):
-        paths = value if isinstance(value, list) else [value]
-        if not all(isinstance(path, str) and path and _is_unicode(path) for path in paths):
-            raise Rejected("malformed_line", f"{name!r} is neither a path nor a list of paths")
-        return tuple(paths)
-    return ()
-
-
-def _is_unicode(text: str) -> bool:
-    """JSON can escape half of a surrogate pair, which is no character and which tokenizers refuse."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_roles(messages: Sequence[Message]) -> None:
@@ -198,26 +153,32 @@ def _check_roles(messages: Sequence[Message]) -> None:
         raise Rejected("bad_roles", "the last turn is not the assistant's")
 
 
-def _check_words(messages: Sequence[Message], reserved: Sequence[str]) -> None:
+def _with_video_marks(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """LLaVA's files of videos have the mark of an image where the video is."""
+    if any(VIDEO_MARK in message.words for message in messages):
+        return messages
+    return tuple(replace(message, words=message.words.replace(IMAGE_MARK, VIDEO_MARK)) for message in messages)
+
+
+def _check_words(messages: Sequence[Message], reserved: Sequence[str], videos: bool) -> None:
     if (length := sum(len(message.words) for message in messages)) > MAX_CHARACTERS:
         raise Rejected("too_many_characters", f"{length} characters, limit {MAX_CHARACTERS}; cut it into conversations")
     for number, message in enumerate(messages):
-        if not _is_unicode(message.words):
+        if not is_unicode(message.words):
             raise Rejected("not_utf8", f"turn {number} has half of a surrogate pair")
-        if mark := MEDIA_MARKS.search(message.words):
-            raise Rejected(
-                "unsupported_media", f"turn {number} contains {mark[0][:40]!r}; {IMAGE_MARK!r} is the only mark"
-            )
+        if mark := MEDIA_MARKS.search(message.words.replace(VIDEO_MARK, "") if videos else message.words):
+            known = f"{IMAGE_MARK!r} and {VIDEO_MARK!r} are the marks" if videos else f"{IMAGE_MARK!r} is the only mark"
+            raise Rejected("unsupported_media", f"turn {number} contains {mark[0][:40]!r}; {known}")
         found = next((text for text in reserved if text in message.words), None)
         if found is not None:
             raise Rejected("reserved_words", f"turn {number} contains {found!r}, which the model reads as structure")
 
 
-def _check_marks(messages: Sequence[Message], images: int) -> None:
+def _check_marks(messages: Sequence[Message], mark: str, given: int) -> None:
     marks = {message.role: 0 for message in messages}
     for message in messages:
-        marks[message.role] += message.words.count(IMAGE_MARK)
-    if marks[USER] != images or sum(marks.values()) != images:
-        elsewhere = sum(marks.values()) - marks[USER]
-        detail = f"{marks[USER]} {IMAGE_MARK} marks in the user's turns, {elsewhere} elsewhere, for {images} images"
-        raise Rejected("image_mark_mismatch", detail)
+        marks[message.role] += message.words.count(mark)
+    if marks[USER] != given or sum(marks.values()) != given:
+        elsewhere, what = sum(marks.values()) - marks[USER], mark.strip("<>")
+        detail = f"{marks[USER]} {mark} marks in the user's turns, {elsewhere} elsewhere, for {given} {what}s"
+        raise Rejected(f"{what}_mark_mismatch", detail)

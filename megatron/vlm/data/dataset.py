@@ -1,15 +1,17 @@
 """The dataset folder: what preprocessing writes and training reads. Images stay where they are.
 
 tokens.bin/.idx     int32   the LLM's sequence of every sample, one token for each image   (core's IndexedDataset)
+                            or place of a video
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
-images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}, and "place" inside the input file
+images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}, and "place" inside the input file;
+                            "film", the frames that are seen of a video
 sizes.npz                   tiles, tokens (every image with all its own) and supervised tokens of every sample, and the
                             line of its input file that it was
 manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums
 rejected.jsonl              {"file", "line", "reason", "detail"} of every line that was left out
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from megatron.vlm.data.manifest import check_manifest, read_images
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.data.tiles import RULES, TiledImage, cut_tiles
+from megatron.vlm.data.videos import as_films, cut_frames, read_frames, require_decoder
 from omnibal_ext.checksums import verify_checksums
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.columns import column_lengths
@@ -47,6 +50,8 @@ class ChatDataset(Dataset):
         self.manifest = read_json(self.folder / "manifest.json", check_manifest, REMEDY)
         self._verify(lambda name: not name.endswith((".bin", ".jsonl")))
         self.sizes = Sizes.load(self.folder / "sizes.npz")
+        if self.manifest.get("video_files"):
+            require_decoder(str(self.folder))
         self._sources = Sources(self.manifest)
         held: dict[str, NDArray[Any]] = {"sizes.npz": self.sizes.tokens, **self._lengths()}
         for name, lengths in held.items():
@@ -91,10 +96,10 @@ class ChatDataset(Dataset):
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.manifest["vocab_size"]:
             raise UserError(f"{self.folder}: sample {sample} has token ids behind the vocabulary; {REMEDY}")
         if self.sizes.tiles[sample]:
-            repeats = [len(order) for order in self.feature_orders(sample)]
-            if len(repeats) != (marks := int((tokens == self.manifest["image_token_id"]).sum())):
+            repeats = self._repeats(sample)
+            if len(repeats) != (marks := int(np.isin(tokens, self.image_tokens).sum())):
                 raise UserError(f"{self.folder}: sample {sample} has {len(repeats)} images, {marks} marks; {REMEDY}")
-            tokens, mask = expand_images(tokens, mask, self.manifest["image_token_id"], repeats)
+            tokens, mask = expand_images(tokens, mask, self.image_tokens, repeats)
         if len(tokens) != self.sizes.tokens[sample]:
             wanted = f"{len(tokens)} tokens where sizes.npz says {self.sizes.tokens[sample]}"
             raise UserError(f"{self.folder}: sample {sample} has {wanted}; {REMEDY}")
@@ -119,10 +124,21 @@ class ChatDataset(Dataset):
         return [feature_order(image, rule, per_tile) for image in self.images(sample)]
 
     def image_starts(self, sample: int) -> list[int]:
-        """Where the tokens of each image of a sample begin, once every image has all its own."""
-        marks = np.flatnonzero(self._columns["tokens"][sample] == self.manifest["image_token_id"])
-        features = np.array([len(order) for order in self.feature_orders(sample)], dtype=np.int64)
+        """Where the tokens at each place of a sample's images begin, once every image has all its own."""
+        marks = np.flatnonzero(np.isin(self._columns["tokens"][sample], self.image_tokens))
+        features = np.array(self._repeats(sample), dtype=np.int64)
         return (marks + np.cumsum(features) - features - np.arange(len(marks))).tolist()
+
+    def _repeats(self, sample: int) -> list[int]:
+        """Tokens at each place of a sample's images: an image's at one, or of each step of a video."""
+        shown = zip(self.images(sample), self.feature_orders(sample), strict=True)
+        return [len(order) // len(image.grids) for image, order in shown for _ in image.grids]
+
+    @property
+    def image_tokens(self) -> list[int]:
+        """The tokens that features of images, and of videos, take the place of."""
+        tokens = (self.manifest["image_token_id"], self.manifest.get("video_token_id"))
+        return [token for token in tokens if token is not None]
 
     @property
     def is_native(self) -> bool:
@@ -140,36 +156,52 @@ class ChatDataset(Dataset):
         return NORMALIZATIONS[self.manifest["normalization"]]
 
     def pixels(self, sample: int) -> torch.Tensor:
-        """The tiles of a sample, normalised: float32 [tiles, 3, tile_size, tile_size]; raises as `tiles` does."""
+        """The tiles of a sample, normalised: float32 [tiles, 3, tile_size, tile_size]; raises as `tiles` does.
+
+        With videos [tiles, 3, frames, tile_size, tile_size].
+        """
         return normalise(torch.from_numpy(self.tiles(sample)), self.normalization)
 
     def tiles(self, sample: int) -> NDArray[np.uint8]:
         """The tiles of a sample as they were cut: uint8 [tiles, tile_size, tile_size, 3].
 
-        Raises `UserError` naming file and sample if an image cannot be read.
+        With videos [tiles, frames, tile_size, tile_size, 3]. Raises `UserError` naming file and sample if an image or
+        video cannot be read.
         """
         size, rule = self.manifest["tile_size"], self.manifest["tiling"]["rule"]
         tiles = [np.zeros((0, size, size, 3), dtype=np.uint8)]
         for image in self.images(sample):
             source = self._sources.entry(sample)
-            path = Path(source["path"]) if image.place else Path(source["image_root"]) / image.path
+            root = Path(source["image_root"] or "")
+            path = Path(source["path"]) if image.place else root / image.path
             try:
-                rgb = load_rgb(path, image.place)
-            except Exception as error:  # Pillow's readers raise nearly anything on a damaged file
+                tiles.append(_film(root, path, image, size) if image.film else _image(path, image, size, rule))
+            except Exception as error:  # Pillow's and FFmpeg's readers raise nearly anything on a damaged file
                 raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
-            tiles.append(cut_tiles(rgb, image, size, rule))
-        return np.concatenate(tiles)
+        return as_films(tiles)
+
+
+def _image(path: Path, image: TiledImage, size: int, rule: str) -> NDArray[np.uint8]:
+    return cut_tiles(load_rgb(path, image.place), image, size, rule)
+
+
+def _film(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:
+    """The frames of a video file, or of files of their own."""
+    assert video.film is not None
+    if files := video.film.files:
+        return cut_frames((np.asarray(load_rgb(root / file)) for file in files), video, size)
+    return cut_frames(read_frames(path, video.place, video.film.frames), video, size)
 
 
 def expand_images(
-    tokens: NDArray[np.int32], loss_mask: NDArray[np.uint8], image_token: int, repeats: list[int]
+    tokens: NDArray[np.int32], loss_mask: NDArray[np.uint8], image_tokens: Sequence[int], repeats: list[int]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Repeat the k-th image token `repeats[k]` times: the places that the projector's outputs will take.
+    """Repeat the k-th of `image_tokens` `repeats[k]` times: the places that the projector's outputs will take.
 
     <img> CONTEXT </img> What is it?  ->  <img> CONTEXT CONTEXT ... CONTEXT </img> What is it?
     """
     counts = np.ones(len(tokens), dtype=np.int64)
-    counts[tokens == image_token] = repeats
+    counts[np.isin(tokens, image_tokens)] = repeats
     return np.repeat(tokens, counts), np.repeat(loss_mask, counts)
 
 

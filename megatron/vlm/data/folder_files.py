@@ -3,6 +3,7 @@
 | file | what is read |
 |---|---|
 | preprocessor_config.json (or processor_config.json) | mean and deviation of pixels, tile size, fewest and most tiles |
+| the same, or video_preprocessor_config.json | how videos are shown |
 | config.json of InternVL's own | fewest and most tiles, thumbnail, tiling at all |
 | chat_template.jinja, .json, tokenizer_config.json | the chat template |
 | tokenizer.json, tokenizer.model | the tokenizer |
@@ -11,16 +12,19 @@ A field that would change pixels and that we do not honour is refused by name.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from megatron.vlm.data.films import MOST_FRAMES_SEEN, RULES_OF_MARKUP, VideoRule
 from megatron.vlm.data.folder_template import folder_template
 from megatron.vlm.data.images import NORMALIZATIONS
+from megatron.vlm.data.tiles import FRAMES
 from megatron.vlm.data.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
 from omnibal_ext.architectures.huggingface import CONFIG, read_config
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import shown
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 BICUBIC = 3
@@ -42,6 +46,8 @@ def folder_choices(folder: Path, architecture: Architecture, with_template: bool
     name, processor = _processor(folder)
     native = architecture.vision.native
     found = _patches(processor, folder / name, architecture.vision) if native else _tiles(processor, name)
+    if rule := RULES_OF_MARKUP.get(architecture.prompt.image_markup):
+        found["video"] = video_rule(folder, rule, architecture.vision)
     found |= _original_tiles(read_config(folder / CONFIG))
     if processor:
         _check_pixels(processor, folder / name, architecture.vision)
@@ -123,6 +129,60 @@ def _patches(processor: Mapping[str, Any], where: Path, vision: VisionArchitectu
             )
         found[flag] = Choice(pixels // vision.patch_size**2, where.name)
     return found
+
+
+def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Choice:
+    """How the folder's own processor shows videos, from the file where transformers finds it.
+
+    What is not honoured is no fault of the folder, which may be used for images: its videos are refused, by that name.
+    """
+    name, fields = _video_processor(folder)
+    size, limits = _section(fields, "size"), {}
+    for limit, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        found = size.get(edge)
+        if not rule.whole:  # whose processor reads both, and these first
+            found = fields.get(limit) or found
+        limits[limit] = found or getattr(rule, limit)
+    own = {field: fields[field] for field in ("fps", "min_frames", "max_frames") if fields.get(field) is not None}
+    capped, tokens = fields.get("cap_pixels_per_frame"), fields.get("max_video_tokens")
+    found = replace(rule, **limits, **own, capped=bool(capped), max_tokens=tokens or rule.max_tokens)
+    if refused := _not_honoured(fields, found, folder / name, vision):
+        return Choice(replace(rule, refused=refused), name)
+    return Choice(found, name)
+
+
+def _video_processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    for name in ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json"):
+        if (folder / name).is_file():
+            config = read_config(folder / name)
+            fields = _section(config, "video_processor") if name == "processor_config.json" else config
+            if fields:
+                return name, fields
+    return CONFIG, {}
+
+
+def _section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    inner = fields.get(name)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, vision: VisionArchitecture) -> str:
+    """The first field that asks for other frames or pixels than ours, in words, or ""."""
+    assert vision.native is not None
+    mean, deviation = NORMALIZATIONS[vision.pixels]
+    wanted = {
+        "do_resize": True, "do_rescale": True, "do_normalize": True, "resample": BICUBIC, "num_frames": None,
+        "patch_size": vision.patch_size, "merge_size": vision.native.merge, "temporal_patch_size": vision.native.frames,
+        "image_mean": list(mean), "image_std": list(deviation),
+    }  # fmt: skip
+    for name, value in wanted.items():
+        if fields.get(name) not in (None, value):
+            return f"{where}: {name} is {fields[name]!r}; supported for videos: {value!r}"
+    numbers = (rule.fps, rule.min_frames, rule.max_frames, rule.min_pixels, rule.max_pixels, rule.max_tokens)
+    is_sound = all(isinstance(number, int | float) and number > 0 for number in numbers)
+    if not is_sound or not FRAMES <= rule.min_frames <= rule.max_frames <= MOST_FRAMES_SEEN:
+        return f"{where}: no rule for videos: fps, frames, pixels and tokens are {shown(numbers)}"
+    return ""
 
 
 def _original_tiles(config: Mapping[str, Any]) -> dict[str, Choice]:

@@ -21,9 +21,9 @@ from typing import BinaryIO, NamedTuple
 
 from PIL import ExifTags, Image
 
-from megatron.vlm.data.chat import Rejected
 from megatron.vlm.data.formats.places import read_place
 from megatron.vlm.data.formats.rows import Place
+from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.reading.files import open_plain
 
 

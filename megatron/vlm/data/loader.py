@@ -13,6 +13,8 @@ from megatron.vlm import platform
 from megatron.vlm.data.anyres import order_tensors
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.sources import Sources
+from megatron.vlm.data.tiles import FRAMES
+from megatron.vlm.data.videos import as_films
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream
@@ -90,13 +92,15 @@ class PackDataset(Dataset):
         )
 
     def _grids(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
-        """Of every image its patches and where its tokens begin: all stages turn by them."""
-        grids, starts = [], []
+        """Of every place of an image its patches, where its tokens begin, and the time: all stages turn by them."""
+        grids, starts, seconds = [], [], []
         for begin, sample in zip(np.cumsum([0, *lengths]).tolist(), map(int, samples), strict=False):
             if self.data.sizes.tiles[sample]:
-                grids += [(1, image.rows, image.columns) for image in self.data.images(sample)]
                 starts += [begin + start for start in self.data.image_starts(sample)]
-        return {"grids": tuple(grids), "image_starts": tuple(starts)}
+                for image in self.data.images(sample):
+                    grids += image.grids
+                    seconds += [image.film.seconds if image.film else 1.0] * len(image.grids)
+        return {"grids": tuple(grids), "image_starts": tuple(starts), "seconds": tuple(seconds)}
 
     def _text(self, samples: np.ndarray, lengths: list[int]) -> tuple[Tensor, Tensor]:
         """The tokens, and of each place whether the next token of the same sample counts."""
@@ -115,7 +119,7 @@ class PackDataset(Dataset):
         return sources
 
     def _image_positions(self, ids: Tensor) -> Tensor:
-        return (ids == self.data.manifest["image_token_id"]).nonzero().squeeze(1)
+        return torch.isin(ids, torch.tensor(self.data.image_tokens)).nonzero().squeeze(1)
 
     def _image_sources(self, samples: np.ndarray) -> dict[str, Any]:
         """Which of the pack's features its image tokens are: the images' own orders, one behind the other."""
@@ -129,15 +133,20 @@ class PackDataset(Dataset):
         """The tiles, and the samples that have black ones because an image of theirs cannot be read, and why."""
         size, tiles = self.data.manifest["tile_size"], self.data.sizes.tiles[samples]
         if not self.decodes or not tiles.any():
-            return torch.empty(int(tiles.sum()), size, size, 3, dtype=torch.uint8, device="meta"), ()
+            frames = (FRAMES,) if any(self._has_video(sample) for sample in samples[tiles > 0].tolist()) else ()
+            return torch.empty(int(tiles.sum()), *frames, size, size, 3, dtype=torch.uint8, device="meta"), ()
         cut, broken = [], []
         for sample, count in zip(samples[tiles > 0].tolist(), tiles[tiles > 0].tolist(), strict=True):
             try:
                 cut.append(self.data.tiles(sample))
             except UserError as error:
                 broken.append((sample, str(error)))
-                cut.append(np.zeros((count, size, size, 3), dtype=np.uint8))
-        return torch.from_numpy(np.concatenate(cut)), tuple(broken)
+                frames = (FRAMES,) if self._has_video(sample) else ()  # the other ranks reckon with its shape
+                cut.append(np.zeros((count, *frames, size, size, 3), dtype=np.uint8))
+        return torch.from_numpy(as_films(cut)), tuple(broken)
+
+    def _has_video(self, sample: int) -> bool:
+        return self.data.is_native and any(image.film for image in self.data.images(sample))
 
 
 class PackOrder:

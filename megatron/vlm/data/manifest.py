@@ -3,11 +3,13 @@
 from dataclasses import fields
 from typing import Any
 
-from megatron.vlm.data.chat import Rejected
+from megatron.vlm.data.films import MOST_FRAMES_SEEN
 from megatron.vlm.data.images import NORMALIZATIONS, path_below_root
 from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES
-from megatron.vlm.data.tiles import RULES, TiledImage
+from megatron.vlm.data.tiles import FRAMES, RULES, Film, TiledImage
+from megatron.vlm.data.videos import MOST_FRAMES
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import (
     Check,
@@ -64,7 +66,8 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "normalization": one_of(*NORMALIZATIONS),
         "checksums": record(dict.fromkeys(FILES, text)),
         "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),
-    }
+    },
+    {"video_token_id": maybe(_ID), "video_files": whole()},  # of datasets made before there were videos: none
 )
 
 
@@ -79,8 +82,8 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
         raise UserError(f"sources have other samples than the {checked['samples']} of all")
     if set(checked["checksums"]) != set(FILES):
         raise UserError(f"checksums must be those of {', '.join(FILES)}")
-    for name in ("image_token_id", "pad_token_id", "eos_token_id"):
-        if checked[name] >= checked["vocab_size"]:
+    for name in ("image_token_id", "video_token_id", "pad_token_id", "eos_token_id"):
+        if (checked.get(name) or 0) >= checked["vocab_size"]:
             raise UserError(f"{name} {checked[name]} is behind the vocabulary of {checked['vocab_size']}")
     return checked
 
@@ -106,12 +109,23 @@ def _place(place: str, value: Any) -> Any:
     return value
 
 
+_FILM = maybe(
+    record(
+        {
+            "frames": listing(whole(0, MOST_FRAMES), 1, MOST_FRAMES_SEEN),
+            "times": listing(finite(0), 1, MOST_FRAMES_SEEN),
+            "seconds": finite(0),
+            "apart": flag,
+            "files": listing(_image_path, most=MOST_FRAMES_SEEN),
+        }
+    )
+)
 _FIELDS = tuple(field.name for field in fields(TiledImage))
 _PIXELS = whole(0, 2**31)
 _IMAGES: Check[list[dict[str, Any]]] = listing(
     record(
         {"path": text, "columns": _TILES, "rows": _TILES, "thumbnail": flag},
-        {"width": _PIXELS, "height": _PIXELS, "place": _place},
+        {"width": _PIXELS, "height": _PIXELS, "place": _place, "film": _FILM},
     ),
     most=MOST_IMAGES,
 )
@@ -124,4 +138,17 @@ def read_images(content: bytes) -> list[TiledImage]:
         image["place"] = tuple(image.get("place", ()))
         if not image["place"]:  # else the path is a name inside the input file
             _image_path(f"images[{number}].path", image["path"])
+        image["film"] = _film(f"images[{number}].film", image.get("film"))
     return [TiledImage(**{name: image[name] for name in _FIELDS if name in image}) for image in images]
+
+
+def _film(place: str, film: dict[str, Any] | None) -> Film | None:
+    if film is None:
+        return None
+    counts = (len(film["frames"]), FRAMES * len(film["times"]), len(film["files"]))
+    if counts[0] not in (counts[1], counts[1] - 1) or counts[2] not in (0, counts[0]):
+        raise UserError(f"{place} has {counts[0]} frames, {len(film['times'])} times, {counts[2]} files")
+    if film["frames"] != sorted(set(film["frames"])):
+        raise UserError(f"{place}.frames do not grow from one to the next")
+    lists = {name: tuple(film[name]) for name in ("frames", "times", "files")}
+    return Film(seconds=film["seconds"], apart=film["apart"], **lists)

@@ -3,17 +3,22 @@
     InternVL   <img><IMG_CONTEXT><IMG_CONTEXT>...</img>
     LLaVA      <image><image>...
     Qwen-VL    <|vision_start|><|image_pad|><|image_pad|>...<|vision_end|>
+               <|vision_start|><|video_pad|><|video_pad|>...<|vision_end|>
+    Qwen3-VL   <|vision_start|><0.3 seconds><|vision_start|><|video_pad|>...<|vision_end|><1.3 seconds>...<|vision_end|>
 
 The context token is written once and repeated later, when the tiles are counted. Markup belongs to the model, not to
 the chat template: a token that the model never had is an id behind its vocabulary. The texts are those of transformers'
 processors, to which the tests compare them.
 """
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from omnibal_ext.errors import UserError
 
-IMAGE_MARK = "<image>"  # in the user's data
+IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"  # in the user's data
+MARKS = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +35,40 @@ class ImageMarkup:
     after: str = ""
     gap: str = "\n"
     """Between an image that is a part of a message and what follows it, as the models' chat templates write it."""
+    video: str = ""
+    """Stands for one feature of a video, where the model sees videos."""
+    stamped: bool = False
+    """Each step of a video stands apart, behind its time."""
 
     @property
     def text(self) -> str:
         """What an `<image>` mark becomes."""
         return self.before + self.context + self.after
 
+    def video_text(self, times: Sequence[float]) -> str:
+        """What a `<video>` mark becomes, for steps at so many seconds."""
+        step = self.before + self.video + self.after
+        if not self.stamped:
+            return step
+        return self.before + "".join(f"<{time:.1f} seconds>{step}" for time in times) + self.after
+
     @property
     def reserved(self) -> tuple[str, ...]:
         """What nobody's words may contain; where the context token is the mark itself, marks are counted instead."""
-        return tuple(word for word in (self.before, self.context, self.after) if word not in ("", IMAGE_MARK))
+        return tuple(
+            word for word in (self.before, self.context, self.video, self.after) if word not in ("", IMAGE_MARK)
+        )
 
 
+_QWEN = ImageMarkup(
+    "qwen-vl",
+    "<|image_pad|>",
+    ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    before="<|vision_start|>",
+    after="<|vision_end|>",
+    gap="",
+    video="<|video_pad|>",
+)
 MARKUPS = {
     markup.name: markup
     for markup in (
@@ -53,14 +80,8 @@ MARKUPS = {
             after="</img>",
         ),
         ImageMarkup("llava", IMAGE_MARK, (IMAGE_MARK,)),
-        ImageMarkup(
-            "qwen-vl",
-            "<|image_pad|>",
-            ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
-            before="<|vision_start|>",
-            after="<|vision_end|>",
-            gap="",
-        ),
+        _QWEN,
+        replace(_QWEN, name="qwen3-vl", stamped=True),
     )
 }
 

@@ -32,6 +32,7 @@ class _Joined:
     tokens: list[NDArray[np.int64]] = field(default_factory=list)
     supervised: list[NDArray[np.int64]] = field(default_factory=list)
     lines: list[NDArray[np.int64]] = field(default_factory=list)
+    video_files: int = 0
     shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(WAYS), np.int64))
     sources: list[dict[str, Any]] = field(default_factory=list)
     rejects: RejectCount = field(default_factory=RejectCount)
@@ -98,6 +99,7 @@ def _append(part: Part, writers: dict[str, ColumnWriter], joined: _Joined) -> No
     joined.tokens.append(part.lengths)
     joined.supervised.append(part.supervised)
     joined.shortened += np.bincount(part.shortened, minlength=1 + len(WAYS))[1:]
+    joined.video_files += int(part.videos.sum())
     joined.lines.append(part.lines)
     joined.rejects.add(part.rejections())
 
@@ -126,6 +128,8 @@ def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
         "special_tokens": maker.special_tokens,
         "image_markup": recipe.markup,
         "image_token_id": maker.image_token_id,
+        "video_token_id": maker.video_token_id,
+        "video_files": joined.video_files,
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.token_id(maker.template.end_of_turn),
         "chat_template": recipe.template,

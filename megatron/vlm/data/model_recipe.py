@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from megatron.vlm.data.films import RULES_OF_MARKUP
 from megatron.vlm.data.folder_files import Choice, folder_choices
 from megatron.vlm.data.samples import SampleMaker
 from megatron.vlm.data.tiles import ANYRES_MAX_GRIDS, RULES
@@ -51,13 +52,13 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
         "chat-template": prompt.chat_template,
     }
     if architecture.vision.native:
-        known |= NATIVE_LIMITS
+        known |= NATIVE_LIMITS | {"video": RULES_OF_MARKUP.get(prompt.image_markup)}
     if RULES[prompt.tiling].cap:
         known["max-tiles"] = len(ANYRES_MAX_GRIDS)
     by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
     # Where config.json says the template it is meant: InternVL's tokenizers came with others, LLaVA's processors with
     # one that ends no turn. Qwen-VL's folders say it themselves.
-    named = prompt.chat_template is not None and prompt.image_markup != "qwen-vl"
+    named = prompt.chat_template is not None and prompt.image_markup not in RULES_OF_MARKUP
     asks = with_template and not named
     return by_model | (folder_choices(folder, architecture, asks) if folder else {})
 

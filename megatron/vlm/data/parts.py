@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.vlm.data.chat import Rejected
 from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.data.inputs import ROWS
+from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.samples import Recipe, Sample, SampleMaker, open_recipe
 from megatron.vlm.data.shorten import WAYS
 from omnibal_ext.errors import UserError
@@ -38,6 +38,7 @@ class Part:
     lengths: NDArray[np.int64]  # [N] tokens that the language model reads
     supervised: NDArray[np.int64]  # [N] tokens that are to be predicted
     shortened: NDArray[np.uint8]  # [N] 0, or 1 + the number of the way in `shorten.WAYS`
+    videos: NDArray[np.int64]  # [N] video files
     lines: NDArray[np.int64]  # [N] number of the line in the input file
     rejected: NDArray[np.uint8]  # JSON lines
 
@@ -102,6 +103,7 @@ def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[di
         lengths=np.array([sample.length for sample in samples], dtype=np.int64),
         supervised=np.array([sample.loss_mask[1:].sum() for sample in samples], dtype=np.int64),
         shortened=np.array([1 + WAYS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),
+        videos=np.array([sample.video_files for sample in samples], dtype=np.int64),
         lines=np.array(lines, dtype=np.int64),
         rejected=np.frombuffer("".join(json.dumps(row) + "\n" for row in rejected).encode(), dtype=np.uint8),
     )

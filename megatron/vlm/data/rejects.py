@@ -1,4 +1,4 @@
-"""Counting what was rejected, and failing when it is too much."""
+"""A verdict on a sample; counting what was rejected, and failing when it is too much."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +17,14 @@ REJECT: Check[dict[str, Any]] = record({"file": text, "line": whole(1), "reason"
 def reject_limit(lines: int, limit: int | None) -> int:
     """How many of `lines` may be rejected: `limit`, or where nobody says, one in a hundred and ten of few."""
     return max(FEW, lines // ONE_IN) if limit is None else limit
+
+
+class Rejected(Exception):  # noqa: N818 - it is a verdict on a sample, not a fault of the program
+    """A sample that cannot be used: a reason out of a small vocabulary, to count by, and a detail for the reader."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
 
 
 class RejectCount:

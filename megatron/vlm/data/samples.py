@@ -1,5 +1,6 @@
 """A conversation and its images become a sample: token ids, loss mask, and how each image is cut."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -8,15 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.vlm.data.anyres import feature_order
-from megatron.vlm.data.chat import Rejected, parse_conversation
+from megatron.vlm.data.chat import parse_conversation
+from megatron.vlm.data.films import VideoRule, film_grid, film_of
 from megatron.vlm.data.formats.places import embedded
 from megatron.vlm.data.formats.rows import PartSource, Place, Row
 from megatron.vlm.data.images import MAX_PIXELS, image_size, path_below_root
-from megatron.vlm.data.markup import IMAGE_MARK, image_markup
+from megatron.vlm.data.markup import IMAGE_MARK, MARKS, image_markup
+from megatron.vlm.data.media import VideoReference
+from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.shorten import Content, ImageFile, shorter
 from megatron.vlm.data.templates import SYSTEM, Message, RenderedChat, chat_template, render_chat
 from megatron.vlm.data.tiles import RULES, TiledImage, Tiling
 from megatron.vlm.data.tokenizer import ChatTokenizer, load_tokenizer
+from megatron.vlm.data.videos import read_frames, video_facts
 from omnibal_ext.errors import UserError
 
 
@@ -36,6 +41,7 @@ class Recipe:
     system_message: str | None = None  # for conversations that bring none; None is the template's, "" is none
     normalization: str = "imagenet"  # of pixels, by name
     markup: str = "internvl"  # how the text shows an image, by name
+    video: VideoRule | None = None  # how the model sees videos; None: it does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class Sample:
     """What is stored of a line."""
 
     tokens: NDArray[np.int32]
-    """[T], one image token for each image."""
+    """[T], one image token for each image, one video token for each place of a video."""
     loss_mask: NDArray[np.uint8]
     """[T], 1 = this token is to be predicted."""
     images: tuple[TiledImage, ...]
@@ -57,6 +63,11 @@ class Sample:
         """ViT tiles of all images together."""
         return sum(image.tiles for image in self.images)
 
+    @property
+    def video_files(self) -> int:
+        """Those that a decoder of videos is needed for."""
+        return sum(image.film is not None and not image.film.files for image in self.images)
+
 
 class SampleMaker:
     """A recipe with its tokenizer open. Raises UserError if parts of it do not go together."""
@@ -68,10 +79,13 @@ class SampleMaker:
         self.tokenizer = load_tokenizer(recipe.tokenizer, special)
         self.special_tokens = {token: self.tokenizer.token_id(token) for token in special}
         self.image_token_id = self.special_tokens[self.markup.context]
+        self.video_token_id = self.special_tokens[self.markup.video] if self.markup.video else None
         # Of the markup's tokens people write some themselves: boxes and references.
         of_tokenizer = self.tokenizer.reserved - {*self.markup.tokens, IMAGE_MARK}
         self.reserved = tuple(dict.fromkeys((*self.template.tokens, *self.markup.reserved, *sorted(of_tokenizer))))
         self.system = self.template.system if recipe.system_message is None else recipe.system_message
+        if recipe.video and not (self.markup.video and RULES[recipe.tiling.rule].native):
+            raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
         if RULES[recipe.tiling.rule].native and "fewer-tiles" in recipe.shorten:
             raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
         if self.system and SYSTEM not in self.template.turns:
@@ -81,17 +95,21 @@ class SampleMaker:
         """Check and prepare one row of `source`, which may have an image root and a limit of tiles of its own.
 
         Raises `Rejected`: the row's own fault, the reasons of `parse_conversation` and `image_size`, path_outside_root,
-        remote_image, too_many_tokens.
+        remote_image, too_many_tokens; of videos those of `video_facts` and `film_of`, frames_differ.
         """
         if row.fault:
             raise Rejected(*row.fault)
-        conversation = parse_conversation(row.record, self.reserved, self.markup.gap)
+        sees_videos = self.recipe.video is not None
+        conversation = parse_conversation(row.record, self.reserved, self.markup.gap, sees_videos)
         messages = conversation.messages
         if messages[0].role not in self.template.turns:
             raise Rejected("bad_roles", f"chat template {self.template.name!r} has no {messages[0].role} turn")
         if self.system and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.system), *messages)
-        images = tuple(self._measure(reference, row, source) for reference in conversation.images)
+        measured = (self._measure(reference, row, source) for reference in conversation.images)
+        filmed = (self._film(reference, row, source) for reference in conversation.videos)
+        marks = [mark for message in conversation.messages for mark in MARKS.findall(message.words)]
+        images = tuple(next(measured) if mark == IMAGE_MARK else next(filmed) for mark in marks)
         tiling = self.recipe.tiling
         if source and source.max_tiles:
             tiling = replace(tiling, max_tiles=source.max_tiles)
@@ -112,29 +130,75 @@ class SampleMaker:
         file = source.file if source and place else root / path
         return ImageFile(path, image_size(file, recipe.max_pixels, recipe.decode_images, place), place)
 
+    def _film(self, reference: VideoReference, row: Row, source: PartSource | None) -> TiledImage:
+        """A video as it will be seen: its frames are chosen here, which no image beside it changes."""
+        recipe = self.recipe
+        assert recipe.video is not None
+        if recipe.video.refused:
+            raise Rejected("unsupported_media", recipe.video.refused)
+        root = (source and source.root) or recipe.image_root or Path()
+        located = [locate(file, row, root, "video") for file in reference.files]
+        path, place = located[0]
+        if reference.times:
+            if any(place for _, place in located):
+                raise Rejected(
+                    "unsupported_media", "frames inside a file; a video inside it, or frames beside it, are read"
+                )
+            film = film_of(recipe.video, reference.times, reference.rate, [path for path, _ in located])
+            path, size = film.files[0], self._size_of_frames([root / file for file in film.files])
+        else:
+            file = source.file if source and place else root / path
+            facts = video_facts(file, place, recipe.max_pixels)
+            film, size = film_of(recipe.video, facts.times, facts.rate), facts.size
+            if recipe.decode_images:
+                _decode(file, place, film.frames)
+        columns, rows = film_grid(recipe.video, len(film.frames), size, recipe.tiling.tile_size)
+        return TiledImage(path, columns, rows, False, place=place, film=film)
+
+    def _size_of_frames(self, files: Sequence[Path]) -> tuple[int, int]:
+        sizes = {image_size(file, self.recipe.max_pixels, self.recipe.decode_images): file for file in files}
+        if len(sizes) > 1:
+            (one, first), (other, second) = list(sizes.items())[:2]
+            raise Rejected(
+                "frames_differ", f"{first}: {one[0]} x {one[1]} pixels, {second}: {other[0]} x {other[1]}; scale one"
+            )
+        return next(iter(sizes))
+
     def _prepare(self, content: Content) -> Sample:
         images = content.tiled()
-        chat = render_chat(content.messages, self.template, self.markup)
+        videos = [image.film.times for image in images if image.film]
+        chat = render_chat(content.messages, self.template, self.markup, videos)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
         rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
         features = sum(len(feature_order(image, rule, per_tile)) for image in images)
-        return Sample(tokens, loss_mask, images, len(tokens) - len(images) + features)
+        places = sum(len(image.grids) for image in images)
+        return Sample(tokens, loss_mask, images, len(tokens) - places + features)
 
 
-def locate(reference: str, row: Row, root: Path) -> tuple[str, Place]:
+def _decode(file: Path, place: Place, numbers: Sequence[int]) -> None:
+    try:
+        for _ in read_frames(file, place, numbers, strict=True):
+            pass
+    except Exception as error:  # a broken file makes FFmpeg raise nearly anything
+        raise Rejected("truncated_video", f"{file}: {str(error)[:200]}") from error
+
+
+def locate(reference: str, row: Row, root: Path, what: str = "image") -> tuple[str, Place]:
     """The path below the root that a row's word for an image means; of an image inside the row, its name and place.
 
-    Raises `Rejected`: remote_image, unreadable_image, path_outside_root.
+    Raises `Rejected`: remote_image, unreadable_image (or those of a video), path_outside_root.
     """
     if reference in row.images:
         return reference, row.images[reference]
     if reference.startswith("data:"):
         place = embedded(reference, row)
         if place is None:
-            raise Rejected("unreadable_image", f"{reference[:40]!r}... is no base64 that stands in the file unescaped")
+            raise Rejected(
+                f"unreadable_{what}", f"{reference[:40]!r}... is no base64 that stands in the file unescaped"
+            )
         return "", place
     if reference.startswith(("http://", "https://")):
-        raise Rejected("remote_image", f"{reference[:200]!r}: nothing is downloaded; fetch it and name the file")
+        raise Rejected(f"remote_{what}", f"{reference[:200]!r}: nothing is downloaded; fetch it and name the file")
     if reference.startswith("file://"):
         path = reference.removeprefix("file://")
         reference = path.removeprefix(f"{root.resolve()}/")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from megatron.vlm.data.formats.rows import Place
-from megatron.vlm.data.markup import IMAGE_MARK
+from megatron.vlm.data.markup import MARKS
 from megatron.vlm.data.templates import ASSISTANT, Message
 from megatron.vlm.data.tiles import TiledImage, Tiling, tile_image
 
@@ -28,16 +28,20 @@ class ImageFile:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Messages, the images of their marks, and how these are cut."""
+    """Messages, the images and videos of their marks, and how images are cut; videos are as they will be."""
 
     messages: tuple[Message, ...]
-    images: tuple[ImageFile, ...]
+    images: tuple[ImageFile | TiledImage, ...]
     tiling: Tiling
 
     def tiled(self) -> tuple[TiledImage, ...]:
         """How each image is cut; they share the tiles equally."""
-        count = len(self.images)
-        return tuple(tile_image(image.path, image.size, count, self.tiling, image.place) for image in self.images)
+        return tuple(self._tiled(image) for image in self.images)
+
+    def _tiled(self, image: ImageFile | TiledImage) -> TiledImage:
+        if isinstance(image, TiledImage):
+            return image
+        return tile_image(image.path, image.size, len(self.images), self.tiling, image.place)
 
 
 def shorter(content: Content, ways: Sequence[str]) -> Iterator[tuple[str, Content]]:
@@ -61,7 +65,7 @@ def _truncate(content: Content) -> Iterator[Content]:
     for end in range(len(content.messages) - 2, 0, -1):
         messages = content.messages[:end]
         if messages[-1].role == ASSISTANT and any(_teaches(message) for message in messages):
-            shown = sum(message.words.count(IMAGE_MARK) for message in messages)
+            shown = sum(len(MARKS.findall(message.words)) for message in messages)
             yield replace(content, messages=messages, images=content.images[:shown])
 
 

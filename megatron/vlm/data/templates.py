@@ -10,10 +10,10 @@ The texts are those of the models' own Hugging Face chat templates (`apply_chat_
 them token for token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from megatron.vlm.data.markup import IMAGE_MARK, ImageMarkup
+from megatron.vlm.data.markup import IMAGE_MARK, MARKS, ImageMarkup
 from omnibal_ext.errors import UserError
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -129,13 +129,22 @@ def chat_template(name: str) -> ChatTemplate:
     return TEMPLATES[name]
 
 
-def render_chat(messages: Sequence[Message], template: ChatTemplate, markup: ImageMarkup) -> RenderedChat:
-    """Write a conversation down as `template` has it, every `<image>` mark as `markup` has it."""
+def render_chat(
+    messages: Sequence[Message],
+    template: ChatTemplate,
+    markup: ImageMarkup,
+    videos: Iterable[Sequence[float]] = (),
+) -> RenderedChat:
+    """Write a conversation down as `template` has it, every mark as `markup` has it.
+
+    `videos` are the seconds of each video's steps, in the order of their marks.
+    """
     pieces, trained, length = [template.beginning], [], len(template.beginning)
+    left = iter(videos)
     for message in messages:
         turn = template.turns[message.role]
         words = message.words.strip() if template.strips_words else message.words
-        words = words.replace(IMAGE_MARK, markup.text)
+        words = MARKS.sub(lambda mark: markup.text if mark[0] == IMAGE_MARK else markup.video_text(next(left)), words)
         if message.role == ASSISTANT and message.trained:
             start = length + len(turn.opening)
             trained.append((start, start + len(words) + len(turn.end)))

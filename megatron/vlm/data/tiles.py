@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from megatron.vlm.data.chat import Rejected
 from megatron.vlm.data.formats.rows import Place
+from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
 
 Grid = tuple[int, int]  # columns, rows
@@ -37,6 +37,7 @@ Grid = tuple[int, int]  # columns, rows
 ANYRES_GRIDS: tuple[Grid, ...] = ((2, 1), (1, 2), (2, 2), (1, 3), (3, 1))
 ANYRES_MAX_GRIDS: tuple[Grid, ...] = tuple((columns, rows) for rows in range(1, 7) for columns in range(1, 7))
 SQUARE = 2  # patches a side that become one token, at native resolution
+FRAMES = 2  # of a video that become one step in time
 MOST_TIMES_LONGER = 200  # as transformers' processors say
 MAX_CANVAS = 2**28  # pixels, 0.8 GB
 LLAVA_GROUND = (122, 116, 104)  # the mean of CLIP's pixels, of 255
@@ -213,11 +214,28 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
+class Film:
+    """Which frames of a video the model sees, in order: FRAMES a step, the last one again where one is missing."""
+
+    frames: tuple[int, ...]
+    """Their numbers in the video."""
+    times: tuple[float, ...]
+    """Seconds of each step, in the middle between its frames."""
+    seconds: float
+    """Between two steps."""
+    apart: bool
+    """Each step stands at a place of its own in the words, behind its time."""
+    files: tuple[str, ...] = ()
+    """The frames' own files below the image root; () where they are in one video file."""
+
+
+@dataclass(frozen=True, slots=True)
 class TiledImage:
     """One image of a sample: its path relative to the image root, its grid, and whether it has a thumbnail.
 
     Of an image inside the input file the path is its name there, and `place` says where it is. Its size in pixels is
-    kept where the tokens depend on it, by rules that join tiles.
+    kept where the tokens depend on it, by rules that join tiles. A video has a `film`, and the grid of each step; its
+    path is the video's or the first frame's.
     """
 
     path: str
@@ -227,11 +245,23 @@ class TiledImage:
     width: int = 0
     height: int = 0
     place: Place = ()
+    film: Film | None = None
+
+    @property
+    def steps(self) -> int:
+        """In time: 1 of an image."""
+        return len(self.film.times) if self.film else 1
 
     @property
     def tiles(self) -> int:
-        """ViT tiles that the image becomes."""
-        return self.columns * self.rows + self.thumbnail
+        """ViT tiles that the image becomes; of a video, patches of all steps."""
+        return self.steps * self.columns * self.rows + self.thumbnail
+
+    @property
+    def grids(self) -> list[tuple[int, int, int]]:
+        """Steps, rows and columns at each of its places in the words: one place, or one for each step of a video."""
+        apart = self.film is not None and self.film.apart
+        return [(1 if apart else self.steps, self.rows, self.columns)] * (self.steps if apart else 1)
 
 
 def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling, place: Place = ()) -> TiledImage:

@@ -7,9 +7,10 @@
     12 13 | 16 17 | 20 21          windows: with a window of 2 x 2 squares the squares are ordered 0 1 3 4 | 2 5
     14 15 | 18 19 | 22 23
 
-Query and key are rotated by row (half of the frequencies) and column (the other half). Attention stays inside a frame
-of an image, and where the model has windows, inside a window in all but the layers it names. Qwen3-VL has learned
-positions too: a square of them, stretched over each image.
+Query and key are rotated by row (half of the frequencies) and column (the other half). Qwen3-VL has learned positions
+too: a square of them, stretched over each image. A video is steps in time, each of as many frames as a patch holds; an
+image is one step of equal frames. Attention stays inside a step, and where the model has windows, inside a window in
+all but the layers it names.
 """
 
 from collections.abc import Sequence
@@ -42,13 +43,13 @@ class RowLayout:
     order: Ints  # [squares], squares as the ViT sees them: window by window
     places: Ints  # [patches, 2], row and column in its image of each patch, in the ViT's order
     sizes: Ints  # [patches, 2], rows and columns of the image that it is of
-    frames: tuple[int, ...]  # patches of every frame
-    windows: tuple[int, ...]  # patches of every window; frames where the model has none
+    frames: tuple[int, ...]  # patches of every step in time
+    windows: tuple[int, ...]  # patches of every window; steps where the model has none
 
 
 @lru_cache(maxsize=64)
 def row_layout(grids: tuple[Grid, ...], merge: int, window: int | None) -> RowLayout:
-    """The rows of images of (frames, rows, columns) patches; a window is `window` squares a side."""
+    """The rows of images of (steps, rows, columns) patches; a window is `window` squares a side."""
     nothing = np.zeros((0, 2), np.int64)
     orders, places, sizes, frames, windows, first = [nothing[:, 0]], [nothing], [nothing], [], [], 0
     for count, rows, columns in grids:
@@ -66,7 +67,7 @@ def row_layout(grids: tuple[Grid, ...], merge: int, window: int | None) -> RowLa
 
 
 def _blocks(squares: Ints, window: int) -> list[Ints]:
-    """Numbers of squares [frames, rows, columns], window by window."""
+    """Numbers of squares [steps, rows, columns], window by window."""
     _, rows, columns = squares.shape
     return [
         frame[top : top + window, left : left + window].ravel()
@@ -77,7 +78,7 @@ def _blocks(squares: Ints, window: int) -> list[Ints]:
 
 
 def _places(rows: int, columns: int, merge: int) -> Ints:
-    """Row and column of every patch of a frame, [squares, merge^2, 2]."""
+    """Row and column of every patch of a step, [squares, merge^2, 2]."""
     grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
     squares = grid.reshape(rows // merge, merge, columns // merge, merge, 2).swapaxes(1, 2)
     return squares.reshape(-1, merge**2, 2)
@@ -158,7 +159,10 @@ class PatchProjection(torch.nn.Conv3d):
 
 
 class NativePatchEmbed(MegatronModule):
-    """Patches to ViT tokens; an image is a film of equal frames. pixels [patches, 3, size, size] -> rows."""
+    """Patches to ViT tokens; an image is a film of equal frames.
+
+    pixels [patches, 3, size, size], with videos [patches, 3, frames, size, size] -> rows.
+    """
 
     def __init__(self, config: TransformerConfig, architecture: VisionArchitecture) -> None:
         super().__init__(config)
@@ -180,7 +184,9 @@ class NativePatchEmbed(MegatronModule):
         """Pixels of the pack's patches -> rows in the ViT's order, this rank's share."""
         assert batch.pixels is not None
         pixels = batch.pixels.to(self.projection.weight.dtype)
-        rows = self.projection(pixels.unsqueeze(2).expand(-1, -1, self.native.frames, -1, -1))
+        if pixels.dim() == 4:
+            pixels = pixels.unsqueeze(2).expand(-1, -1, self.native.frames, -1, -1)
+        rows = self.projection(pixels)
         rows = rows if view.patch_order is None else rows[view.patch_order]
         if side := self.native.learned_positions:
             layout = row_layout(batch.grids, self.native.merge, self.native.window)  # the viewer has just asked for it
@@ -236,25 +242,28 @@ class PatchMerger(SquareMerger):
 
 
 def text_and_image_positions(
-    lengths: Sequence[int], grids: Sequence[Grid], starts: Sequence[int], merge: int
+    lengths: Sequence[int], grids: Sequence[Grid], starts: Sequence[int], merge: int, paces: Sequence[float] = ()
 ) -> NDArray[np.int64]:
     """Time, row and column of every token of a pack, counted inside its sample: int64 [3, T] (M-RoPE, 2409.12191).
 
-    A word is one step on all three axes. An image's tokens stand at its beginning in time, and at their rows and
-    columns from there; what follows goes on behind its longer side. `starts` are where images' tokens begin in the
-    pack.
+    A word is one position on all three axes. An image's tokens stand at its beginning in time, and at their rows and
+    columns from there; what follows goes on behind its longer side, also behind a longer video (as in transformers 5).
+    `starts` are where images' tokens begin in the pack; `paces` how many positions a step in time is from the one
+    before, rounded down at each, 1 where there are none.
     """
     positions = np.zeros((3, sum(lengths)), np.int64)
-    images, begin = list(zip(starts, grids, strict=True)), 0
+    images, begin = list(zip(starts, grids, paces or [1.0] * len(grids), strict=True)), 0
     for length in lengths:
         at, now = begin, 0
         while images and images[0][0] < begin + length:
-            start, (frames, rows, columns) = images.pop(0)
+            start, (steps, rows, columns), pace = images.pop(0)
             rows, columns = rows // merge, columns // merge
             positions[:, at:start] = np.arange(now, now + start - at)
             now += start - at
-            at = start + frames * rows * columns
-            positions[:, start:at] = now + np.indices((frames, rows, columns)).reshape(3, -1)
+            at = start + steps * rows * columns
+            time, row, column = np.indices((steps, rows, columns)).reshape(3, -1)
+            time = (time.astype(np.float32) * np.float32(pace)).astype(np.int64)
+            positions[:, start:at] = now + np.stack([time, row, column])
             now += max(rows, columns)
         positions[:, at : begin + length] = np.arange(now, now + begin + length - at)
         begin += length

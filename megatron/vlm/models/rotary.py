@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,9 +17,12 @@ from omnibal_ext.errors import UserError
 class Rotary(torch.nn.Module):
     """Angles [T, 1, 1, head width] of every token's position inside its sample, as core's layers take them."""
 
-    def __init__(self, language: LanguageArchitecture, merge: int = 1) -> None:
+    def __init__(
+        self, language: LanguageArchitecture, merge: int = 1, positions_per_second: float | None = None
+    ) -> None:
         super().__init__()
         self.max_positions, self.merge = language.max_positions, merge
+        self.positions_per_second = positions_per_second
         scaling = language.rope_scaling
         self.language = language
         self.scaling = scaling if scaling and scaling.kind == "dynamic" else None
@@ -51,7 +55,9 @@ class Rotary(torch.nn.Module):
 
     def _by_axis(self, batch: Microbatch) -> Tensor:
         """M-RoPE: each frequency turns with time, row or column."""
-        places = text_and_image_positions(batch.lengths, batch.grids, batch.image_starts, self.merge)
+        seconds = np.array(batch.seconds, np.float32)  # as transformers' processors hand them on
+        paces = () if self.positions_per_second is None else (self.positions_per_second * seconds).tolist()
+        places = text_and_image_positions(batch.lengths, batch.grids, batch.image_starts, self.merge, paces)
         self.axes = self.axes.to(batch.positions.device)
         angles = platform.to_device(torch.from_numpy(places)).float()[self.axes].T * self.frequencies
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]

@@ -54,7 +54,9 @@ class Stage(MegatronModule):
             if chain.kinds[link] in RECOMPUTABLE_KINDS:
                 set_selective_recompute(module, link in recompute_attention, link in recompute_mlp)
         if "llm" in self.kinds:
-            self.rotary = Rotary(chain.architecture.language, chain.architecture.shuffle)
+            native = chain.architecture.vision.native
+            in_time = native.positions_per_second if native else None
+            self.rotary = Rotary(chain.architecture.language, chain.architecture.shuffle, in_time)
         if chain.architecture.vision.native and set(VISION_KINDS) & set(self.kinds):
             self.viewer = Viewer(chain.architecture.vision, chain.vision)
 

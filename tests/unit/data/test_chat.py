@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from megatron.vlm.data.chat import Rejected, parse_conversation
+from megatron.vlm.data.chat import parse_conversation
 from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, chat_template
 
 RESERVED = (*chat_template("internlm2-chat").tokens, *MARKUPS["internvl"].reserved)
@@ -171,3 +172,77 @@ def test_a_system_field_is_a_system_turn() -> None:
 def test_a_turn_can_be_left_out_of_the_loss(field: str) -> None:
     said = [{**turn, field: int(number == 3)} for number, turn in enumerate([*GOOD, *turns("More?", "No")])]
     assert [message.trained for message in parse({"conversations": said}).messages] == [False, False, False, True]
+
+
+def seen(record: Any) -> Any:
+    """As a model that sees videos reads it."""
+    return parse_conversation(json.dumps(record).encode(), RESERVED, sees_videos=True)
+
+
+FILM = turns("<video>\nWhat happens?", "A cat jumps.")
+FRAMES = ["1.png", "2.png", "3.png"]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"video": "a.mp4"}, [("a.mp4",)]),
+        ({"video": "a.mp4", "fps": 30}, [("a.mp4",)]),  # a number about the file
+        ({"video": {"video": "a.mp4"}}, [("a.mp4",)]),
+        ({"videos": ["a.mp4"]}, [("a.mp4",)]),
+        ({"video": FRAMES, "fps": 2}, [tuple(FRAMES), (0.0, 0.5, 1.0), 2.0]),
+        ({"videos": [{"frames": FRAMES, "fps": 2}]}, [tuple(FRAMES), (0.0, 0.5, 1.0), 2.0]),
+        ({"video": {"video": FRAMES, "times": [1, 2, 5]}}, [tuple(FRAMES), (1.0, 2.0, 5.0), 0.5]),
+    ],
+)
+def test_a_video_is_a_file_or_its_frames(record: dict[str, Any], expected: list[Any]) -> None:
+    (video,) = seen({**record, "conversations": FILM}).videos
+    assert [video.files, video.times, video.rate][: len(expected)] == expected
+
+
+def test_marks_of_images_and_videos_are_apart_and_llava_has_one_for_both() -> None:
+    both = {"image": "a.png", "video": "a.mp4"}
+    chat = seen({**both, "conversations": turns("<video> and <image>", "Yes")})
+    assert (chat.images, [video.files for video in chat.videos]) == (("a.png",), [("a.mp4",)])
+    assert (
+        seen({"video": "a.mp4", "conversations": turns("<image>\nWhat?", "Yes")}).messages[0].words == "<video>\nWhat?"
+    )
+    part = [{"type": "video"}, {"type": "text", "text": "What?"}]
+    asked = [{"role": "user", "content": part}, {"role": "assistant", "content": "Yes"}]
+    assert seen({"messages": asked, "videos": ["a.mp4"]}).messages[0].words == "<video>\nWhat?"
+
+
+def asked(**part: Any) -> dict[str, Any]:
+    content = [{"type": "video", **part}, {"type": "text", "text": "What?"}]
+    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes"}]}
+
+
+@pytest.mark.parametrize(
+    ("reason", "word", "record"),
+    [
+        ("video_mark_mismatch", "1 <video>", {"conversations": FILM}),
+        ("video_mark_mismatch", "0 <video>", {"video": "a.mp4", "conversations": turns("Hi", "Yes")}),
+        ("video_mark_mismatch", "1 elsewhere", {"video": "a.mp4", "conversations": turns("Hi", "<video>")}),
+        ("image_mark_mismatch", "0 images", {"video": "a.mp4", "conversations": turns("<video><image>", "Yes")}),
+        ("malformed_line", "'fps' or 'times'", {"video": FRAMES, "conversations": FILM}),
+        ("malformed_line", "'fps' or 'times'", {"video": FRAMES, "fps": 2, "times": [1, 2, 3], "conversations": FILM}),
+        ("malformed_line", "above 0", {"video": FRAMES, "fps": 0, "conversations": FILM}),
+        ("malformed_line", "above 0", {"video": FRAMES, "fps": "2", "conversations": FILM}),
+        ("malformed_line", "as many", {"video": {"video": FRAMES, "times": [1, 2]}, "conversations": FILM}),
+        ("malformed_line", "grow", {"video": {"video": FRAMES, "times": [1, 3, 2]}, "conversations": FILM}),
+        ("malformed_line", "neither a path", {"video": 7, "conversations": FILM}),
+        ("malformed_line", "neither a path", {"video": [], "videos": [[]], "conversations": FILM}),
+        ("malformed_line", "leave one", {"video": "a.mp4", "videos": ["a.mp4"], "conversations": FILM}),
+        ("malformed_line", "elsewhere", {**asked(video="a.mp4"), "video": "a.mp4"}),
+        ("malformed_line", "no list of videos", {"videos": "a.mp4", "conversations": FILM}),
+        ("unsupported_field", "'nframes'", asked(video="a.mp4", nframes=8)),
+        ("unsupported_field", "'fps'", asked(video="a.mp4", fps=1)),
+        ("unsupported_media", "<|video_pad|>", {"conversations": turns("<|video_pad|>", "Yes")}),
+        ("unsupported_media", "frames", {"frames": FRAMES, "conversations": FILM}),
+    ],
+)
+def test_every_fault_of_a_video_has_its_reason(reason: str, word: str, record: Any) -> None:
+    with pytest.raises(Rejected) as verdict:
+        seen(record)
+    assert verdict.value.reason == reason
+    assert word in verdict.value.detail

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from megatron.vlm.data.chat import Rejected
 from megatron.vlm.data.dataset import ChatDataset, expand_images
 from megatron.vlm.data.demo import train_tokenizer
 from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.job import open_job
 from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.samples import Recipe, SampleMaker
 from megatron.vlm.data.templates import chat_template
 from megatron.vlm.data.tiles import Tiling
@@ -69,7 +69,7 @@ def test_every_image_has_the_tokens_of_its_own_tiles_where_its_mark_is(root: Pat
 
 
 def test_every_image_token_is_repeated_for_its_own_image() -> None:
-    tokens, mask = expand_images(np.array([7, 1, 8, 1, 9]), np.array([0, 0, 1, 0, 1], np.uint8), 1, [3, 2])
+    tokens, mask = expand_images(np.array([7, 1, 8, 1, 9]), np.array([0, 0, 1, 0, 1], np.uint8), [1], [3, 2])
     assert tokens.tolist() == [7, 1, 1, 1, 8, 1, 1, 9]
     assert mask.tolist() == [0, 0, 0, 0, 1, 0, 0, 1]
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IMAGE_TOKEN, VOCABULARY, SIDE, TILE = 127, 130, 4, 16
+IMAGE_TOKEN, VIDEO_TOKEN, VOCABULARY, SIDE, TILE = 127, 126, 130, 4, 16
 TEXT = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
@@ -151,7 +151,7 @@ def build(family: str, seed: int) -> torch.nn.Module:
 
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith("Qwen"):
-        fields = {"image_token_id": IMAGE_TOKEN, **fields}
+        fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
     elif prefix == "InternVL":
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
         vision = {**INTERN_VIT, **vision}
@@ -175,11 +175,30 @@ def build(family: str, seed: int) -> torch.nn.Module:
 
 @dataclass(frozen=True)
 class Sample:
-    """One conversation: token ids [T] with image tokens in place, tiles [n, 3, S, S], (width, height) of the images."""
+    """One conversation: token ids [T] with image tokens in place, tiles [n, 3, S, S], (width, height) of the images.
+
+    At native resolution tiles are patches, [n, 3, 2, S, S] where a pack has videos.
+    """
 
     ids: Tensor
     pixels: Tensor
     sizes: tuple[tuple[int, int], ...]
+    shown: tuple["Shown", ...] = ()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An image at native resolution, or a video: patches in time, height and width, seconds between its steps."""
+
+    grid: tuple[int, int, int]
+    seconds: float | None = None
+    """None: an image."""
+
+    @property
+    def patches(self) -> int:
+        """In all."""
+        steps, rows, columns = self.grid
+        return steps * rows * columns
 
 
 def samples(

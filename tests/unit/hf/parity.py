@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,12 +37,14 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import single_stage_plan
 from tests.engine.names import weights_by_checkpoint_name
 from tests.unit.hf import models
-from tests.unit.hf.models import IMAGE_TOKEN, SIDE, Sample
+from tests.unit.hf.models import IMAGE_TOKEN, SIDE, VIDEO_TOKEN, Sample, Shown
 
 # Several images, one image, none, one again, one of many tiles: wide, high, square and small ones.
 IMAGES = [[(50, 20), (16, 40)], [(33, 31)], [], [(100, 9)], [(90, 61)]]
 # At native resolution, rows and columns of squares: some fill windows of two, one is a single row, one a square.
 NATIVE_IMAGES = [[(3, 5), (1, 4)], [(1, 1)], [], [(2, 2), (7, 3)]]
+# The same with videos: steps, rows, columns, and the seconds between steps; two behind each other, one between images.
+VIDEOS = [[(3, 5), (4, 1, 3, 0.4)], [(1, 1)], [], [(2, 2), (2, 3, 3, 1.3), (3, 2, 1, 0.75), (1, 2)]]
 
 
 def main() -> None:
@@ -107,7 +110,7 @@ def load(architecture: Architecture, folder: Path, args: Namespace) -> Stage:
 def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     """All samples in one pack, and each alone."""
     if architecture.vision.native:
-        return packed_at_native_resolution(architecture.vision.native)
+        return packed_at_native_resolution(architecture.vision.native, NATIVE_IMAGES if architecture.tied else VIDEOS)
     rule, per_tile = architecture.prompt.tiling if architecture.newline else "fixed", architecture.image_tokens_per_tile
     tiling, shown = Tiling(architecture.vision.image_size, 1, 36, architecture.newline, rule), {}
     for images in IMAGES:
@@ -138,23 +141,46 @@ def batch_of(samples: list[Sample], order: FeatureOrder) -> Microbatch:
     )
 
 
-def packed_at_native_resolution(native: NativeResolution) -> tuple[Microbatch, list[Sample]]:
-    """The same of images of the sizes in `NATIVE_IMAGES`, in squares."""
-    grids = [[(1, rows * native.merge, columns * native.merge) for rows, columns in images] for images in NATIVE_IMAGES]
-    generator, samples, starts, begin = torch.Generator().manual_seed(5), [], [], 0
-    for number, images in enumerate(grids):
-        pieces = [torch.randint(0, IMAGE_TOKEN, (3 + number,), generator=generator)]
-        for _, rows, columns in images:
-            starts.append(begin + sum(map(len, pieces)))
-            pieces.append(torch.full((rows * columns // native.merge**2,), IMAGE_TOKEN))
-            pieces.append(torch.randint(0, IMAGE_TOKEN, (4,), generator=generator))
-        patches = sum(rows * columns for _, rows, columns in images)
-        pixels = torch.randn(patches, 3, SIDE, SIDE, generator=generator)
-        samples.append(Sample(torch.cat(pieces), pixels, tuple((rows, columns) for _, rows, columns in images)))
+def packed_at_native_resolution(
+    native: NativeResolution, per_sample: Sequence[Sequence[tuple[float, ...]]]
+) -> tuple[Microbatch, list[Sample]]:
+    """The same of images and videos of the sizes given, in squares. Qwen3-VL has words between the steps of a video."""
+    generator, samples, places, begin = torch.Generator().manual_seed(5), [], [], 0
+    apart, filmed = native.learned_positions is not None, any(len(size) == 4 for sizes in per_sample for size in sizes)
+    for number, sizes in enumerate(per_sample):
+        shown = tuple(_shown(size, native.merge) for size in sizes)
+        pieces = [torch.randint(0, VIDEO_TOKEN, (3 + number,), generator=generator)]
+        for item in shown:
+            steps, rows, columns = item.grid
+            token = IMAGE_TOKEN if item.seconds is None else VIDEO_TOKEN
+            for _ in range(steps if apart else 1):
+                grid = (1 if apart else steps, rows, columns)
+                places.append((begin + sum(map(len, pieces)), grid, item.seconds or 1.0))
+                pieces.append(torch.full((grid[0] * rows * columns // native.merge**2,), token))
+                pieces.append(torch.randint(0, VIDEO_TOKEN, (4,), generator=generator))
+        pixels = [torch.empty(0, 3, *[2][:filmed], SIDE, SIDE), *(_patches(item, filmed, generator) for item in shown)]
+        samples.append(Sample(torch.cat(pieces), torch.cat(pixels), (), shown))
         begin += len(samples[-1].ids)
     tokens = sum(len(sample.pixels) for sample in samples) // native.merge**2
+    starts, grids, seconds = (tuple(column) for column in zip(*places, strict=True))
     batch = batch_of(samples, FeatureOrder(np.arange(tokens)))
-    return replace(batch, grids=tuple(grid for images in grids for grid in images), image_starts=tuple(starts)), samples
+    ids = torch.cat([sample.ids for sample in samples])
+    positions = ((ids == IMAGE_TOKEN) | (ids == VIDEO_TOKEN)).nonzero().squeeze(1)
+    times = seconds if filmed else ()
+    return replace(batch, image_positions=positions, grids=grids, image_starts=starts, seconds=times), samples
+
+
+def _shown(size: tuple[float, ...], merge: int) -> Shown:
+    steps, rows, columns, *seconds = (1, *size) if len(size) == 2 else size
+    return Shown((int(steps), int(rows) * merge, int(columns) * merge), *seconds)
+
+
+def _patches(item: Shown, filmed: bool, generator: torch.Generator) -> Tensor:
+    """Of a video two frames each; of an image two equal ones where the pack has videos, else one."""
+    if item.seconds is not None:
+        return torch.randn(item.patches, 3, 2, SIDE, SIDE, generator=generator)
+    patches = torch.randn(item.patches, 3, SIDE, SIDE, generator=generator)
+    return patches.unsqueeze(2).expand(-1, -1, 2, -1, -1) if filmed else patches
 
 
 def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, float]:
@@ -163,11 +189,8 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
     logits, total = [], 0.0
     for sample in samples:
         images: dict[str, Tensor] = {}
-        if len(sample.pixels) and theirs.config.model_type.startswith("qwen"):
-            # Each patch is a film of two equal frames, colour by colour.
-            images["pixel_values"] = sample.pixels.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1)
-            images["image_grid_thw"] = torch.tensor([(1, *size) for size in sample.sizes])
-            images["mm_token_type_ids"] = (sample.ids == IMAGE_TOKEN).long()[None]
+        if sample.shown:
+            images = _at_native_resolution(sample, theirs.config.model_type)
         elif len(sample.pixels):
             images["pixel_values"] = sample.pixels
             if theirs.config.model_type in ("llava_next", "llava_onevision"):
@@ -180,6 +203,21 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
         logits.append(out.detach())
         total += loss.item()
     return torch.cat(logits), total
+
+
+def _at_native_resolution(sample: Sample, kind: str) -> dict[str, Tensor]:
+    """What transformers' processors make of images and videos: patches apart by kind, two frames each."""
+    films = sample.pixels if sample.pixels.dim() == 5 else sample.pixels.unsqueeze(2).expand(-1, -1, 2, -1, -1)
+    patches = films.flatten(1).split([item.patches for item in sample.shown])
+    given = {"mm_token_type_ids": ((sample.ids == IMAGE_TOKEN) + 2 * (sample.ids == VIDEO_TOKEN)).long()[None]}
+    for name, values, video in (("image", "pixel_values", False), ("video", "pixel_values_videos", True)):
+        chosen = [number for number, item in enumerate(sample.shown) if (item.seconds is not None) is video]
+        if chosen:
+            given[values] = torch.cat([patches[number] for number in chosen])
+            given[f"{name}_grid_thw"] = torch.tensor([sample.shown[number].grid for number in chosen])
+            if video and kind == "qwen2_5_vl":
+                given["second_per_grid_ts"] = torch.tensor([sample.shown[number].seconds for number in chosen])
+    return given
 
 
 def gradient_difference(stage: Stage, theirs: torch.nn.Module, keys: KeyMap) -> float:

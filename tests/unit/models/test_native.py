@@ -57,3 +57,41 @@ def test_tokens_stand_at_time_row_and_column() -> None:
     ]  # fmt: skip
     assert positions.T[11:].tolist() == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
     assert text_and_image_positions([3], [], [], 2).tolist() == [[0, 1, 2]] * 3
+
+
+FILMS = {"qwen2_vl": (None, "Qwen2VL"), "qwen2_5_vl": (3, "Qwen2_5_VL")}
+
+
+@pytest.mark.parametrize("kind", FILMS)
+def test_time_of_videos_is_transformers(kind: str) -> None:
+    """A word, a long video, a word, an image, two words, a short video; and a sample that begins with a video."""
+    transformers = pytest.importorskip("transformers")
+    in_time, name = FILMS[kind]
+    grids, seconds, films = [(9, 4, 2), (1, 2, 4), (2, 2, 2), (3, 2, 2)], [0.7, 1.0, 1.9, 0.29], [2, 1, 2, 2]
+    words, starts, lengths = [(1, 0), (1, 0), (2, 3), (0, 2)], [], [0, 0]
+    ids: list[list[int]] = [[], []]
+    for number, ((before, after), (steps, rows, columns), token) in enumerate(zip(words, grids, films, strict=True)):
+        sample = ids[number // 3]
+        sample += [0] * before
+        starts.append(sum(map(len, ids[: number // 3])) + len(sample))
+        sample += [token] * (steps * rows * columns // 4) + [0] * after
+    lengths = list(map(len, ids))
+    paces = () if in_time is None else (in_time * np.array(seconds, np.float32)).tolist()
+    found = text_and_image_positions(lengths, grids, starts, 2, paces)
+    vision = {"spatial_merge_size": 2, **({} if in_time is None else {"tokens_per_second": in_time})}
+    module = getattr(transformers.models, kind)
+    model = getattr(getattr(module, f"modeling_{kind}"), f"{name}Model")
+    config = getattr(transformers, f"{name}Config")(vision_config=vision)
+    stand_in = type("Stand", (), {"config": config, "get_vision_position_ids": model.get_vision_position_ids})()
+    for number, (sample, expected) in enumerate(zip(ids, np.split(found, [lengths[0]], axis=1), strict=True)):
+        mine = [index for index in range(4) if index // 3 == number]
+        shown = {2: [], 1: []}
+        for index in mine:
+            shown[films[index]].append(index)
+        times = {"second_per_grid_ts": torch.tensor([seconds[index] for index in shown[2]])} if in_time else {}
+        theirs, _ = model.get_rope_index(
+            stand_in, torch.tensor([sample]), torch.tensor([sample]),
+            image_grid_thw=torch.tensor([grids[index] for index in shown[1]]) if shown[1] else None,
+            video_grid_thw=torch.tensor([grids[index] for index in shown[2]]), **times,
+        )  # fmt: skip
+        assert expected.tolist() == theirs[:, 0].tolist()

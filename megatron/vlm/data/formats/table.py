@@ -1,7 +1,7 @@
 """Hugging Face datasets on disk: Parquet and Arrow files with a conversation a row, images inside or beside.
 
 The column of the conversation is `conversations` or `messages`; `image` or `images` hold paths or, as the library saves
-pictures, {"bytes", "path"}. An image stays in its cell and is read there.
+pictures, {"bytes", "path"}; `video` or `videos` likewise. What is inside stays in its cell and is read there.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any
 from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row
 from omnibal_ext.errors import UserError
 
-CONVERSATIONS, IMAGES = ("conversations", "messages"), ("image", "images")
+CONVERSATIONS, IMAGES, VIDEOS = ("conversations", "messages"), ("image", "images"), ("video", "videos")
 EDGE = 2**20
 """Bytes at both ends of a file that are hashed: the schema and the table of contents are there."""
 BATCH = 64
@@ -43,10 +43,15 @@ def rows(part: PartSource) -> Iterator[Row]:
     table = _open(part.file)
     for number, record in enumerate(table.records(part.offset, part.size), start=part.first_line):
         images: dict[str, Place] = {}
-        for column in IMAGES:
-            if record.get(column) is not None:
+        for column in (*IMAGES, *VIDEOS):
+            if record.get(column) is not None and (column in IMAGES or _holds_bytes(record[column])):
                 record[column] = _named(record[column], column, number - 1, images)
         yield Row(number, record, images=images)
+
+
+def _holds_bytes(value: Any) -> bool:
+    entries = value if isinstance(value, list) else [value]
+    return any(isinstance(entry, bytes) or (isinstance(entry, Mapping) and entry.get("bytes")) for entry in entries)
 
 
 def _named(value: Any, column: str, row: int, images: dict[str, Place]) -> Any:

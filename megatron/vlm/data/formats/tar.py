@@ -1,7 +1,8 @@
 """WebDataset tars: the files of one conversation follow each other and share their name up to the first dot.
 
     000.json  {"conversations": [...]}      images are named there by file name or ending ("jpg", "1.png"), or, where
-    000.jpg                                 the record names none, are all that lie beside it, in order
+    000.jpg                                 the record names none, are all that lie beside it, in order; so are videos
+                                            of which the words have a mark
 
 Nothing is unpacked: a tar has no compression, so an image is read at its offset.
 """
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row
+from megatron.vlm.data.markup import VIDEO_MARK
 from omnibal_ext.errors import UserError
 
-NAMED = re.compile(rb'"(?:image|images|image_url|url|path)"\s*:')
-"""A record that names images: in a field, or in parts of messages."""
+NAMED = re.compile(rb'"(?:image|images|image_url|url|path|video|videos|video_url)"\s*:')
+"""A record that names images or videos: in a field, or in parts of messages."""
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi")
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
@@ -84,24 +87,28 @@ def _row(file: Any, number: int, key: str, members: list[tarfile.TarInfo]) -> Ro
     records = [member for member in members if member.name.endswith(".json")]
     if len(records) != 1:
         return Row(number, {}, fault=("malformed_line", f"{len(records)} .json files of {key!r}, one is due"))
-    images = [member for member in members if member.name.lower().endswith(IMAGES)]
     named: dict[str, Place] = {}
-    for member in images:
+    for member in members:
+        if not member.name.lower().endswith((*IMAGES, *VIDEOS)):
+            continue
         base = member.name.rpartition("/")[2]
         for name in (member.name, base, base.partition(".")[2]):
             named[name] = ("bytes", member.offset_data, member.size)
     text = _content(file, records[0])
-    return Row(number, _with_images(text, [member.name for member in images]), records[0].offset_data, named)
+    return Row(number, _with_media(text, [member.name for member in members]), records[0].offset_data, named)
 
 
-def _with_images(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
-    """The record, with the images beside it where it names none of its own."""
+def _with_media(text: bytes, names: list[str]) -> bytes | dict[str, Any]:
+    """The record, with the images and videos beside it where it names none of its own."""
     try:
         record = json.loads(text)
     except ValueError:
         return text  # refused with its own reason
+    beside = {"images": [name for name in names if name.lower().endswith(IMAGES)]}
+    if VIDEO_MARK.encode() in text:
+        beside["videos"] = [name for name in names if name.lower().endswith(VIDEOS)]
     names_its_own = not isinstance(record, dict) or NAMED.search(text)
-    return text if names_its_own or not names else {**record, "images": names}
+    return text if names_its_own or not any(beside.values()) else {**record, **beside}
 
 
 def _content(file: Any, member: tarfile.TarInfo) -> bytes:

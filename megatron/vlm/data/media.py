@@ -1,0 +1,162 @@
+"""Images and videos of a record: where it names them, and the marks of their places in the words.
+
+    {"image": "a.png"}, {"images": ["a.png", "b.png"]}      images
+    {"video": "a.mp4"}                                      a video file
+    {"video": ["1.jpg", "2.jpg", ...], "fps": 2}            its frames, and how many a second, or "times": [0, 0.5, ...]
+    {"videos": ["a.mp4", {"video": ["1.jpg", ...], "fps": 2}]}     several
+
+The same stand in parts of messages: {"type": "image", "image": "a.png"}, {"type": "video", "video": ..., "fps": 2}.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from megatron.vlm.data.markup import IMAGE_MARK, VIDEO_MARK
+from megatron.vlm.data.rejects import Rejected
+
+Turn = Mapping[str, Any]
+IMAGE_PARTS = ("image", "image_url")
+VIDEO_PARTS = ("video", "video_url")
+VIDEO_FIELDS = frozenset({"video", "videos"})
+OF_A_VIDEO = frozenset({"type", "video", "video_url", "frames", "url", "path", "fps", "times"})
+MOST_A_SECOND = 1e4
+LONGEST = 1e6  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class VideoReference:
+    """A video as a record names it: one file, or the files of its frames with the seconds at which they were taken."""
+
+    files: tuple[str, ...]
+    times: tuple[float, ...] = ()
+    """Of each frame's file; () of a video file, which says them itself."""
+    rate: float = 0.0
+    """Frames a second, in the mean; 0 of a video file."""
+
+
+def words_of(part: Any, number: int, gap: str, videos: bool) -> str:
+    """What a part of turn `number` is in its words; `gap` goes behind a mark. Videos are known where `videos`.
+
+    Raises `Rejected`: image_mark_mismatch, unsupported_media, malformed_line.
+    """
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        marks = (IMAGE_MARK, VIDEO_MARK) if videos else (IMAGE_MARK,)
+        if mark := next((mark for mark in marks if mark in part["text"]), None):
+            raise Rejected("image_mark_mismatch", f"turn {number} has {mark!r} in a text beside parts of messages")
+        return str(part["text"])
+    if kind in IMAGE_PARTS:
+        return IMAGE_MARK + gap
+    if kind in VIDEO_PARTS and videos:
+        return VIDEO_MARK + gap
+    if isinstance(kind, str) and kind != "text":
+        known = "text, images and videos" if videos else "text and images"
+        raise Rejected("unsupported_media", f"turn {number} has a part of type {kind[:40]!r}; {known} are known")
+    raise Rejected("malformed_line", f"turn {number} has a part that is no object with a type and its content")
+
+
+def images_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[str, ...]:
+    """The images that a record names, in the order of their marks. Raises `Rejected` (malformed_line)."""
+    references = [
+        _inside(next((part[name] for name in ("image_url", "image", "url", "path") if part.get(name)), None))
+        for part in _parts(turns, IMAGE_PARTS)
+    ]
+    name, value = _given(record, ("image", "images"), references, "images")
+    paths = value if isinstance(value, list) else [value]
+    if not all(isinstance(path, str) and path and is_unicode(path) for path in paths):
+        raise Rejected("malformed_line", f"{name!r} is neither a path nor a list of paths")
+    return tuple(paths)
+
+
+def videos_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[VideoReference, ...]:
+    """The videos that a record names, in the order of their marks.
+
+    Raises `Rejected`: malformed_line, unsupported_field.
+    """
+    parts = [
+        part if any(value for name, value in part.items() if name != "type") else None
+        for part in _parts(turns, VIDEO_PARTS)
+    ]
+    name, value = _given(record, tuple(sorted(VIDEO_FIELDS)), parts, "videos")
+    if name == "video":  # what is said of it may stand beside it; a number beside a file is about it
+        beside = {key: record[key] for key in ("fps", "times") if not isinstance(value, str) and key in record}
+        return (_video(value if isinstance(value, dict) else {"video": value, **beside}),)
+    if not isinstance(value, list):
+        raise Rejected("malformed_line", f"{name!r} is no list of videos; one video is 'video'")
+    return tuple(_video(one if isinstance(one, dict) else {"video": one}) for one in value)
+
+
+def _parts(turns: Sequence[Turn], kinds: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for turn in turns:
+        for part in turn["value"] if isinstance(turn["value"], list) else ():
+            if isinstance(part, dict) and part.get("type") in kinds:
+                yield part
+
+
+def _inside(named: Any) -> Any:
+    return named.get("url") if isinstance(named, dict) else named
+
+
+def _given(record: Mapping[str, Any], names: Sequence[str], parts: Sequence[Any], what: str) -> tuple[str, Any]:
+    """The field that names media and its value; or those that parts of messages name, None where they leave that."""
+    given = {name: record[name] for name in names if record.get(name) not in (None, "", [])}
+    named = [part for part in parts if part is not None]
+    if len(given) > 1:
+        raise Rejected("malformed_line", f"both {' and '.join(map(repr, given))} are given; leave one")
+    if named and (given or len(named) < len(parts)):
+        raise Rejected("malformed_line", f"{what} are named by parts of messages and elsewhere, or by some parts only")
+    return next(iter(given.items()), (f"parts with {what}", named))
+
+
+def _video(said: Mapping[str, Any]) -> VideoReference:
+    """A video of what a part or an entry of a list says."""
+    if unknown := [name for name, value in said.items() if value is not None and name not in OF_A_VIDEO]:
+        raise Rejected(
+            "unsupported_field", f"{unknown[0][:40]!r} of a video is not read: the model's own rule chooses frames"
+        )
+    named = next((said[name] for name in ("video", "video_url", "frames", "url", "path") if said.get(name)), None)
+    named, timed = _inside(named), [name for name in ("fps", "times") if said.get(name) is not None]
+    files = tuple(named if isinstance(named, list) else [named])
+    if not files or not all(isinstance(path, str) and path and is_unicode(path) for path in files):
+        raise Rejected("malformed_line", "a video is neither a path nor a list of its frames' paths")
+    if isinstance(named, str):
+        if timed:
+            raise Rejected("unsupported_field", f"{timed[0]!r} of a video file is in the file; take it out")
+        return VideoReference(files)
+    if len(timed) != 1:
+        raise Rejected(
+            "malformed_line", "a list is the frames of one video: say 'fps' or 'times'; several are 'videos'"
+        )
+    if timed == ["fps"]:
+        return _at_a_rate(files, said["fps"])
+    return _at_times(files, said["times"])
+
+
+def _at_a_rate(files: tuple[str, ...], rate: Any) -> VideoReference:
+    if not _is_number(rate) or not 0 < rate <= MOST_A_SECOND:
+        raise Rejected("malformed_line", f"'fps' of frames is {str(rate)[:40]!r}, must be above 0")
+    return VideoReference(files, tuple(frame / rate for frame in range(len(files))), float(rate))
+
+
+def _at_times(files: tuple[str, ...], times: Any) -> VideoReference:
+    if not isinstance(times, list) or len(times) != len(files) or not all(map(_is_number, times)):
+        raise Rejected("malformed_line", f"'times' of {len(files)} frames are no list of as many seconds")
+    if not all(0 <= before < after <= LONGEST for before, after in pairwise(times)):
+        raise Rejected("malformed_line", f"'times' of frames do not grow from one to the next, up to {LONGEST:g}")
+    rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1.0
+    return VideoReference(files, tuple(map(float, times)), rate)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_unicode(text: str) -> bool:
+    """JSON can escape half of a surrogate pair, which is no character and which tokenizers refuse."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

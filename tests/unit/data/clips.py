@@ -1,0 +1,36 @@
+"""Short videos, as files and as frames, and words about them."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+TURNS = [{"from": "human", "value": "<video>\nWhat happens?"}, {"from": "gpt", "value": "A cat jumps."}]
+
+
+def noise(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
+    """uint8 [frames, height, width, 3], in blocks that survive a codec."""
+    generator = np.random.default_rng(seed)
+    coarse = generator.integers(0, 256, (frames, height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
+    return coarse.repeat(4, axis=1).repeat(4, axis=2)[:, :height, :width]
+
+
+def write_video(path: Path, frames: np.ndarray, rate: float, codec: str = "mpeg4") -> None:
+    """A video file of so many frames a second."""
+    import av
+
+    with av.open(path, "w") as container:
+        stream = container.add_stream(codec, rate=round(rate * 1000) / 1000 if rate % 1 else int(rate))
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = {"mpeg4": "yuv420p", "mjpeg": "yuvj420p"}.get(codec, "bgr0")
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+
+
+def write_frames(folder: Path, name: str, frames: np.ndarray) -> list[str]:
+    """The frames as files of their own; their names."""
+    names = [f"{name}{number}.png" for number in range(len(frames))]
+    for file, frame in zip(names, frames, strict=True):
+        Image.fromarray(frame).save(folder / file)
+    return names

@@ -1,0 +1,373 @@
+"""Videos are what transformers' own processors make of them; what cannot be shown is refused with its reason."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.films import RULES_OF_MARKUP, VideoRule, film_grid, film_of
+from megatron.vlm.data.folder_files import video_rule
+from megatron.vlm.data.job import open_job
+from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import Tiling
+from megatron.vlm.models.native import text_and_image_positions
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.errors import UserError
+from tests.unit.data.clips import TURNS, noise, write_frames, write_video
+from tests.unit.data.test_loader import pack_of
+from tests.unit.data.test_processors import PATCH, fast, written_tokenizer
+from tests.unit.data.torchvision_stand_in import stand_in
+
+pytest.importorskip("av")
+transformers = pytest.importorskip("transformers")
+
+MARKS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+SHOWN = {"image": "<|vision_start|><|image_pad|><|vision_end|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"}
+RULES = {
+    "qwen-vl": VideoRule(False, 16 * PATCH**2, 60 * PATCH**2, max_frames=9),
+    "qwen3-vl": VideoRule(True, 64 * PATCH**2, 400 * PATCH**2, max_frames=9),
+}
+NORMALIZATION = {"qwen-vl": "clip", "qwen3-vl": "half"}
+
+
+def made(folder: Path, markup: str, records: list[dict[str, Any]], max_rejects: int = 0, **more: Any) -> ChatDataset:
+    (folder / "chat.jsonl").write_text("\n".join(map(json.dumps, records)))
+    flags = {"tokens_per_tile": 0.25, "normalization": NORMALIZATION[markup], "system_message": ""}
+    flags |= {"tiling": Tiling(PATCH, 16, 120, False, "native"), "video": RULES[markup], **more}
+    recipe = Recipe(folder, folder / "tokenizer.json", "hermes-2", markup=markup, **flags)
+    preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"), max_rejects=max_rejects)
+    return ChatDataset(folder / "dataset")
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Builds transformers' processor of a markup, with the limits of our rule."""
+    stand_in(monkeypatch)
+    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+
+    def build(markup: str, tokenizer: Path, rule: VideoRule) -> Any:
+        film, whole = {
+            "qwen-vl": (Qwen2VLVideoProcessor, Qwen2_5_VLProcessor),
+            "qwen3-vl": (Qwen3VLVideoProcessor, Qwen3VLProcessor),
+        }[markup]
+
+        class Processor(whole):  # type: ignore[valid-type, misc]
+            def check_argument_for_proper_class(self, *_: Any) -> None:
+                """It would look for torchvision."""
+
+        half = {} if markup == "qwen-vl" else {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2, **half)
+        size = {"shortest_edge": rule.min_pixels, "longest_edge": rule.max_pixels}
+        capped = {"cap_pixels_per_frame": rule.capped} | ({"max_video_tokens": rule.max_tokens} if rule.capped else {})
+        films = film(size=size, patch_size=PATCH, fps=rule.fps, max_frames=rule.max_frames, **half, **capped)
+        return Processor(pictures, fast(tokenizer, ["<|im_start|>", "<|im_end|>", *MARKS]), films)
+
+    return build
+
+
+def theirs(processor: Any, text: str, videos: list[tuple[np.ndarray, float]], images: list[str]) -> Any:
+    told = [{"total_num_frames": len(frames), "fps": rate} for frames, rate in videos]
+    return processor(
+        text=text, images=images or None, videos=[frames for frames, _ in videos], video_metadata=told,
+        do_sample_frames=True, return_tensors="np",
+    )  # fmt: skip
+
+
+def written(words: str) -> str:
+    return f"<|im_start|>user\n{words}<|im_end|>\n<|im_start|>assistant\nA cat jumps.<|im_end|>\n"
+
+
+CLIPS = [
+    (12, 60, 44, 6.0),
+    (7, 33, 90, 29.97),
+    (3, 150, 20, 1.0),
+    (40, 56, 56, 3.0),
+    (2, 9, 13, 2.0),
+    (9, 300, 200, 2.5),
+]
+"""Frames, width, height, frames a second."""
+
+
+@pytest.mark.parametrize("capped", [False, True])
+@pytest.mark.parametrize("markup", RULES)
+def test_frames_are_what_the_processor_makes_of_them(markup: str, capped: bool, oracle: Any, tmp_path: Path) -> None:
+    rule = replace(RULES[markup], capped=capped, max_tokens={"qwen-vl": 60, "qwen3-vl": 5}[markup])
+    processor = oracle(markup, written_tokenizer(tmp_path / "tokenizer.json"), rule)
+    clips = [(noise(frames, *size, seed), rate) for seed, (frames, *size, rate) in enumerate(CLIPS)]
+    records = [
+        {"video": write_frames(tmp_path, f"c{number}_", frames), "fps": rate, "conversations": TURNS}
+        for number, (frames, rate) in enumerate(clips)
+    ]
+    data = made(tmp_path, markup, records, video=rule)
+    for sample, clip in enumerate(clips):
+        told = theirs(processor, written(SHOWN["video"] + "\nWhat happens?"), [clip], [])
+        assert data.text(sample)[0].tolist() == told["input_ids"][0].tolist()
+        pixels = told["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
+        assert data.sizes.tiles[sample] == len(pixels)
+        np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-5)
+        (video,) = data.images(sample)
+        assert (video.steps, video.rows, video.columns) == tuple(told["video_grid_thw"][0])
+        if markup == "qwen-vl":
+            assert video.film is not None
+            assert video.film.seconds == told["second_per_grid_ts"][0]
+
+
+@pytest.mark.parametrize("markup", RULES)
+def test_files_are_read_as_transformers_reads_them(markup: str, oracle: Any, tmp_path: Path) -> None:
+    """Two files and an image in a conversation, in the order of their marks; and the same as parts of messages."""
+    from transformers.video_utils import read_video_pyav
+
+    processor = oracle(markup, written_tokenizer(tmp_path / "tokenizer.json"), RULES[markup])
+    write_video(tmp_path / "a.mp4", noise(25, 64, 48), 10)
+    write_video(tmp_path / "b.mkv", noise(11, 80, 32), 5, "ffv1")
+    Image.fromarray(noise(1, 50, 70)[0]).save(tmp_path / "c.png")
+    words = "<video>First<image>then<video>what?"
+    records = [
+        {
+            "videos": ["a.mp4", {"video": "b.mkv"}],
+            "image": "c.png",
+            "conversations": [{"from": "human", "value": words}, TURNS[1]],
+        },
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "video", "video": "a.mp4"},
+                        {"type": "text", "text": "First"},
+                        {"type": "image", "image": "c.png"},
+                        {"type": "text", "text": "then"},
+                        {"type": "video_url", "video_url": {"url": f"file://{tmp_path}/b.mkv"}},
+                        {"type": "text", "text": "what?"},
+                    ],
+                },
+                {"role": "assistant", "content": "A cat jumps."},
+            ]
+        },
+    ]
+    data = made(tmp_path, markup, records)
+    clips = []
+    for name, rate in (("a.mp4", 10.0), ("b.mkv", 5.0)):
+        frames, told = read_video_pyav(
+            str(tmp_path / name), lambda metadata: np.arange(metadata.total_num_frames or 11)
+        )
+        assert told.fps == rate
+        clips.append((frames, rate))
+    text = written(words.replace("<video>", SHOWN["video"]).replace("<image>", SHOWN["image"]))
+    expected = theirs(processor, text, clips, [str(tmp_path / "c.png")])
+    films = expected["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
+    first = int(expected["video_grid_thw"][0].prod())
+    pixels = np.concatenate([films[:first], expected["pixel_values"].reshape(-1, 3, 2, PATCH, PATCH), films[first:]])
+    for sample in (0, 1):
+        assert data.text(sample)[0].tolist() == expected["input_ids"][0].tolist()
+        np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-5)
+    assert data.manifest["video_files"] == 4
+
+
+@pytest.mark.parametrize("markup", RULES)
+@pytest.mark.parametrize("rate", [1.0, 2.0, 7.3, 23.976, 30.0, 59.94])
+def test_frames_are_chosen_as_the_processor_chooses(markup: str, rate: float, oracle: Any, tmp_path: Path) -> None:
+    rule = replace(RULES[markup], max_frames=96)
+    films = oracle(markup, written_tokenizer(tmp_path / "tokenizer.json"), rule).video_processor
+    for total in (*range(2, 120), 299, 1801, 7200):
+        metadata = transformers.video_utils.VideoMetadata(total_num_frames=total, fps=rate)
+        film = film_of(rule, [frame / rate for frame in range(total)], rate)
+        chosen = films.sample_frames(metadata).tolist()
+        assert list(film.frames) == [frame for frame in chosen if frame < total], total
+        assert len(chosen) - len(film.frames) in (0, 1)  # it may count one frame too far
+        size = (37 + 7 * total % 400, 60 + 11 * total % 300)
+        columns, rows = film_grid(rule, len(film.frames), size, PATCH)
+        count = films.get_num_of_video_patches(len(film.frames), size[1], size[0], {})
+        assert len(film.times) * columns * rows == count, total
+
+
+def test_times_of_frames_are_the_words_of_qwen3(tmp_path: Path) -> None:
+    """Frames at times of their own: a step stands behind the time in the middle of its two."""
+    written_tokenizer(tmp_path / "tokenizer.json")
+    names = write_frames(tmp_path, "f", noise(5, 56, 56))
+    record = {"video": {"frames": names, "times": [0.5, 1.0, 4.0, 10.25, 12.0]}, "conversations": TURNS}
+    data = made(tmp_path, "qwen3-vl", [record])
+    assert data.images(0)[0].film.times == (0.75, 7.125, 12.0)
+    tokens = data.text(0)[0].tolist()
+    ids = data.manifest["special_tokens"]
+    places = [place for place, token in enumerate(tokens) if token == ids["<|vision_start|>"]]
+    assert len(places) == 4  # one around all, one around each step
+    assert [tokens[place + 1] == ids["<|video_pad|>"] for place in places] == [False, True, True, True]
+
+
+def test_a_folder_says_how_its_videos_are_shown(oracle: Any, tmp_path: Path) -> None:
+    vision = preset("qwen3-vl-4b").vision
+    default = RULES_OF_MARKUP["qwen3-vl"]
+    assert video_rule(tmp_path, default, vision).value == default
+    said = {"size": {"shortest_edge": 4096, "longest_edge": 25165824}, "fps": 1, "max_frames": 16, "patch_size": 16}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": 1}}))
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(said))
+    choice = video_rule(tmp_path, default, vision)
+    assert choice.origin == "video_preprocessor_config.json"
+    assert choice.value == replace(default, min_pixels=4096, max_pixels=25165824, fps=1, max_frames=16)
+    (tmp_path / "processor_config.json").write_text(json.dumps({"video_processor": {**said, "fps": 4}}))
+    assert video_rule(tmp_path, default, vision).value.fps == 4
+    for field, value in (
+        ("num_frames", 8),
+        ("resample", 2),
+        ("image_mean", [0.1] * 3),
+        ("patch_size", 14),
+        ("fps", "x"),
+    ):
+        (tmp_path / "processor_config.json").write_text(json.dumps({"video_processor": {**said, field: value}}))
+        assert field in video_rule(tmp_path, default, vision).value.refused
+    (tmp_path / "processor_config.json").unlink()
+    (tmp_path / "video_preprocessor_config.json").unlink()
+    old = {"min_pixels": 3136, "max_pixels": 12845056, "size": {"shortest_edge": 1, "longest_edge": 2}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(old))
+    earlier = video_rule(tmp_path, RULES_OF_MARKUP["qwen-vl"], preset("qwen2.5-vl-3b").vision).value
+    assert (earlier.min_pixels, earlier.max_pixels) == (3136, 12845056)
+    processor = oracle("qwen3-vl", written_tokenizer(tmp_path / "tokenizer.json"), RULES["qwen3-vl"])
+    processor.video_processor.to_json_file(tmp_path / "video_preprocessor_config.json")
+    saved = video_rule(tmp_path, default, replace(vision, patch_size=PATCH, image_size=PATCH)).value
+    assert saved == replace(RULES["qwen3-vl"], max_tokens=768)
+
+
+def rejected(tmp_path: Path, records: list[dict[str, Any]], **more: Any) -> list[tuple[int, str, str]]:
+    good = {"conversations": [{"from": "human", "value": "Hi"}, TURNS[1]]}
+    made(tmp_path, "qwen-vl", [good, *records], max_rejects=len(records), **more)
+    found = [json.loads(line) for line in (tmp_path / "dataset/rejected.jsonl").read_text().splitlines()]
+    return [(row["line"], row["reason"], row["detail"]) for row in found]
+
+
+def test_what_is_no_whole_video_is_rejected_with_file_row_and_reason(tmp_path: Path) -> None:
+    written_tokenizer(tmp_path / "tokenizer.json")
+    write_video(tmp_path / "whole.mp4", noise(30, 64, 48), 10)
+    content = (tmp_path / "whole.mp4").read_bytes()
+    write_video(tmp_path / "start.avi", noise(30, 64, 48), 10)
+    start = (tmp_path / "start.avi").read_bytes()
+    write_video(tmp_path / "one.mp4", noise(1, 64, 48), 10)
+    (tmp_path / "empty.mp4").touch()
+    (tmp_path / "words.mp4").write_text("no video")
+    (tmp_path / "cut.mp4").write_bytes(content[:-200])
+    (tmp_path / "cut.avi").write_bytes(start[: len(start) // 2])
+    write_video(tmp_path / "start.mkv", noise(30, 64, 48), 10)
+    start = (tmp_path / "start.mkv").read_bytes()
+    (tmp_path / "cut.mkv").write_bytes(start[: len(start) // 2])
+    files = {
+        "gone.mp4": "missing_video", "empty.mp4": "empty_video", "words.mp4": "not_a_video", "cut.mp4": "not_a_video",
+        "cut.avi": "truncated_video", "cut.mkv": "truncated_video", "one.mp4": "too_few_frames",
+        "../out.mp4": "path_outside_root", "http://x.y/a.mp4": "remote_video",
+    }  # fmt: skip
+    names = write_frames(tmp_path, "f", noise(4, 56, 56))
+    Image.fromarray(noise(1, 40, 56)[0]).save(tmp_path / "f2.png")
+    records = [{"video": name, "conversations": TURNS} for name in files]
+    frames = [{"video": names, "fps": 2}, {"video": ["gone.png", *names[:2]], "fps": 2}]
+    found = rejected(tmp_path, [*records, *({**one, "conversations": TURNS} for one in frames)])
+    wanted = [*files.values(), "frames_differ", "missing_image"]
+    assert [(line, reason) for line, reason, _ in found] == list(enumerate(wanted, start=2))
+    assert all(
+        name.rpartition("/")[2] in detail
+        for name, (_, _, detail) in zip(files, found, strict=False)
+        if "one" not in name
+    )
+
+
+def test_decoding_at_once_finds_what_headers_do_not_say(tmp_path: Path) -> None:
+    written_tokenizer(tmp_path / "tokenizer.json")
+    write_video(tmp_path / "a.mp4", noise(20, 64, 48), 10)
+    content = bytearray((tmp_path / "a.mp4").read_bytes())
+    content[len(content) // 4 : len(content) // 4 + 400] = bytes(range(200)) * 2
+    (tmp_path / "a.mp4").write_bytes(content)
+    assert len(made(tmp_path, "qwen-vl", [{"video": "a.mp4", "conversations": TURNS}])) == 1
+    shutil.rmtree(tmp_path / "dataset")
+    ((_, reason, detail),) = rejected(tmp_path, [{"video": "a.mp4", "conversations": TURNS}], decode_images=True)
+    assert reason == "truncated_video"
+    assert "a.mp4" in detail
+
+
+def test_a_rule_that_is_not_honoured_refuses_videos_by_name_and_images_pass(tmp_path: Path) -> None:
+    written_tokenizer(tmp_path / "tokenizer.json")
+    Image.fromarray(noise(1, 56, 56)[0]).save(tmp_path / "a.png")
+    rule = replace(RULES["qwen-vl"], refused="x.json: num_frames is 8; supported for videos: None")
+    image = {"image": "a.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]}
+    data = made(tmp_path, "qwen-vl", [image, {"video": "a.mp4", "conversations": TURNS}], max_rejects=1, video=rule)
+    assert len(data) == 1
+    assert "num_frames is 8" in (tmp_path / "dataset/rejected.jsonl").read_text()
+
+
+def test_without_a_decoder_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames of files of their own need none."""
+    written_tokenizer(tmp_path / "tokenizer.json")
+    write_video(tmp_path / "a.mp4", noise(8, 56, 56), 4)
+    names = write_frames(tmp_path, "f", noise(4, 56, 56))
+    film = {"video": names, "fps": 2, "conversations": TURNS}
+    made(tmp_path, "qwen-vl", [{"video": "a.mp4", "conversations": TURNS}])
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(UserError, match=r"pip install 'omnibal\[video\]'"):
+        ChatDataset(tmp_path / "dataset")
+    (tmp_path / "other").mkdir()
+    for name in (*names, "tokenizer.json"):
+        (tmp_path / name).rename(tmp_path / "other" / name)
+    assert made(tmp_path / "other", "qwen-vl", [film]).manifest["video_files"] == 0
+    (tmp_path / "tokenizer.json").symlink_to(tmp_path / "other/tokenizer.json")
+    shutil.rmtree(tmp_path / "dataset")
+    with pytest.raises(UserError, match=r"pip install 'omnibal\[video\]'"):
+        made(tmp_path, "qwen-vl", [{"video": "a.mp4", "conversations": TURNS}])
+
+
+@pytest.mark.parametrize("markup", RULES)
+def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, tmp_path: Path) -> None:
+    written_tokenizer(tmp_path / "tokenizer.json")
+    write_video(tmp_path / "a.mp4", noise(20, 84, 56), 4)
+    Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
+    records = [
+        {"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]},
+        {"video": "a.mp4", "conversations": TURNS},
+        {"conversations": [{"from": "human", "value": "Hi"}, TURNS[1]]},
+    ]
+    data = made(tmp_path, markup, records)
+    index = pack_of(np.arange(3))
+    pack = PackDataset(data, index, Needs(True, True, True))[0]
+    apart = markup == "qwen3-vl"
+    video = data.images(1)[0]
+    steps, grid = video.steps, (video.rows, video.columns)
+    assert pack.grids == ((1, 8, 4), *([(1, *grid)] * steps if apart else [(steps, *grid)]))
+    assert pack.pixels is not None
+    assert tuple(pack.pixels.shape) == (pack.tiles, 2, PATCH, PATCH, 3)
+    tokens = [grid[0] * grid[1] * grid[2] // 4 for grid in pack.grids]
+    assert pack.image_positions is not None
+    shown = [start + place for start, count in zip(pack.image_starts, tokens, strict=True) for place in range(count)]
+    assert pack.image_positions.tolist() == shown
+    assert video.film is not None
+    assert pack.seconds == (1.0, *[video.film.seconds] * (len(pack.grids) - 1))
+    assert video.film.seconds != 1.0
+    assert text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, 2).shape == (3, sum(pack.lengths))
+    other = PackDataset(data, index, Needs(True, True, True), decodes=False)[0]
+    assert other.pixels is not None
+    assert other.pixels.is_meta
+    assert other.pixels.shape == pack.pixels.shape
+    (tmp_path / "a.mp4").unlink()
+    broken = PackDataset(data, index, Needs(True, True, True))[0]
+    assert [sample for sample, _ in broken.broken] == [1]
+    assert "a.mp4" in broken.broken[0][1]
+    assert broken.pixels is not None
+    assert broken.pixels.shape == pack.pixels.shape
+    assert torch.equal(broken.pixels[:32], pack.pixels[:32])
+    assert not broken.pixels[32:].any()
+
+
+def test_too_narrow_a_video_is_rejected() -> None:
+    with pytest.raises(Rejected) as verdict:
+        film_grid(RULES["qwen-vl"], 4, (4000, 10), PATCH)
+    assert verdict.value.reason == "too_narrow"
