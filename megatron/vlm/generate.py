@@ -115,6 +115,8 @@ def _pack(data: ChatDataset, answers: Sequence[Answer]) -> Microbatch:
     texts = [answer.prompt + answer.generated for answer in answers]
     ids = torch.tensor([token for text in texts for token in text], device="cuda")
     images = [image for answer in answers for image in _images_shown(data, answer)]
+    begins = np.cumsum([0, *map(len, texts)]).tolist()
+    starts = (data.image_starts(answer.sample)[: len(_images_shown(data, answer))] for answer in answers)
     return Microbatch(
         tiles=_tiles(data, images),
         lengths=tuple(map(len, texts)),
@@ -123,4 +125,5 @@ def _pack(data: ChatDataset, answers: Sequence[Answer]) -> Microbatch:
         input_ids=ids,
         image_positions=(ids == data.manifest["image_token_id"]).nonzero().squeeze(1),
         **{name: tensor.to("cuda") for name, tensor in order_tensors(images).items()},
+        image_starts=tuple(begin + one for begin, some in zip(begins, starts, strict=False) for one in some),
     )

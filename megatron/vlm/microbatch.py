@@ -29,6 +29,9 @@ class Segments(PackedSeqParams):
 
     lengths: tuple[int, ...] = ()
     causal: bool = True
+    masks: tuple[Tensor | None, ...] = ()
+    """Of each segment what is added to its scores [length, length], in the place of `causal`; None: nothing. Empty: to
+    none."""
 
 
 FP8_ROWS = 32
@@ -46,7 +49,7 @@ def segment_ids(lengths: Sequence[int]) -> Tensor:
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
 
 
-def segments_of(lengths: Sequence[int], causal: bool = True) -> Segments:
+def segments_of(lengths: Sequence[int], causal: bool = True, masks: tuple[Tensor | None, ...] = ()) -> Segments:
     """Segments of these lengths, end to end, on this rank's device."""
     boundaries = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
     boundaries, longest = platform.to_device(boundaries), max(lengths, default=0)
@@ -58,6 +61,7 @@ def segments_of(lengths: Sequence[int], causal: bool = True) -> Segments:
         max_seqlen_kv=longest,
         lengths=tuple(lengths),
         causal=causal,
+        masks=masks if any(mask is not None for mask in masks) else (),
     )
 
 
@@ -94,7 +98,7 @@ class Microbatch:
     sample_ids: tuple[int, ...] = ()  # [samples], rows of the dataset
     broken: tuple[tuple[int, str], ...] = ()  # samples whose images are stand-ins, and why
     grids: tuple[Grid, ...] = ()  # of every image at native resolution, in order
-    image_starts: tuple[int, ...] = ()  # where the tokens of each of these images begin in the sequence
+    image_starts: tuple[int, ...] = ()  # where the tokens of each image begin, where the model asks for it
     seconds: tuple[float, ...] = ()  # of each of these images between two steps in time; (): the pack has no video
 
     def pin_memory(self) -> "Microbatch":

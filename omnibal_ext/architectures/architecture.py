@@ -118,8 +118,19 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class SlidingWindow:
+    """Language layers in which a token looks back over a few tokens only, and turns by a base of their own."""
+
+    tokens: int
+    """How many a token sees, itself among them."""
+    layers: tuple[int, ...]
+    theta: float
+    """Base of these layers' rotation, which is not scaled."""
+
+
+@dataclass(frozen=True)
 class LanguageArchitecture:
-    """A decoder-only language model: RMSNorm, SwiGLU, rotary positions, grouped-query attention."""
+    """A decoder-only language model: RMSNorm, a gated perceptron, rotary positions, grouped-query attention."""
 
     layers: int
     hidden_size: int
@@ -140,7 +151,19 @@ class LanguageArchitecture:
     rotary_interleaved: bool = False
     """Neighbouring frequencies turn with different ones of the three, as long as each has some left (Qwen3-VL)."""
     max_positions: int | None = None
-    """Longer samples are refused: beyond, the model slides a window, which we do not."""
+    """Longer samples are refused: beyond, the model slides a window in all of its layers, which we do not."""
+    activation: str = "silu"  # or "gelu_tanh"
+    centred_norms: bool = False
+    """Norms multiply with 1 + weight (Gemma)."""
+    branch_norms: bool = False
+    """Attention and perceptron end in a norm, before the residual connection."""
+    scaled_words: bool = False
+    """Word embeddings are multiplied with the root of hidden_size, rounded as the weights are."""
+    query_scale: int | None = None
+    """Scores are divided by the root of this; None: of a head's width."""
+    sliding: SlidingWindow | None = None
+    image_attention: bool = False
+    """Tokens of an image see those of the same image behind them too."""
 
     @property
     def head_dim(self) -> int:
@@ -163,7 +186,7 @@ class PromptFormat:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A vision-language model. The projector shuffles `shuffle` x `shuffle` patches into one LLM token.
+    """A vision-language model. The projector joins `shuffle` x `shuffle` patches into one LLM token.
 
     Raises UserError if the patches of a tile cannot be shuffled so.
     """
@@ -174,6 +197,8 @@ class Architecture:
     shuffle: int = 2
     projector_norm: bool = True  # InternVL's; LLaVA's two-layer perceptron has none
     projector_bias: bool = True
+    pools: bool = False
+    """The projector takes the mean of such a square, normalises it and has one matrix alone (Gemma 3)."""
     class_token: bool = False
     """The language model gets the tile's class token too."""
     newline: bool = False
@@ -198,6 +223,11 @@ class Architecture:
                 f"model {self.name!r}: features of the ViT's layers {list(taken)}; supported: ascending numbers below "
                 f"{self.vision.layers}, no more than the {self.language.layers} language layers that they enter"
             )
+
+    @property
+    def joined_width(self) -> int:
+        """Width of what the projector's first matrix multiplies."""
+        return self.vision.hidden_size * (1 if self.pools else self.shuffle**2)
 
     @property
     def untied(self) -> bool:

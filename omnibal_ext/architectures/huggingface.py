@@ -2,7 +2,8 @@
 
 Known: `InternVLForConditionalGeneration`, `LlavaForConditionalGeneration`, `LlavaNextForConditionalGeneration`,
 `LlavaOnevisionForConditionalGeneration`, `Qwen2VLForConditionalGeneration`, `Qwen2_5_VLForConditionalGeneration`,
-`Qwen3VLForConditionalGeneration`, and the original InternVL (`InternVLChatModel`, whose code lives in its repository).
+`Qwen3VLForConditionalGeneration`, `Gemma3ForConditionalGeneration`, and the original InternVL (`InternVLChatModel`,
+whose code lives in its repository).
 """
 
 from collections.abc import Mapping
@@ -14,11 +15,13 @@ from omnibal_ext.architectures.architecture import (
     PromptFormat,
     VisionArchitecture,
 )
-from omnibal_ext.architectures.huggingface_language import EPSILON, HEADS, LAYERS, WIDTH, WORDS, read_language
+from omnibal_ext.architectures.huggingface_gemma import gemma3
+from omnibal_ext.architectures.huggingface_language import LAYERS, WORDS, read_language
 from omnibal_ext.architectures.huggingface_qwen import qwen_vl
 from omnibal_ext.architectures.huggingface_section import Section, section
+from omnibal_ext.architectures.huggingface_vision import vision_sizes
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import anything, finite, flag, listing, mapping, record, shown, text, whole
+from omnibal_ext.reading.checks import anything, finite, flag, mapping, record, shown, text
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.files import is_plain_name
 from omnibal_ext.reading.tensors import read_tensor_places
@@ -28,7 +31,6 @@ INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
 NORMALIZATIONS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
-ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"}
 """InternVL's own names of chat templates."""
 LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": "hermes-2"}
@@ -37,8 +39,6 @@ LLAVA_TEMPLATES = {32064: "vicuna", 128320: "llava-llama3"}
 """By the words of a Llama: Vicuna's and Llama 3's, with LLaVA's own."""
 GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
 """LLaVA-1.6's grids, rows and columns of tiles."""
-
-SIDE = whole(1, 2**14)
 
 
 def find_config(path: Path) -> Path | None:
@@ -104,6 +104,8 @@ def read_architecture(path: Path) -> Architecture:
             model = _llava_onevision(name, config)
         case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl":
             model = qwen_vl(name, config, _tied(config))
+        case "gemma3":
+            model = gemma3(name, config, _tied(config))
         case other:
             raise UserError(f"{path}: model type {other!r} is no vision-language model we know")
     config.refuse_unread()
@@ -118,7 +120,7 @@ def _internvl(name: str, config: Section) -> Architecture:
         tower.must(layer_norm_eps=1e-6)  # transformers' QK-norm has this one whatever the layers' is
     layers, is_last = _layers_read(tower, config["vision_feature_layer"])
     vision = VisionArchitecture(
-        **_vision_sizes(tower, layers),
+        **vision_sizes(tower, layers),
         normalization=tower.choose("norm_type", NORMALIZATIONS),
         qkv_bias=tower.take("attention_bias", flag),
         qk_norm=tower.take("use_qk_norm", flag),
@@ -143,7 +145,7 @@ def _internvl_chat(name: str, config: Section) -> Architecture:
     if config.get("force_image_size") not in (None, tower["image_size"]):
         raise UserError(f"{config.where}.force_image_size is not vision_config.image_size: positions would stretch")
     vision = VisionArchitecture(
-        **_vision_sizes(tower, layers),
+        **vision_sizes(tower, layers),
         normalization=tower.choose("norm_type", NORMALIZATIONS),
         qkv_bias=tower.take("qkv_bias", flag),
         qk_norm=tower.take("qk_normalization", flag),
@@ -164,7 +166,7 @@ def _llava(name: str, config: Section) -> Architecture:
     tower.must(model_type="clip_vision_model")
     layers, _ = _layers_read(tower, config["vision_feature_layer"])
     vision = VisionArchitecture(
-        **_vision_sizes(tower, layers), patch_bias=False, pre_norm=True, layer_scale=False, pixels="clip"
+        **vision_sizes(tower, layers), patch_bias=False, pre_norm=True, layer_scale=False, pixels="clip"
     )
     tower.refuse_unread()
     newline = config["model_type"] == "llava_next"
@@ -186,7 +188,7 @@ def _llava_onevision(name: str, config: Section) -> Architecture:
     tower, language = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "qwen2")
     tower.must(model_type="siglip_vision_model")
     layers, _ = _layers_read(tower, config["vision_feature_layer"])  # features are those in front of the last norm
-    vision = VisionArchitecture(**_vision_sizes(tower, layers), class_token=False, layer_scale=False, pixels="half")
+    vision = VisionArchitecture(**vision_sizes(tower, layers), class_token=False, layer_scale=False, pixels="half")
     tower.refuse_unread()
     side = vision.image_size
     grids = [[rows * side, columns * side] for rows in range(1, 7) for columns in range(1, 7)]
@@ -218,31 +220,6 @@ def _llava_template(language: Section) -> str | None:
     if language["model_type"] == "mistral":
         return "mistral"
     return LLAVA_TEMPLATES.get(language.take("vocab_size", WORDS))
-
-
-def _vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
-    tower.must(num_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, projection_dropout=0.0, dropout=0.0)
-    hidden_size, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
-    if hidden_size % heads:
-        raise UserError(f"{tower.where}: hidden_size {hidden_size} does not divide into {heads} heads")
-    return {
-        "layers": layers,
-        "hidden_size": hidden_size,
-        "heads": heads,
-        "ffn_hidden_size": tower.take("intermediate_size", WIDTH),
-        "image_size": _side(tower, "image_size"),
-        "patch_size": _side(tower, "patch_size"),
-        "norm_epsilon": tower.take("layer_norm_eps", EPSILON),
-        "activation": tower.choose("hidden_act", ACTIVATIONS),
-    }
-
-
-def _side(tower: Section, name: str) -> int:
-    """A square's side, written as a number or as height and width."""
-    sides = tower.take(name, listing(SIDE, 2, 2)) if isinstance(tower[name], list) else [tower.take(name, SIDE)]
-    if len(set(sides)) != 1:
-        raise UserError(f"{tower.where}.{name} is {sides}; only squares are supported")
-    return sides[0]
 
 
 def _layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:

@@ -150,6 +150,20 @@ DEFAULTS["siglip_vision_model"] = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
+DEFAULTS["gemma3"] = {"mm_tokens_per_image": 256, "image_token_index": 262144, "tie_word_embeddings": True}
+DEFAULTS["gemma3_text"] = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "vocab_size": 262208,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
 DEFAULTS["llava_onevision"] = {
     **DEFAULTS["llava"],
     "image_token_index": 151646,
@@ -212,5 +226,8 @@ WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "llava": _GENERAL | _DATA | {"vocab_size"},
     "llava_next": _GENERAL | _DATA | {"vocab_size"},
     "llava_onevision": _GENERAL | _DATA | {"vocab_size", "video_token_index"},
+    "gemma3": _GENERAL | {"boi_token_index", "eoi_token_index"},
+    "gemma3_text": _LANGUAGE
+    | {"_sliding_window_pattern", "cache_implementation"},  # of its file's writer; of generation
     "siglip_vision_model": _GENERAL | {"projection_dim", "vision_use_head"},  # of what stands beside the layers
 }

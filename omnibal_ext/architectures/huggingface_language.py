@@ -52,7 +52,7 @@ def read_language(section: Section) -> LanguageArchitecture:
     rope = section.take_if("rope_scaling", ROPE) or section.take_if("rope_parameters", ROPE) or {}
     base = section.take_if("rope_theta", BASE) or (section.take_if("rope_parameters", ROPE) or {}).get("rope_theta")
     sections, interleaved = _rotary_sections(section, rope)
-    scaling = _rope(section, rope, sections)
+    scaling = read_rope(section, rope, sections)
     window = section.take_if("sliding_window", POSITIONS) if kind == "mistral" or slides else None
     hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
     head_size = section.take_if("head_dim", WIDTH)
@@ -84,7 +84,7 @@ def read_language(section: Section) -> LanguageArchitecture:
     return language
 
 
-def _rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...]) -> RopeScaling | None:
+def read_rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...] = ()) -> RopeScaling | None:
     """Scaling of the rotation. Raises UserError naming what cannot be honoured."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     kind = "default" if kind == "mrope" and sections else kind

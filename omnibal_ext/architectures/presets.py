@@ -1,7 +1,7 @@
 """The models we know, a line each, and how a name becomes a model.
 
-Sources: the published configurations of InternViT, CLIP, InternLM2, Qwen, Llama, Mistral, Vicuna and Yi. Vocabularies
-are those of the vision-language model, with its image tokens, not of the language model it started from.
+Sources: the published configurations of InternViT, CLIP, SigLIP, InternLM2, Qwen, Llama, Mistral, Vicuna, Yi and Gemma.
+Vocabularies are those of the vision-language model, with its image tokens, not of the language model it started from.
 """
 
 from dataclasses import replace
@@ -12,6 +12,8 @@ from omnibal_ext.architectures.architecture import (
     LanguageArchitecture,
     NativeResolution,
     PromptFormat,
+    RopeScaling,
+    SlidingWindow,
     VisionArchitecture,
 )
 from omnibal_ext.architectures.huggingface import find_config, read_architecture
@@ -215,6 +217,28 @@ QWEN_VL: dict[str, tuple[LanguageArchitecture, int, bool]] = {
     "qwen2.5-vl-32b": (_qwen(64, 5120, 40, 8, 27648, 152064), 3456, False),
     "qwen2.5-vl-72b": (_qwen(80, 8192, 64, 8, 29568, 152064), 3456, False),
 }
+
+
+def _gemma(
+    name: str, layers: int, hidden_size: int, heads: int, ffn_hidden_size: int, head_size: int, query_scale: int | None
+) -> Architecture:
+    near = tuple(layer for layer in range(layers) if (layer + 1) % 6)
+    language = LanguageArchitecture(
+        layers, hidden_size, heads, heads // 2, ffn_hidden_size, vocab_size=262208, norm_epsilon=1e-6, qk_norm=True,
+        head_size=head_size, rope_scaling=RopeScaling("linear", 8.0), activation="gelu_tanh", centred_norms=True,
+        branch_norms=True, scaled_words=True, query_scale=query_scale, sliding=SlidingWindow(1024, near, 1e4),
+        image_attention=True,
+    )  # fmt: skip
+    vision = replace(SIGLIP, layers=27, image_size=896, final_norm=True)
+    prompt = PromptFormat("gemma", 262144, "gemma", "gemma")
+    return Architecture(name, vision, language, shuffle=4, pools=True, tied=True, prompt=prompt)
+
+
+GEMMA: dict[str, tuple[int, int, int, int, int, int | None]] = {
+    "gemma-3-4b": (34, 2560, 8, 10240, 256, None),
+    "gemma-3-12b": (48, 3840, 16, 15360, 256, None),
+    "gemma-3-27b": (62, 5376, 32, 21504, 128, 168),
+}
 PRESETS: dict[str, Architecture] = {
     "tiny": TINY,
     **{name: _assembled(name, *parts) for name, parts in INTERNVL.items()},
@@ -222,6 +246,7 @@ PRESETS: dict[str, Architecture] = {
     **{name: _onevision(name, *parts) for name, parts in ONEVISION.items()},
     **{name: _qwen_vl(name, *parts) for name, parts in QWEN_VL.items()},
     **{name: _qwen3_vl(name, LANGUAGE_MODELS[parts[0]], *parts[1:]) for name, parts in QWEN3_VL.items()},
+    **{name: _gemma(name, *parts) for name, parts in GEMMA.items()},
 }
 
 

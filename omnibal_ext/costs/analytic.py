@@ -5,7 +5,8 @@ on one of t tensor-parallel ranks with sequence parallelism:
 
     matrices    2 n (weights of the layer) / t operations forward, the same for each of the two gradients (Megatron-LM,
                 arXiv 2104.04473, appendix)
-    attention   4 h sum(len^2) / t operations forward, half of it under a causal mask; 2.5 times that backward
+    attention   4 h sum(len^2) / t operations forward, half of it under a causal mask, all of it under the masks of
+                Gemma 3, whose layers with windows and without are priced alike; 2.5 times that backward
                 (FlashAttention-2, arXiv 2307.08691)
     links       two all-reduces of n h 2 bytes forward, two backward, each 2 (t - 1) / t times its bytes (2104.04473)
     memory      elementwise operations read and write the stream of n h 2 / t bytes as often as `_passes` counts
@@ -122,6 +123,9 @@ def analytic_profile(
         raise UserError(f"budgets and parallel sizes must be at least 1, got {', '.join(map(str, sizes))}")
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     works = layer_works(architecture, vit_budget, llm_budget, t)
+    if architecture.language.image_attention:  # under a mask torch computes whole squares, in all layers
+        llm = works["llm"]
+        works["llm"] = replace(llm, attention=2 * llm.attention, per_square=2 * llm.per_square)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
     layers = {
         kind: _in_mode(
@@ -219,21 +223,26 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     vit_matrices = 2 + vision.gated
     vit = 4 * h * heads_h + vit_matrices * h * vision.ffn_hidden_size
     llm = g * (2 * heads_g + key_value) + 3 * g * language.ffn_hidden_size
-    shuffled, pixels, words = h * architecture.shuffle**2, 3 * vision.patch_size**2, language.vocab_size * g
+    shuffled, pixels, words = architecture.joined_width, 3 * vision.patch_size**2, language.vocab_size * g
     learned_positions, inner = tile * h, g
     if vision.native:
         learned_positions, inner = (vision.native.learned_positions or 0) ** 2 * h, shuffled
         pixels *= vision.native.frames
     streams = 1 + len(vision.feature_layers)  # hidden states, and features beside them
-    projector = (shuffled * inner + inner * g) * streams
+    projector = shuffled * g if architecture.pools else (shuffled * inner + inner * g) * streams
+    inner *= not architecture.pools
     # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
     inside_h, inside_g = 2 * heads_h + 2 * (heads_h - h), key_value + 2 * (heads_g - g)
     vit_inner, vit_others = vit_matrices * vision.ffn_hidden_size, 4 * vision.qk_norm + 4 * vision.layer_scale
     vit_passes = _passes(h, inside_h, vit_inner, vit_others)
     rotated = heads_g + key_value // 2  # query and key, which are also what QK-norm normalises
-    llm_passes = _passes(g, inside_g, 3 * language.ffn_hidden_size, (2 + 2 * language.qk_norm) * rotated / g)
+    llm_others = (2 + 2 * language.qk_norm) * rotated / g + 4 * language.branch_norms
+    llm_passes = _passes(g, inside_g, 3 * language.ffn_hidden_size, llm_others)
+    norms = 2 * g * (1 + language.branch_norms) + 2 * language.head_dim * language.qk_norm
     vit_kept = _kept(h, inside_h, vit_inner, 2 * h * vision.qk_norm, vision.layer_scale)
-    llm_kept = _kept(g, inside_g, 3 * language.ffn_hidden_size, rotated * language.qk_norm)
+    llm_kept = _kept(
+        g, inside_g, 3 * language.ffn_hidden_size, rotated * language.qk_norm + 2 * g * language.branch_norms
+    )
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
     vit_kept += heads_h * (vit_tokens % t > 0)
     # Every rank has all image tokens around the projector, and all supervised ones in front of the head.
@@ -258,7 +267,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
         ),
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * streams * BYTES) * t),
         "llm": Work(
-            llm + 2 * g + 2 * language.head_dim * language.qk_norm, llm, tokens, g, tokens * llm_kept * BYTES,
+            llm + norms, llm, tokens, g, tokens * llm_kept * BYTES,
             tokens * llm_late * BYTES, attention=2 * heads_g * tokens**2,
             per_square=2 * heads_g, passes=llm_passes, blocks=2,
         ),
@@ -283,7 +292,8 @@ def _attended(vision: VisionArchitecture) -> float:
 
 def _passes(h: int, key_value: int, activations: int, others: float) -> float:
     """Reads and writes of n h numbers, unfused: two norms (4), two residuals (6), attention in and out (2 and key and
-    value), the activation function in and out; `others`: norm of query and key (4), LayerScale (4), or rotation."""
+    value), the activation function in and out; `others`: norm of query and key (4), of both branches (4), LayerScale
+    (4), or rotation."""
     return 4 + 6 + 2 + (key_value + activations) / h + others
 
 
@@ -291,6 +301,7 @@ def _kept(h: int, key_value: int, activations: int, normed: int = 0, layer_scale
     """Numbers a token that a layer's backward needs.
 
     The inputs of both norms, of QKV and of the MLP (4 h); query and attention output (2 h); key and value; what goes in
-    and out of the activation function; query and key before their norm (`normed`); branches before LayerScale (2 h).
+    and out of the activation function; query and key before their norm, branches before theirs (`normed`); branches
+    before LayerScale (2 h).
     """
     return 6 * h + key_value + activations + normed + 2 * h * layer_scale

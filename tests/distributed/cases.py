@@ -35,7 +35,7 @@ RECOMPUTE = ("none", "full", "attention", "mlp", "both", "mixed")
 FREEZE = ((), (), ("vit",), ("projector",), ("llm",), ("vit", "llm"), ("vit", "projector"), ("projector", "llm"))
 PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
-MODELS = ("small", "wide_norm", "tied", "native", "features")
+MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma")
 
 
 Value = TypeVar("Value")

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ from omnibal_ext.architectures.architecture import (
     Architecture,
     LanguageArchitecture,
     NativeResolution,
+    RopeScaling,
+    SlidingWindow,
     VisionArchitecture,
 )
 from omnibal_ext.plan import Plan
@@ -81,7 +84,20 @@ FEATURES = replace(
     language=replace(SMALL.language, rotary_sections=(3, 2, 3), rotary_interleaved=True, qk_norm=True, head_size=16),
 )  # fmt: skip
 """Features of two of the ViT's layers enter the first two language layers, as in Qwen3-VL."""
-MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES)}
+GEMMA = replace(
+    SMALL,
+    name="gemma",
+    vision=replace(SMALL.vision, class_token=False, layer_scale=False, final_norm=True, activation="gelu_tanh"),
+    language=replace(
+        SMALL.language, qk_norm=True, head_size=16, query_scale=20, activation="gelu_tanh", centred_norms=True,
+        branch_norms=True, scaled_words=True, rope_scaling=RopeScaling("linear", 8.0),
+        sliding=SlidingWindow(3, (0, 1, 3), 1e3), image_attention=True,
+    ),
+    pools=True,
+    tied=True,
+)  # fmt: skip
+"""Norms around both branches, windows in three of four layers, images seen in both directions, as in Gemma 3."""
+MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA)}
 IMAGE_TOKEN = 127
 
 
@@ -182,6 +198,8 @@ def _pack(
         mask += [0.0] * filler
         lengths = [*lengths, filler]
     tokens = torch.cat(ids).long()
+    begins = accumulate(lengths, initial=0)
+    starts = (begin + tile * image_tokens for begin, count in zip(begins, tiles, strict=False) for tile in range(count))
     return Microbatch(
         tiles=sum(tiles),
         lengths=tuple(lengths),
@@ -195,6 +213,7 @@ def _pack(
         loss_mask=torch.tensor(mask),
         segment_ids=segment_ids(lengths),
         sources=torch.zeros(len(lengths), dtype=torch.long),
+        image_starts=tuple(starts),
     )
 
 

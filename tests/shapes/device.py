@@ -28,6 +28,7 @@ def flash_attention(
     attn_mask: None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
     """What `scaled_dot_product_attention` launches on CUDA in half precision."""

@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--analytic", "a100")
 
 
-FAMILIES = ("internvl3.5", "llava-onevision", "qwen2.5-vl", "qwen3-vl")
+FAMILIES = ("internvl3.5", "llava-onevision", "qwen2.5-vl", "qwen3-vl", "gemma-3")
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
 MROPE_TEXT = {**models.TEXT, "rope_parameters": models.MROPE}
 TURNS = (
@@ -54,6 +54,8 @@ def build(family: str, demo: Path, folder: Path) -> None:
             processor = internvl(folder)
         case "llava-onevision":
             processor = onevision(folder, tokenizer)
+        case "gemma-3":
+            processor = gemma(folder, tokenizer)
         case _:
             processor = qwen(folder, tokenizer, family)
     (folder / "model/preprocessor_config.json").write_text(json.dumps(processor))
@@ -80,6 +82,19 @@ def onevision(folder: Path, tokenizer: Path) -> dict[str, Any]:
     )  # fmt: skip
     transformers.LlavaOnevisionForConditionalGeneration(config).save_pretrained(folder / "model")
     return {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": 16, "width": 16}}
+
+
+def gemma(folder: Path, tokenizer: Path) -> dict[str, Any]:
+    special = (*TEMPLATES["gemma"].tokens, *MARKUPS["gemma"].tokens)
+    image_token = load_tokenizer(tokenizer, special).token_id("<image_soft_token>")
+    config = transformers.Gemma3Config(
+        vision_config=models.SIGLIP, text_config={**models.GEMMA, "vocab_size": 512}, image_token_index=image_token,
+        mm_tokens_per_image=4,
+    )  # fmt: skip
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(folder / "model")
+    (folder / "model/chat_template.jinja").write_text(models.GEMMA_JINJA)
+    (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
+    return {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2, "size": {"height": 16, "width": 16}}
 
 
 def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:

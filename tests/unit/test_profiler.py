@@ -58,7 +58,7 @@ def test_a_fit_meets_the_budgets_exactly_and_has_no_negative_part() -> None:
     assert sum(a * b for a, b in zip(noisy, features[0], strict=True)) == pytest.approx(3.0)
 
 
-@pytest.fixture(params=["small", "native"])
+@pytest.fixture(params=["small", "native", "gemma"])
 def chain(request: pytest.FixtureRequest) -> Iterator[Chain]:
     with megatron_alone(request.param) as inputs:
         yield Chain.of(inputs.args, inputs.architecture)

@@ -146,6 +146,11 @@ class ChatDataset(Dataset):
         return RULES[self.manifest["tiling"]["rule"]].native
 
     @property
+    def tells_starts(self) -> bool:
+        """The language model must know where the tokens of each image begin."""
+        return RULES[self.manifest["tiling"]["rule"]].starts
+
+    @property
     def joins_tiles(self) -> bool:
         """The language model reads an image's tiles as one picture (LLaVA-1.6)."""
         return RULES[self.manifest["tiling"]["rule"]].joins_tiles

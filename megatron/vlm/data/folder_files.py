@@ -19,7 +19,7 @@ from typing import Any
 from megatron.vlm.data.films import MOST_FRAMES_SEEN, RULES_OF_MARKUP, VideoRule
 from megatron.vlm.data.folder_template import folder_template
 from megatron.vlm.data.images import NORMALIZATIONS
-from megatron.vlm.data.tiles import FRAMES
+from megatron.vlm.data.tiles import FRAMES, RULES
 from megatron.vlm.data.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
 from omnibal_ext.architectures.huggingface import CONFIG, read_config
@@ -27,7 +27,6 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import shown
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-BICUBIC = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def folder_choices(folder: Path, architecture: Architecture, with_template: bool
         found["video"] = video_rule(folder, rule, architecture.vision)
     found |= _original_tiles(read_config(folder / CONFIG))
     if processor:
-        _check_pixels(processor, folder / name, architecture.vision)
+        _check_pixels(processor, folder / name, architecture)
         if "image_mean" in processor or "image_std" in processor:
             found["normalize"] = Choice(_normalization(processor, folder / name), name)
         if architecture.prompt.tiling == "pad":  # how LLaVA-1.5 brings an image to a square
@@ -74,9 +73,11 @@ def _processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
     return PROCESSORS[0], {}
 
 
-def _check_pixels(processor: Mapping[str, Any], where: Path, vision: VisionArchitecture) -> None:
-    """Refuse what would give other pixels: another resampling, no scaling, tiles of another size."""
-    for name, wanted in (("do_resize", True), ("do_rescale", True), ("do_normalize", True), ("resample", BICUBIC)):
+def _check_pixels(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> None:
+    """Refuse what would give other pixels: another resampling, no scaling, further crops, tiles of another size."""
+    vision = architecture.vision
+    steps = dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True) | {"do_pan_and_scan": False}
+    for name, wanted in (steps | {"resample": int(RULES[architecture.prompt.tiling].resampling)}).items():
         if processor.get(name) not in (None, wanted):
             raise UserError(f"{where}: {name} is {processor[name]!r}; supported: {wanted!r}")
     if abs((processor.get("rescale_factor") or 1 / 255) - 1 / 255) > 1e-6:
@@ -171,7 +172,7 @@ def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, visio
     assert vision.native is not None
     mean, deviation = NORMALIZATIONS[vision.pixels]
     wanted = {
-        "do_resize": True, "do_rescale": True, "do_normalize": True, "resample": BICUBIC, "num_frames": None,
+        "do_resize": True, "do_rescale": True, "do_normalize": True, "resample": int(RULES["native"].resampling), "num_frames": None,
         "patch_size": vision.patch_size, "merge_size": vision.native.merge, "temporal_patch_size": vision.native.frames,
         "image_mean": list(mean), "image_std": list(deviation),
     }  # fmt: skip

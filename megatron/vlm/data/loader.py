@@ -88,16 +88,17 @@ class PackDataset(Dataset):
             pack=pack,
             sample_ids=tuple(map(int, samples)),
             broken=broken,
-            **(self._grids(samples, lengths) if self.data.is_native else {}),
+            **(self._places(samples, lengths) if self.data.tells_starts else {}),
         )
 
-    def _grids(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
-        """Of every place of an image its patches, where its tokens begin, and the time: all stages turn by them."""
+    def _places(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
+        """Of every place of an image where its tokens begin and, at native resolution, its patches and the time: all
+        stages go by them."""
         grids, starts, seconds = [], [], []
         for begin, sample in zip(np.cumsum([0, *lengths]).tolist(), map(int, samples), strict=False):
             if self.data.sizes.tiles[sample]:
                 starts += [begin + start for start in self.data.image_starts(sample)]
-                for image in self.data.images(sample):
+                for image in self.data.images(sample) if self.data.is_native else ():
                     grids += image.grids
                     seconds += [image.film.seconds if image.film else 1.0] * len(image.grids)
         return {"grids": tuple(grids), "image_starts": tuple(starts), "seconds": tuple(seconds)}

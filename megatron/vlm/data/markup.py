@@ -5,6 +5,7 @@
     Qwen-VL    <|vision_start|><|image_pad|><|image_pad|>...<|vision_end|>
                <|vision_start|><|video_pad|><|video_pad|>...<|vision_end|>
     Qwen3-VL   <|vision_start|><0.3 seconds><|vision_start|><|video_pad|>...<|vision_end|><1.3 seconds>...<|vision_end|>
+    Gemma 3    <start_of_image><image_soft_token><image_soft_token>...<end_of_image>, an empty line before and after
 
 The context token is written once and repeated later, when the tiles are counted. Markup belongs to the model, not to
 the chat template: a token that the model never had is an id behind its vocabulary. The texts are those of transformers'
@@ -55,9 +56,8 @@ class ImageMarkup:
     @property
     def reserved(self) -> tuple[str, ...]:
         """What nobody's words may contain; where the context token is the mark itself, marks are counted instead."""
-        return tuple(
-            word for word in (self.before, self.context, self.video, self.after) if word not in ("", IMAGE_MARK)
-        )
+        words = (word.strip() for word in (self.before, self.context, self.video, self.after))
+        return tuple(word for word in words if word not in ("", IMAGE_MARK))
 
 
 _QWEN = ImageMarkup(
@@ -82,6 +82,14 @@ MARKUPS = {
         ImageMarkup("llava", IMAGE_MARK, (IMAGE_MARK,)),
         _QWEN,
         replace(_QWEN, name="qwen3-vl", stamped=True),
+        ImageMarkup(
+            "gemma",
+            "<image_soft_token>",
+            ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+            before="\n\n<start_of_image>",
+            after="<end_of_image>\n\n",
+            gap="",
+        ),
     )
 }
 

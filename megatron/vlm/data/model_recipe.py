@@ -57,8 +57,8 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
         known["max-tiles"] = len(ANYRES_MAX_GRIDS)
     by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
     # Where config.json says the template it is meant: InternVL's tokenizers came with others, LLaVA's processors with
-    # one that ends no turn. Qwen-VL's folders say it themselves.
-    named = prompt.chat_template is not None and prompt.image_markup not in RULES_OF_MARKUP
+    # one that ends no turn. Qwen-VL's and Gemma's folders say it themselves.
+    named = prompt.chat_template is not None and prompt.image_markup not in (*RULES_OF_MARKUP, "gemma")
     asks = with_template and not named
     return by_model | (folder_choices(folder, architecture, asks) if folder else {})
 
@@ -136,6 +136,6 @@ def fits(flag: str, given: Any, wanted: Any) -> bool:
     """Whether a flag's value serves a model that needs `wanted`."""
     if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
         rules = [RULES[rule] for rule in (given, wanted) if rule in RULES]
-        kinds = [(rule.joins_tiles, rule.cap, rule.native) for rule in rules]
+        kinds = [(rule.joins_tiles, rule.cap, rule.native, rule.starts) for rule in rules]
         return len(kinds) == 2 and kinds[0] == kinds[1]
     return bool(given == wanted)

@@ -11,7 +11,7 @@ them token for token.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron.vlm.data.markup import IMAGE_MARK, MARKS, ImageMarkup
 from omnibal_ext.errors import UserError
@@ -53,6 +53,7 @@ class ChatTemplate:
     tokens: tuple[str, ...]
     strips_words: bool = False
     system: str | None = None  # what the model was trained with, for conversations that bring no system turn
+    system_opens: bool = False  # the system's words stand, as they are, at the head of the first user's turn
 
     @property
     def end_of_turn(self) -> str:
@@ -102,6 +103,14 @@ def _mistral() -> ChatTemplate:
     return ChatTemplate("mistral", "<s>", turns, ("<s>", "</s>"))
 
 
+def _gemma() -> ChatTemplate:
+    names = {SYSTEM: "user", USER: "user", ASSISTANT: "model"}
+    turns = {role: Turn(f"<start_of_turn>{name}\n", end="<end_of_turn>", gap="\n") for role, name in names.items()}
+    turns[SYSTEM] = replace(turns[SYSTEM], end="", gap="\n\n")
+    tokens = ("<bos>", "<start_of_turn>", "<end_of_turn>")
+    return ChatTemplate("gemma", tokens[0], turns, tokens, strips_words=True, system_opens=True)
+
+
 LLAVA_LLAMA3_SYSTEM = (
     "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
     "provides, and assist the user with a variety of tasks using natural language."
@@ -118,6 +127,7 @@ TEMPLATES = {
         _llama3("llava-llama3", LLAVA_LLAMA3_SYSTEM),
         _mistral(),
         _vicuna(),
+        _gemma(),
     )
 }
 
@@ -139,11 +149,13 @@ def render_chat(
 
     `videos` are the seconds of each video's steps, in the order of their marks.
     """
-    pieces, trained, length = [template.beginning], [], len(template.beginning)
+    pieces, trained, length, opened = [template.beginning], [], len(template.beginning), False
     left = iter(videos)
     for message in messages:
         turn = template.turns[message.role]
-        words = message.words.strip() if template.strips_words else message.words
+        turn = replace(turn, opening="") if opened else turn
+        opened = template.system_opens and message.role == SYSTEM
+        words = message.words.strip() if template.strips_words and not opened else message.words
         words = MARKS.sub(lambda mark: markup.text if mark[0] == IMAGE_MARK else markup.video_text(next(left)), words)
         if message.role == ASSISTANT and message.trained:
             start = length + len(turn.opening)

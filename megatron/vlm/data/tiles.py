@@ -9,7 +9,8 @@ Rules of several tiles: `internvl`, the dynamic tiling of InternVL 1.5 (arXiv 24
 grids of LLaVA-1.6, where the image keeps its aspect ratio on a black ground, the thumbnail comes first and the language
 model sees the tiles joined (anyres.py); `anyres_max_9`, LLaVA-OneVision's, with up to
 6 x 6 tiles. Of one tile: `pad`, the whole image on a square of the ViT's mean colour, as
-LLaVA-1.5 was trained; `crop`, the middle square, as its published processor does; `fixed`, the image stretched.
+LLaVA-1.5 was trained; `crop`, the middle square, as its published processor does; `fixed`, the image stretched;
+`gemma`, the same by bilinear interpolation, as Gemma 3 has it, which needs to know where its images begin.
 
 `native` keeps an image near its own size (Qwen2-VL, arXiv 2409.12191): a tile is a patch, and patches follow each other
 square by square, as many of them as become one token of the language model.
@@ -125,8 +126,10 @@ def _within(pixels: int, what: str) -> Grid:
     return (1, 1)
 
 
-def _stretch(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    return image.resize(size, Image.Resampling.BICUBIC)
+def _stretch(
+    image: Image.Image, size: tuple[int, int], resampling: Image.Resampling = Image.Resampling.BICUBIC
+) -> Image.Image:
+    return image.resize(size, resampling)
 
 
 def _letterbox(image: Image.Image, size: tuple[int, int]) -> Image.Image:
@@ -164,6 +167,8 @@ class Rule:
     joins_tiles: bool = False  # the language model reads the tiles' features as one picture, without its padding
     cap: int = 0  # joined tiles are made smaller beyond so many tiles' features; one alone has a thumbnail too
     native: bool = False  # tiles are patches, in squares; limits are those of an image, not of a conversation
+    starts: bool = False  # the language model must know where the tokens of each image begin
+    resampling: Image.Resampling = Image.Resampling.BICUBIC
     several: "Rule | None" = None  # how an image among several becomes one tile; None: as it would alone
 
 
@@ -181,7 +186,13 @@ RULES = {
     "pad": Rule(_one_padded, _pad),
     "crop": Rule(_one_cropped, _crop),
     "fixed": Rule(_one_tile, _stretch),
-    "native": Rule(native_grid, _stretch, native=True),
+    "gemma": Rule(
+        _one_tile,
+        partial(_stretch, resampling=Image.Resampling.BILINEAR),
+        starts=True,
+        resampling=Image.Resampling.BILINEAR,
+    ),
+    "native": Rule(native_grid, _stretch, native=True, starts=True),
 }
 
 
@@ -276,7 +287,7 @@ def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling, pl
 
 
 def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -> NDArray[np.uint8]:
-    """Resize (bicubic) and cut an RGB image, row by row: uint8 [plan.tiles, tile_size, tile_size, 3]."""
+    """Resize and cut an RGB image, row by row: uint8 [plan.tiles, tile_size, tile_size, 3]."""
     size = (plan.columns * tile_size, plan.rows * tile_size)
     layout = RULES[rule]
     shown = layout.several if layout.several and not plan.thumbnail else layout

@@ -70,6 +70,7 @@ class _Sample:
         rule = architecture.prompt.tiling if architecture.newline else "fixed"
         for size in self.sizes:
             tiling = Tiling(tile, 1, len(ANYRES_MAX_GRIDS), architecture.newline, rule)
+            self.starts.append(sum(map(len, ids)))
             image = tile_image("", size, len(self.sizes), tiling)
             order = feature_order(image, rule, per_tile)
             self.images.append((image.tiles * per_tile, order))
@@ -154,6 +155,8 @@ def _their_logits(theirs: Path, samples: list[_Sample]) -> list[Tensor]:
             images["mm_token_type_ids"] = (sample.ids == model.config.image_token_id).long()[None]
         elif sample.sizes:
             images["pixel_values"] = sample.pixels
+            if model.config.model_type == "gemma3":
+                images["token_type_ids"] = (sample.ids == model.config.image_token_id).long()[None]
             if model.config.model_type in ("llava_next", "llava_onevision"):
                 images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
             if model.config.model_type == "llava_onevision":

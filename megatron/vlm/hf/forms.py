@@ -2,6 +2,7 @@
 
 query, key, value    theirs  q0 q1 q2 q3 | k0 k1 | v0 v1        ours  q0 q1 k0 v0 | q2 q3 k1 v1    (two groups)
 gate, up             theirs  gate | up                          ours  gate up
+transposed           theirs  [in, out]                          ours  [out, in]
 """
 
 from collections.abc import Callable, Sequence
@@ -70,6 +71,7 @@ FORMS = {
     "same": Form(_same, _alone),
     "tokens": Form(_tokens, _alone),
     "row": Form(_row, _alone),
+    "transposed": Form(lambda tensors, model: _same(tensors, model).T, lambda tensor, _: (tensor.T,)),
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
     "vision_qkv": Form(
         lambda tensors, model: _join_qkv(tensors, model.vision.heads),

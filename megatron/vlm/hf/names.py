@@ -108,9 +108,19 @@ def _llava_vision() -> Iterator[Weight]:
     yield from _linear("vit", "self_attention.linear_proj", f"{layer}.self_attn.out_proj")
     yield from _linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
     yield from _linear("vit", "mlp.linear_fc2", f"{layer}.mlp.fc2")
+
+
+def _llava_projector() -> Iterator[Weight]:
     yield from _linear("projector", "linear_fc1", "multi_modal_projector.linear_1", when="projector_bias")
     yield from _linear("projector", "linear_fc2", "multi_modal_projector.linear_2", when="projector_bias")
     yield Weight("word_embed", "newline", ("image_newline",), "row", when="newline")
+
+
+def _gemma_projector() -> Iterator[Weight]:
+    projector = "multi_modal_projector"
+    yield from _norm("projector", "vision_norm", "vision_tower.post_layernorm")
+    yield Weight("projector", "norm.weight", (f"{projector}.mm_soft_emb_norm.weight",))
+    yield Weight("projector", "linear.weight", (f"{projector}.mm_input_projection_weight",), "transposed")
 
 
 def _qwen_attention(layer: str) -> Iterator[Weight]:
@@ -152,7 +162,8 @@ def _qwen3_vision() -> Iterator[Weight]:
         yield from _linear("projector", f"{ours}linear_fc2", f"{theirs}.linear_fc2")
 
 
-def _llama_language() -> Iterator[Weight]:
+def _llama_language(branch_norms: bool = False) -> Iterator[Weight]:
+    """With norms behind both branches, the one in front of the perceptron is called otherwise (Gemma)."""
     model, layer = "language_model.model", "language_model.model.layers.{n}"
     yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
     yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
@@ -161,7 +172,11 @@ def _llama_language() -> Iterator[Weight]:
         norm = f"{layer}.self_attn.{one}_norm.weight"
         yield Weight("llm", f"self_attention.{one}_layernorm.weight", (norm,), when="language.qk_norm")
     yield Weight("llm", "self_attention.linear_proj.weight", (f"{layer}.self_attn.o_proj.weight",))
-    yield Weight("llm", "pre_mlp_layernorm.weight", (f"{layer}.post_attention_layernorm.weight",))
+    before_mlp = "pre_feedforward" if branch_norms else "post_attention"
+    yield Weight("llm", "pre_mlp_layernorm.weight", (f"{layer}.{before_mlp}_layernorm.weight",))
+    if branch_norms:
+        for branch, theirs in (("self_attn", "post_attention"), ("mlp", "post_feedforward")):
+            yield Weight("llm", f"{branch}_bda.norm.weight", (f"{layer}.{theirs}_layernorm.weight",))
     halves = (f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight")
     yield Weight("llm", "mlp.linear_fc1.weight", halves, "stacked")
     yield Weight("llm", "mlp.linear_fc2.weight", (f"{layer}.mlp.down_proj.weight",))
@@ -187,14 +202,16 @@ def _internlm2_language() -> Iterator[Weight]:
 VISION_TABLES = {
     "internvl": tuple(_internvl_vision()),
     "internvl_chat": tuple(_internvl_original_vision()),
-    "llava": tuple(_llava_vision()),
-    "llava_next": tuple(_llava_vision()),
-    "llava_onevision": tuple(_llava_vision()),
+    **dict.fromkeys(("llava", "llava_next", "llava_onevision"), (*_llava_vision(), *_llava_projector())),
+    "gemma3": (*_llava_vision(), *_gemma_projector()),
     "qwen2_vl": tuple(_qwen_vision(later=False)),
     "qwen2_5_vl": tuple(_qwen_vision(later=True)),
     "qwen3_vl": tuple(_qwen3_vision()),
 }
-LANGUAGE_TABLES = {"internlm2": tuple(_internlm2_language())}
+LANGUAGE_TABLES = {
+    "internlm2": tuple(_internlm2_language()),
+    "gemma3_text": tuple(_llama_language(branch_norms=True)),
+}
 LLAMA_TABLE = tuple(_llama_language())
 """Also Qwen's, Mistral's, Vicuna's and Yi's."""
 

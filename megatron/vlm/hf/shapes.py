@@ -68,7 +68,7 @@ def _vit(model: Architecture) -> dict[str, Shape]:
 
 def _projector(model: Architecture) -> dict[str, Shape]:
     width, out = model.vision.hidden_size, model.language.hidden_size
-    shuffled = width * model.shuffle**2
+    shuffled = model.joined_width
     if model.vision.native:
         prefixes = ("", *(f"feature_{feature}." for feature in range(len(model.vision.feature_layers))))
         merger = {**_linear("linear_fc1", shuffled, shuffled), **_linear("linear_fc2", out, shuffled)}
@@ -78,6 +78,7 @@ def _projector(model: Architecture) -> dict[str, Shape]:
     return {
         **_norm("vision_norm", width),
         **_norm("norm", shuffled),
+        **_linear("linear", out, shuffled),
         **_linear("linear_fc1", out, shuffled),
         **_linear("linear_fc2", out, out),
     }
@@ -97,6 +98,8 @@ def _llm(model: Architecture) -> dict[str, Shape]:
         **_linear("self_attention.linear_proj", width, heads),
         **_norm("self_attention.q_layernorm", language.head_dim),
         **_norm("self_attention.k_layernorm", language.head_dim),
+        **_norm("self_attn_bda.norm", width),
+        **_norm("mlp_bda.norm", width),
     }
 
 

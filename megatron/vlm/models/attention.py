@@ -6,6 +6,9 @@
 | flash-attn is, half precision | flash-attn, one call a pack | torch, one call a batch |
 | CUDA, half precision | torch's variable-length flash attention, one call a pack | torch, one call a batch |
 | elsewhere, or with dropout | torch, sample by sample | torch, one call a batch |
+
+Where a sample of a pack has a mask of its own (a window, images seen in both directions: Gemma 3), torch computes that
+pack sample by sample, as no kernel for packs takes such masks.
 """
 
 import inspect
@@ -27,8 +30,8 @@ from megatron.vlm.microbatch import Segments
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.tile_rows import FillUp
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Segments], Tensor]
-"""Attention over a pack: query [T, heads, d], key and value [T, groups, d], boundaries -> [T, heads * d]."""
+Kernel = Callable[[Tensor, Tensor, Tensor, Segments, float | None], Tensor]
+"""Attention over a pack: query [T, heads, d], key and value [T, groups, d], boundaries, scale -> [T, heads * d]."""
 
 
 class IsolatedAttention(MegatronModule):
@@ -42,7 +45,7 @@ class IsolatedAttention(MegatronModule):
         super().__init__(config)
         name = choose_kernel(config)
         _say(name)
-        self.kernel = KERNELS.get(name, self._sample_by_sample)
+        self.kernel = KERNELS.get(name)
 
     def forward(
         self,
@@ -57,13 +60,16 @@ class IsolatedAttention(MegatronModule):
         assert packed_seq_params is not None
         # A value of its own: as a part of what was projected it would keep query and key, as they were, for backward.
         value = value.squeeze(1).contiguous()
-        return self.kernel(query.squeeze(1), key.squeeze(1), value, packed_seq_params).unsqueeze(1)
+        query, key, segments = query.squeeze(1), key.squeeze(1), packed_seq_params
+        if self.kernel is None or segments.masks:
+            return self._sample_by_sample(query, key, value, segments).unsqueeze(1)
+        return self.kernel(query, key, value, segments, self.config.softmax_scale).unsqueeze(1)
 
     def _sample_by_sample(self, query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
         splits = (tensor.unsqueeze(0).split(segments.lengths, dim=1) for tensor in (query, key, value))
-        return torch.cat(
-            [by_torch(self, segments.causal, *sample) for sample in zip(*splits, strict=True)], dim=1
-        ).squeeze(0)
+        masks = segments.masks or (None,) * len(segments.lengths)
+        samples = zip(*splits, masks, strict=True)
+        return torch.cat([by_torch(self, segments.causal, *sample) for sample in samples], dim=1).squeeze(0)
 
 
 class ImageAttention(IsolatedAttention):
@@ -95,28 +101,42 @@ class TileAttention(MegatronModule):
         return filled
 
 
-def by_torch(module: MegatronModule, causal: bool, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """A batch of sequences of one length: query [b, s, heads, d] -> [b, s, heads * d]; dropout as `module` says."""
+def by_torch(
+    module: MegatronModule, causal: bool, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """A batch of sequences of one length: query [b, s, heads, d] -> [b, s, heads * d]; dropout as `module` says.
+
+    `mask` [s, s] is added to the scores, in the place of `causal`.
+    """
+    if mask is not None:  # no kernel of torch's takes both a mask and groups of heads, but the slowest
+        key, value = (tensor.repeat_interleave(query.shape[2] // key.shape[2], dim=2) for tensor in (key, value))
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     dropout = module.config.attention_dropout if module.training else 0.0
     # Heads differ between ranks, so do their masks; under sequence parallelism the whole layer draws so already.
     own = dropout and not module.config.sequence_parallel
     with tensor_parallel.get_cuda_rng_tracker().fork() if own else nullcontext():
         out = scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=query.shape[2] != key.shape[2]
+            q,
+            k,
+            v,
+            attn_mask=None if mask is None else mask.to(q.dtype),
+            dropout_p=dropout,
+            is_causal=causal and mask is None,
+            scale=module.config.softmax_scale,
+            enable_gqa=query.shape[2] != key.shape[2],
         )
     return out.transpose(1, 2).flatten(2)
 
 
-def _flash_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
+def _flash_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
     from flash_attn import flash_attn_varlen_func
 
     limits = (segments.cu_seqlens_q, segments.cu_seqlens_kv, segments.max_seqlen_q, segments.max_seqlen_kv)
-    out: Tensor = flash_attn_varlen_func(query, key, value, *limits, causal=segments.causal)
+    out: Tensor = flash_attn_varlen_func(query, key, value, *limits, causal=segments.causal, softmax_scale=scale)
     return out.flatten(1)
 
 
-def _variable_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
+def _variable_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     taken, grouped = inspect.signature(varlen_attn).parameters, query.shape[1] != key.shape[1]
@@ -130,6 +150,10 @@ def _variable_length(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
         repeats = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))
     limits = (segments.cu_seqlens_q, segments.cu_seqlens_kv, segments.max_seqlen_q, segments.max_seqlen_kv)
+    if scale is not None and "scale" in taken:
+        how["scale"] = scale
+    elif scale is not None:  # torch 2.10 has its own alone
+        query = query * (scale * query.shape[2] ** 0.5)
     out = varlen_attn(query, key, value, *limits, **how)
     assert isinstance(out, Tensor)  # the log-sum-exp was not asked for
     return out.flatten(1)

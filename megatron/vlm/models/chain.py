@@ -16,9 +16,15 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.configs import language_config, vision_config
-from megatron.vlm.models.language import Head, WordEmbedding, language_layer_config, language_layer_spec
+from megatron.vlm.models.language import (
+    Head,
+    LanguageLayer,
+    WordEmbedding,
+    language_layer_config,
+    language_layer_spec,
+)
 from megatron.vlm.models.native import NativePatchEmbed, PatchMerger
-from megatron.vlm.models.projector import Projector
+from megatron.vlm.models.projector import PooledProjector, Projector
 from megatron.vlm.models.vision import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import GradientMode, gradient_mode, layer_names
@@ -81,13 +87,18 @@ class Chain:
                     layer.place(vision, self.kinds[:link].count("vit"))
                     return layer
                 case "projector":
-                    join = PatchMerger if vision.native else Projector
+                    plain = PooledProjector if self.architecture.pools else Projector
+                    join = PatchMerger if vision.native else plain
                     return join(self.vision, self.language, self.architecture)
                 case "word_embed":
-                    return WordEmbedding(self.language, self.vocab_size, self.architecture.newline)
+                    return WordEmbedding(self.language, self.vocab_size, self.architecture)
                 case "llm":
-                    config = language_layer_config(self.language, self.architecture.language)
-                    return self._layer(config, language_layer_spec(config), link)
+                    language = self.architecture.language
+                    config = language_layer_config(self.language, language)
+                    layer = self._layer(config, language_layer_spec(config, language), link)
+                    assert isinstance(layer, LanguageLayer)
+                    layer.place(language, self.kinds[:link].count("llm"))
+                    return layer
                 case _:
                     return Head(self.language, self.vocab_size, self.architecture.language.vocab_size)
 

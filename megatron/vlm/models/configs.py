@@ -12,7 +12,7 @@ from torch.nn.functional import gelu, silu
 
 from megatron.vlm import platform
 from megatron.vlm.models.padding import padded_heads
-from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
 
 
 def gelu_tanh(value: Tensor) -> Tensor:
@@ -30,8 +30,18 @@ def language_config(args: Namespace, architecture: Architecture) -> TransformerC
     config.delay_wgrad_compute = args.delay_wgrad_compute
     config.num_layers = architecture.language.layers
     config.kv_channels = architecture.language.head_dim
+    _set_norms_and_activation(config, architecture.language)
     _set_initialization(config)
     return config
+
+
+def _set_norms_and_activation(config: TransformerConfig, language: LanguageArchitecture) -> None:
+    """What Megatron has other flags for than those that a preset fills in."""
+    config.layernorm_zero_centered_gamma = language.centred_norms
+    config.softmax_scale = None if language.query_scale is None else language.query_scale**-0.5
+    if language.activation != "silu":
+        config.activation_func = ACTIVATIONS[language.activation]
+        config.bias_activation_fusion = False  # core's is another GELU; `perceptron.Perceptron` fuses the model's own
 
 
 def vision_config(language: TransformerConfig, architecture: Architecture) -> TransformerConfig:
@@ -48,6 +58,8 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.kv_channels = vision.hidden_size // vision.heads
     config.ffn_hidden_size = vision.ffn_hidden_size
     config.normalization = vision.normalization
+    config.layernorm_zero_centered_gamma = False
+    config.softmax_scale = None
     config.layernorm_epsilon = vision.norm_epsilon
     config.gated_linear_unit = vision.gated
     config.activation_func = ACTIVATIONS[vision.activation]
@@ -55,7 +67,7 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.fp8 = None  # 1025 tokens a tile make no whole blocks of eight bits
     config.add_qkv_bias = vision.qkv_bias
     config.qk_layernorm = vision.qk_norm
-    config.bias_activation_fusion = False  # core's is another GELU; `vision.VisionMLP` fuses the model's own
+    config.bias_activation_fusion = False  # core's is another GELU; `perceptron.Perceptron` fuses the model's own
     _set_initialization(config)
     return config
 

@@ -1,6 +1,7 @@
 """The language model's links of the chain: word embedding with the image tokens merged in, layers, head."""
 
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ from megatron.vlm.models.attention import IsolatedAttention
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.cross_entropy import token_losses
 from megatron.vlm.models.draws import own_draws
-from megatron.vlm.models.norm import HeadRMSNorm, build_norm
+from megatron.vlm.models.language_view import LanguageView
+from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
 from megatron.vlm.models.padding import loads_without_padding
+from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules
-from omnibal_ext.architectures.architecture import LanguageArchitecture
+from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
 
 
 class WordEmbedding(MegatronModule):
@@ -32,25 +35,30 @@ class WordEmbedding(MegatronModule):
 
     image [tiles * image tokens, 1, width] -> [T, 1, width]; under sequence parallelism this rank's share of T. With a
     newline (LLaVA-1.6), `batch.image_sources` says which image token goes where, and where the newline does; with
-    `batch.image_weights` (LLaVA-OneVision) a token is a mean of four. Hidden
-    dropout is applied to the words, as core's LLaVA does, before the sequence is shared out: one mask on all ranks.
+    `batch.image_weights` (LLaVA-OneVision) a token is a mean of four. Words are scaled where the model's are (Gemma 3).
+    Hidden dropout is applied to the words, as core's LLaVA does, before the sequence is shared out: one mask on all
+    ranks.
     """
 
-    def __init__(self, config: TransformerConfig, vocab_size: int, newline: bool = False) -> None:
+    def __init__(self, config: TransformerConfig, vocab_size: int, architecture: Architecture) -> None:
         super().__init__(config)
+        scale = torch.tensor(config.hidden_size**0.5 if architecture.language.scaled_words else 1.0)
+        self.scale = scale.to(config.params_dtype).item()
         self.sequence_parallel = config.sequence_parallel
         self.embedding = VocabParallelEmbedding(
             vocab_size, config.hidden_size, init_method=config.embedding_init_method, config=config
         )
         self.newline = None
-        if newline:
+        if architecture.newline:
             self.newline = torch.nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))
             config.embedding_init_method(self.newline.data)
 
     def forward(self, image: Tensor, batch: Microbatch) -> Tensor:
         """Image tokens [image tokens, 1, width] -> the pack [T, 1, width], under sequence parallelism this rank's."""
         assert batch.image_positions is not None
-        words = dropout(self.embedding(batch.input_ids), self.config.hidden_dropout, self.training)
+        words = self.embedding(batch.input_ids)
+        words = words if self.scale == 1 else words * self.scale
+        words = dropout(words, self.config.hidden_dropout, self.training)
         tokens = image.squeeze(1)
         if self.newline is not None and batch.image_sources is not None:
             tokens = torch.cat([tokens, self.newline.to(tokens.dtype)])
@@ -75,11 +83,19 @@ class WordEmbedding(MegatronModule):
 class LanguageLayer(TransformerLayer):
     """Core's transformer layer over a pack: [T, 1, width] -> the same."""
 
-    def forward(self, hidden: Tensor, batch: Microbatch, rotary: Tensor) -> Tensor:
-        """[T, 1, width] -> the same; `rotary` has the angles of every position."""
+    slides = False
+    """A token sees no further back than the model's window."""
+
+    def place(self, language: LanguageArchitecture, number: int) -> None:
+        """Say which of the language model's layers this is."""
+        self.slides = language.sliding is not None and number in language.sliding.layers
+
+    def forward(self, hidden: Tensor, batch: Microbatch, view: LanguageView) -> Tensor:
+        """[T, 1, width] -> the same."""
+        sight = view.near if self.slides else view.far
         with own_draws(self), get_fp8_context(self.config, self.layer_number - 1):
             return super().forward(
-                hidden, attention_mask=None, rotary_pos_emb=rotary, packed_seq_params=batch.segments
+                hidden, attention_mask=None, rotary_pos_emb=sight.rotary, packed_seq_params=sight.segments
             )[0]
 
 
@@ -95,9 +111,14 @@ def language_layer_config(config: TransformerConfig, architecture: LanguageArchi
     return layer
 
 
-def language_layer_spec(config: TransformerConfig) -> ModuleSpec:
-    """Core's layer with attention isolated per sample and, where the model has it, QK-norm of every head."""
+def language_layer_spec(config: TransformerConfig, architecture: LanguageArchitecture) -> ModuleSpec:
+    """Core's layer with attention isolated per sample and, where the model has them, QK-norm of every head and norms
+    behind both branches."""
     submodules = layer_submodules(config)
+    if architecture.branch_norms:
+        submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
+    if architecture.activation != "silu":
+        submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
     attention = submodules.self_attention.submodules
     attention.core_attention = IsolatedAttention
     attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp

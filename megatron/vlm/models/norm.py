@@ -1,5 +1,8 @@
 """Normalisation layers, with what tensor and sequence parallelism ask of them."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
@@ -8,7 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
-from torch.nn.functional import rms_norm
+from torch.nn.functional import dropout, rms_norm
 
 from megatron.vlm.models.padding import loads_without_padding, zero_padding
 
@@ -16,19 +19,42 @@ from megatron.vlm.models.padding import loads_without_padding, zero_padding
 def build_norm(
     config: TransformerConfig, hidden_size: int, eps: float = 1e-5, kind: str | None = None
 ) -> torch.nn.Module:
-    """RMSNorm or LayerNorm, as `kind` or else `config.normalization` says.
+    """RMSNorm, CentredRMSNorm or LayerNorm, as `kind` or else the configuration says.
 
     Under sequence parallelism a rank sees a share of the tokens: the mark makes Megatron sum the gradients over ranks.
     """
-    build = torch.nn.RMSNorm if (kind or config.normalization) == "RMSNorm" else torch.nn.LayerNorm
-    norm = build(hidden_size, eps=eps, dtype=config.params_dtype)
+    usual = "CentredRMSNorm" if config.layernorm_zero_centered_gamma else config.normalization
+    norm = NORMS[kind or usual](hidden_size, eps=eps, dtype=config.params_dtype)
     for parameter in norm.parameters():
         setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (Megatron marks weights so)
     return norm
 
 
+class CentredRMSNorm(torch.nn.Module):
+    """RMSNorm that multiplies with 1 + weight, in fp32 (Gemma): [..., width] -> the same."""
+
+    def __init__(self, hidden_size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = torch.nn.Parameter(torch.zeros(hidden_size, dtype=dtype))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalise the last axis."""
+        return _centred(hidden, self.weight, self.eps)
+
+
+@jit_fuser
+def _centred(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = hidden.float()
+    normalised = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + epsilon)
+    return (normalised * (1.0 + weight.float())).type_as(hidden)
+
+
+NORMS = {"RMSNorm": torch.nn.RMSNorm, "LayerNorm": torch.nn.LayerNorm, "CentredRMSNorm": CentredRMSNorm}
+
+
 class HeadRMSNorm(torch.nn.RMSNorm):
-    """RMSNorm of every head by itself, with one weight for all heads (Qwen3): [s, b, local heads, d] -> the same.
+    """RMSNorm of every head by itself, with one weight for all heads (Qwen3, Gemma 3): [s, b, local heads, d] -> same.
 
     Under tensor parallelism a rank sees some heads: the weight's gradient is summed over the group as it arises. (Core
     would sum it at the end of the iteration by its name, which a ViT's full-width norms have too: those are cut.)
@@ -36,12 +62,40 @@ class HeadRMSNorm(torch.nn.RMSNorm):
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.centred = config.layernorm_zero_centered_gamma
+        if self.centred:
+            torch.nn.init.zeros_(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalise the last axis."""
         weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.weight)
         # A key of its own: as a part of what was projected it would keep query and value for backward.
-        return rms_norm(hidden.contiguous(), self.normalized_shape, weight, self.eps)
+        hidden = hidden.contiguous()
+        if self.centred:
+            return _centred(hidden, weight, self.eps)
+        return rms_norm(hidden, self.normalized_shape, weight, self.eps)
+
+
+class BranchNormAdd(torch.nn.Module):
+    """The residual connection behind a branch that ends in a norm (Gemma): residual + dropout(norm(x + bias)).
+
+    Takes the place of core's bias-dropout-add, whose calling order it keeps: called with (training, fused) it gives the
+    function that adds.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.norm = build_norm(config, config.hidden_size, config.layernorm_epsilon)
+
+    def forward(self, training: bool, fused: bool) -> Callable[..., Tensor]:
+        """What core calls with (x, bias), residual and probability."""
+        return partial(self._add, training)
+
+    def _add(
+        self, training: bool, x_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, probability: float
+    ) -> Tensor:
+        x, bias = x_with_bias
+        return residual + dropout(self.norm(x if bias is None else x + bias), probability, training)
 
 
 class FullWidthRMSNorm(torch.nn.Module):

@@ -22,9 +22,9 @@ Rows: type = TERowParallelLinear
 """A row-parallel projection."""
 
 
-def attention_over_pack(query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
+def attention_over_pack(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
     """Attention inside each segment: query [T, heads, d], key and value [T, groups, d] -> [T, heads * d]."""
-    return _thd_kernel(query.shape[1], key.shape[1], query.shape[2])(
+    return _thd_kernel(query.shape[1], key.shape[1], query.shape[2], scale)(
         query,
         key,
         value,
@@ -87,9 +87,11 @@ def compute_late(layer: Any) -> None:
 
 
 @cache
-def _thd_kernel(heads: int, groups: int, width: int) -> Callable[..., Tensor]:
+def _thd_kernel(heads: int, groups: int, width: int, scale: float | None) -> Callable[..., Tensor]:
     """One for all layers, none of which owns it: it has no weights to be saved."""
     from transformer_engine.pytorch import DotProductAttention
 
-    kernel: Callable[..., Tensor] = DotProductAttention(heads, width, num_gqa_groups=groups, qkv_format="thd")
+    kernel: Callable[..., Tensor] = DotProductAttention(
+        heads, width, num_gqa_groups=groups, qkv_format="thd", softmax_scale=scale
+    )
     return kernel

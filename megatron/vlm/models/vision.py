@@ -15,7 +15,6 @@ from megatron.core.jit import jit_fuser
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -29,6 +28,7 @@ from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.norm import FullWidthRMSNorm, build_norm, normalise_together
 from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue, mixed
+from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, projections
 from megatron.vlm.models.tile_rows import SplitHeads
 from omnibal_ext.architectures.architecture import VisionArchitecture
@@ -129,36 +129,6 @@ def _scale_add(
 _scale_add_fused = jit_fuser(_scale_add)
 
 
-class VisionMLP(MLP):
-    """Core's perceptron, gated or not, with the model's own activation.
-
-    That is fused with the bias before it where there is a compiler.
-    """
-
-    adds_bias = False
-    """Whether the last bias is added here, and not returned."""
-
-    def forward(
-        self, hidden: Tensor, per_token_scale: Tensor | None = None, **_: object
-    ) -> tuple[Tensor, Tensor | None]:
-        """[rows, 1, width] -> the same, and the last bias where the caller adds it."""
-        inner, bias = self.linear_fc1(hidden)
-        activated = _gated if self.config.gated_linear_unit else _activated
-        out, last_bias = self.linear_fc2(activated(inner, bias, self.config.activation_func))
-        return (out + last_bias, None) if self.adds_bias and last_bias is not None else (out, last_bias)
-
-
-@jit_fuser
-def _activated(inner: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    return activation(inner if bias is None else inner + bias)
-
-
-@jit_fuser
-def _gated(inner: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    gate, up = (inner if bias is None else inner + bias).chunk(2, dim=-1)
-    return activation(gate) * up
-
-
 class VisionAttention(SelfAttention):
     """Core's attention; where query and key have norms, these share one reduction over the group."""
 
@@ -222,7 +192,7 @@ def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitectur
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(
             LayerScaleAdd, params={"width": config.hidden_size, "initial": 1.0, "config": config}
         )
-    submodules.mlp = partial(VisionMLP.as_mlp_submodule, **submodules.mlp.keywords)
+    submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
     attention, heads = submodules.self_attention, architecture.heads
     attention.module, attention.params = VisionAttention, {"attn_mask_type": AttnMaskType.no_mask}
     tiles = partial(TileAttention, tokens=architecture.tokens_per_tile)

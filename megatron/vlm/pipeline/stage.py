@@ -12,8 +12,8 @@ from torch import Tensor
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain, Links
+from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.native import View, Viewer
-from megatron.vlm.models.rotary import Rotary
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
 
@@ -54,9 +54,7 @@ class Stage(MegatronModule):
             if chain.kinds[link] in RECOMPUTABLE_KINDS:
                 set_selective_recompute(module, link in recompute_attention, link in recompute_mlp)
         if "llm" in self.kinds:
-            native = chain.architecture.vision.native
-            in_time = native.positions_per_second if native else None
-            self.rotary = Rotary(chain.architecture.language, chain.architecture.shuffle, in_time)
+            self.language_viewer = LanguageViewer(chain.architecture, chain.language.params_dtype)
         if chain.architecture.vision.native and set(VISION_KINDS) & set(self.kinds):
             self.viewer = Viewer(chain.architecture.vision, chain.vision)
 
@@ -86,11 +84,11 @@ class Stage(MegatronModule):
     def forward(self, batch: Microbatch) -> Tensor:
         """Hidden states [s, b, h] after the last link; of the last stage, what `Head` gives."""
         hidden, features = self._arrived(batch)
-        rotary = self.rotary(batch) if "llm" in self.kinds else None
+        language_view = self.language_viewer(batch) if "llm" in self.kinds else None
         view = self.viewer(batch) if hasattr(self, "viewer") and batch.tiles else None
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
         for link, module in enumerate(self.links.values(), start=self.first):
-            extra: tuple[Any, ...] = (rotary,) if self.chain.kinds[link] == "llm" else ()
+            extra: tuple[Any, ...] = (language_view,) if self.chain.kinds[link] == "llm" else ()
             if view is not None and self.chain.kinds[link] in VISION_KINDS:
                 extra = (view,)
             step = partial(_run, module, batch, *extra)

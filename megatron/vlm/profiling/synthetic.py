@@ -1,6 +1,7 @@
 """Packs of given sizes and random content, for measuring."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from math import isqrt
 
 import torch
@@ -16,7 +17,10 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
     At native resolution `tiles` patches are images of up to `IMAGE_PATCHES`, nearly square.
     """
     size, tokens = architecture.vision.image_size, sum(lengths)
-    grids, starts = _images(architecture.vision.native, tiles, tokens) if architecture.vision.native else ((), ())
+    grids: tuple[Grid, ...] = ()
+    starts = _tile_starts(architecture, tiles, lengths)
+    if architecture.vision.native:
+        grids, starts = _images(architecture.vision.native, tiles, tokens)
     if grids:
         tiles = sum(rows * columns for _, rows, columns in grids)
     ids = torch.randint(0, architecture.language.vocab_size, (tokens,), device="cuda")
@@ -35,6 +39,13 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
         grids=grids,
         image_starts=starts,
     )
+
+
+def _tile_starts(architecture: Architecture, tiles: int, lengths: Sequence[int]) -> tuple[int, ...]:
+    """Where the tokens of each tile begin, of those that lie inside one sample."""
+    edges, per_tile = [0, *accumulate(lengths)], architecture.image_tokens_per_tile
+    starts = (tile * per_tile for tile in range(tiles) if per_tile)
+    return tuple(start for start in starts if any(a <= start and start + per_tile <= b for a, b in pairwise(edges)))
 
 
 def _images(native: NativeResolution, patches: int, tokens: int) -> tuple[tuple[Grid, ...], tuple[int, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext.architectures.architecture import RopeScaling, differences
+from omnibal_ext.architectures.architecture import RopeScaling, SlidingWindow, differences
 from omnibal_ext.architectures.huggingface_defaults import DEFAULTS
 from omnibal_ext.architectures.presets import LANGUAGE_MODELS, PRESETS, VISION_TOWERS, preset
 from omnibal_ext.errors import UserError
@@ -215,6 +215,42 @@ INTERNVL_3_5 = {
 }
 
 
+GEMMA_3 = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+        "vision_use_head": False,
+    },
+}
+
+
 def write(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -248,6 +284,7 @@ def test_a_folder_that_is_called_like_a_preset_is_meant(tmp_path: Path, monkeypa
         ("qwen2-vl-7b", QWEN2_VL),
         ("qwen3-vl-8b", QWEN3_VL),
         ("llava-onevision-7b", LLAVA_ONEVISION),
+        ("gemma-3-27b", GEMMA_3),
     ],
 )
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
@@ -364,6 +401,27 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (QWEN2_5_VL, "attention_dropout", 0.1, r"attention_dropout is 0\.1"),
         (QWEN2_5_VL, "quantization_config", {"bits": 4}, r"quantization_config is .* which is not known"),
         (LLAVA_1_6_MISTRAL, "use_image_newline_parameter", False, r"use_image_newline_parameter is False"),
+        (GEMMA_3, "mm_tokens_per_image", 100, r"mm_tokens_per_image is 100; supported: squares of a number that"),
+        (GEMMA_3, "vision_config.model_type", "clip_vision_model", r"model_type is 'clip_vision_model'"),
+        (GEMMA_3, "text_config.model_type", "llama", r"model_type is 'llama'; supported: 'gemma3_text'"),
+        (GEMMA_3, "text_config.hidden_activation", "silu", r"hidden_activation is 'silu'"),
+        (GEMMA_3, "text_config.attention_bias", True, r"attention_bias is True"),
+        (GEMMA_3, "text_config.final_logit_softcapping", 30.0, r"final_logit_softcapping is 30\.0"),
+        (GEMMA_3, "text_config.attn_logit_softcapping", 50.0, r"attn_logit_softcapping is 50\.0"),
+        (GEMMA_3, "text_config.use_bidirectional_attention", True, r"use_bidirectional_attention is True"),
+        (GEMMA_3, "text_config.layer_types", ["full_attention"], r"layer_types are \['full_attention'\]; supported"),
+        (GEMMA_3, "text_config.layer_types", ["chunked_attention"] * 62, r"layer_types are \['chunked_attention'"),
+        (GEMMA_3, "text_config.sliding_window", None, r"sliding_window must be"),
+        (GEMMA_3, "text_config.num_key_value_heads", 5, r"32 heads of width 128 and 5 of keys"),
+        (GEMMA_3, "text_config.rope_scaling", {"rope_type": "yarn", "factor": 4.0}, r"full_attention has rope type"),
+        (
+            GEMMA_3,
+            "text_config.rope_parameters",
+            {"sliding_attention": {"rope_type": "linear", "factor": 4.0}},
+            r"sliding_attention has rope type 'linear'; supported: default",
+        ),
+        (GEMMA_3, "text_config.rope_parameters", {"rope_theta": 1e4}, r"rope_parameters has 'rope_theta'"),
+        (GEMMA_3, "text_config.altup_active_idx", 1, r"altup_active_idx is '1', which is not known"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
@@ -386,6 +444,18 @@ def test_the_last_norm_is_read_where_the_tower_is_whole_and_not_pooled(
 def test_a_sliding_window_limits_samples_instead(tmp_path: Path) -> None:
     config = changed(LLAVA_1_6_MISTRAL, "text_config.sliding_window", 4096)
     assert preset(str(write(tmp_path / "model", config))).language.max_positions == 4096
+
+
+def test_rotation_of_gemmas_two_kinds_of_layers_is_read_in_both_spellings(tmp_path: Path) -> None:
+    old = {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    new = {"full_attention": {"rope_type": "linear", "rope_theta": 2e6, "factor": 4.0}}
+    new |= {"sliding_attention": {"rope_type": "default", "rope_theta": 3e4}}
+    for text in (old, {"rope_parameters": new}):
+        plain = {name: value for name, value in GEMMA_3["text_config"].items() if name != "rope_scaling"}
+        plain |= {"num_hidden_layers": 5, "sliding_window_pattern": 2, **text}
+        language = preset(str(write(tmp_path / "model", {**GEMMA_3, "text_config": plain}))).language
+        assert (language.rope_theta, language.rope_scaling) == (2e6, RopeScaling("linear", 4.0))
+        assert language.sliding == SlidingWindow(1024, (0, 2, 4), 3e4)
 
 
 def test_llama3_scaling_is_read(tmp_path: Path) -> None:

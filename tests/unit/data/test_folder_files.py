@@ -9,6 +9,7 @@ import pytest
 from megatron.vlm.data.folder_template import folder_template
 from megatron.vlm.data.model_recipe import settle
 from omnibal_ext.errors import UserError
+from tests.unit.hf.models import GEMMA_JINJA
 
 pytest.importorskip("jinja2")
 
@@ -140,6 +141,24 @@ def test_a_processor_that_gives_other_pixels_is_refused_by_its_field(
 )  # fmt: skip
 def test_a_template_is_known_by_what_it_writes(tmp_path: Path, files: dict[str, Any], template: str, file: str) -> None:
     assert folder_template(write(tmp_path, **files)) == (template, file)
+
+
+def test_gemmas_template_is_known_and_its_processor_read(tmp_path: Path) -> None:
+    """Bilinear pixels are its own; pan and scan, which makes further crops, is refused by name."""
+    (tmp_path / "chat_template.jinja").write_text(GEMMA_JINJA)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    tower = {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14}
+    config = {"model_type": "gemma3", "vision_config": tower, "text_config": {"model_type": "gemma3_text"}}
+    processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2, "do_pan_and_scan": None}
+    tokens = {"tokenizer_config": {"bos_token": "<bos>"}, "config": config | {"mm_tokens_per_image": 1}}
+    chosen = settle({}, str(write(tmp_path, preprocessor_config=processor, **tokens)))
+    wanted = {"chat-template": "gemma", "tiling": "gemma", "image-markup": "gemma", "normalize": "half"}
+    assert wanted.items() <= {flag: choice.value for flag, choice in chosen.items()}.items()
+    for change, message in (({"do_pan_and_scan": True}, "do_pan_and_scan is True"), ({"resample": 3}, "supported: 2")):
+        with pytest.raises(UserError, match=message):
+            settle({}, str(write(tmp_path, preprocessor_config=processor | change)))
+    with pytest.raises(UserError, match=r"--tiling fixed, but model .* needs gemma"):
+        settle({"tiling": "fixed"}, str(write(tmp_path, preprocessor_config=processor)))
 
 
 def test_another_template_is_refused_and_damage_too(tmp_path: Path) -> None:

@@ -133,6 +133,29 @@ def test_pixels_are_the_pictures_cells_row_by_row_and_the_thumbnail(dataset: Cha
     np.testing.assert_allclose(pixels.numpy(), np.stack(expected), atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int) -> None:
+    """To every stage, also those that read neither words nor pixels; between them there are words."""
+    make_demo_data(tmp_path, samples=12, heldout_samples=1, seed=seed)
+    recipe = Recipe(
+        tmp_path, tmp_path / "tokenizer.model", "gemma", Tiling(32, rule="gemma"), tokens_per_tile=4, markup="gemma"
+    )  # fmt: skip
+    preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "dataset"))
+    data = ChatDataset(tmp_path / "dataset")
+    samples = np.random.default_rng(seed).permutation(len(data))
+    batch = PackDataset(data, pack_of(samples), ALL)[0]
+    assert batch.input_ids is not None
+    context = batch.input_ids == data.manifest["image_token_id"]
+    assert sorted(place for start in batch.image_starts for place in range(start, start + 4)) == (
+        context.nonzero().squeeze(1).tolist()
+    )
+    assert not any(context[start - 1] or context[start + 4] for start in batch.image_starts)
+    assert len(batch.image_starts) == batch.tiles > 0
+    told = PackDataset(data, pack_of(samples), Needs(pixels=False, tokens=False, labels=False))[0]
+    assert told.image_starts == batch.image_starts
+    assert told.grids == ()
+
+
 def test_an_empty_pack_counts_no_token(dataset: ChatDataset, index: PackedIndex) -> None:
     batch = PackDataset(dataset, index, ALL)[EMPTY_PACK]
     assert batch.samples == batch.tiles == 0

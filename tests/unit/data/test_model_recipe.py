@@ -46,7 +46,7 @@ def test_every_preset_names_what_there_is_and_what_goes_together(name: str) -> N
     assert wanted["image-markup"] in MARKUPS
     assert RULES[wanted["tiling"]].joins_tiles == model.newline
     assert (wanted["image-markup"] == "llava") == name.startswith("llava")
-    pixels = {"llava-one": "half", "llava": "clip", "qwen2": "clip", "qwen3": "half"}
+    pixels = {"llava-one": "half", "llava": "clip", "qwen2": "clip", "qwen3": "half", "gemma": "half"}
     assert model.vision.pixels == next((pixels[one] for one in pixels if name.startswith(one)), "imagenet")
     assert RULES[wanted["tiling"]].native == (model.vision.native is not None)
     if name != "tiny":

@@ -14,6 +14,7 @@ from megatron.vlm.data.model_recipe import settle
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.tiles import Tiling
+from tests.unit.hf.models import GEMMA_JINJA
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -123,6 +124,17 @@ def qwen3_vl(path: Path, _: bool) -> tuple[Any, str]:
     return WithoutVideo(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
 
 
+def gemma(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+
+    roles = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    special = ["<bos>", "<start_of_turn>", "<end_of_turn>", *roles.values()]
+    half = [0.5, 0.5, 0.5]
+    pictures = Gemma3ImageProcessorPil(size={"height": TILE, "width": TILE}, image_mean=half, image_std=half)
+    return Gemma3Processor(pictures, fast(path, special, **roles), image_seq_length=4), "<start_of_image>"
+
+
 CLIP_FEATURES = {
     "patch_size": PATCH,
     "vision_feature_select_strategy": "default",
@@ -144,6 +156,7 @@ CASES["anyres_max_9"] = (
     llava_onevision,
     {"template": "qwen-vl", "markup": "llava", "tokens_per_tile": 4, "normalization": "half"},
 )
+CASES["gemma"] = (gemma, {"template": "gemma", "markup": "gemma", "tokens_per_tile": 4, "normalization": "half"})
 NATIVE = Tiling(PATCH, 16, 120, False, "native")
 QUESTION = "<|im_start|>user\n{0}\nWhat is in the picture?<|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n"
 PROMPTS = {  # what their chat templates write for one question and answer
@@ -151,6 +164,8 @@ PROMPTS = {  # what their chat templates write for one question and answer
     "qwen-vl": QUESTION,  # without the system message, which the dataset is made without
     "mistral": "<s>[INST] {0}\nWhat is in the picture? [/INST] A cat.</s>",
     "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
+    "gemma": "<bos><start_of_turn>user\n{0}\nWhat is in the picture?<end_of_turn>\n<start_of_turn>model\nA cat."
+    "<end_of_turn>\n",
 }
 
 
@@ -207,6 +222,7 @@ TOWERS = {  # config.json of each kind of model
     "native": ("qwen2_5_vl", "qwen2_5_vl_text", {"out_hidden_size": 8192}),
     "anyres_max_9": ("llava_onevision", "qwen2", {"model_type": "siglip_vision_model", "image_size": TILE}),
     "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
+    "gemma": ("gemma3", "gemma3_text", {"model_type": "siglip_vision_model", "image_size": TILE}),
 }
 JINJA = {
     "hermes-2": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}"
@@ -214,6 +230,7 @@ JINJA = {
     "mistral": "<s>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('') }}{% endif %}"
     "{{ '[INST] ' if m.role == 'user' else ' ' }}{% for part in m.content %}{{ part.text }}{% endfor %}"
     "{{ ' [/INST]' if m.role == 'user' else '</s>' }}{% endfor %}",
+    "gemma": GEMMA_JINJA,
 }
 
 
@@ -226,7 +243,7 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
     processor.tokenizer.save_pretrained(tmp_path)
     kind, language, tower = TOWERS[case]
     towers = {"text_config": {"model_type": language}, "vision_config": {**tower, "patch_size": PATCH}}
-    config = {"model_type": kind, **towers}
+    config = {"model_type": kind, **towers} | ({"mm_tokens_per_image": 4} if kind == "gemma3" else {})
     (tmp_path / "config.json").write_text(json.dumps(config))
     given = {"chat-template": flags["template"]}
     if flags["template"] in JINJA:
@@ -280,7 +297,7 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
             if rule == "anyres_max_9":
                 assert data.images(sample)[0].thumbnail
         np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-6, err_msg=name)
-    context = "<|image_pad|>" if rule == "native" else mark
+    context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>"}.get(rule, mark)
     assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(context)
     added = {token: number for token, number in processor.tokenizer.get_added_vocab().items() if token != "<video>"}
     assert data.manifest["special_tokens"] == added

@@ -43,6 +43,19 @@ def test_hermes_2_has_no_beginning_of_text() -> None:
     assert render_chat(CHAT, chat_template("hermes-2"), INTERNVL).text.startswith("<|im_start|>system\n")
 
 
+def test_gemmas_system_message_stands_at_the_head_of_the_first_question() -> None:
+    chat = render_chat(CHAT, chat_template("gemma"), MARKUPS["gemma"])
+    assert chat.text == (
+        "<bos><start_of_turn>user\nRead\n\n\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
+        "\nRead the digits.<end_of_turn>\n<start_of_turn>model\na5b3<end_of_turn>\n"
+        "<start_of_turn>user\nRepeat: a5<end_of_turn>\n<start_of_turn>model\na5<end_of_turn>\n"
+    )
+    assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3<end_of_turn>", "a5<end_of_turn>"]
+    alone = render_chat(CHAT[1:], chat_template("gemma"), MARKUPS["gemma"]).text
+    assert alone == chat.text.replace("user\nRead\n\n", "user\n", 1)
+    assert "<start_of_image>" in MARKUPS["gemma"].reserved
+
+
 def test_only_the_assistants_words_and_their_end_are_trained() -> None:
     for name in ("internlm2-chat", "hermes-2", "chatml"):
         chat = render_chat(CHAT, chat_template(name), INTERNVL)

@@ -70,6 +70,63 @@ QWEN = {**TEXT, "model_type": "qwen2"}
 QWEN3 = {**TEXT, "model_type": "qwen3", "head_dim": 16}
 MISTRAL = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": 512}
 
+GEMMA = {
+    **TEXT,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    },
+}
+"""A window shorter than the samples, and narrower than an image with words around it."""
+
+# As Gemma 3's: the system's words at the head of the first turn, parts trimmed one by one.
+GEMMA_JINJA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}
+        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
+    {%- else -%}
+        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}
+    {%- endif -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- if (message['role'] == 'assistant') -%}
+        {%- set role = "model" -%}
+    {%- else -%}
+        {%- set role = message['role'] -%}
+    {%- endif -%}
+    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'image' -%}
+                {{ '<start_of_image>' }}
+            {%- elif item['type'] == 'text' -%}
+                {{ item['text'] | trim }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception("Invalid content type") }}
+    {%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{'<start_of_turn>model\n'}}
+{%- endif -%}
+"""
+
 # name: (class prefix, vision, language, further fields)
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "internvl": ("InternVL", {}, QWEN, {"tie_word_embeddings": False}),
@@ -127,6 +184,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {**QWEN, "tie_word_embeddings": True},
         {"tie_word_embeddings": True, "vision_feature_layer": -2},
     ),
+    "gemma 3": ("Gemma3", SIGLIP, GEMMA, {"mm_tokens_per_image": 4}),
+    "gemma 3 untied, a window within an image": (
+        "Gemma3",
+        {**SIGLIP, "image_size": TILE + 3},
+        {
+            **GEMMA,
+            "sliding_window": 3,
+            "head_dim": 12,
+            "query_pre_attn_scalar": 12,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+        {"mm_tokens_per_image": 16, "tie_word_embeddings": False},
+    ),
     "qwen2-vl": ("Qwen2VL", QWEN2_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl": ("Qwen2_5_VL", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl tied": (
@@ -157,7 +228,7 @@ def build(family: str, seed: int) -> torch.nn.Module:
         vision = {**INTERN_VIT, **vision}
     else:
         fields = {"image_token_index": IMAGE_TOKEN, **fields}
-        vision = vision if prefix == "LlavaOnevision" else {**CLIP, **vision}
+        vision = vision if prefix in ("LlavaOnevision", "Gemma3") else {**CLIP, **vision}
     if prefix == "LlavaNext":
         fields = {"image_grid_pinpoints": GRIDS, **fields}
     if prefix == "LlavaOnevision":

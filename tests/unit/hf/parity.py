@@ -120,7 +120,15 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     counts = {size: (len(orders[size]), shown[size].tiles) for size in shown}
     samples = models.samples(counts, IMAGES, architecture.vision.image_size)
     order = joined_orders((shown[size].tiles * per_tile, orders[size]) for images in IMAGES for size in images)
-    return batch_of(samples, order), samples
+    batch = batch_of(samples, order)
+    if architecture.language.image_attention:
+        batch = replace(batch, image_starts=tuple(starts_of(batch.image_positions, per_tile)))
+    return batch, samples
+
+
+def starts_of(image_positions: Tensor, per_tile: int) -> list[int]:
+    """Where images of so many tokens begin."""
+    return image_positions[::per_tile].tolist()
 
 
 def batch_of(samples: list[Sample], order: FeatureOrder) -> Microbatch:
@@ -193,6 +201,8 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
             images = _at_native_resolution(sample, theirs.config.model_type)
         elif len(sample.pixels):
             images["pixel_values"] = sample.pixels
+            if theirs.config.model_type == "gemma3":
+                images["token_type_ids"] = (sample.ids == IMAGE_TOKEN).long()[None]
             if theirs.config.model_type in ("llava_next", "llava_onevision"):
                 images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
             if theirs.config.model_type == "llava_onevision":

@@ -37,7 +37,7 @@ class DotProductAttention(torch.nn.Module):
         assert attention_dropout == 0.0
         self.qkv_format, self.attn_mask_type = qkv_format, attn_mask_type
         self.heads, self.groups = num_attention_heads // tp_size, (num_gqa_groups or num_attention_heads) // tp_size
-        self.width = kv_channels
+        self.width, self.scale = kv_channels, softmax_scale
 
     def forward(
         self,
@@ -74,17 +74,18 @@ class DotProductAttention(torch.nn.Module):
             assert query_layer.dtype in (torch.float16, torch.bfloat16), "no THD kernel in this precision"
             layers = (query_layer.unsqueeze(1), key_layer.unsqueeze(1), value_layer.unsqueeze(1))
             if query_layer.device.type != "cpu":  # of shapes alone
-                return _attend(*layers, causal=mask == "padding_causal").squeeze(1)
+                return _attend(*layers, causal=mask == "padding_causal", scale=self.scale).squeeze(1)
             lengths = cu_seqlens_q.diff().tolist()
             assert max_seqlen_q == max_seqlen_kv == max(lengths)
             samples = zip(*(layer.split(lengths) for layer in layers), strict=True)
-            return torch.cat([_attend(*sample, causal=mask == "padding_causal") for sample in samples]).squeeze(1)
+            causal, scale = mask == "padding_causal", self.scale
+            return torch.cat([_attend(*sample, causal=causal, scale=scale) for sample in samples]).squeeze(1)
         assert layout == "sbhd"
         assert mask in ("causal", "no_mask")
-        return _attend(query_layer, key_layer, value_layer, causal=mask == "causal")
+        return _attend(query_layer, key_layer, value_layer, causal=mask == "causal", scale=self.scale)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
     q, k, v = (layer.permute(1, 2, 0, 3) for layer in (query, key, value))
-    out = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+    out = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return out.permute(2, 0, 1, 3).flatten(2)

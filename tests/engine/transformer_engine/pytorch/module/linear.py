@@ -184,11 +184,12 @@ class LayerNormLinear(_Parallel):
         assert parallel_mode == "column"
         assert normalization in ("LayerNorm", "RMSNorm")
         assert not return_layernorm_output
-        assert not zero_centered_gamma
+        self.offset = float(zero_centered_gamma)
         self.start(delay_wgrad_compute, fuse_wgrad_accumulation, bias)
         self.return_bias, self.eps, self.normalization = return_bias, eps, normalization
         self.place(in_features, out_features, tp_group, tp_size, sequence_parallel, parallel_mode)
-        self.layer_norm_weight = torch.nn.Parameter(torch.ones(in_features, dtype=params_dtype, device=device))
+        first = torch.full((in_features,), 1 - self.offset, dtype=params_dtype, device=device)
+        self.layer_norm_weight = torch.nn.Parameter(first)
         self.layer_norm_bias: torch.nn.Parameter | None = None
         if normalization == "LayerNorm":
             self.layer_norm_bias = torch.nn.Parameter(torch.zeros(in_features, dtype=params_dtype, device=device))
@@ -198,7 +199,8 @@ class LayerNormLinear(_Parallel):
         self.weights(params_dtype, device, bias, init_method, get_rng_state_tracker, delay_wgrad_compute)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, fp8_output: bool | None = False) -> Any:
-        return self.multiply(normalise(inp, self.layer_norm_weight, self.layer_norm_bias, self.eps))
+        weight, bias = self.layer_norm_weight, self.layer_norm_bias
+        return self.multiply(normalise(inp, weight, bias, self.eps, self.offset))
 
 
 class GroupedLinear(TransformerEngineBaseModule):

@@ -1,0 +1,37 @@
+"""A layer's perceptron with an activation that core has no fused kernel for: of every ViT, and of Gemma 3."""
+
+from collections.abc import Callable
+
+from megatron.core.jit import jit_fuser
+from megatron.core.transformer.mlp import MLP
+from torch import Tensor
+
+
+class Perceptron(MLP):
+    """Core's perceptron, gated or not, with the model's own activation.
+
+    That is fused with the bias before it where there is a compiler.
+    """
+
+    adds_bias = False
+    """Whether the last bias is added here, and not returned."""
+
+    def forward(
+        self, hidden: Tensor, per_token_scale: Tensor | None = None, **_: object
+    ) -> tuple[Tensor, Tensor | None]:
+        """[rows, 1, width] -> the same, and the last bias where the caller adds it."""
+        inner, bias = self.linear_fc1(hidden)
+        activated = _gated if self.config.gated_linear_unit else _activated
+        out, last_bias = self.linear_fc2(activated(inner, bias, self.config.activation_func))
+        return (out + last_bias, None) if self.adds_bias and last_bias is not None else (out, last_bias)
+
+
+@jit_fuser
+def _activated(inner: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    return activation(inner if bias is None else inner + bias)
+
+
+@jit_fuser
+def _gated(inner: Tensor, bias: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    gate, up = (inner if bias is None else inner + bias).chunk(2, dim=-1)
+    return activation(gate) * up

@@ -1,0 +1,139 @@
+"""Reads the config.json of Gemma 3 (arXiv 2503.19786): SigLIP, local and global language layers.
+
+In five of six layers a token looks back over a window; rotation differs between the two kinds.
+"""
+
+from math import isqrt
+from typing import Any
+
+from omnibal_ext.architectures.architecture import (
+    Architecture,
+    LanguageArchitecture,
+    PromptFormat,
+    RopeScaling,
+    SlidingWindow,
+    VisionArchitecture,
+)
+from omnibal_ext.architectures.huggingface_language import (
+    BASE,
+    EPSILON,
+    HEADS,
+    LAYERS,
+    POSITIONS,
+    ROPE,
+    WIDTH,
+    WORDS,
+    read_rope,
+)
+from omnibal_ext.architectures.huggingface_section import Section
+from omnibal_ext.architectures.huggingface_vision import vision_sizes
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import flag, listing, record, shown, text, whole
+
+NEAR, FAR = "sliding_attention", "full_attention"
+ROPES = record({}, {NEAR: ROPE, FAR: ROPE})
+ROPE_KINDS = ("default", "linear")
+
+
+def gemma3(name: str, config: Section, tied: bool) -> Architecture:
+    """The model of a gemma3's config.json. Raises UserError naming a field that cannot be honoured."""
+    tower, language = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "gemma3_text")
+    tower.must(model_type="siglip_vision_model")
+    language.must(model_type="gemma3_text")
+    vision = VisionArchitecture(
+        **vision_sizes(tower, tower.take("num_hidden_layers", LAYERS)),
+        class_token=False,
+        final_norm=True,
+        layer_scale=False,
+        pixels="half",
+    )
+    tower.refuse_unread()
+    return Architecture(
+        name,
+        vision,
+        _language(language),
+        shuffle=_square(config, vision),
+        pools=True,
+        tied=tied,
+        prompt=PromptFormat("gemma", config.take("image_token_index", WORDS), "gemma", "gemma"),
+    )
+
+
+def _square(config: Section, vision: VisionArchitecture) -> int:
+    """Patches a side of the square whose mean becomes one token."""
+    tokens, side = config.take("mm_tokens_per_image", whole(1, 2**20)), vision.image_size // vision.patch_size
+    root = isqrt(tokens)
+    if root**2 != tokens or side % root:
+        raise UserError(
+            f"{config.where}.mm_tokens_per_image is {tokens}; supported: squares of a number that divides the "
+            f"{side} patches a side"
+        )
+    return side // root
+
+
+def _language(section: Section) -> LanguageArchitecture:
+    section.must(attention_bias=False, attention_dropout=0.0, attn_logit_softcapping=None, final_logit_softcapping=None)
+    if section.take_if("use_bidirectional_attention", flag):
+        raise UserError(f"{section.where}.use_bidirectional_attention is True; supported: False")
+    heads, kv_heads = section.take("num_attention_heads", HEADS), section.take("num_key_value_heads", HEADS)
+    hidden_size, head_size = section.take("hidden_size", WIDTH), section.take("head_dim", WIDTH)
+    if heads % kv_heads or head_size % 2:
+        raise UserError(
+            f"{section.where}: {heads} heads of width {head_size} and {kv_heads} of keys and values; supported: "
+            "heads of an even width, in groups of one size"
+        )
+    query_scale = section.take("query_pre_attn_scalar", WIDTH)
+    layers = section.take("num_hidden_layers", LAYERS)
+    theta, scaling, near_theta = _rotation(section)
+    near = _near_layers(section, layers)
+    language = LanguageArchitecture(
+        layers=layers,
+        hidden_size=hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_hidden_size=section.take("intermediate_size", WIDTH),
+        vocab_size=section.take("vocab_size", WORDS),
+        rope_theta=theta,
+        norm_epsilon=section.take("rms_norm_eps", EPSILON),
+        qk_norm=True,
+        head_size=None if head_size * heads == hidden_size else head_size,
+        rope_scaling=scaling,
+        activation=section.choose("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}),
+        centred_norms=True,
+        branch_norms=True,
+        scaled_words=True,
+        query_scale=None if query_scale == head_size else query_scale,
+        sliding=SlidingWindow(section.take("sliding_window", POSITIONS), near, near_theta) if near else None,
+        image_attention=True,
+    )
+    section.refuse_unread()
+    return language
+
+
+def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
+    """Layers that slide a window: all but each sixth, unless the file says otherwise."""
+    pattern = section.take_if("sliding_window_pattern", whole(1, 2**10)) or 6
+    kinds = section.take_if("layer_types", listing(text))
+    kinds = kinds or [NEAR if (number + 1) % pattern else FAR for number in range(layers)]
+    if len(kinds) != layers or set(kinds) - {NEAR, FAR}:
+        raise UserError(
+            f"{section.where}.layer_types are {shown(kinds)}; supported: {NEAR!r} or {FAR!r} for each layer"
+        )
+    return tuple(number for number, kind in enumerate(kinds) if kind == NEAR)
+
+
+def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
+    """Base and scaling of the layers that see all tokens, base of those with a window; written in one of two ways."""
+    both: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
+    if unknown := set(both) - {NEAR, FAR}:
+        raise UserError(f"{section.where}.rope_parameters has {shown(min(unknown))}; supported: {NEAR!r}, {FAR!r}")
+    near = both.get(NEAR) or {}
+    far = (both.get(FAR) or {}) | (section.take_if("rope_scaling", ROPE) or {})
+    theta = far.get("rope_theta") or section.take_if("rope_theta", BASE) or 1e6
+    near_theta = near.get("rope_theta") or section.take_if("rope_local_base_freq", BASE) or 1e4
+    for place, rope, known in ((NEAR, near, ROPE_KINDS[:1]), (FAR, far, ROPE_KINDS)):
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind not in known:
+            raise UserError(f"{section.where}: {place} has rope type {kind!r}; supported: {', '.join(known)}")
+    read_rope(section, near)
+    return float(theta), read_rope(section, far), float(near_theta)

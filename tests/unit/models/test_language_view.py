@@ -1,0 +1,81 @@
+"""What a token sees: words before it, its whole image, no further back than a window, and nothing of another sample."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.language_view import LanguageViewer, seen_keys
+from omnibal_ext.architectures.architecture import Architecture, SlidingWindow
+from tests.distributed.harness import GEMMA, SMALL
+
+PER_IMAGE = GEMMA.image_tokens_per_tile
+LENGTHS, STARTS = (6, 9, 4, 3), (2, 6, 11, 15)
+"""Four samples: an image that ends its sample, one that begins and one that ends it, one alone, words."""
+
+
+def pack(lengths: tuple[int, ...], starts: tuple[int, ...]) -> Microbatch:
+    return Microbatch(len(starts), lengths, len(lengths), sum(lengths), image_starts=starts)
+
+
+def may_see(query: int, key: int, images: list[range], window: int | None) -> bool:
+    """As the model's authors say it: one image's tokens, else none behind; and the window for all."""
+    together = any(query in image and key in image for image in images)
+    return (key <= query or together) and (window is None or key > query - window)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_keys_that_are_seen_are_those_of_the_definition(seed: int) -> None:
+    draw = random.Random(seed)
+    edges = sorted(draw.sample(range(18), 4))
+    images = [range(edges[0], edges[1]), range(edges[2], edges[3])][: draw.randrange(3)]
+    window = draw.choice([None, 1, 3, 30])
+    seen = seen_keys(18, [(image.start, image.stop) for image in images], window)
+    wanted = torch.tensor([[may_see(query, key, images, window) for key in range(18)] for query in range(18)])
+    found = torch.ones(18, 18).tril().bool() if seen is None else seen
+    assert torch.equal(found, wanted)
+    assert (seen is None) == (not images and window in (None, 30))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_no_token_sees_another_sample(window: int | None) -> None:
+    language = replace(GEMMA.language, sliding=SlidingWindow(window or 99, (1,), 1e3))
+    view = LanguageViewer(replace(GEMMA, language=language), torch.float32)(pack(LENGTHS, STARTS))
+    begin, segments = 0, view.near.segments
+    for length, mask in zip(LENGTHS, segments.masks, strict=True):
+        images = [
+            range(start - begin, start - begin + PER_IMAGE) for start in STARTS if begin <= start < begin + length
+        ]
+        rows = [[may_see(q, k, images, window) for k in range(length)] for q in range(length)]
+        found = torch.ones(length, length).tril().bool() if mask is None else mask == 0
+        assert found.tolist() == rows
+        assert mask is None or (mask[~found] == -torch.inf).all()
+        begin += length
+    assert len(view.far.segments.masks) == len(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "masked"),
+    [
+        (GEMMA, pack((3, 2), ()), (False, False)),
+        (GEMMA, pack((5, 2), ()), (False, True)),
+        (GEMMA, pack((6,), (1,)), (True, True)),
+        (SMALL, pack((6,), (1,)), (False, False)),
+    ],
+    ids=["short words", "long words", "an image", "a model without"],
+)
+def test_packs_without_a_need_for_masks_have_none(model: Architecture, batch: Microbatch, masked: tuple) -> None:
+    """So that kernels for packs can take them."""
+    view = LanguageViewer(model, torch.bfloat16)(batch)
+    assert (bool(view.far.segments.masks), bool(view.near.segments.masks)) == masked
+
+
+def test_layers_with_a_window_turn_by_a_base_of_their_own_unscaled() -> None:
+    view = LanguageViewer(GEMMA, torch.float32)(pack((7,), ()))
+    places, half = torch.arange(7.0), torch.arange(8) / 8
+    assert GEMMA.language.sliding is not None
+    near, far = (theta**-half for theta in (GEMMA.language.sliding.theta, GEMMA.language.rope_theta))
+    assert torch.allclose(view.near.rotary[:, 0, 0, :8], torch.outer(places, near))
+    assert torch.allclose(view.far.rotary[:, 0, 0, :8], torch.outer(places, far / 8))
