@@ -240,8 +240,9 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     llm_passes = _passes(g, inside_g, 3 * language.ffn_hidden_size, llm_others)
     norms = 2 * g * (1 + language.branch_norms) + 2 * language.head_dim * language.qk_norm
     vit_kept = _kept(h, inside_h, vit_inner, 2 * h * vision.qk_norm, vision.layer_scale)
+    repeated = (2 * heads_g - key_value) * language.image_attention  # under a mask every head has its key and value
     llm_kept = _kept(
-        g, inside_g, 3 * language.ffn_hidden_size, rotated * language.qk_norm + 2 * g * language.branch_norms
+        g, inside_g + repeated, 3 * language.ffn_hidden_size, rotated * language.qk_norm + 2 * g * language.branch_norms
     )
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
     vit_kept += heads_h * (vit_tokens % t > 0)

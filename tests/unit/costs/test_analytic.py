@@ -1,5 +1,7 @@
 """Analytic profiles against counts done by hand, and against what was published."""
 
+from dataclasses import replace
+
 import pytest
 
 from omnibal_ext.architectures.presets import PRESETS, preset
@@ -22,6 +24,31 @@ def test_parameters_are_those_of_the_published_models() -> None:
     count = analytic_profile(INTERNVL, "a100", 9, 4096).parameters
     assert 45 * count["vit"] + count["patch_embed"] == pytest.approx(5.54e9, rel=0.01)
     assert 48 * count["llm"] + count["word_embed"] + count["head"] == pytest.approx(19.86e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "embedding", "others"), [("4b", 675e6, 3209e6), ("12b", 1012e6, 10759e6), ("27b", 1416e6, 25600e6)]
+)
+def test_gemmas_parameters_are_those_of_its_report(name: str, embedding: float, others: float) -> None:
+    """arXiv 2503.19786, table 1: vision encoder, embedding, and what is neither."""
+    model = PRESETS[f"gemma-3-{name}"]
+    of = analytic_profile(model, "h100", 9, 4096).parameters
+    assert of["vit"] * model.vision.layers + of["patch_embed"] == pytest.approx(417e6, rel=0.015)
+    assert of["word_embed"] == pytest.approx(embedding, rel=0.01)
+    assert of["llm"] * model.language.layers == pytest.approx(others, rel=0.001)
+    assert of["projector"] == 1152 * model.language.hidden_size
+
+
+def test_attention_under_masks_counts_whole_squares() -> None:
+    model = PRESETS["gemma-3-4b"]
+    blind = replace(model, language=replace(model.language, image_attention=False))
+    whole, half = (analytic_profile(one, "h100", 9, 4096).layers["llm"] for one in (model, blind))
+    square = 2 * 8 * 256 * 4096**2 / (989e12 * 0.45)
+    assert whole.forward_seconds - half.forward_seconds == pytest.approx(square)
+    assert whole.kept_bytes - half.kept_bytes == 4096 * 2 * 2 * (8 - 4) * 256, "keys and values are repeated"
+    assert whole.forward_fit is not None
+    assert half.forward_fit is not None
+    assert whole.forward_fit[2] == pytest.approx(2 * half.forward_fit[2])
 
 
 def test_a_vit_layer_keeps_what_was_published() -> None:

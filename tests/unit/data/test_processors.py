@@ -132,7 +132,9 @@ def gemma(path: Path, _: bool) -> tuple[Any, str]:
     special = ["<bos>", "<start_of_turn>", "<end_of_turn>", *roles.values()]
     half = [0.5, 0.5, 0.5]
     pictures = Gemma3ImageProcessorPil(size={"height": TILE, "width": TILE}, image_mean=half, image_std=half)
-    return Gemma3Processor(pictures, fast(path, special, **roles), image_seq_length=4), "<start_of_image>"
+    tokenizer = fast(path, special, **roles)
+    tokenizer.bos_token = "<bos>"
+    return Gemma3Processor(pictures, tokenizer, image_seq_length=4), "<start_of_image>"
 
 
 CLIP_FEATURES = {

@@ -12,7 +12,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.microbatch import Microbatch, segments_of
 from megatron.vlm.models import attention
 from megatron.vlm.models.attention import IsolatedAttention, TileAttention, choose_kernel
 
@@ -33,28 +33,31 @@ def pack(lengths: tuple[int, ...], seed: int) -> tuple[Microbatch, list[Tensor]]
     return Microbatch(0, lengths, len(lengths), sum(lengths)), tensors
 
 
-def by_hand(lengths: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def by_hand(lengths: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
     """Softmax over an explicit mask: the same sample, and not later."""
+    scale = WIDTH**-0.5 if scale is None else scale
     samples = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     allowed = (samples[:, None] == samples[None]) & torch.ones(len(samples), len(samples)).tril().bool()
     q, k, v = (tensor[:, 0].transpose(0, 1) for tensor in (query, key, value))
     k, v = (tensor.repeat_interleave(HEADS // GROUPS, dim=0) for tensor in (k, v))
-    scores = (q @ k.transpose(1, 2) / WIDTH**0.5).masked_fill(~allowed, -torch.inf)
+    scores = (q @ k.transpose(1, 2) * scale).masked_fill(~allowed, -torch.inf)
     return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1).unsqueeze(1)
 
 
-def varlen(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, max_q: int, max_k: int) -> Tensor:
+def varlen(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, max_q: int, max_k: int, scale: float | None = None
+) -> Tensor:
     """What variable-length attention computes, causal, on the CPU; key and value in groups."""
     assert max_q == max_k == int(cu_seq_q.diff().max())
     lengths = tuple(cu_seq_q.diff().tolist())
-    return by_hand(lengths, *(tensor.unsqueeze(1) for tensor in (query, key, value))).reshape(query.shape)
+    return by_hand(lengths, *(tensor.unsqueeze(1) for tensor in (query, key, value)), scale).reshape(query.shape)
 
 
 def varlen_2_12(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
                 window_size=(-1, -1), enable_gqa=False):  # type: ignore[no-untyped-def]  # fmt: skip
     """As torch 2.12 and later declare it."""
     assert (window_size, enable_gqa, key.shape[1]) == ((-1, 0), True, GROUPS)
-    return varlen(query, key, value, cu_seq_q, max_q, max_k)
+    return varlen(query, key, value, cu_seq_q, max_q, max_k, scale)
 
 
 def varlen_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
@@ -62,7 +65,7 @@ def varlen_2_11(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_a
     """As torch 2.11 declares it: no groups."""
     assert (window_size, key.shape[1]) == ((-1, 0), HEADS)
     grouped = (tensor[:, :: HEADS // GROUPS] for tensor in (key, value))
-    return varlen(query, *grouped, cu_seq_q, max_q, max_k)
+    return varlen(query, *grouped, cu_seq_q, max_q, max_k, scale)
 
 
 def varlen_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):  # type: ignore[no-untyped-def]
@@ -77,20 +80,24 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
                            deterministic=False, return_attn_probs=False, block_table=None):  # type: ignore[no-untyped-def]  # fmt: skip
     """As flash-attn 2.8 declares it: groups of heads are known by their shapes."""
     assert (causal, dropout_p, k.shape[1]) == (True, 0.0, GROUPS)
-    return varlen(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k)
+    return varlen(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k, softmax_scale)
 
 
 class DotProductAttention:
     """What Transformer Engine's attention computes over THD, on the CPU."""
 
-    def __init__(self, heads: int, width: int, num_gqa_groups: int, qkv_format: str) -> None:
+    def __init__(
+        self, heads: int, width: int, num_gqa_groups: int, qkv_format: str, softmax_scale: float | None
+    ) -> None:
+        self.scale = softmax_scale
         assert (heads, width, num_gqa_groups, qkv_format) == (HEADS, WIDTH, GROUPS, "thd")
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, cu_seqlens_q: Tensor, **how: Any) -> Tensor:
         assert how.pop("attn_mask_type") == "padding_causal"
         assert set(how) == {"cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"}
         lengths = tuple(cu_seqlens_q.diff().tolist())
-        return by_hand(lengths, *(tensor.unsqueeze(1) for tensor in (query, key, value))).squeeze(1)  # [T, heads * d]
+        layers = (tensor.unsqueeze(1) for tensor in (query, key, value))
+        return by_hand(lengths, *layers, self.scale).squeeze(1)  # [T, heads * d]
 
 
 @pytest.mark.parametrize(
@@ -104,9 +111,13 @@ class DotProductAttention:
         ("transformer_engine", None),
     ],
 )
-@pytest.mark.parametrize("lengths", [(7,), (5, 1, 9), (1, 1), (3, 8)])
+@pytest.mark.parametrize(("lengths", "scale"), [((7,), None), ((5, 1, 9), 0.2), ((1, 1), None), ((3, 8), 1.3)])
 def test_every_kernel_gives_what_samples_give_alone(
-    monkeypatch: pytest.MonkeyPatch, kernel: str, of_torch: Callable[..., Tensor] | None, lengths: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: str,
+    of_torch: Callable[..., Tensor] | None,
+    lengths: tuple[int, ...],
+    scale: float | None,
 ) -> None:
     monkeypatch.setattr(attention, "choose_kernel", lambda _: kernel)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch)
@@ -114,10 +125,31 @@ def test_every_kernel_gives_what_samples_give_alone(
     monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
     monkeypatch.setitem(sys.modules, "flash_attn", types.SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func))
-    layer = IsolatedAttention(config())
+    layer = IsolatedAttention(config(softmax_scale=scale))
     batch, tensors = pack(lengths, seed=1)
     out = layer(*tensors, packed_seq_params=batch.segments)
-    assert torch.allclose(out, by_hand(lengths, *tensors), atol=1e-5)
+    assert torch.allclose(out, by_hand(lengths, *tensors, scale), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sample_with_a_mask_is_seen_by_it_and_the_others_by_order(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """No kernel for packs is asked, as none knows masks."""
+    monkeypatch.setitem(attention.KERNELS, "flash_attention", lambda *_: pytest.fail("a kernel without masks"))
+    monkeypatch.setattr(attention, "choose_kernel", lambda _: "flash_attention")
+    _, tensors = pack((4, 6), seed=2)
+    both_ways = torch.zeros(6, 6)
+    both_ways[0, 5] = -torch.inf
+    tensors = [tensor.to(dtype) for tensor in tensors]
+    layer = IsolatedAttention(config())
+    out = layer(*tensors, packed_seq_params=segments_of((4, 6), masks=(None, both_ways.to(dtype))))
+    wide = [tensor.float() for tensor in tensors]
+    assert torch.allclose(out[:4].float(), by_hand((4,), *(tensor[:4] for tensor in wide)), atol=2e-2)
+    q, k, v = (tensor[4:, 0].transpose(0, 1) for tensor in wide)
+    k, v = (tensor.repeat_interleave(HEADS // GROUPS, dim=0) for tensor in (k, v))
+    wanted = ((q @ k.transpose(1, 2) / WIDTH**0.5 + both_ways).softmax(-1) @ v).transpose(0, 1).flatten(1)
+    assert torch.allclose(out[4:, 0].float(), wanted, atol=1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_torch_still_takes_what_we_pass() -> None:
@@ -125,7 +157,7 @@ def test_torch_still_takes_what_we_pass() -> None:
 
     known = inspect.signature(varlen_attn).parameters
     assert list(known)[:7] == list(inspect.signature(varlen_2_12).parameters)[:7]
-    assert {"window_size", "enable_gqa"} <= known.keys()
+    assert {"window_size", "enable_gqa", "scale"} <= known.keys()
 
 
 @pytest.mark.parametrize("fill", [0, 2])
