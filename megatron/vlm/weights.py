@@ -16,7 +16,7 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.convert import SIDE, KeyMap
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import sources
-from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture, differences
+from omnibal_ext.architectures.architecture import Architecture, differences
 from omnibal_ext.architectures.huggingface import CONFIG, weight_files
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
@@ -149,7 +149,7 @@ def _given(folder: Path) -> Weights:
 
 def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> None:
     """Raise UserError naming a weight that the checkpoint lacks, has too many, or has in another size."""
-    wanted = sources(architecture, _family(architecture.vision), "llama").keys()
+    wanted = sources(architecture, *_families(architecture)).keys()
     trained = f"{checkpoint.folder}: not of model {architecture.name!r}"
     if lacking := sorted(wanted - checkpoint.weights.keys()):
         raise UserError(f"{trained}: lacks {len(lacking)} of its weights, {lacking[0]} first; give its own --model")
@@ -162,13 +162,16 @@ def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> No
             raise UserError(f"{trained}: {name} is {found}, wanted {size}; give its own --model")
 
 
-def _family(vision: VisionArchitecture) -> str:
-    """A model type whose ViT has weights of the same names of ours."""
+def _families(architecture: Architecture) -> tuple[str, str]:
+    """A model type, and one of a language model, whose weights have the same names of ours."""
+    vision, language = architecture.vision, "gemma3_text" if architecture.language.branch_norms else "llama"
     if vision.native and vision.native.learned_positions:
-        return "qwen3_vl"
+        return "qwen3_vl", language
     if vision.native:
-        return "qwen2_5_vl" if vision.gated else "qwen2_vl"
-    return "llava" if vision.pre_norm or not vision.class_token else "internvl"
+        return "qwen2_5_vl" if vision.gated else "qwen2_vl", language
+    if architecture.pools:
+        return "gemma3", language
+    return "llava" if vision.pre_norm or not vision.class_token else "internvl", language
 
 
 def _sizes(architecture: Architecture) -> dict[str, tuple[int, int]]:
