@@ -172,7 +172,8 @@ def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, visio
     assert vision.native is not None
     mean, deviation = NORMALIZATIONS[vision.pixels]
     wanted = {
-        "do_resize": True, "do_rescale": True, "do_normalize": True, "resample": int(RULES["native"].resampling), "num_frames": None,
+        "do_resize": True, "do_rescale": True, "do_normalize": True, "num_frames": None,
+        "resample": int(RULES["native"].resampling),
         "patch_size": vision.patch_size, "merge_size": vision.native.merge, "temporal_patch_size": vision.native.frames,
         "image_mean": list(mean), "image_std": list(deviation),
     }  # fmt: skip
