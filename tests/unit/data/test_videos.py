@@ -1,8 +1,10 @@
 """Videos are what transformers' own processors make of them; what cannot be shown is refused with its reason."""
 
+import base64
 import json
 import shutil
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,12 +43,17 @@ RULES = {
 NORMALIZATION = {"qwen-vl": "clip", "qwen3-vl": "half"}
 
 
-def made(folder: Path, markup: str, records: list[dict[str, Any]], max_rejects: int = 0, **more: Any) -> ChatDataset:
-    (folder / "chat.jsonl").write_text("\n".join(map(json.dumps, records)))
+def made(
+    folder: Path, markup: str, records: list[dict[str, Any]] | Path, max_rejects: int = 0, **more: Any
+) -> ChatDataset:
+    """The dataset of records, or of a file that holds them."""
+    file = records if isinstance(records, Path) else folder / "chat.jsonl"
+    if not isinstance(records, Path):
+        file.write_text("\n".join(map(json.dumps, records)))
     flags = {"tokens_per_tile": 0.25, "normalization": NORMALIZATION[markup], "system_message": ""}
     flags |= {"tiling": Tiling(PATCH, 16, 120, False, "native"), "video": RULES[markup], **more}
     recipe = Recipe(folder, folder / "tokenizer.json", "hermes-2", markup=markup, **flags)
-    preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"), max_rejects=max_rejects)
+    preprocess(open_job([file], recipe, folder / "dataset"), max_rejects=max_rejects)
     return ChatDataset(folder / "dataset")
 
 
@@ -365,6 +372,46 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     assert broken.pixels.shape == pack.pixels.shape
     assert torch.equal(broken.pixels[:32], pack.pixels[:32])
     assert not broken.pixels[32:].any()
+
+
+def tar_of(folder: Path, _: bytes) -> Path:
+    words = [{"from": "human", "value": "<video>What happens?"}, TURNS[1]]
+    (folder / "0.json").write_text(json.dumps({"conversations": words}))
+    with tarfile.open(folder / "set.tar", "w") as tar:
+        for name in ("0.json", "0.mp4", "0.txt"):
+            tar.add(folder / name, name)
+    return folder / "set.tar"
+
+
+def table_of(folder: Path, content: bytes) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"video": {"bytes": content, "path": "0.mp4"}, "conversations": TURNS}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "set.parquet")
+    return folder / "set.parquet"
+
+
+def lines_of(folder: Path, content: bytes) -> Path:
+    url = "data:video/mp4;base64," + base64.b64encode(content).decode()
+    (folder / "set.jsonl").write_text(json.dumps({"video": url, "conversations": TURNS}))
+    return folder / "set.jsonl"
+
+
+@pytest.mark.parametrize("pack_up", [tar_of, table_of, lines_of])
+def test_a_video_inside_the_input_is_read_where_it_is(pack_up: Any, tmp_path: Path) -> None:
+    written_tokenizer(tmp_path / "tokenizer.json")
+    write_video(tmp_path / "0.mp4", noise(12, 64, 48), 4)
+    (tmp_path / "0.txt").write_text("no video")
+    beside = made(tmp_path, "qwen-vl", [{"video": "0.mp4", "conversations": TURNS}])
+    pixels, tiles = beside.pixels(0), beside.images(0)[0].tiles
+    shutil.rmtree(tmp_path / "dataset")
+    file = pack_up(tmp_path, (tmp_path / "0.mp4").read_bytes())
+    (tmp_path / "0.mp4").unlink()
+    inside = made(tmp_path, "qwen-vl", file)
+    assert inside.images(0)[0].tiles == tiles
+    assert inside.images(0)[0].place
+    assert torch.equal(inside.pixels(0), pixels)
 
 
 def test_too_narrow_a_video_is_rejected() -> None:
