@@ -13,7 +13,7 @@ from megatron.vlm.data.folder_files import Choice
 from megatron.vlm.data.images import NORMALIZATIONS
 from megatron.vlm.data.job import Shard, open_job
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.model_recipe import USUAL, check_tokenizer, settle
+from megatron.vlm.data.model_recipe import USUAL, check_tokenizer, settle, with_video
 from megatron.vlm.data.preprocess import merge_shards, preprocess, preprocess_shard
 from megatron.vlm.data.samples import Recipe, open_recipe
 from megatron.vlm.data.shorten import WAYS
@@ -29,6 +29,14 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def above_zero(text: str) -> float:
+    """A number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
 
 
@@ -57,6 +65,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--min-tiles", type=positive, help=usual["min-tiles"])
     add("--max-tiles", type=positive, help=f"a conversation, thumbnails not counted {usual['max-tiles']}")
     add("--no-thumbnail", dest="thumbnail", action="store_const", const=False, help="no tile of the whole image")
+    add("--video-fps", type=above_zero, help="frames a second of a video that are seen (default: the model's)")
+    add("--video-max-frames", type=positive, help="most frames of a video that are seen (default: the model's)")
     add("--normalize", choices=list(NORMALIZATIONS), help=usual["normalize"])
     add("--max-tokens", type=positive, help="reject longer samples, unless --shorten makes them fit")
     add("--shorten", nargs="+", choices=WAYS, default=(), help="ways to shorten them, tried in this order")
@@ -72,7 +82,9 @@ def parse_arguments() -> argparse.Namespace:
 def choices_of(arguments: argparse.Namespace) -> dict[str, Choice]:
     """What flags and model say a line is to become, and who says it."""
     decided = ("tokenizer-model", "chat-template", *USUAL)
-    return settle({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
+    choices = settle({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
+    fields = {"fps": arguments.video_fps, "max_frames": arguments.video_max_frames}
+    return with_video(choices, {field: value for field, value in fields.items() if value is not None})
 
 
 def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, Choice]) -> Recipe:

@@ -6,13 +6,14 @@ no choice: a flag that contradicts it is refused.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.films import RULES_OF_MARKUP
+from megatron.vlm.data.films import MOST_FRAMES_SEEN, RULES_OF_MARKUP
 from megatron.vlm.data.folder_files import Choice, folder_choices
 from megatron.vlm.data.samples import SampleMaker
-from megatron.vlm.data.tiles import ANYRES_MAX_GRIDS, RULES
+from megatron.vlm.data.tiles import ANYRES_MAX_GRIDS, FRAMES, RULES
 from megatron.vlm.data.tokenizer import load_tokenizer, model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.huggingface import find_config
@@ -88,6 +89,19 @@ def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Choice]:
             who = f"model {model!r} does not say which" if model else "--model would say which"
             raise UserError(f"--{flag} is missing, and {who}")
     return settled
+
+
+def with_video(choices: dict[str, Choice], flags: Mapping[str, Any]) -> dict[str, Choice]:
+    """The same with fields of the rule for videos as flags say. Raises UserError where there is none to change."""
+    if not flags:
+        return choices
+    if "video" not in choices:
+        raise UserError("--video-fps and --video-max-frames are for models that see videos; name one with --model")
+    rule = replace(choices["video"].value, **flags)
+    if not FRAMES <= rule.max_frames <= MOST_FRAMES_SEEN:
+        raise UserError(f"--video-max-frames {rule.max_frames}: must be {FRAMES} to {MOST_FRAMES_SEEN}")
+    rule = replace(rule, min_frames=min(rule.min_frames, rule.max_frames))
+    return choices | {"video": Choice(rule, f"flags and {choices['video'].origin}")}
 
 
 def check_tokenizer(maker: SampleMaker, model: str) -> None:

@@ -147,7 +147,7 @@ def cut_frames(frames: Iterator[NDArray[np.uint8]], plan: TiledImage, patch: int
 def _resized(frame: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
     if frame.shape[:2] == size:
         return frame
-    picture = torch.from_numpy(np.ascontiguousarray(frame)).permute(2, 0, 1)[None].contiguous()
+    picture = torch.tensor(frame).permute(2, 0, 1)[None].contiguous()
     out = interpolate(picture, size=size, mode="bicubic", align_corners=False, antialias=True)
     return out[0].permute(1, 2, 0).numpy()
 

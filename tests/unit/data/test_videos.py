@@ -16,9 +16,10 @@ from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.films import RULES_OF_MARKUP, VideoRule, film_grid, film_of
-from megatron.vlm.data.folder_files import video_rule
+from megatron.vlm.data.folder_files import Choice, video_rule
 from megatron.vlm.data.job import open_job
 from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.model_recipe import with_video
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.samples import Recipe
@@ -412,6 +413,32 @@ def test_a_video_inside_the_input_is_read_where_it_is(pack_up: Any, tmp_path: Pa
     assert inside.images(0)[0].tiles == tiles
     assert inside.images(0)[0].place
     assert torch.equal(inside.pixels(0), pixels)
+
+
+def test_flags_override_the_model_s_rule() -> None:
+    choices = {"video": Choice(RULES["qwen-vl"], "config.json")}
+    changed = with_video(choices, {"fps": 0.5, "max_frames": 3})["video"]
+    assert changed.value == replace(RULES["qwen-vl"], fps=0.5, max_frames=3, min_frames=3)
+    assert "flags" in changed.origin
+    assert with_video({}, {}) == {}
+    for given, flags in (({}, {"fps": 1.0}), (choices, {"max_frames": 1})):
+        with pytest.raises(UserError, match="--video-max-frames"):
+            with_video(given, flags)
+
+
+def test_a_conversation_made_shorter_keeps_the_videos_of_what_is_left(tmp_path: Path) -> None:
+    written_tokenizer(tmp_path / "tokenizer.json")
+    write_video(tmp_path / "a.mp4", noise(12, 64, 48), 4)
+    Image.fromarray(noise(1, 56, 56)[0]).save(tmp_path / "b.png")
+    write_video(tmp_path / "c.mp4", noise(24, 90, 90), 4)
+    turns = [{"from": "human", "value": "<image>and<video>?"}, TURNS[1], *TURNS]
+    record = {"videos": ["a.mp4", "c.mp4"], "image": "b.png", "conversations": turns}
+    whole = made(tmp_path, "qwen-vl", [record])
+    shutil.rmtree(tmp_path / "dataset")
+    limit = int(whole.sizes.tokens[0]) - 1
+    cut = made(tmp_path, "qwen-vl", [record], max_tokens=limit, shorten=("truncate",))
+    assert [image.path for image in cut.images(0)] == ["b.png", "a.mp4"]
+    assert len(cut.text(0)[0]) == cut.sizes.tokens[0] < limit
 
 
 def test_too_narrow_a_video_is_rejected() -> None:
