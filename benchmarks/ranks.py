@@ -7,10 +7,13 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import megatron.vlm  # noqa: F401 (readies the machine, before megatron.core is imported)
@@ -31,6 +34,9 @@ from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.architectures import presets
 from omnibal_ext.plan import Plan
 from tests.distributed import harness
+
+WORDS = 64
+"""What samples are written in."""
 
 
 def measure(shape: Shape, order: dict[str, Any]) -> Any:
@@ -53,18 +59,20 @@ def _train_all(shape: Shape, cases: Sequence[dict[str, Any]], rounds: int, pipel
     for case in cases:
         plan = Plan.from_record(case["plan"])
         packs = [synthetic_pack(shape.architecture, tiles, lengths) for tiles, lengths in case["packs"]]
-        key = json.dumps(case["plan"])
+        if case["contents"]:
+            packs = [written(shape, *both) for both in zip(packs, case["contents"], strict=True)]
+        key = case["name"] + json.dumps(case["plan"])
         if key not in models:
             models[key] = _Training(args, harness.build_model(chain, plan), plan, communicator)
         jobs.append((models[key], packs))
     seconds: list[list[float]] = [[] for _ in jobs]
+    losses: list[list[float]] = [[] for _ in jobs]
     for number in range(rounds):
-        # Another order each round: what ran before leaves its traces in memory and caches.
-        for index in random.Random(number).sample(range(len(jobs)), len(jobs)):
+        for index in _turns([case["name"] for case in cases], random.Random(number)):
             job, packs = jobs[index]
             torch.distributed.barrier()
             started = time.perf_counter()
-            job.iterate(packs)
+            losses[index].append(job.iterate(packs))
             seconds[index].append(time.perf_counter() - started)
     peaks = [job.peak_bytes(packs) for job, packs in jobs]
     everyone: list[Any] = [None, None]
@@ -72,9 +80,45 @@ def _train_all(shape: Shape, cases: Sequence[dict[str, Any]], rounds: int, pipel
     torch.distributed.destroy_process_group()
     (first, first_peaks), (second, second_peaks) = everyone
     return [
-        {"seconds": [max(pair) for pair in zip(a, b, strict=True)], "peak_bytes": [p, q]}
-        for a, b, p, q in zip(first, second, first_peaks, second_peaks, strict=True)
+        {"seconds": [max(pair) for pair in zip(a, b, strict=True)], "peak_bytes": [p, q], "losses": mean}
+        for a, b, p, q, mean in zip(first, second, first_peaks, second_peaks, losses, strict=True)
     ]
+
+
+def _turns(names: Sequence[str], generator: random.Random) -> Iterator[int]:
+    """Every case once: of each name the first, then of each the second, ...
+
+    All see their iterations in the same order; of the names another goes first each time, as what ran before leaves its
+    traces in memory and caches.
+    """
+    seen: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        seen.setdefault(name, []).append(index)
+    for turn in zip_longest(*seen.values()):
+        yield from generator.sample([index for index in turn if index is not None], len(seen) - turn.count(None))
+
+
+def written(shape: Shape, pack: Microbatch, samples: Sequence[Sequence[int]]) -> Microbatch:
+    """The pack with its samples (number, tiles, tokens) in it: image, then words that each follow from the one before.
+
+    A sample is the same in every pack, and its words are what is learned; padding is not.
+    """
+    ids, mask = torch.zeros(pack.tokens, dtype=torch.int64), torch.zeros(pack.tokens)
+    pixels, images = [torch.zeros(0, *pack.pixels.shape[1:])], [torch.zeros(0, dtype=torch.int64)]
+    begins = np.cumsum((0, *pack.lengths))
+    for begin, (number, tiles, tokens) in zip(begins.tolist(), samples, strict=False):
+        generator = torch.Generator().manual_seed(number)
+        first, step = torch.randint(1, WORDS, (2,), generator=generator).tolist()
+        image = shape.architecture.image_tokens(tiles)
+        ids[begin + image : begin + tokens] = (first + step * torch.arange(tokens - image)) % WORDS
+        mask[begin + image : begin + tokens - 1] = 1.0
+        images.append(torch.arange(begin, begin + image))
+        pixels.append(torch.randn(tiles, *pack.pixels.shape[1:], generator=generator))
+    positions = torch.cat(images)
+    return replace(
+        pack, input_ids=ids, labels=ids.roll(-1), loss_mask=mask, pixels=torch.cat(pixels), image_positions=positions,
+        image_sources=torch.arange(len(positions)),
+    )  # fmt: skip
 
 
 class _Training:
@@ -90,11 +134,12 @@ class _Training:
             config, model, overrides, use_gloo_process_groups=args.use_gloo_process_groups
         )
 
-    def iterate(self, packs: Sequence[Microbatch]) -> None:
-        """What Megatron's `train_step` does."""
+    def iterate(self, packs: Sequence[Microbatch]) -> float:
+        """What Megatron's `train_step` does; the mean loss."""
         self.optimizer.zero_grad()
-        harness.run_iteration(self.model, self.plan, packs, self.executor)
+        loss = harness.run_iteration(self.model, self.plan, packs, self.executor)
         self.optimizer.step()
+        return loss
 
     def peak_bytes(self, packs: Sequence[Microbatch]) -> float:
         """Counted over one more iteration."""

@@ -48,13 +48,18 @@ class Shape:
         return cls(**{**record, "vision": vision, "language": language})
 
 
+Contents = tuple[tuple[tuple[int, int, int], ...], ...]
+"""Number, tiles and tokens of the real samples of each pack of an iteration."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """A plan and the packs of one iteration."""
+    """A plan and the packs of one iteration; without contents, of noise. Cases of one name train one model."""
 
     name: str
     plan: Plan
     packs: Packs
+    contents: Contents = ()
 
 
 def sizes_of(packs: Packs) -> PackSizes:
@@ -71,6 +76,8 @@ class Trained:
     """Of each iteration, the slower rank's."""
     peak_bytes: list[float]
     """Counted on each rank: weights, gradients, optimizer state, and the most that autograd held at once."""
+    losses: list[float]
+    """Of each iteration, warm-up included: the mean over its tokens."""
 
 
 def profile(shape: Shape, steps: int = 9) -> Profile:
@@ -83,9 +90,9 @@ def train(shape: Shape, cases: Sequence[Case], rounds: int, warm_up: int = 2, pi
 
     The two ranks are a pipeline, or with `pipeline` 1 data-parallel: of a case's packs they take every other one.
     """
-    listed = [{"plan": case.plan.to_record(), "packs": case.packs} for case in cases]
+    listed = [{**asdict(case), "plan": case.plan.to_record()} for case in cases]
     found = _torchrun({"shape": asdict(shape), "cases": listed, "rounds": rounds + warm_up, "pipeline": pipeline})
-    return [Trained(one["seconds"][warm_up:], one["peak_bytes"]) for one in found]
+    return [Trained(one["seconds"][warm_up:], one["peak_bytes"], one["losses"]) for one in found]
 
 
 def _torchrun(order: dict[str, Any]) -> Any:

@@ -18,6 +18,11 @@ def test_every_sample_is_trained_on_once(packing: str, replicas: int) -> None:
     assert sum(tiles for tiles, _ in packs) == sizes.tiles.sum()
     real = [lengths for _, lengths in packs if lengths != (1,)]
     assert sum(map(len, real)) == len(sizes)
+    held = [sample for contents in work.contents for samples in contents for sample in samples]
+    assert sorted(held) == list(zip(range(len(sizes)), sizes.tiles.tolist(), sizes.tokens.tolist(), strict=True))
+    for (tiles, lengths), samples in zip(packs, chain.from_iterable(work.contents), strict=True):
+        assert tiles == sum(tiles for _, tiles, _ in samples)
+        assert all(tokens <= length for (_, _, tokens), length in zip(samples, lengths, strict=False))
     if packing == "random":
         assert all(len(set(lengths)) == 1 for lengths in real)  # padded
     else:

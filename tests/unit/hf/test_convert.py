@@ -156,6 +156,7 @@ print(anonymous_memory_taken(lambda: there_and_back(large, output / "large")))
 """
 
 
+@pytest.mark.starts
 def test_conversion_holds_a_weight_and_not_the_model(internvl: Path, tmp_path: Path) -> None:
     """Memory that both directions take, seen every millisecond, against the model's size.
 
