@@ -1,6 +1,6 @@
 """What data, model and memory balance bring, trained: the component table of OmniBal (arXiv 2407.20761), on two ranks.
 
-    python benchmarks/end_to_end.py [--rounds 5] [--samples 64]
+    python benchmarks/end_to_end.py [--rounds 3] [--samples 128]
 
 A model with the cost ratios of InternViT-6B + InternLM2-20B and samples with the published shape (a tile is 64 tokens
 here, 256 there; packs hold 9 tiles and 1024 tokens, there 4096) are trained the unbalanced way, then with one kind of
@@ -52,6 +52,8 @@ SHAPE = Shape(
     VIT_BUDGET,
     LLM_BUDGET,
 )
+A_STEP = 128
+"""Samples of an iteration, the paper's global batch."""
 A_BATCH = 4
 """Samples of a random batch."""
 NOTHING = np.zeros(0, dtype=np.int64)
@@ -222,7 +224,7 @@ def measure(
 
 def table(name: str, ways: Sequence[Way], ranks: int, costs: Profile, sizes: Sizes, rounds: int) -> dict[str, Any]:
     """Measure and print; the ratios."""
-    iterations = max(1, round(len(sizes) / 48))
+    iterations = max(1, round(len(sizes) / A_STEP))
     pack_costs = PackCosts.of_profile(costs)
     packings = dict.fromkeys(way.packing for way in ways)
     works = {one: pack(sizes, one, 2 // ranks, pack_costs, iterations) for one in packings}
@@ -276,8 +278,8 @@ def _without_constants(costs: Profile) -> Profile:
 def main() -> None:
     """Profile once, then both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="times each row trains on all samples")
-    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3, help="times each row trains on all samples")
+    parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the ratios as one JSON object after the tables")
     arguments = parser.parse_args()
