@@ -61,7 +61,7 @@ def segments_of(lengths: Sequence[int], causal: bool = True, masks: tuple[Tensor
         max_seqlen_kv=longest,
         lengths=tuple(lengths),
         causal=causal,
-        masks=masks if any(mask is not None for mask in masks) else (),
+        masks=masks,
     )
 
 

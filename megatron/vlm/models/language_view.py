@@ -62,34 +62,42 @@ class LanguageViewer(torch.nn.Module):
 
     def forward(self, batch: Microbatch) -> LanguageView:
         """Rotation and segments of both kinds of layers. UserError where a sample is too long for the model."""
-        images = self._images(batch) if self.image_attention else [()] * len(batch.lengths)
-        far = Sight(self.rotary(batch), self._segments(batch, images, None))
+        samples = [*zip(batch.lengths, self._images(batch), strict=True)]
+        masks = [self._mask(length, images, None) for length, images in samples]
+        far = Sight(self.rotary(batch), _segments(batch, masks))
         if not self.sliding:
             return LanguageView(far, far)
-        near = Sight(self.near_rotary(batch), self._segments(batch, images, self.sliding.tokens))
-        return LanguageView(far, near)
+        window = self.sliding.tokens
+        nearer = [
+            mask if length <= window else self._mask(length, images, window)
+            for (length, images), mask in zip(samples, masks, strict=True)
+        ]
+        return LanguageView(far, Sight(self.near_rotary(batch), _segments(batch, nearer)))
 
     def _images(self, batch: Microbatch) -> list[tuple[Span, ...]]:
-        """Of each sample, where the tokens of its images are in it."""
-        begins = list(accumulate(batch.lengths, initial=0))
-        spans = [(start, start + self.image_tokens) for start in batch.image_starts]
+        """Of each sample, where in it are the tokens of its images that see each other."""
+        begins = [*accumulate(batch.lengths, initial=0)]
+        starts = batch.image_starts if self.image_attention else ()
+        spans = [(start, start + self.image_tokens) for start in starts]
         return [
             tuple((first - begin, last - begin) for first, last in spans if begin <= first and last <= end)
             for begin, end in pairwise(begins)
         ]
 
-    def _segments(self, batch: Microbatch, images: Sequence[tuple[Span, ...]], window: int | None) -> Segments:
-        if not any(images) and (window is None or max(batch.lengths) <= window):
-            return batch.segments
-        seen = (seen_keys(length, spans, window) for length, spans in zip(batch.lengths, images, strict=True))
-        return segments_of(batch.lengths, masks=tuple(keys if keys is None else self._mask(keys) for keys in seen))
-
-    def _mask(self, seen: Tensor) -> Tensor:
+    def _mask(self, length: int, images: Sequence[Span], window: int | None) -> Tensor | None:
         """Zero where a query sees a key. One tensor for all layers, in the form that torch keeps and does not copy: in
         the scores' precision, rows a multiple of eight apart."""
-        length = len(seen)
+        seen = seen_keys(length, images, window)
+        if seen is None:
+            return None
         mask = torch.zeros(length, -(-length // 8) * 8, dtype=self.dtype, device=seen.device)[:, :length]
         return mask.masked_fill_(~seen, -torch.inf)
+
+
+def _segments(batch: Microbatch, masks: Sequence[Tensor | None]) -> Segments:
+    if all(mask is None for mask in masks):
+        return batch.segments
+    return segments_of(batch.lengths, masks=tuple(masks))
 
 
 def seen_keys(length: int, images: Sequence[Span], window: int | None) -> Tensor | None:

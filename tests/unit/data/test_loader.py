@@ -12,6 +12,7 @@ import sentencepiece
 import torch
 from PIL import Image
 
+from megatron.vlm import generate
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.demo import make_demo_data
 from megatron.vlm.data.job import open_job
@@ -22,6 +23,7 @@ from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.sources import Sources, short_names
 from megatron.vlm.data.tiles import Tiling
 from megatron.vlm.evaluation import HeldOutPass
+from megatron.vlm.generate import answers_of
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
@@ -154,6 +156,10 @@ def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int
     told = PackDataset(data, pack_of(samples), Needs(pixels=False, tokens=False, labels=False))[0]
     assert told.image_starts == batch.image_starts
     assert told.grids == ()
+    asked = generate._pack(data, [answer for sample in samples.tolist() for answer in answers_of(data, sample)])
+    assert asked.input_ids is not None
+    shown = (asked.input_ids == data.manifest["image_token_id"]).nonzero().squeeze(1).tolist()
+    assert sorted(place for start in asked.image_starts for place in range(start, start + 4)) == shown
 
 
 def test_an_empty_pack_counts_no_token(dataset: ChatDataset, index: PackedIndex) -> None:

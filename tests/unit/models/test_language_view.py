@@ -56,6 +56,13 @@ def test_no_token_sees_another_sample(window: int | None) -> None:
     assert len(view.far.segments.masks) == len(LENGTHS)
 
 
+def test_samples_within_a_window_have_one_mask_for_all_layers() -> None:
+    language = replace(GEMMA.language, sliding=SlidingWindow(6, (1,), 1e3))
+    view = LanguageViewer(replace(GEMMA, language=language), torch.float32)(pack(LENGTHS, STARTS))
+    shared = [near is far for near, far in zip(view.near.segments.masks, view.far.segments.masks, strict=True)]
+    assert shared == [True, False, True, True]
+
+
 @pytest.mark.parametrize(
     ("model", "batch", "masked"),
     [
