@@ -42,7 +42,7 @@ class WordEmbedding(MegatronModule):
 
     def __init__(self, config: TransformerConfig, vocab_size: int, architecture: Architecture) -> None:
         super().__init__(config)
-        scale = torch.tensor(config.hidden_size**0.5 if architecture.language.scaled_words else 1.0)
+        scale = torch.tensor(config.hidden_size**0.5 if architecture.language.scaled_words else 1.0, device="cpu")
         self.scale = scale.to(config.params_dtype).item()
         self.sequence_parallel = config.sequence_parallel
         self.embedding = VocabParallelEmbedding(
