@@ -22,6 +22,7 @@ def test_settings_use_every_gpu_once() -> None:
     assert len(points) == len(set(points)) == 2 * (1 + 4 + 4)
 
 
+@pytest.mark.long
 def test_outcomes_are_ranked_and_misfits_say_why() -> None:
     random = np.random.default_rng(0)
     sizes = Sizes.from_arrays(random.integers(1, 5, 600), random.integers(1100, 1600, 600))

@@ -43,6 +43,7 @@ def test_no_more_packs_than_the_textbook(seed: int, dimensions: int) -> None:
     assert len(packs) <= textbook(sizes, budgets, (sizes / budgets).max(axis=1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budgets", [(12, 4096), (40, 2000), (32_768, 8192)])
 @pytest.mark.parametrize("shape", ["independent", "alike", "opposite"])
 def test_balanced_packs_are_never_more(budgets: tuple[int, int], shape: str) -> None:

@@ -17,6 +17,7 @@ from tests.programs import ROOT, environment
 from tests.unit.report.browser import CHROMIUM, Page, chromium
 from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned
 
+pytestmark = pytest.mark.long
 ACTIONS = RANKS * REPLICAS * MICROBATCHES * 2
 
 
