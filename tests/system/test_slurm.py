@@ -24,7 +24,7 @@ from tests.slurm_cluster import Cluster, missing, slurm, until
 REASON = missing()
 pytestmark = [pytest.mark.starts, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]
 PYTHON = str(ROOT / "tests/warm_python.py")
-SAMPLES, ITERATIONS = 60, 60
+SAMPLES, ITERATIONS = 60, 48
 SIGNALLED = {"COLD_MODULES": "omnibal_ext.launch.torchrun", "PYTHON_EXEC": PYTHON}
 """The launcher hands a signal to the children of torchrun, which therefore is no fork of another process."""
 ODD = "a b  'c' \"d\" $(touch oh) `touch oh` \\ * é"
