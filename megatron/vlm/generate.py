@@ -114,9 +114,10 @@ def _tiles(data: ChatDataset, images: list[tuple[int, FeatureOrder]]) -> int:
 def _pack(data: ChatDataset, answers: Sequence[Answer]) -> Microbatch:
     texts = [answer.prompt + answer.generated for answer in answers]
     ids = torch.tensor([token for text in texts for token in text], device="cuda")
-    images = [image for answer in answers for image in _images_shown(data, answer)]
+    shown = [_images_shown(data, answer) for answer in answers]
+    images = [image for of_answer in shown for image in of_answer]
     begins = np.cumsum([0, *map(len, texts)]).tolist()
-    starts = (data.image_starts(answer.sample)[: len(_images_shown(data, answer))] for answer in answers)
+    starts = (data.image_starts(answer.sample)[: len(some)] for answer, some in zip(answers, shown, strict=True))
     return Microbatch(
         tiles=_tiles(data, images),
         lengths=tuple(map(len, texts)),

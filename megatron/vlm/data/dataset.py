@@ -120,8 +120,10 @@ class ChatDataset(Dataset):
 
     def feature_orders(self, sample: int) -> list[FeatureOrder]:
         """For each image of a sample, which features of its own tiles its tokens are; -1 is a newline."""
-        rule, per_tile = self.manifest["tiling"]["rule"], self.manifest["tokens_per_tile"]
-        return [feature_order(image, rule, per_tile) for image in self.images(sample)]
+        return [self._order(image) for image in self.images(sample)]
+
+    def _order(self, image: TiledImage) -> FeatureOrder:
+        return feature_order(image, self.manifest["tiling"]["rule"], self.manifest["tokens_per_tile"])
 
     def image_starts(self, sample: int) -> list[int]:
         """Where the tokens at each place of a sample's images begin, once every image has all its own."""
@@ -131,8 +133,8 @@ class ChatDataset(Dataset):
 
     def _repeats(self, sample: int) -> list[int]:
         """Tokens at each place of a sample's images: an image's at one, or of each step of a video."""
-        shown = zip(self.images(sample), self.feature_orders(sample), strict=True)
-        return [len(order) // len(image.grids) for image, order in shown for _ in image.grids]
+        shown = [(len(self._order(image)), len(image.grids)) for image in self.images(sample)]
+        return [features // places for features, places in shown for _ in range(places)]
 
     @property
     def image_tokens(self) -> list[int]:

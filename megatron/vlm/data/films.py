@@ -11,13 +11,13 @@ programs do.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, sqrt
+from math import floor
 
 import numpy as np
 import torch
 
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.tiles import FRAMES, MOST_TIMES_LONGER, SQUARE, Film, Grid
+from megatron.vlm.data.tiles import FRAMES, SQUARE, Film, Grid, square_grid
 
 MOST_FRAMES_SEEN = 2**14
 
@@ -90,18 +90,7 @@ def film_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -
         if min(size) < side:
             larger = max(side / height, side / width)
             width, height = int(width * larger), int(height * larger)
-    if max(width, height) > MOST_TIMES_LONGER * min(width, height):
-        raise Rejected("too_narrow", f"{width} x {height} pixels, one side over {MOST_TIMES_LONGER} times the other")
-    most = _most_pixels(rule, frames, side)
-    columns, rows = round(width / side), round(height / side)
-    pixels = rounded * columns * rows * side**2
-    if pixels > most:
-        shrink = sqrt(counted * height * width / most)
-        columns, rows = (max(1, floor(length / shrink / side)) for length in (width, height))
-    elif pixels < rule.min_pixels:
-        grow = sqrt(rule.min_pixels / (counted * height * width))
-        columns, rows = (ceil(length * grow / side) for length in (width, height))
-    return columns * SQUARE, rows * SQUARE
+    return square_grid(width, height, patch, rule.min_pixels, _most_pixels(rule, frames, side), counted, rounded)
 
 
 def _most_pixels(rule: VideoRule, frames: int, side: int) -> int:

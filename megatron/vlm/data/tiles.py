@@ -91,16 +91,27 @@ def anyres_grid(
 
 def native_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
     """Patches a side for an image near its own size: whole squares, from `min_tiles` to `max_tiles` patches."""
+    return square_grid(width, height, tile_size, min_tiles * tile_size**2, max_tiles * tile_size**2)
+
+
+def square_grid(
+    width: int, height: int, patch: int, least: int, most: int, frames: int = 1, whole_frames: int = 1
+) -> Grid:
+    """Patches a side, in whole squares, for pictures near their own size: `least` to `most` pixels of all `frames`.
+
+    `whole_frames` are those that the limits are asked of, `frames` those by which a picture is scaled. Raises
+    `Rejected` (too_narrow).
+    """
     if max(width, height) > MOST_TIMES_LONGER * min(width, height):
         raise Rejected("too_narrow", f"{width} x {height} pixels, one side over {MOST_TIMES_LONGER} times the other")
-    side = SQUARE * tile_size
+    side = SQUARE * patch
     columns, rows = round(width / side), round(height / side)
-    patches = columns * rows * SQUARE**2
-    if patches > max_tiles:
-        shrink = sqrt(height * width / (max_tiles * tile_size**2))
+    pixels = whole_frames * columns * rows * side**2
+    if pixels > most:
+        shrink = sqrt(frames * height * width / most)
         columns, rows = (max(1, floor(length / shrink / side)) for length in (width, height))
-    elif patches < min_tiles:
-        grow = sqrt(min_tiles * tile_size**2 / (height * width))
+    elif pixels < least:
+        grow = sqrt(least / (frames * height * width))
         columns, rows = (ceil(length * grow / side) for length in (width, height))
     return columns * SQUARE, rows * SQUARE
 

@@ -18,9 +18,10 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
     """
     size, tokens = architecture.vision.image_size, sum(lengths)
     grids: tuple[Grid, ...] = ()
-    starts = _tile_starts(architecture, tiles, lengths)
     if architecture.vision.native:
         grids, starts = _images(architecture.vision.native, tiles, tokens)
+    else:
+        starts = _tile_starts(architecture, tiles, lengths)
     if grids:
         tiles = sum(rows * columns for _, rows, columns in grids)
     ids = torch.randint(0, architecture.language.vocab_size, (tokens,), device="cuda")
@@ -44,7 +45,7 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
 def _tile_starts(architecture: Architecture, tiles: int, lengths: Sequence[int]) -> tuple[int, ...]:
     """Where the tokens of each tile begin, of those that lie inside one sample."""
     edges, per_tile = [0, *accumulate(lengths)], architecture.image_tokens_per_tile
-    starts = (tile * per_tile for tile in range(tiles) if per_tile)
+    starts = (tile * per_tile for tile in range(tiles))
     return tuple(start for start in starts if any(a <= start and start + per_tile <= b for a, b in pairwise(edges)))
 
 
