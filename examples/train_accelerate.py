@@ -6,6 +6,8 @@ Accelerate shards batches itself: batch i goes to process i modulo their number.
 the packs of all ranks in turn, and `even_batches` is off, which would fill up by repeating.
 """
 
+from argparse import Namespace
+
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import DataLoaderConfiguration
@@ -16,13 +18,21 @@ from megatron.vlm.data.dataset import ChatDataset
 
 
 def main() -> None:
-    """Train for some steps; the loss is the mean over the global batch's counted tokens."""
+    """Train for some steps."""
     arguments = parser(__doc__).parse_args()
     accelerator = Accelerator(
         cpu=True,
         dataloader_config=DataLoaderConfiguration(even_batches=False, dispatch_batches=False),
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
+    train(accelerator, arguments)
+    accelerator.free_memory()  # the model before the group that it talks over, as in `transformers_packs.leave`
+    accelerator.wait_for_everyone()  # `end_training` leaves at once, and a rank may still be spoken to
+    accelerator.end_training()
+
+
+def train(accelerator: Accelerator, arguments: Namespace) -> None:
+    """Some steps; the loss is the mean over the global batch's counted tokens."""
     data, ranks = ChatDataset(arguments.data), accelerator.num_processes
     model = internvl(data, arguments.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -42,8 +52,6 @@ def main() -> None:
             step += 1
             if step == arguments.steps:
                 break
-    accelerator.wait_for_everyone()  # `end_training` leaves at once, and a rank may still be spoken to
-    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ handed our batches, which Accelerate shards beneath it.
 
 import os
 import tempfile
+from argparse import Namespace
 
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
@@ -29,7 +30,12 @@ class PackTrainer(Trainer):
 
 def main() -> None:
     """Train for some steps."""
-    arguments = parser(__doc__).parse_args()
+    train(parser(__doc__).parse_args())
+    leave()
+
+
+def train(arguments: Namespace) -> None:
+    """Some steps, and their losses."""
     data = ChatDataset(arguments.data)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +57,6 @@ def main() -> None:
     if trainer.is_world_process_zero():
         for number, entry in enumerate(line for line in trainer.state.log_history if "loss" in line):
             print(f"step {number}: loss {entry['loss']:.4f}")
-    leave()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ sample by sample.
 """
 
 import argparse
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,12 @@ def loader(data: ChatDataset, packs: Path, ranks: int, rank: int | None, reducti
 
 
 def leave() -> None:
-    """End together: a rank that leaves while another still talks to it takes that one down, or lets it wait."""
+    """End together: a rank that leaves while another still talks to it takes that one down, or lets it wait.
+
+    Call it where the model is gone: a `DistributedDataParallel` that outlives its group ends the group's threads while
+    it holds Python's lock, and waits for ever if one of them needs it.
+    """
+    gc.collect()
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
