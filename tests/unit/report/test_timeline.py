@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -97,12 +98,15 @@ def test_the_trace_has_every_action_once_with_its_pieces_inside(seed: int) -> No
     events = json.loads(json.dumps(trace([timeline, timeline])))["traceEvents"]
     assert {event["ph"] for event in events} <= {"X", "M", "s", "f", "C"}
     slices = [event for event in events if event["ph"] == "X"]
+    assert all(type(event[key]) is int for event in slices for key in ("ts", "dur")), "floats cross by their last bit"
     actions = [event for event in slices if event["cat"] == "action"]
     wanted = Counter(
         (process, thread, f"{span.action.kind}{span.action.microbatch}", span.stage)
         for process in (0, 1) for thread, lane in enumerate(timeline.lanes) for span in lane.spans
     )  # fmt: skip
     assert Counter((e["pid"], e["tid"], e["name"], e["args"]["stage"]) for e in actions) == wanted
+    for a, b in pairwise(sorted(actions, key=lambda e: (e["pid"], e["tid"], e["ts"]))):
+        assert (a["pid"], a["tid"]) != (b["pid"], b["tid"]) or a["ts"] + a["dur"] <= b["ts"]
     inside = covered_by(actions)
     pieces = [event for event in slices if event["cat"] not in ("action", "step")]
     assert pieces
@@ -110,8 +114,21 @@ def test_the_trace_has_every_action_once_with_its_pieces_inside(seed: int) -> No
     arrows = Counter((event["id"], event["ph"]) for event in events if event["ph"] in "sf")
     assert set(arrows.values()) <= {1}
     assert len({number for number, _ in arrows}) * 2 == len(arrows)
+    ends: dict[tuple[int, str], tuple[str, int]] = {}
+    for event in (event for event in events if event["ph"] in "sf"):
+        (met,) = [e for e in actions if (e["pid"], e["tid"]) == (event["pid"], event["tid"]) and begins_in(e, event)]
+        ends[event["id"], event["ph"]] = met["name"], met["args"]["stage"]
+    for number in {number for number, _ in ends}:
+        (made, stage), (taken, next_stage) = ends[number, "s"], ends[number, "f"]
+        assert made == taken
+        assert next_stage - stage == (1 if made.startswith("F") else -1)
     work = sum(event["dur"] for event in pieces if event["pid"] == 0) / 1e6
-    assert work == pytest.approx(sum(lane.worked for lane in timeline.lanes))
+    assert work == pytest.approx(sum(lane.worked for lane in timeline.lanes), abs=1e-6 * len(pieces))
+
+
+def begins_in(action: dict, event: dict) -> bool:
+    """Whether an event lies in an action, its end left out."""
+    return bool(action["ts"] <= event["ts"] < action["ts"] + action["dur"])
 
 
 def covered_by(actions: list[dict]) -> Callable[[dict], bool]:
@@ -123,7 +140,7 @@ def covered_by(actions: list[dict]) -> Callable[[dict], bool]:
 
     def inside(event: dict) -> bool:
         own = spans[event["pid"], event["tid"]]
-        return bool(((own[:, 0] <= event["ts"] + 1e-3) & (event["ts"] + event["dur"] <= own[:, 1] + 1e-3)).any())
+        return bool(((own[:, 0] <= event["ts"]) & (event["ts"] + event["dur"] <= own[:, 1])).any())
 
     return inside
 
