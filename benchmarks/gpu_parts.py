@@ -35,6 +35,7 @@ from omnibal_ext.architectures.presets import PRESETS
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.plan import Plan
+from omnibal_ext.schedule import splits_backward
 from tests.distributed import harness
 
 CHECKED = Architecture(
@@ -73,7 +74,8 @@ def answers(flags: list[str], given: dict[str, Tensor] | None) -> Answers:
     """Loss and gradients of the small chain on this device, started from `given` weights or its own."""
     harness.MODELS[CHECKED.name] = PRESETS[CHECKED.name] = CHECKED
     torch.backends.cudnn.allow_tf32 = False
-    with single_process(CHECKED.name, ["--use-cpu-initialization", *flags]) as inputs:
+    flags = ["--use-cpu-initialization", "--no-gradient-accumulation-fusion", *flags]  # nothing wraps the stage
+    with single_process(CHECKED.name, flags) as inputs:
         chain = Chain.of(inputs.args, inputs.architecture)
         stage = Stage(chain, 0, len(chain.kinds))
         parameters = {stored_name(name): weight for name, weight in stage.named_parameters()}
@@ -125,11 +127,12 @@ def pipeline(expected: Answers) -> dict[str, float]:
     harness.MODELS[CHECKED.name] = CHECKED
     torch.backends.cudnn.allow_tf32 = False
     args = harness.start(CHECKED, 1, 2, ["--use-cpu-initialization"], backend="gloo")
-    chain = Chain.of(args, CHECKED)
     communicator = HostCommunicator(harness.parallel_state.get_pipeline_model_parallel_group())
     found = {}
     for schedule, cuts in (("1f1b", (4,)), ("1f1b", (2, 4, 6)), ("zb_h1", (4,))):
         chunks = (len(cuts) + 1) // 2
+        args.delay_wgrad_compute = platform.HAS_TRANSFORMER_ENGINE and splits_backward(schedule)
+        chain = Chain.of(args, CHECKED)
         plan = Plan.from_cuts(chain.kinds, cuts, schedule=schedule, virtual_pipeline_model_parallel_size=chunks)
         model = harness.build_model(chain, plan)
         named = {stored_name(name): weight for module in model for name, weight in module.named_parameters()}

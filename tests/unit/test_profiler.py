@@ -19,7 +19,9 @@ from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from megatron.vlm.profiling.transfers import Links
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
+from tests.distributed import harness, late_bytes
 from tests.distributed.conftest import run_program
+from tests.programs import ENGINE, PLAIN
 from tests.unit.alone import megatron_alone
 from tests.unit.layout.instances import make_profile
 
@@ -128,6 +130,26 @@ def test_what_layers_keep_is_measured_with_shared_tokens() -> None:
     """Sharing saves half of what lies between blocks; tokens that fill up take a little of it back."""
     saved = run_program("tests.distributed.kept_bytes", 2)
     assert {kind: share for kind, share in saved.items() if share < 0.9} == {}
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("machine", [PLAIN, ENGINE], ids=["local", "engine"])
+def test_a_split_backward_leaves_every_large_product_for_w(machine: str) -> None:
+    """By hand: what enters each linear layer, and the gradient of what leaves it."""
+    small, number = harness.SMALL, 4  # bytes, fp32
+    vision, language = small.vision, small.language
+    head, groups = language.hidden_size // language.heads, language.kv_heads
+    wide = language.hidden_size
+    widths = {  # (in, out) of query-key-value, projection, and the perceptron's two
+        "vit": [(vision.hidden_size, 3 * vision.hidden_size), (vision.hidden_size, vision.hidden_size),
+                (vision.hidden_size, vision.ffn_hidden_size), (vision.ffn_hidden_size, vision.hidden_size)],
+        "llm": [(wide, wide + 2 * groups * head), (wide, wide), (wide, 2 * language.ffn_hidden_size),
+                (language.ffn_hidden_size, wide)],
+        "head": [(wide, language.vocab_size)],
+    }  # fmt: skip
+    rows = {"vit": late_bytes.TILES * vision.tokens_per_tile, "llm": late_bytes.TOKENS, "head": late_bytes.TOKENS}
+    by_hand = {kind: rows[kind] * sum(map(sum, layers)) * number for kind, layers in widths.items()}
+    assert run_program("tests.distributed.late_bytes", 1, server=machine) == {**by_hand, "untouched": 0}
 
 
 def test_a_gpu_keeps_a_reserve_for_what_no_layer_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """Measures one kind of layer: seconds in every mode and on several packs, bytes kept, its optimizer step."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from megatron.core.utils import unwrap_model
 from megatron.training.training import get_megatron_optimizer_config, get_model
 from torch import Tensor
 
+from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage, set_selective_recompute
@@ -65,16 +68,11 @@ class KindMeasurement:
     def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, int]) -> None:
         self.count = min(LAYERS, chain.kinds.count(kind))
         # The last language layers: no features enter behind them.
-        link = len(chain.kinds) - 1 - self.count if kind == "llm" else chain.kinds.index(kind)
-        self.chain, self.kind = chain, kind
+        self.link = len(chain.kinds) - 1 - self.count if kind == "llm" else chain.kinds.index(kind)
+        self.args, self.chain, self.kind = args, chain, kind
         self.packs = _packs(chain, kind, *budgets)
-
-        def provide(**_: object) -> Stage:
-            return Stage(chain, link, link + self.count)
-
-        (self.module,) = get_model(provide, ModelType.encoder_or_decoder)
-        self.stage: Stage = unwrap_model(self.module)
-        self.mode = chain.gradient_mode(link)
+        self.module = self._build(chain)
+        self.mode = chain.gradient_mode(self.link)
         weights = list(self.module.parameters())
         self.parameters = sum(map(_whole_size, weights)) // self.count
         self.weights = sum(weight.numel() for weight in weights) / self.count
@@ -84,6 +82,19 @@ class KindMeasurement:
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
         self.late_bytes = 0.0
+
+    def _build(self, chain: Chain) -> Any:  # Megatron's wrapper
+        def provide(**_: object) -> Stage:
+            return Stage(chain, self.link, self.link + self.count)
+
+        (module,) = get_model(provide, ModelType.encoder_or_decoder)
+        return module
+
+    @property
+    def stage(self) -> Stage:
+        """The layers, without the wrapper."""
+        stage: Stage = unwrap_model(self.module)
+        return stage
 
     def runs(self) -> dict[str, Run]:
         """(forward, backward) of each pack, by its number; by recompute mode, what it adds on the first pack."""
@@ -107,7 +118,10 @@ class KindMeasurement:
         return {"step": lambda: timed(finish)}
 
     def split_runs(self) -> dict[str, Run]:
-        """(forward, B, W) of a split backward. Comes last: it changes how the linear layers multiply."""
+        """(forward, B, W) of a split backward. Comes last: these are other layers, and those before make room."""
+        del self.module
+        with _splitting(self.args):
+            self.module = self._build(Chain.of(self.args, self.chain.architecture))
         gradients = WeightGradients()
         gradients.attach(self.stage)
 
@@ -199,6 +213,15 @@ class KindMeasurement:
         assert step.output is not None
         streams = 1 + self.chain.features_before(self.stage.end, step.pack)
         return float(step.output.numel() * step.output.element_size() / streams)
+
+
+@contextmanager
+def _splitting(args: Namespace) -> Iterator[None]:
+    """Inside, layers and wrappers are made for a backward pass in two parts, as a plan's schedule has them made."""
+    before = args.delay_wgrad_compute
+    args.delay_wgrad_compute = platform.HAS_TRANSFORMER_ENGINE
+    yield
+    args.delay_wgrad_compute = before
 
 
 def recompute(stage: Stage, mode: str) -> None:

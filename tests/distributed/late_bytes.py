@@ -1,0 +1,32 @@
+"""Run on one rank: the bytes that a split backward of one layer leaves for W, as the profiler finds them, by kind.
+
+"untouched" are the weights that have no gradient when W is through.
+"""
+
+import sys
+
+import torch
+from megatron.training import get_args
+
+from megatron.vlm.profiling.layer_costs import KindMeasurement
+from tests.distributed import harness
+
+TILES, TOKENS = 4, 64
+KINDS = ("vit", "llm", "head")
+
+
+def main() -> None:
+    del sys.argv[1:]
+    harness.start(harness.SMALL, 1, 1)
+    chain = harness.build_chain(get_args(), harness.SMALL)
+    measured = {kind: KindMeasurement(get_args(), chain, kind, (TILES, TOKENS)) for kind in KINDS}
+    for kind in measured.values():
+        kind.split_runs()["split"]()
+    weights = [weight for kind in measured.values() for weight in kind.module.parameters()]
+    untouched = sum(not weight.main_grad.any() for weight in weights)
+    harness.report({kind: found.late_bytes for kind, found in measured.items()} | {"untouched": untouched})
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
