@@ -15,7 +15,9 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import VISION_KINDS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
+from omnibal_ext.sizes import Sizes
 
 Floats = NDArray[np.float64]
 
@@ -81,6 +83,16 @@ class PackCosts:
                 busy = (loads[:, [column for column, _ in units]] > 0).any(axis=1)
                 result[:, part] += costs[CONSTANT] * busy
         return np.maximum(result, 0.0)
+
+    def of_samples(self, sizes: Sizes, one_sum: bool) -> Floats:
+        """Return what each sample adds to the seconds of its pack, in each part or in all: [N, parts]."""
+        each = {
+            part: {unit: value for unit, value in costs.items() if unit != CONSTANT}
+            for part, costs in self.parts.items()
+        }
+        alone = np.arange(len(sizes) + 1)
+        loads = pack_loads(Packs(alone, alone[:-1]), sizes)
+        return PackCosts(each).waited_for(loads, (*LOADS, *sizes.more), one_sum)
 
     def waited_for(self, loads: NDArray[np.int64], names: Sequence[str], one_sum: bool) -> Floats:
         """Return `seconds`, or their sum over the parts where a rank runs one after the other, [P, 1]."""

@@ -12,6 +12,7 @@ from omnibal_ext.packing.baselines import pack_device_group, pack_length_group, 
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal_level, stored_order
+from omnibal_ext.packing.even import even_packs, worth_evening
 from omnibal_ext.packing.isf import pack_isf
 from omnibal_ext.packing.level import order_packs
 from omnibal_ext.packing.options import PackOptions
@@ -34,7 +35,7 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     """Pack one epoch and order its packs by iteration.
 
     1. Take each part's samples; those that `reasons` is above 0 for are left out, or set apart.
-    2. Pack each part, and in it each group of samples that may share packs, for itself.
+    2. Pack each part, and in it each group of samples that may share packs, for itself; let its packs cost the same.
     3. Order the packs of each part; those that fill no iteration come behind all parts.
 
     Raises:
@@ -46,7 +47,7 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     parts = [samples for samples in corpus.epoch_samples(epoch, options.seed, packed, most_parts) if len(samples)]
     if not parts:
         raise UserError(f"epoch {epoch} has no samples: raise --weights, or pack more input files")
-    done = [_pack_part(corpus, samples, reasons, options, seed) for samples in parts]
+    done = [_pack_part(corpus, samples, reasons, options, costs, seed) for samples in parts]
     packs = Packs.concatenate(done)
     loads = pack_loads(packs, corpus.sizes, options.pad)
     order, groups = _ordered(corpus, done, packs, loads, options, costs, seed)
@@ -68,8 +69,21 @@ def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> Packs:
     return packers[options.method]()
 
 
-def _pack_part(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options: PackOptions, seed: int) -> Packs:
-    """Pack samples of a corpus; oversize ones get packs of their own."""
+def even(packs: Packs, sizes: Sizes, options: PackOptions, costs: PackCosts, seed: int) -> Packs:
+    """Make packs that cost as much as each other, as far as the budgets let them."""
+    if not worth_evening(packs, options.seconds):
+        return packs
+    limits = {name: budget for name, budget in options.budgets.items() if budget}
+    columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
+    budgets = np.array([options.vit_budget, options.llm_budget, *limits.values()])
+    seconds = costs.of_samples(sizes, options.one_sum)
+    return even_packs(packs, np.column_stack(columns), budgets, seconds, seed, options.seconds)
+
+
+def _pack_part(
+    corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, seed: int
+) -> Packs:
+    """Pack samples of a corpus, evenly; oversize ones get packs of their own."""
     oversize = samples[reasons[samples] > 0] if reasons.any() else samples[:0]
     if len(oversize):
         samples = samples[reasons[samples] == 0]
@@ -77,6 +91,8 @@ def _pack_part(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options
     for members in _members(corpus, samples):
         sizes = corpus.sizes if len(members) == len(corpus.sizes) else corpus.sizes.take(members)  # none twice
         packs = pack(sizes, options, seed)
+        if options.method == "balanced":
+            packs = even(packs, sizes, options, costs, seed)
         parts.append(Packs(packs.pack_offsets, members[packs.sample_ids]))
     if len(oversize):
         parts.append(Packs(np.arange(len(oversize) + 1), oversize))
