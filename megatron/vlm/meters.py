@@ -61,12 +61,12 @@ class TrainingMeter:
     """Reports every `interval` iterations what the training iterations since the last report were.
 
     The last pipeline stage meters (it sees every pack and its losses). The host waits for the device, and ranks for
-    each other, only at a report. An iteration that is run again (Megatron's rerun machine) counts once.
+    each other, only at a report. An iteration that is run again (Megatron's rerun machine) counts once, as it ran last.
     """
 
     def __init__(self, sources: Sequence[str], interval: int, journal: Journal, pace: Pace | None = None) -> None:
         self.sources, self.interval, self.journal, self.pace = tuple(sources), interval, journal, pace
-        self.closed: dict[int, Tally] = {}
+        self.closed: list[Tally] = []
         self.tally = Tally(len(self.sources))
         self.start(None, 0, 1.0)
 
@@ -80,20 +80,24 @@ class TrainingMeter:
         """Seconds that were spent on something else than training."""
         self.started += seconds
 
+    def begin_iteration(self) -> None:
+        """Count from nothing: an iteration that was begun and not ended is run again."""
+        self.tally = Tally(len(self.sources))
+
     def ends_interval(self, iteration: int) -> bool:
         """Whether an interval, or training, ends with an iteration."""
         return iteration % self.interval == 0 or iteration == self.iterations
 
     def end_iteration(self, iteration: int, **more: Any) -> None:
         """Close an iteration, counted from 1; where it ends an interval, reports that, and what others say of it."""
-        self.closed[iteration] = self.tally
+        self.closed.append(self.tally)
         self.tally = Tally(len(self.sources))
         if self.ends_interval(iteration):
             self._report(iteration, more)
-            self.closed, self.started = {}, time.perf_counter()
+            self.closed, self.started = [], time.perf_counter()
 
     def _report(self, iteration: int, more: dict[str, Any]) -> None:
-        sizes, losses = gather(list(self.closed.values()))
+        sizes, losses = gather(self.closed)
         seconds = time.perf_counter() - self.started
         report = interval_report(sizes, losses, seconds, self.sources)
         report |= self.pace.of(sizes, seconds) if self.pace else {}

@@ -4,17 +4,21 @@
    from then on, and the iteration is run again, as the ranks that weigh did not know.
 2. A loss or a gradient that is not finite: microbatches and samples are named, and the optimizer leaves the step out.
 
-Both are counted, and end the run past a limit. An iteration costs one number more to be summed over the ranks.
+Both are counted, and end the run past a limit. Hosts ask hosts for the first, which no device knows; the second is seen
+in the norm of the gradients, which Megatron sums over the ranks and reads: no device is waited for.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.training import print_rank_0, training
+from megatron.training import get_args, print_rank_0, training
 from torch import Tensor
 
 from megatron.vlm import platform
@@ -23,6 +27,21 @@ from omnibal_ext.errors import UserError
 
 SHOWN = 4
 """Microbatches named in a line."""
+
+
+class Hosts:
+    """What the hosts of all ranks tell each other, without their devices."""
+
+    @cached_property
+    def group(self) -> dist.ProcessGroup | None:
+        """All ranks; all of them ask for it first at the same place."""
+        return platform.host_group(timedelta(minutes=get_args().distributed_timeout_minutes))
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank; every rank calls it."""
+        together = torch.tensor([float(flag)])
+        dist.all_reduce(together, group=self.group)
+        return together.item() > 0
 
 
 @dataclass
@@ -45,8 +64,9 @@ class BadSamples:
         segments = [number for number, sample in enumerate(batch.sample_ids) if sample in self.known]
         if not segments or batch.loss_mask is None or batch.segment_ids is None:
             return batch
-        silent = torch.isin(batch.segment_ids, torch.tensor(segments, device=batch.segment_ids.device))
-        return replace(batch, loss_mask=batch.loss_mask.masked_fill(silent, 0.0))
+        heard = torch.ones(len(batch.lengths))
+        heard[segments] = 0.0
+        return replace(batch, loss_mask=batch.loss_mask * platform.to_device(heard)[batch.segment_ids])
 
     def share(self) -> None:
         """Let all ranks know what any has found; every rank calls it. Raises UserError past the limit."""
@@ -69,48 +89,60 @@ class BadSamples:
 class BadSteps:
     """Steps that are left out because a loss or a gradient was not finite."""
 
-    def __init__(self, limit: int, scaled: bool) -> None:
-        """limit: so many in a row are left out, one more ends the run. scaled: the loss scaler looks at gradients."""
-        self.limit, self.scaled = limit, scaled
-        self.in_a_row = self.total = 0
-        self.skip = False
-        """Whether the optimizer is to leave out the step of this iteration."""
+    def __init__(self, limit: int, hosts: Hosts) -> None:
+        """limit: so many in a row are left out, one more ends the run."""
+        self.limit, self.hosts = limit, hosts
+        self.in_a_row = self.total = self.iteration = 0
         self.losses: list[tuple[Microbatch, Tensor]] = []
 
-    def install(self) -> None:
-        """Let the optimizer that Megatron makes leave such steps out, as it does those of which gradients overflow."""
+    def install(self, then: Callable[[int, bool], None]) -> None:
+        """Judge the steps of the optimizer that Megatron makes; `then(iteration, left out)` on all ranks alike."""
         make = training.get_megatron_optimizer
 
         def get_megatron_optimizer(*arguments: Any, **named: Any) -> Any:
             optimizer = make(*arguments, **named)
-            prepare = optimizer.prepare_grads
-            optimizer.prepare_grads = lambda: prepare() or self.skip
+            self.watch(optimizer, then)
             return optimizer
 
         training.get_megatron_optimizer = get_megatron_optimizer
 
-    def begin(self) -> None:
+    def watch(self, optimizer: Any, then: Callable[[int, bool], None]) -> None:
+        """Let an optimizer leave unsound steps out, as it does those of which scaled gradients overflow.
+
+        It readies the gradients, asks for their norm, and steps. The norm is taken a moment sooner here, and once. What
+        overflows under a loss scale is the scaler's affair, unless a loss was not finite before it was scaled.
+        """
+        prepare, norm = optimizer.prepare_grads, optimizer.get_grad_norm
+
+        def prepare_grads() -> bool:
+            overflow = prepare()
+            if overflow:
+                unsound = self.hosts.any(not all(bool(total.isfinite()) for _, total in self.losses))
+            else:
+                found = norm()
+                optimizer.get_grad_norm = lambda: found
+                unsound = not math.isfinite(found)
+            self.settle(unsound)
+            then(self.iteration, unsound)
+            return overflow or unsound
+
+        optimizer.prepare_grads = prepare_grads
+
+    def begin(self, iteration: int) -> None:
         """Forget the iteration before, or the first try of this one."""
-        self.losses, self.skip = [], False
+        self.iteration, self.losses = iteration, []
 
-    def saw(self, batch: Microbatch, total: Tensor) -> None:
-        """Note the loss of a microbatch; waits for nothing."""
+    def saw(self, batch: Microbatch, total: Tensor, normaliser: Tensor) -> Tensor:
+        """Note the loss of a microbatch; waits for nothing.
+
+        The normaliser as it is to be used: of a loss that is not finite it is no number, and so are then all gradients
+        on all ranks, which are divided by the normalisers' sum.
+        """
         self.losses.append((batch, total.detach()))
+        return normaliser + 0 * total.detach()
 
-    def unsound(self, modules: Sequence[Any]) -> Tensor:
-        """1 where a loss or gradient of this rank is not finite, else 0, on the device; fp32 [1]."""
-        values = [total.reshape(1).float() for _, total in self.losses]
-        if not self.scaled:
-            for module in modules:
-                for buffer in (*module.buffers, *module.expert_parallel_buffers):
-                    values += [extreme.reshape(1).float() for extreme in torch.aminmax(buffer.grad_data)]
-        if not values:
-            return torch.zeros(1, device="cuda")
-        return (~torch.isfinite(torch.cat(values))).any().float().reshape(1)
-
-    def settle(self, unsound: bool, iteration: int) -> None:
+    def settle(self, unsound: bool) -> None:
         """Count and name a step that is to be left out; every rank calls it. Raises UserError past the limit."""
-        self.skip = unsound
         if not unsound:
             self.in_a_row = 0
             return
@@ -118,13 +150,14 @@ class BadSteps:
         self.total += 1
         where = self._where()
         print_rank_0(
-            f"warning: iteration {iteration}: {where}: the step is left out ({self.in_a_row} in a row, "
+            f"warning: iteration {self.iteration}: {where}: the step is left out ({self.in_a_row} in a row, "
             f"{self.total} since the start)"
         )
         if self.in_a_row > self.limit:
             raise UserError(
-                f"iteration {iteration}: {where}; {self.in_a_row} steps in a row were not finite, limit {self.limit} "
-                "(--max-bad-steps): lower --lr, or look at these samples; the run goes on from its last save"
+                f"iteration {self.iteration}: {where}; {self.in_a_row} steps in a row were not finite, limit "
+                f"{self.limit} (--max-bad-steps): lower --lr, or look at these samples; the run goes on from its last "
+                "save"
             )
 
     def _where(self) -> str:
@@ -142,10 +175,3 @@ class BadSteps:
             return "gradients are not finite, though all losses are"
         more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
         return f"the loss is not finite in {'; '.join(named[:SHOWN])}{more}"
-
-
-def anywhere(*flags: Tensor) -> list[bool]:
-    """Whether each flag [1] is above 0 on any rank; every rank calls it, and waits for its device."""
-    together = torch.cat([platform.to_device(flag) for flag in flags])
-    dist.all_reduce(together)
-    return [value > 0 for value in together.tolist()]

@@ -13,6 +13,7 @@ import time
 import types
 import typing
 from collections.abc import Callable
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,16 @@ def point_to_point_options() -> Any:
     options = torch.distributed.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options.config.max_ctas = 8
     return options
+
+
+def host_group(timeout: timedelta) -> torch.distributed.ProcessGroup | None:
+    """All ranks, over a backend with which their hosts talk while devices compute; None where the default one does.
+
+    All ranks call it together.
+    """
+    if torch.distributed.get_backend() == "gloo":
+        return None
+    return torch.distributed.new_group(backend="gloo", timeout=timeout, group_desc="hosts")
 
 
 def beside_computing(purpose: str) -> contextlib.AbstractContextManager[Any]:

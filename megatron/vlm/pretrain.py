@@ -33,7 +33,7 @@ from megatron.vlm.journal import Journal
 from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
 from megatron.vlm.meters import EvaluationMeter, Pace, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
-from megatron.vlm.mishaps import BadSamples, BadSteps, anywhere
+from megatron.vlm.mishaps import BadSamples, BadSteps, Hosts
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.stage import Stage, stage_number
@@ -70,7 +70,8 @@ class Trainer:
             True: BadSamples(args.data, args.max_bad_samples), False: BadSamples(args.eval_data, args.max_bad_samples)
         }  # fmt: skip
         """Of the training data, and of those held out."""
-        self.bad_steps = BadSteps(args.max_bad_steps, args.fp16)
+        self.hosts = Hosts()
+        self.bad_steps = BadSteps(args.max_bad_steps, self.hosts)
         self.packs: dict[bool, list[Packs]] = {True: [], False: []}
         """Of each chunk of this rank: those trained on, and those held out."""
         self.iteration = 0
@@ -132,20 +133,16 @@ class Trainer:
         weights = token_weights(batch, REDUCTIONS[self.args.loss_reduction])
         tally.add(batch, losses, weights)
         total, normaliser, record = weighted_loss(losses, weights)
-        self.bad_steps.saw(batch, total)
-        return total, normaliser, record
+        return total, self.bad_steps.saw(batch, total, normaliser), record
 
     def forward_backward(self, **arguments: Any) -> list[Any]:
         """One iteration of training or of evaluation by the plan's schedule, metered."""
         training = not arguments.get("forward_only")
-        if not training:
-            self.evaluation.begin_iteration()
+        (self.meter if training else self.evaluation).begin_iteration()
         number = get_args().curr_iteration + 1 if training else 0
         with self.recorder.iteration(number, arguments["model"]):
             records = self._soundly({**arguments, "forward_step_func": self.forward_step}, training, number)
-        if training:
-            self._trained(number)
-        elif self.evaluation.end_iteration():
+        if not training and self.evaluation.end_iteration():
             self._evaluated()
         return records
 
@@ -156,13 +153,11 @@ class Trainer:
         for packs in self.packs[training]:
             packs.begin_iteration()
         while True:
-            self.bad_steps.begin()
+            self.bad_steps.begin(number)
             with self.stages.iteration(training):
                 records = self.executor(**arguments)
-            unsound = self.bad_steps.unsound(modules) if training else torch.zeros(1)
-            again, skip = anywhere(torch.tensor([float(len(bad_samples.found))]), unsound)
-            if not again:
-                break
+            if not self.hosts.any(bool(bad_samples.found)):
+                return records
             bad_samples.share()
             meter.tally = before.copy()
             if training:
@@ -170,19 +165,17 @@ class Trainer:
                     module.zero_grad_buffer()
             packs_again = [packs.again() for packs in self.packs[training]]
             arguments = {**arguments, "data_iterator": packs_again if len(packs_again) > 1 else packs_again[0]}
-        if training:
-            self.bad_steps.settle(skip, number)
-            if skip:
-                meter.tally.losses.zero_()  # the samples were read, and taught nothing
-        return records
 
     @contextmanager
     def _watch(self, action: Action) -> Iterator[None]:
         with self.stages.watch(action), self.recorder.watch(action):
             yield
 
-    def _trained(self, iteration: int) -> None:
+    def trained(self, iteration: int, skipped: bool) -> None:
+        """All gradients of an iteration are there, and have been judged; metered."""
         self.iteration = iteration
+        if skipped:
+            self.meter.tally.losses.zero_()  # the samples were read, and taught nothing
         self.stages.end_iteration()
         more: dict[str, Any] = {}
         if self.meter.ends_interval(iteration):
@@ -224,7 +217,7 @@ def _train(inputs: TrainingInputs) -> None:
     describe = partial(describe_run, args, inputs.architecture, inputs.plan)
     guard.install(describe, args.save_retain_interval, args.async_save)
     args.save_retain_interval = None  # Megatron would keep no older save to fall back on
-    trainer.bad_steps.install()
+    trainer.bad_steps.install(trainer.trained)
     install(trainer.forward_backward)
     provider = partial(trainer.datasets)
     setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)

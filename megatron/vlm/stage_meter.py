@@ -2,7 +2,7 @@
 
 1. The first iterations warm up: nothing is timed.
 2. In all others a moment is taken before and after every action. They are compared when the iteration has ended: by
-   then the device is through with it, as the ranks have asked each other whether its loss was sound.
+   then the device is through with it, as the norm of its gradients has been read.
 3. At the end of an interval the figures of its iterations are gathered over all ranks, once.
 4. A stage that in three of four iterations has another share of the work than planned is named, once.
 """

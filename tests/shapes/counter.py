@@ -39,6 +39,7 @@ class Count(TorchDispatchMode):
         self.wide: list[str] = []
         """fp32 tensors made of half-precision ones, outside of kernels, by name and shape."""
         self._inside = 0
+        self._asked = self._reached = 0
 
     def __enter__(self) -> "Count":
         Count.current = self
@@ -94,6 +95,10 @@ class Count(TorchDispatchMode):
         if ends[0] != ends[1] and (waits or "cpu" in ends[1]):
             self.waits.append(f"{name}: {ends[0]} -> {ends[1]}")
 
+    def catch_up(self) -> None:
+        """The host reads what the device has computed last: Megatron does so once an iteration."""
+        self._reached = self._asked
+
     @contextmanager
     def one_kernel(self, name: str, read: Any) -> Iterator[list[Any]]:
         """What runs inside is one kernel; the block appends what it gives."""
@@ -105,6 +110,25 @@ class Count(TorchDispatchMode):
             self._inside -= 1
         if not self._inside:
             self.kernel(name, _tensors(read), _tensors(given))
+
+
+class Event:
+    """Takes the place of `torch.cuda.Event`: the host waits for one that it has no other reason to know as reached."""
+
+    def __init__(self, **_: Any) -> None:
+        self.number = 0
+
+    def record(self, *_: Any) -> None:
+        if Count.current is not None:
+            Count.current._asked += 1
+            self.number = Count.current._asked
+
+    def synchronize(self) -> None:
+        if Count.current is not None and self.number > Count.current._reached:
+            Count.current.waits.append("an event is waited for")
+
+    def elapsed_time(self, _: "Event") -> float:
+        return 1.0
 
 
 def attention_operations(query: Tensor, key: Tensor) -> int:

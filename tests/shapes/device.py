@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes.counter import compiled, run_as_kernel
+from shapes.counter import Event, compiled, run_as_kernel
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -90,7 +90,7 @@ def machine(engine: bool) -> Iterator[FakeTensorMode]:
     platform.HAS_CUDA = True
     platform.HAS_TRANSFORMER_ENGINE = engine
     platform.HAS_VARIABLE_LENGTH = True
-    torch.cuda.current_device = lambda: device
+    torch.cuda.current_device, torch.cuda.Event = lambda: device, Event
     with platform.CudaIs(device), FakeTensorMode(allow_non_fake_inputs=False) as mode:
         yield mode
 

@@ -2,9 +2,9 @@
 
 iteration.py engine|local PRESET TENSOR_PARALLEL PIPELINE_PARALLEL TILES TOKENS...
 
-Megatron's DDP, the executor with two schedules and the meter of stages; two links of every kind, one pack
-without images. Prints for each preset, schedule and rank what waits for the device within an iteration, and how many
-bytes the rank sent to its neighbours.
+Megatron's DDP and the trainer with two schedules, all its meters, until it is known whether the optimizer steps; two
+links of every kind, one pack without images, one with a broken sample. Prints for each preset, schedule and rank what
+waits for the device within an iteration, and how many bytes the rank sent to its neighbours.
 """
 
 import json
@@ -20,6 +20,8 @@ from shapes import device
 from shapes.program import padded_chain, start
 
 MICROBATCHES = 4
+BROKEN = 7
+"""A sample whose image cannot be read."""
 
 
 def main() -> None:
@@ -46,8 +48,6 @@ def iteration(
     from shapes.counter import Count
 
     from megatron.vlm.pipeline import communicator
-    from megatron.vlm.pipeline.executor import Executor
-    from megatron.vlm.stage_meter import WARM_UP, StageMeter
     from omnibal_ext.architectures.presets import preset
     from omnibal_ext.plan import Plan
 
@@ -60,26 +60,76 @@ def iteration(
     few = replace(model, vision=replace(model.vision, layers=2), language=replace(model.language, layers=2))
     chain = padded_chain(args, few)
     cuts = [len(chain.kinds) * (stage + 1) // pipeline for stage in range(pipeline - 1)]
-    plan = Plan.from_cuts(few.chain, tuple(cuts), schedule=schedule, predicted={"stage_seconds": [1.0] * pipeline})
+    plan = Plan.from_cuts(
+        few.chain, tuple(cuts), schedule=schedule, num_microbatches=MICROBATCHES,
+        predicted={"stage_seconds": [1.0] * pipeline},
+    )  # fmt: skip
     module = wrapped(args, chain, plan)
     get_model_config(module).finalize_model_grads_func = finalize_model_grads
-    packs = packs_of(few, tiles, tokens)
-    meter = StageMeter(plan)
-    meter.iterations = WARM_UP
-    executor = Executor(schedule, meter.watch)
-    run = partial(executor, forward_step_func=forward_step, model=[module], num_microbatches=MICROBATCHES)
+    trainer, optimizer, packs = trainer_of(args, few, plan), Optimizer(), packs_of(few, tiles, tokens)
+    trainer.bad_steps.watch(optimizer, trainer.trained)
+    run = partial(trainer.forward_backward, model=[module], num_microbatches=MICROBATCHES)
+    args.curr_iteration = 0
     run(data_iterator=[iter(packs)])
-    with Count() as counted, meter.iteration(training=True):
+    with Count() as counted:
         run(data_iterator=[iter(packs)])
-    assert meter.actions
+        assert trainer.stages.actions
+        optimizer.prepare_grads()
+        assert trainer.iteration == 1
     return {"waits": counted.waits, "messages": dict(counted.messages)}
 
 
+class Optimizer:
+    """What the trainer needs of Megatron's: it reads the norm of the gradients."""
+
+    def prepare_grads(self) -> bool:
+        return False
+
+    def get_grad_norm(self) -> float:
+        from shapes.counter import Count
+
+        assert Count.current is not None
+        Count.current.catch_up()
+        return 1.0
+
+
+def trainer_of(args: Any, model: Any, plan: Any) -> Any:
+    """The trainer, behind its first iterations, that knows of a broken sample; hosts ask each other for real."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    from megatron.vlm import platform, pretrain
+    from megatron.vlm.arguments import TrainingInputs
+    from megatron.vlm.mishaps import Hosts
+    from megatron.vlm.stage_meter import WARM_UP
+
+    def ask(hosts: Hosts, flag: bool, really: Any = Hosts.any) -> bool:
+        with unset_fake_temporarily():
+            answer: bool = really(hosts, flag)
+        return answer
+
+    class RealHosts(Hosts):
+        any = ask
+
+    pretrain._sources = lambda _: ("made up",)
+    platform.host_group = lambda _: None
+    args.loss_reduction = "square"
+    trainer = pretrain.Trainer(TrainingInputs(args, model, plan, (), ""))
+    trainer.hosts = RealHosts()
+    trainer.stages.iterations = WARM_UP
+    trainer.bad_samples[True].known = {BROKEN: "gone"}
+    return trainer
+
+
 def packs_of(model: Any, tiles: int, tokens: int) -> list[Any]:
+    import torch
+
     from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 
-    full = [synthetic_pack(model, tiles, equal_lengths(tokens, 4)) for _ in range(MICROBATCHES - 1)]
-    return [*full, synthetic_pack(model, 0, equal_lengths(tokens, 4))]
+    lengths = equal_lengths(tokens, 4)
+    segments, sources = (torch.empty(size, dtype=torch.long, device="cuda") for size in (tokens, 4))
+    told = {"segment_ids": segments, "sources": sources, "sample_ids": (BROKEN, 1, 2, 3)}
+    sizes = [*[tiles] * (MICROBATCHES - 1), 0]
+    return [replace(synthetic_pack(model, tiles, lengths), **told) for tiles in sizes]
 
 
 def wrapped(args: Any, chain: Any, plan: Any) -> Any:
@@ -96,13 +146,6 @@ def wrapped(args: Any, chain: Any, plan: Any) -> Any:
     stage.bfloat16 = lambda: stage  # weights cannot change in place
     settings = DistributedDataParallelConfig(overlap_grad_reduce=True, grad_reduce_in_fp32=True)
     return DistributedDataParallel(chain.language, settings, Float16Module(chain.language, stage))
-
-
-def forward_step(data: Any, model: Any) -> Any:
-    from megatron.vlm.loss import token_loss
-
-    batch = next(data)
-    return model(batch), partial(token_loss, "token", batch)
 
 
 if __name__ == "__main__":

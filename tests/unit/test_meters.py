@@ -202,9 +202,11 @@ def test_nothing_of_ours_asks_the_device_inside_an_iteration(reduction: str, ran
 def test_an_iteration_run_again_counts_once(run: list, ranks: list, tmp_path: Path) -> None:
     meter = TrainingMeter(NAMES, 2, Journal(str(tmp_path / "metrics.jsonl")))
     ranks.append(sent(run[0][:2]))
-    for number in (1, 1, 2):
+    for number, ends in ((1, False), (1, True), (2, True)):
+        meter.begin_iteration()
         feed(meter.tally, run[0][number - 1])
-        meter.end_iteration(number)
+        if ends:
+            meter.end_iteration(number)
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert line["samples"] == 2 * sum(batch.samples for iteration in run[0][:2] for batch, _ in iteration)
 

@@ -1,6 +1,7 @@
 """What goes wrong in an iteration changes nothing else: broken samples weigh nothing, steps not finite are left out."""
 
 import time
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -47,7 +48,7 @@ def case(trained: tuple[Trainer, Any], monkeypatch: pytest.MonkeyPatch) -> tuple
     said: list[str] = []
     monkeypatch.setattr(mishaps, "print_rank_0", said.append)
     monkeypatch.setattr(trainer, "bad_samples", {True: BadSamples("data", 2), False: BadSamples("held out", 2)})
-    monkeypatch.setattr(trainer, "bad_steps", BadSteps(2, scaled=False))
+    monkeypatch.setattr(trainer, "bad_steps", BadSteps(2, trainer.hosts))
     trainer.meter.tally = pretrain.Tally(1)
     return trainer, model, said
 
@@ -65,15 +66,26 @@ def packs() -> list[Microbatch]:
             for number, pack in enumerate(found)]  # fmt: skip
 
 
-def run(trainer: Trainer, model: Any, batches: list[Microbatch], training: bool = True) -> torch.Tensor:
+def run(
+    trainer: Trainer, model: Any, batches: list[Microbatch], training: bool = True, iteration: int = 7
+) -> torch.Tensor:
     """An iteration as Megatron's loop starts it; its gradients."""
     for module in model:
         module.zero_grad_buffer()
     source = Packs(Written(batches), range(len(batches)))  # type: ignore[arg-type]
     trainer.packs[training] = [source]
     arguments = {"model": model, "num_microbatches": len(batches), "forward_step_func": trainer.forward_step}
-    trainer._soundly({**arguments, "data_iterator": source}, training, 7)
+    trainer._soundly({**arguments, "data_iterator": source}, training, iteration)
     return torch.cat([buffer.grad_data.clone() for buffer in model[0].buffers])
+
+
+def optimizer_of(trainer: Trainer, model: Any, lr: float = 0.0, **settings: Any) -> Any:
+    """As Megatron makes it, with what the trainer installs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mishaps.training, "get_megatron_optimizer", get_megatron_optimizer)
+        trainer.bad_steps.install(trainer.trained)
+        config = OptimizerConfig(lr=lr, params_dtype=torch.float32, clip_grad=0.0, **settings)
+        return mishaps.training.get_megatron_optimizer(config, model)
 
 
 def by_hand(batch: Microbatch, segment: int) -> Microbatch:
@@ -127,13 +139,12 @@ def test_an_evaluation_leaves_broken_samples_out_too(case: tuple[Trainer, Any, l
     assert torch.equal(*losses)
 
 
-def test_a_step_that_is_not_finite_is_left_out_named_and_limited(case: tuple[Trainer, Any, list[str]]) -> None:
+def test_a_step_that_is_not_finite_is_left_out_named_and_limited(
+    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer, model, said = case
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mishaps.training, "get_megatron_optimizer", get_megatron_optimizer)
-        trainer.bad_steps.install()
-        config = OptimizerConfig(lr=1e-2, params_dtype=torch.float32, clip_grad=0.0)
-        optimizer = mishaps.training.get_megatron_optimizer(config, model)
+    optimizer, tallies = optimizer_of(trainer, model, 1e-2), []
+    monkeypatch.setattr(trainer.meter, "end_iteration", lambda *_: tallies.append(trainer.meter.tally))
     whole = packs()
     pixels = whole[1].pixels.clone() if whole[1].pixels is not None and whole[1].tiles else None
     assert pixels is not None, "the pack must have tiles"
@@ -151,7 +162,7 @@ def test_a_step_that_is_not_finite_is_left_out_named_and_limited(case: tuple[Tra
     samples = ", ".join(map(str, whole[1].sample_ids))
     assert steps(whole)
     assert not steps(bad)
-    assert trainer.meter.tally.losses.isfinite().all()
+    assert tallies[-1].losses.isfinite().all()
     place = f"microbatch 1 of data-parallel rank 0 (pack 1, samples {samples}): the step is left out (1 in a row, 1 "
     assert f"iteration 7: the loss is not finite in {place}" in said[0]
     assert steps(whole)  # and those in a row are counted anew
@@ -161,11 +172,30 @@ def test_a_step_that_is_not_finite_is_left_out_named_and_limited(case: tuple[Tra
         steps(bad)
 
 
-def test_gradients_that_overflow_alone_are_seen(
+def test_a_loss_that_is_not_finite_is_seen_where_its_gradients_are(
     case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A label of no chance at all: its loss is infinite, its gradient is not."""
     trainer, model, said = case
-    execute = trainer.executor
+    optimizer, weighted = optimizer_of(trainer, model), pretrain.weighted_loss
+
+    def infinite(*losses: torch.Tensor) -> Any:
+        total, normaliser, record = weighted(*losses)
+        return total + float("inf"), normaliser, record
+
+    monkeypatch.setattr(pretrain, "weighted_loss", infinite)
+    run(trainer, model, packs())
+    assert not optimizer.step()[0]
+    assert "the loss is not finite in microbatch 0 of data-parallel rank 0" in said[0]
+
+
+@pytest.mark.parametrize("at", ["gradient", "loss"])
+def test_gradients_that_overflow_alone_are_seen(
+    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Under a loss scale they are the scaler's affair, but not where the loss was not finite before."""
+    trainer, model, said = case
+    execute, optimizer = trainer.executor, optimizer_of(trainer, model)
 
     def overflowing(**arguments: Any) -> list[Any]:
         records = execute(**arguments)
@@ -173,12 +203,33 @@ def test_gradients_that_overflow_alone_are_seen(
         return records
 
     monkeypatch.setattr(trainer, "executor", overflowing)
+    whole = packs()
+    assert whole[1].pixels is not None
+    whole[1].pixels[:] *= float("nan") if at == "loss" else 1.0
+    run(trainer, model, whole)
+    assert not optimizer.step()[0]
+    assert ("gradients are not finite, though all losses are" in said[0]) == (at == "gradient")
+    said.clear()
+    scaled = types.SimpleNamespace(prepare_grads=lambda: True, get_grad_norm=lambda: 1 / 0)  # fp16: it overflowed
+    trainer.bad_steps.watch(scaled, trainer.trained)
+    run(trainer, model, whole)
+    assert scaled.prepare_grads()
+    assert bool(said) == (at == "loss")
+
+
+def test_hosts_and_megatron_alone_are_asked_whether_a_step_is_sound(
+    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one number that is read of an iteration is the norm of its gradients, which is taken once."""
+    trainer, model, _ = case
+    optimizer, norms = optimizer_of(trainer, model), []
+    (inner,) = optimizer.chained_optimizers
+    norm = inner.get_grad_norm
+    monkeypatch.setattr(inner, "get_grad_norm", lambda: norms.append(norm()) or norms[-1])
     run(trainer, model, packs())
-    assert trainer.bad_steps.skip
-    assert "gradients are not finite, though all losses are" in said[0]
-    monkeypatch.setattr(trainer, "bad_steps", BadSteps(2, scaled=True))  # fp16: the loss scaler's affair
-    run(trainer, model, packs())
-    assert not trainer.bad_steps.skip
+    done, found, _ = optimizer.step()
+    assert done
+    assert norms == [found]
 
 
 def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path) -> None:
@@ -230,15 +281,15 @@ def test_what_went_wrong_stands_in_the_metrics(
 ) -> None:
     """A step that was left out has no loss, which is another thing than a loss of 0."""
     trainer, model, _ = case
-    whole = packs()
+    optimizer, whole = optimizer_of(trainer, model), packs()
     assert whole[1].pixels is not None
     bad = replace(whole[1], pixels=torch.full_like(whole[1].pixels, float("nan")))
     broken = replace(whole[2], broken=((21, "x.png: cannot be decoded"),))
     first, second, third, fourth = whole
     iterations = ((second, third), (bad, third), (bad, broken), (second, broken))
     for iteration, middle in enumerate(iterations, start=1):
-        run(trainer, model, [first, *middle, fourth])
-        trainer._trained(iteration)
+        run(trainer, model, [first, *middle, fourth], iteration=iteration)
+        optimizer.step()
     lines = training_intervals(metered)
     assert [line["skipped_steps"] for line in lines] == [0, 1, 2, 2]
     assert [line["replaced_samples"] for line in lines] == [0, 0, 1, 1]
@@ -280,6 +331,6 @@ def test_metering_takes_under_a_hundredth_of_a_step(case: tuple[Trainer, Any, li
             patch.setattr(owner, name, counted(getattr(owner, name)))
         for iteration in range(1, iterations + 1):
             run(trainer, model, whole)
-            trainer._trained(iteration)
+            trainer.trained(iteration, False)
     assert len(training_intervals(metered)) == 1
     assert 0 < spent[0] / iterations / len(whole) < 0.01 * 0.1  # seconds; seen: a quarter of that

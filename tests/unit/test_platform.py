@@ -2,10 +2,14 @@
 
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from megatron.vlm import platform
 from tests.programs import ROOT, environment
 
 ASK = """
@@ -27,3 +31,15 @@ def test_an_apex_without_kernels_is_not_used(tmp_path: Path) -> None:
         asked, env=environment(PYTHONPATH=f"{ROOT}:{tmp_path}"), capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["True", "torch.optim.adamw"]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_hosts_talk_while_devices_compute(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the default group where that is the hosts' already, and never without end."""
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **how: made.append(how) or how)
+    group = platform.host_group(timedelta(minutes=3))
+    assert (group is None) == (backend == "gloo") == (not made)
+    assert all((how["backend"], how["timeout"]) == ("gloo", timedelta(minutes=3)) for how in made)
+    assert not any(how.get("ranks") for how in made), "all ranks"
