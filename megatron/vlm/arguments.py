@@ -17,7 +17,7 @@ from megatron.vlm.evaluation import set_evaluation
 from megatron.vlm.flags.check import check_given
 from megatron.vlm.flags.parser import Parser
 from megatron.vlm.flags.refusals import megatron_refusals
-from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
@@ -114,6 +114,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
         args = validate_args(parse_args(lambda _: parser))
     _check_fp8(args)
+    _check_experts(args)
     set_evaluation(args)
     args.align_param_gather = args.overlap_param_gather  # the executor starts all gathers, not one the next
     # The true count from here on: a checkpoint records it, and is compared with it at any layout.
@@ -150,6 +151,24 @@ def _check_fp8(args: Namespace) -> None:
         raise UserError(
             f"--fp8-format {args.fp8} without --fp8-recipe is delayed scaling, which learns its scales over all layers "
             "at once, and stages have some; give --fp8-recipe tensorwise, blockwise or mxfp8"
+        )
+
+
+def _check_experts(args: Namespace) -> None:
+    """Refuse ways to run experts in which they would compute something else, or which would not reach them."""
+    if args.num_experts is None:
+        if args.moe_aux_loss_coeff:
+            raise UserError(f"--moe-aux-loss-coeff {args.moe_aux_loss_coeff}: --model has no experts; leave it out")
+        return
+    if args.tensor_model_parallel_size > 1 and not args.sequence_parallel:
+        raise UserError(
+            f"--tensor-model-parallel-size {args.tensor_model_parallel_size} with {args.num_experts} experts needs "
+            "--sequence-parallel: without, each rank would route all tokens; give that too"
+        )
+    if args.fp8:
+        raise UserError(
+            f"--fp8-format {args.fp8}: experts multiply in the model's precision, which is most of what this model "
+            "does; leave it out"
         )
 
 
@@ -212,4 +231,22 @@ def _preset_defaults(architecture: Architecture, plan: Plan) -> dict[str, Any]:
         "rerun_mode": "disabled",
         "eval_iters": None,
         "eval_interval": None,
+        **expert_defaults(language),
+    }
+
+
+def expert_defaults(language: LanguageArchitecture) -> dict[str, Any]:
+    """Megatron's flags of a mixture of experts; none of a model without."""
+    experts = language.experts
+    if experts is None:
+        return {}
+    return {
+        "num_experts": experts.count,
+        "moe_ffn_hidden_size": language.ffn_hidden_size,
+        "moe_router_topk": experts.chosen,
+        "moe_router_pre_softmax": not experts.renormalised,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": ["seq_aux_loss"],
+        "moe_aux_loss_coeff": [experts.balance],
+        "moe_token_dispatcher_type": "allgather",  # experts are whole on every rank, or cut: no token leaves its group
     }

@@ -1,5 +1,7 @@
 """The loss of a microbatch, and what each of its tokens weighs in the mean over the global batch."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,15 @@ from megatron.vlm.microbatch import Microbatch
 REDUCTIONS = {"token": 0.0, "square": 0.5, "sample": 1.0}
 """A token of a sample with n counted tokens weighs n^-power: every token alike, InternVL's square-root averaging
 (arXiv 2412.05271, section 3.3), every sample alike."""
+
+
+def weigh_samples(reduction: str, batch: Microbatch) -> Microbatch:
+    """The same microbatch with what each of its samples weighs in the loss, all of its tokens together: the routers of
+    its experts are balanced sample by sample, with these weights."""
+    if batch.targets is None:
+        return batch
+    each = batch.targets.clamp(min=1).pow(-REDUCTIONS[reduction])
+    return replace(batch, sample_weights=batch.targets * each)
 
 
 def token_loss(reduction: str, batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -93,6 +93,9 @@ class Microbatch:
     supervised: Tensor | None = None  # [tokens that count], into labels; None: the loss of every token is wanted
     loss_mask: Tensor | None = None  # [T], 1 where the label counts
     segment_ids: Tensor | None = None  # [T], which of `lengths` the token is of
+    targets: Tensor | None = None  # fp32 [len(lengths)], tokens to be predicted of each, where there are experts
+    sample_weights: Tensor | None = None  # fp32 [len(lengths)], of each in the loss; None: routers are not balanced
+    sample_lengths: tuple[int, ...] = ()  # [samples], without padding; (): as in `lengths`
     sources: Tensor | None = None  # [len(lengths)], which input file of the dataset each sample came from
     pack: int = -1  # its number in the index; -1: an empty one
     sample_ids: tuple[int, ...] = ()  # [samples], rows of the dataset

@@ -62,6 +62,9 @@ class BadSamples:
     def silence(self, batch: Microbatch) -> Microbatch:
         """The same microbatch, without weight for samples that are known."""
         segments = [number for number, sample in enumerate(batch.sample_ids) if sample in self.known]
+        if segments and batch.targets is not None:
+            places = torch.tensor(segments, device=batch.targets.device)
+            batch = replace(batch, targets=batch.targets.index_fill(0, places, 0.0))
         if not segments or batch.loss_mask is None or batch.segment_ids is None:
             return batch
         heard = torch.ones(len(batch.lengths))

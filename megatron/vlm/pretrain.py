@@ -30,7 +30,7 @@ from megatron.vlm.data.sources import Sources
 from megatron.vlm.ending import run_rank
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.journal import Journal
-from megatron.vlm.loss import REDUCTIONS, token_weights, weighted_loss
+from megatron.vlm.loss import REDUCTIONS, token_weights, weigh_samples, weighted_loss
 from megatron.vlm.meters import EvaluationMeter, Pace, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
 from megatron.vlm.mishaps import BadSamples, BadSteps, Hosts
@@ -116,7 +116,7 @@ class Trainer:
         return PackDataset(
             ChatDataset(data),
             PackedIndex.open(packs),
-            Needs.of(self.plan.chain[first:end]),
+            Needs.of(self.plan.chain[first:end], self.architecture.language.experts is not None),
             sequence_multiple(self.args),
             decodes=parallel_state.get_tensor_model_parallel_rank() == 0,
         )
@@ -127,7 +127,8 @@ class Trainer:
         self.recorder.saw(batch)
         self.bad_samples[model.training].saw(batch)
         tally = self.meter.tally if model.training else self.evaluation.tally
-        return model(batch), partial(self._loss, tally, self.bad_samples[model.training].silence(batch))
+        batch = self.bad_samples[model.training].silence(batch)
+        return model(weigh_samples(self.args.loss_reduction, batch)), partial(self._loss, tally, batch)
 
     def _loss(self, tally: Tally, batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         weights = token_weights(batch, REDUCTIONS[self.args.loss_reduction])

@@ -16,6 +16,7 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.convert import SIDE, KeyMap
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import sources
+from megatron.vlm.hf.shapes import weight_shape
 from omnibal_ext.architectures.architecture import Architecture, differences
 from omnibal_ext.architectures.huggingface import CONFIG, weight_files
 from omnibal_ext.architectures.presets import preset
@@ -165,6 +166,8 @@ def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> No
 def _families(architecture: Architecture) -> tuple[str, str]:
     """A model type, and one of a language model, whose weights have the same names of ours."""
     vision, language = architecture.vision, "gemma3_text" if architecture.language.branch_norms else "llama"
+    if architecture.language.experts:
+        language = "qwen3_moe"
     if vision.native and vision.native.learned_positions:
         return "qwen3_vl", language
     if vision.native:
@@ -174,13 +177,13 @@ def _families(architecture: Architecture) -> tuple[str, str]:
     return "llava" if vision.pre_norm or not vision.class_token else "internvl", language
 
 
-def _sizes(architecture: Architecture) -> dict[str, tuple[int, int]]:
+def _sizes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """Shapes of the weights that show a model's widths."""
-    vision, language = architecture.vision, architecture.language
-    heads = (language.heads + 2 * language.kv_heads) * language.head_dim
-    return {
-        "links.vit_0.mlp.linear_fc1.weight": (vision.ffn_hidden_size * (1 + vision.gated), vision.hidden_size),
-        "links.word_embed.embedding.weight": (language.vocab_size, language.hidden_size),
-        "links.llm_0.mlp.linear_fc1.weight": (2 * language.ffn_hidden_size, language.hidden_size),
-        "links.llm_0.self_attention.linear_qkv.weight": (heads, language.hidden_size),
-    }
+    perceptron = "links.llm_0.mlp.experts.experts" if architecture.language.experts else "links.llm_0.mlp"
+    shown = (
+        "links.vit_0.mlp.linear_fc1.weight",
+        "links.word_embed.embedding.weight",
+        f"{perceptron}.linear_fc1.weight",
+        "links.llm_0.self_attention.linear_qkv.weight",
+    )
+    return {name: weight_shape(name, architecture) for name in shown}

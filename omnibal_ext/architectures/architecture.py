@@ -129,6 +129,19 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Perceptrons in the place of one, some of which each token goes through: a router chooses. Alike in all layers."""
+
+    count: int
+    chosen: int
+    """Those that a token goes through: the likeliest."""
+    renormalised: bool = True
+    """What a token's experts weigh adds up to 1; else they weigh as likely as they are among all."""
+    balance: float = 0.001
+    """What the routers' balance loss weighs in training."""
+
+
+@dataclass(frozen=True)
 class LanguageArchitecture:
     """A decoder-only language model: RMSNorm, a gated perceptron, rotary positions, grouped-query attention."""
 
@@ -164,6 +177,8 @@ class LanguageArchitecture:
     sliding: SlidingWindow | None = None
     image_attention: bool = False
     """Tokens of an image see those of the same image behind them too."""
+    experts: Experts | None = None
+    """Every layer has so many perceptrons of width `ffn_hidden_size`, and a router."""
 
     @property
     def head_dim(self) -> int:

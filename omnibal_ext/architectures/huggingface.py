@@ -2,8 +2,8 @@
 
 Known: `InternVLForConditionalGeneration`, `LlavaForConditionalGeneration`, `LlavaNextForConditionalGeneration`,
 `LlavaOnevisionForConditionalGeneration`, `Qwen2VLForConditionalGeneration`, `Qwen2_5_VLForConditionalGeneration`,
-`Qwen3VLForConditionalGeneration`, `Gemma3ForConditionalGeneration`, and the original InternVL (`InternVLChatModel`,
-whose code lives in its repository).
+`Qwen3VLForConditionalGeneration`, `Qwen3VLMoeForConditionalGeneration`, `Gemma3ForConditionalGeneration`, and the
+original InternVL (`InternVLChatModel`, whose code lives in its repository).
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ SINGLE_FILE = "model.safetensors"
 NORMALIZATIONS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
 ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"}
 """InternVL's own names of chat templates."""
-LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": "hermes-2"}
+LATER_TEMPLATES = {"internlm2": "internlm2-chat", "qwen2": "hermes-2", "qwen3": "hermes-2", "qwen3_moe": "hermes-2"}
 """Of its "internvl2_5", which begins as the tokenizer of the language model does, with `<s>` or without."""
 LLAVA_TEMPLATES = {32064: "vicuna", 128320: "llava-llama3"}
 """By the words of a Llama: Vicuna's and Llama 3's, with LLaVA's own."""
@@ -102,7 +102,7 @@ def read_architecture(path: Path) -> Architecture:
             model = _llava(name, config)
         case "llava_onevision":
             model = _llava_onevision(name, config)
-        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl":
+        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe":
             model = qwen_vl(name, config, _tied(config))
         case "gemma3":
             model = gemma3(name, config, _tied(config))

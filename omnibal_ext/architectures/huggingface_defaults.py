@@ -140,6 +140,41 @@ DEFAULTS |= {
         "deepstack_visual_indexes": [8, 16, 24],
     },
 }
+_ROUTERS: dict[str, Any] = {
+    "decoder_sparse_step": 1,
+    "router_aux_loss_coef": 0.001,
+}
+DEFAULTS |= {
+    "qwen3_moe": {
+        **_QWEN,
+        **_ROUTERS,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 768,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+    },
+    "qwen3_vl_moe": DEFAULTS["qwen3_vl"],
+    "qwen3_vl_moe_text": {
+        **_ROUTERS,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "moe_intermediate_size": 1408,
+        "num_local_experts": 60,
+        "num_experts_per_tok": 4,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+    },
+    "qwen3_vl_moe_vision": DEFAULTS["qwen3_vl_vision"],
+}
 DEFAULTS["siglip_vision_model"] = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -207,7 +242,8 @@ _DATA = _names(  # how images were cut: the dataset's own
     system_message template use_thumbnail
     """
 )
-_QWEN_VL = ("qwen2", "qwen2_5", "qwen3")
+_QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+_DENSE = _names("intermediate_size output_router_logits")  # of layers without experts, and of what is handed out
 _QWEN_MARKS = _names("vision_start_token_id vision_end_token_id vision_token_id video_token_id")
 WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "llama": _LANGUAGE,
@@ -215,9 +251,11 @@ WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "qwen2": _LANGUAGE | {"max_window_layers", "sliding_window"},  # the window is read where it is used
     "qwen3": _LANGUAGE | {"max_window_layers", "sliding_window"},
     "internlm2": _LANGUAGE,
-    **{f"{one}_vl_text": _LANGUAGE | {"max_window_layers", "sliding_window"} for one in _QWEN_VL},
-    **{f"{one}_vl_vision": _GENERAL for one in _QWEN_VL},
-    **{f"{one}_vl": _GENERAL | _QWEN_MARKS for one in _QWEN_VL},
+    "qwen3_moe": _LANGUAGE | {"max_window_layers", "sliding_window"} | _DENSE,
+    **{f"{one}_text": _LANGUAGE | {"max_window_layers", "sliding_window"} for one in _QWEN_VL},
+    "qwen3_vl_moe_text": _LANGUAGE | {"sliding_window"} | _DENSE,
+    **{f"{one}_vision": _GENERAL for one in _QWEN_VL},
+    **dict.fromkeys(_QWEN_VL, _GENERAL | _QWEN_MARKS),
     "clip_vision_model": _GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
     "internvl_vision": _GENERAL | {"layer_scale_init_value", "use_mean_pooling"},  # read where the last norm is
     "intern_vit_6b": _GENERAL | _EXPERTS,

@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from omnibal_ext.architectures.architecture import LanguageArchitecture, RopeScaling
+from omnibal_ext.architectures.architecture import Experts, LanguageArchitecture, RopeScaling
 from omnibal_ext.architectures.huggingface_section import Section
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import finite, flag, listing, maybe, record, shown, text, whole
 
-BASES = {"qwen2_vl_text": 1e6, "qwen2_5_vl_text": 1e6, "qwen3_vl_text": 5e5}
+BASES = {"qwen2_vl_text": 1e6, "qwen2_5_vl_text": 1e6, "qwen3_vl_text": 5e5, "qwen3_vl_moe_text": 5e5}
 """Of the rotation where a config.json has none; elsewhere 10,000."""
 QWEN_VL_TEXTS = tuple(BASES)
+QWEN3 = ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text")
+WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text")
 ROPE_FIELDS = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
     "original_max_position_embeddings", "partial_rotary_factor", "beta_fast", "beta_slow", "attention_factor",
@@ -22,6 +24,7 @@ WIDTH = whole(1, 2**20)
 HEADS = whole(1, 2**12)
 WORDS = whole(1, 2**24)
 POSITIONS = whole(1, 2**40)
+EXPERTS = whole(1, 2**12)
 EPSILON = finite(0, 1)
 BASE = finite(1, 1e12)
 FACTOR = finite(1e-3, 1e6)
@@ -43,7 +46,7 @@ def read_language(section: Section) -> LanguageArchitecture:
     """The language model that a section describes. Raises UserError naming the field that cannot be honoured."""
     section.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
     kind, heads = section["model_type"], section.take("num_attention_heads", HEADS)
-    if kind not in ("llama", "mistral", "qwen2", "qwen3", "internlm2", *QWEN_VL_TEXTS):
+    if kind not in ("llama", "mistral", "qwen2", "internlm2", *QWEN3, *QWEN_VL_TEXTS):
         raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")
     section.must(bias=False) if kind == "internlm2" else section.must(attention_bias=False)
     slides = section.take_if("use_sliding_window", flag)
@@ -63,25 +66,46 @@ def read_language(section: Section) -> LanguageArchitecture:
         )
     if sections and 2 * sum(sections) != (head_size or hidden_size // heads):
         raise UserError(f"{section.where}: mrope_section {list(sections)} is not half of a head's width")
+    experts = _experts(section) if kind in WITH_EXPERTS else None
     language = LanguageArchitecture(
         layers=section.take("num_hidden_layers", LAYERS),
         hidden_size=hidden_size,
         heads=heads,
         kv_heads=kv_heads,
-        ffn_hidden_size=section.take("intermediate_size", WIDTH),
+        ffn_hidden_size=section.take("moe_intermediate_size" if experts else "intermediate_size", WIDTH),
         vocab_size=section.take("vocab_size", WORDS),
         rope_theta=float(base or BASES.get(kind, 1e4)),
         norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qkv_bias=kind in ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"),
-        qk_norm=kind in ("qwen3", "qwen3_vl_text"),
+        qk_norm=kind in QWEN3,
         head_size=None if head_size in (None, hidden_size // heads) else head_size,
         rope_scaling=scaling,
         rotary_sections=sections,
         rotary_interleaved=interleaved,
         max_positions=window,
+        experts=experts,
     )
     section.refuse_unread()
     return language
+
+
+def _experts(section: Section) -> Experts:
+    """Of every layer. Raises UserError where a layer has none, or their number is not to be had."""
+    section.must(decoder_sparse_step=1)
+    if section.get("mlp_only_layers"):
+        section.must(mlp_only_layers=[])
+    count, chosen = section.take("num_local_experts", EXPERTS), section.take("num_experts_per_tok", EXPERTS)
+    count = section.take_if("num_experts", EXPERTS) or count  # as published; transformers 5 writes the other name
+    always = section["model_type"] == "qwen3_vl_moe_text"
+    if always:
+        section.must(norm_topk_prob=True)  # its code does so whatever the file says
+    renormalised = always or section.take("norm_topk_prob", flag)
+    least = 2 if renormalised else 1  # of one alone the weight is 1 whatever the router says: it would learn nothing
+    if not least <= chosen <= count:
+        raise UserError(
+            f"{section.where}.num_experts_per_tok is {chosen}; supported: {least} up to the {count} experts"
+        )
+    return Experts(count, chosen, renormalised, section.take("router_aux_loss_coef", finite(0, 1e3)))
 
 
 def read_rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...] = ()) -> RopeScaling | None:
@@ -147,7 +171,7 @@ def _rotary_sections(section: Section, rope: Mapping[str, Any]) -> tuple[tuple[i
     """
     if section["model_type"] not in QWEN_VL_TEXTS:
         return (), False
-    interleaved = section["model_type"] == "qwen3_vl_text"
+    interleaved = section["model_type"] in QWEN3
     if rope.get("mrope_interleaved", interleaved) != interleaved:
         raise UserError(
             f"{section.where}.mrope_interleaved is {shown(rope['mrope_interleaved'])}; supported: {interleaved}"

@@ -1,6 +1,7 @@
 """Reads the config.json of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a ViT at native resolution, M-RoPE in the language model.
 
-Qwen3-VL has learned positions, and features of its ViT's layers enter the first language layers.
+Qwen3-VL has learned positions, and features of its ViT's layers enter the first language layers; of its language model
+there are dense ones and mixtures of experts.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ OUTER = (
 
 
 def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
-    """The model of a qwen2_vl's, qwen2_5_vl's or qwen3_vl's config.json.
+    """The model of a qwen2_vl's, qwen2_5_vl's, qwen3_vl's or qwen3_vl_moe's config.json.
 
     Raises UserError naming a field that cannot be honoured.
     """
@@ -38,7 +39,7 @@ def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
     tower = config.inner("vision_config", f"{kind}_vision", always=True)
     model = read_language(config.section_of("text_config", f"{kind}_text", _text_fields(config)))
     tower.must(in_channels=3, in_chans=3)
-    later, latest = kind != "qwen2_vl", kind == "qwen3_vl"
+    later, latest = kind != "qwen2_vl", kind in ("qwen3_vl", "qwen3_vl_moe")
     width = tower.take("hidden_size" if later else "embed_dim", SIZE)
     if (out := tower.take("out_hidden_size" if later else "hidden_size", SIZE)) != model.hidden_size:
         raise UserError(f"{tower.where}: gives features of width {out}, the language model has {model.hidden_size}")
@@ -84,7 +85,7 @@ def _native(tower: Section, patch: int, kind: str) -> NativeResolution:
     frames, merge = tower.take("temporal_patch_size", SIZE), 2
     if kind == "qwen2_vl":
         return NativeResolution(merge, frames, theta=theta)
-    if kind == "qwen3_vl":
+    if kind in ("qwen3_vl", "qwen3_vl_moe"):
         positions = tower.take("num_position_embeddings", SIZE)
         if isqrt(positions) ** 2 != positions:
             raise UserError(f"{tower.where}.num_position_embeddings is {positions}; supported: squares of a number")

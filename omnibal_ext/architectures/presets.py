@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omnibal_ext.architectures.architecture import (
     Architecture,
+    Experts,
     LanguageArchitecture,
     NativeResolution,
     PromptFormat,
@@ -47,10 +48,12 @@ def _qwen(
     )
 
 
-def _qwen3(layers: int, hidden_size: int, heads: int, ffn_hidden_size: int) -> LanguageArchitecture:
+def _qwen3(
+    layers: int, hidden_size: int, heads: int, ffn_hidden_size: int, kv_heads: int = 8, experts: Experts | None = None
+) -> LanguageArchitecture:
     return LanguageArchitecture(
-        layers, hidden_size, heads, 8, ffn_hidden_size, vocab_size=151936, norm_epsilon=1e-6, qk_norm=True,
-        head_size=None if hidden_size == 128 * heads else 128,
+        layers, hidden_size, heads, kv_heads, ffn_hidden_size, vocab_size=151936, norm_epsilon=1e-6, qk_norm=True,
+        head_size=None if hidden_size == 128 * heads else 128, experts=experts,
     )  # fmt: skip
 
 
@@ -72,6 +75,8 @@ LANGUAGE_MODELS = {
     "qwen3-8b": _qwen3(36, 4096, 32, 12288),
     "qwen3-14b": _qwen3(40, 5120, 40, 17408),
     "qwen3-32b": _qwen3(64, 5120, 64, 25600),
+    "qwen3-30b-a3b": _qwen3(48, 2048, 32, 768, kv_heads=4, experts=Experts(128, 8)),
+    "qwen3-235b-a22b": _qwen3(94, 4096, 64, 1536, kv_heads=4, experts=Experts(128, 8)),
     "qwen1.5-110b": LanguageArchitecture(80, 8192, 64, 8, 49152, 152064, norm_epsilon=1e-6, qkv_bias=True),
     "yi-34b": LanguageArchitecture(60, 7168, 56, 8, 20480, vocab_size=64064, rope_theta=5e6),
     "llama3-8b": LanguageArchitecture(32, 4096, 32, 8, 14336, vocab_size=128320, rope_theta=5e5),
@@ -110,6 +115,8 @@ INTERNVL = {
     "internvl3.5-8b": ("internvit-300m", "qwen3-8b", "hermes-2"),
     "internvl3.5-14b": ("internvit-300m", "qwen3-14b", "hermes-2"),
     "internvl3.5-38b": ("internvit-6b", "qwen3-32b", "hermes-2"),
+    "internvl3.5-30b-a3b": ("internvit-300m", "qwen3-30b-a3b", "hermes-2"),
+    "internvl3.5-241b-a28b": ("internvit-6b", "qwen3-235b-a22b", "hermes-2"),
 }
 # Name: language model, chat template, tiling.
 LLAVA = {
@@ -207,6 +214,8 @@ QWEN3_VL: dict[str, tuple[str, VisionArchitecture, bool]] = {
     "qwen3-vl-4b": ("qwen3-4b", QWEN3_VIT, True),
     "qwen3-vl-8b": ("qwen3-8b", QWEN3_VIT_LARGE, False),
     "qwen3-vl-32b": ("qwen3-32b", QWEN3_VIT_LARGE, False),
+    "qwen3-vl-30b-a3b": ("qwen3-30b-a3b", QWEN3_VIT_LARGE, False),
+    "qwen3-vl-235b-a22b": ("qwen3-235b-a22b", QWEN3_VIT_LARGE, False),
 }
 QWEN_VL: dict[str, tuple[LanguageArchitecture, int, bool]] = {
     "qwen2-vl-2b": (_qwen(28, 1536, 12, 2, 8960, 151936), 0, True),

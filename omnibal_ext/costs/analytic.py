@@ -8,6 +8,8 @@ on one of t tensor-parallel ranks with sequence parallelism:
     attention   4 h sum(len^2) / t operations forward, half of it under a causal mask, all of it under the masks of
                 Gemma 3, whose layers with windows and without are priced alike; 2.5 times that backward
                 (FlashAttention-2, arXiv 2307.08691)
+    experts     as perceptrons, for each token those it goes through, and the copies of it that are sorted by expert;
+                weights are those of all
     links       two all-reduces of n h 2 bytes forward, two backward, each 2 (t - 1) / t times its bytes (2104.04473)
     memory      elementwise operations read and write the stream of n h 2 / t bytes as often as `_passes` counts
     kept        the tensors listed in `_kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores;
@@ -23,7 +25,7 @@ on one of t tensor-parallel ranks with sequence parallelism:
 
 from dataclasses import dataclass, replace
 
-from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
+from omnibal_ext.architectures.architecture import Architecture, Experts, VisionArchitecture
 from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
@@ -37,6 +39,9 @@ EXPOSED_REDUCTION = 0.25
 """Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
 IMAGE_PATCHES = 2304
 """Patches of an image at native resolution that attention is counted for: 672 x 672 pixels."""
+SCORES = 2
+"""fp32 numbers a token and expert that a router's backward needs: how likely it is for the choice, and for the balance.
+"""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention backward over forward (FlashAttention-2)."""
 
@@ -222,7 +227,9 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     key_value = 2 * language.kv_heads * language.head_dim
     vit_matrices = 2 + vision.gated
     vit = 4 * h * heads_h + vit_matrices * h * vision.ffn_hidden_size
-    llm = g * (2 * heads_g + key_value) + 3 * g * language.ffn_hidden_size
+    attention, perceptron = g * (2 * heads_g + key_value), 3 * g * language.ffn_hidden_size
+    experts, router = language.experts or Experts(1, 1), language.experts.count * g if language.experts else 0
+    llm = attention + experts.chosen * perceptron + router
     shuffled, pixels, words = architecture.joined_width, 3 * vision.patch_size**2, language.vocab_size * g
     learned_positions, inner = tile * h, g
     if vision.native:
@@ -237,13 +244,14 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     vit_passes = _passes(h, inside_h, vit_inner, vit_others)
     rotated = heads_g + key_value // 2  # query and key, which are also what QK-norm normalises
     llm_others = (2 + 2 * language.qk_norm) * rotated / g + 4 * language.branch_norms
-    llm_passes = _passes(g, inside_g, 3 * language.ffn_hidden_size, llm_others)
+    llm_inner = experts.chosen * 3 * language.ffn_hidden_size
+    sorted_tokens = experts.chosen * g if language.experts else 0  # a copy for each of a token's experts
+    llm_passes = _passes(g, inside_g, llm_inner, llm_others + 4 * sorted_tokens / g)
     norms = 2 * g * (1 + language.branch_norms) + 2 * language.head_dim * language.qk_norm
     vit_kept = _kept(h, inside_h, vit_inner, 2 * h * vision.qk_norm, vision.layer_scale)
     repeated = (2 * heads_g - key_value) * language.image_attention  # under a mask every head has its key and value
-    llm_kept = _kept(
-        g, inside_g + repeated, 3 * language.ffn_hidden_size, rotated * language.qk_norm + 2 * g * language.branch_norms
-    )
+    llm_kept = _kept(g, inside_g + repeated, llm_inner, rotated * language.qk_norm + 2 * g * language.branch_norms)
+    llm_kept += sorted_tokens * t + 2 * SCORES * bool(language.experts) * experts.count
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
     vit_kept += heads_h * (vit_tokens % t > 0)
     # Every rank has all image tokens around the projector, and all supervised ones in front of the head.
@@ -251,7 +259,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     before_projector = vit_tokens * h * vision.final_norm + image_tokens * shuffled * (1 + normed)
     # Of four linear layers: query, key, value and attention output; MLP; whole on every rank what ranks have shares of.
     vit_late = 4 * heads_h + vit_inner + 4 * h * t
-    llm_late = 2 * heads_g + key_value + 3 * language.ffn_hidden_size + 4 * g * t
+    llm_late = 2 * heads_g + key_value + llm_inner + (2 * sorted_tokens + 2 * g if language.experts else 4 * g) * t
     return {
         "patch_embed": Work(
             pixels * h + learned_positions, pixels * h, vit_tokens, h,
@@ -268,7 +276,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
         ),
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * streams * BYTES) * t),
         "llm": Work(
-            llm + norms, llm, tokens, g, tokens * llm_kept * BYTES,
+            attention + experts.count * perceptron + router + norms, llm, tokens, g, tokens * llm_kept * BYTES,
             tokens * llm_late * BYTES, attention=2 * heads_g * tokens**2,
             per_square=2 * heads_g, passes=llm_passes, blocks=2,
         ),

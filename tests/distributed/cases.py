@@ -35,7 +35,9 @@ RECOMPUTE = ("none", "full", "attention", "mlp", "both", "mixed")
 FREEZE = ((), (), ("vit",), ("projector",), ("llm",), ("vit", "llm"), ("vit", "projector"), ("projector", "llm"))
 PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
-MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma")
+MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma", "experts")
+SHARING = ("experts",)
+"""Those whose tensor-parallel ranks share the tokens between blocks, and have to."""
 
 
 Value = TypeVar("Value")
@@ -135,6 +137,9 @@ class Launch:
     server: str = PLAIN
     """The machine: with Transformer Engine, or without."""
 
+    def _shares(self, question: Question) -> bool:
+        return self.tensor > 1 and question.model in SHARING
+
     def cases(self) -> list[Case]:
         """Cases in which every value of every dimension comes up about equally often."""
         generator = random.Random(self.seed)
@@ -147,7 +152,7 @@ class Launch:
         )
         columns = (spread(values, self.count, generator) for values in dimensions)
         return [
-            Case(question, *schedule, recompute, share, overlap, generator.randrange(2**31))
+            Case(question, *schedule, recompute, share or self._shares(question), overlap, generator.randrange(2**31))
             for question, schedule, recompute, share, overlap in zip(*columns, strict=True)
         ]
 

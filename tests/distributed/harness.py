@@ -22,9 +22,9 @@ from megatron.training.initialize import initialize_megatron
 from megatron.training.training import get_model
 from torch import Tensor
 
-from megatron.vlm.arguments import parse_arguments
+from megatron.vlm.arguments import expert_defaults, parse_arguments
 from megatron.vlm.data.loader import Needs
-from megatron.vlm.loss import token_loss
+from megatron.vlm.loss import token_loss, weigh_samples
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.communicator import Communicator
@@ -35,6 +35,7 @@ from megatron.vlm.platform import CPU
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import (
     Architecture,
+    Experts,
     LanguageArchitecture,
     NativeResolution,
     RopeScaling,
@@ -97,7 +98,13 @@ GEMMA = replace(
     tied=True,
 )  # fmt: skip
 """Norms around both branches, windows in three of four layers, images seen in both directions, as in Gemma 3."""
-MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA)}
+EXPERTS = replace(
+    FEATURES,
+    name="experts",
+    language=replace(FEATURES.language, ffn_hidden_size=24, experts=Experts(5, 2, balance=0.3)),
+)
+"""The same with experts, their routers balanced hard enough to be seen."""
+MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, EXPERTS)}
 IMAGE_TOKEN = 127
 
 
@@ -211,6 +218,7 @@ def _pack(
         labels=torch.roll(tokens, -1),
         supervised=torch.tensor(mask).nonzero().squeeze(1),
         loss_mask=torch.tensor(mask),
+        targets=torch.stack([part.sum() for part in torch.tensor(mask).split(lengths)]),
         segment_ids=segment_ids(lengths),
         sources=torch.zeros(len(lengths), dtype=torch.long),
         image_starts=tuple(starts),
@@ -232,6 +240,7 @@ def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
 
 def build_chain(args: Namespace, architecture: Architecture, frozen: tuple[str, ...] = ()) -> Chain:
     """The chain that all plans of this process cut."""
+    args = Namespace(**{**vars(args), **expert_defaults(architecture.language)})
     return replace(Chain.of(args, architecture), frozen=frozen)
 
 
@@ -331,7 +340,7 @@ def run_iteration(
 
 
 def _forward_step(reduction: str, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, partial]:
-    batch = next(data)
+    batch = weigh_samples(reduction, next(data))
     return model(batch), partial(token_loss, reduction, batch)
 
 
@@ -357,7 +366,7 @@ def reference(
         weight.data.copy_(weights[name])
     total, normaliser = torch.zeros(()), 0.0
     for pack in packs:
-        loss, weight, _ = token_loss(reduction, pack, stage(pack))
+        loss, weight, _ = token_loss(reduction, pack, stage(weigh_samples(reduction, pack)))
         loss.backward()
         total, normaliser = total + loss.detach(), normaliser + weight.item()
     normaliser = max(normaliser, 1.0)  # as Megatron does where nothing counts

@@ -28,11 +28,17 @@ class Needs:
     pixels: bool
     tokens: bool
     labels: bool
+    targets: bool = False
 
     @classmethod
-    def of(cls, kinds: tuple[str, ...]) -> "Needs":
-        """The needs of a slice of the chain."""
-        return cls(pixels="patch_embed" in kinds, tokens="word_embed" in kinds, labels="head" in kinds)
+    def of(cls, kinds: tuple[str, ...], experts: bool = False) -> "Needs":
+        """The needs of a slice of the chain, in whose language layers there may be experts."""
+        return cls(
+            pixels="patch_embed" in kinds,
+            tokens="word_embed" in kinds,
+            labels="head" in kinds,
+            targets="llm" in kinds and experts,
+        )
 
 
 class PackDataset(Dataset):
@@ -66,7 +72,11 @@ class PackDataset(Dataset):
         lengths = [longest] * len(real) if self.index.pad else list(real)
         if filler := -sum(lengths) % self.sequence_multiple if lengths else self.sequence_multiple:
             lengths.append(filler)
-        ids, mask = self._text(samples, lengths) if self.needs.tokens or self.needs.labels else (None, None)
+        reads = self.needs.tokens or self.needs.labels or self.needs.targets
+        ids, mask = self._text(samples, lengths) if reads else (None, None)
+        targets = None
+        if mask is not None and self.needs.targets:
+            targets = torch.stack([part.sum() for part in mask.split(lengths)])
         mask = mask if self.needs.labels else None
         pixels, broken = self._pixels(samples) if self.needs.pixels else (None, ())
         return Microbatch(
@@ -84,6 +94,8 @@ class PackDataset(Dataset):
             supervised=None if mask is None else mask.nonzero().squeeze(1),
             loss_mask=mask,
             segment_ids=segment_ids(lengths) if self.needs.labels else None,
+            targets=targets,
+            sample_lengths=tuple(real) if self.needs.targets else (),
             sources=self._sources(samples, len(lengths)) if self.needs.labels else None,
             pack=pack,
             sample_ids=tuple(map(int, samples)),

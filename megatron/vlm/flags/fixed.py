@@ -8,6 +8,7 @@ SET = (
         """
         num_layers encoder_num_layers hidden_size ffn_hidden_size num_attention_heads group_query_attention
         num_query_groups kv_channels normalization layernorm_epsilon swiglu add_bias_linear add_qkv_bias
+        num_experts moe_ffn_hidden_size moe_router_topk moe_router_pre_softmax
         qk_layernorm position_embedding_type rotary_base rotary_percent rotary_interleaved
         add_position_embedding untie_embeddings_and_output_weights vocab_size tokenizer_type
         """,
@@ -50,10 +51,23 @@ SET = (
         """,
     ),
     Group(
-        "the trainer: one sample is never cut over ranks, and there are no experts; use tensor and pipeline "
-        "parallelism",
+        "the trainer: one sample is never cut over ranks; use tensor and pipeline parallelism",
         """
-        context_parallel_size expert_model_parallel_size tensor_parallel_num_weight_shards
+        context_parallel_size tensor_parallel_num_weight_shards
+        """,
+    ),
+    Group(
+        "the trainer: all experts of a layer lie on each tensor-parallel group, cut as other perceptrons; use tensor "
+        "and pipeline parallelism",
+        """
+        expert_model_parallel_size moe_token_dispatcher_type
+        """,
+    ),
+    Group(
+        "the trainer: routers are balanced sample by sample, which depends on no pack; --moe-aux-loss-coeff says how "
+        "much, 0: not at all",
+        """
+        moe_router_load_balancing_type
         """,
     ),
     Group(

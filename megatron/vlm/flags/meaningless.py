@@ -37,29 +37,30 @@ WITHOUT_MEANING = (
         """,
     ),
     Group(
-        "the language model has no experts",
+        "experts are those of --preset: routed to by their likelihood alone, none dropped, each with linear layers of "
+        "its own",
         """
         inference_moe_disable_fused_quant_kernels inference_moe_token_dispatcher_type
-        expert_tensor_parallel_size expert_tensor_parallel_num_weight_shards overlap_moe_expert_parallel_comm
-        overlap_dispatch_backward_with_experts_wgrad ep_overlap_early_attn_memory_release
-        high_priority_a2a_comm_stream moe_shared_expert_intermediate_size moe_shared_expert_gate
-        moe_shared_expert_overlap use_grouped_gemm_for_shared_expert moe_shared_expert_glu_interleave_size
-        moe_ffn_hidden_size moe_router_topk moe_enable_routing_replay moe_router_padding_for_quantization
-        moe_router_padding_for_fp8 moe_router_num_groups moe_router_group_topk moe_router_pre_softmax
-        moe_router_topk_scaling_factor moe_router_score_function moe_router_dtype moe_router_enable_expert_bias
-        moe_router_bias_update_rate moe_router_quantile_balancing_ema moe_router_force_load_balancing
-        moe_router_force_biased use_grouped_gemm_for_dense_mlp moe_grouped_gemm moe_single_grouped_weight
-        moe_single_grouped_bias moe_z_loss_coeff moe_input_jitter_eps moe_token_dispatcher_type
-        moe_enable_deepep moe_flex_dispatcher_backend moe_permute_fusion_into_hybridep
+        expert_tensor_parallel_size expert_tensor_parallel_num_weight_shards
+        overlap_moe_expert_parallel_comm overlap_dispatch_backward_with_experts_wgrad
+        ep_overlap_early_attn_memory_release high_priority_a2a_comm_stream
+        moe_shared_expert_intermediate_size moe_shared_expert_gate moe_shared_expert_overlap
+        use_grouped_gemm_for_shared_expert moe_shared_expert_glu_interleave_size moe_enable_routing_replay
+        moe_router_padding_for_quantization moe_router_padding_for_fp8 moe_router_num_groups
+        moe_router_group_topk moe_router_topk_scaling_factor moe_router_score_function
+        moe_router_enable_expert_bias moe_router_bias_update_rate moe_router_quantile_balancing_ema
+        moe_router_force_load_balancing moe_router_force_biased use_grouped_gemm_for_dense_mlp
+        moe_grouped_gemm moe_single_grouped_weight moe_single_grouped_bias moe_z_loss_coeff
+        moe_input_jitter_eps moe_enable_deepep moe_flex_dispatcher_backend moe_permute_fusion_into_hybridep
         moe_hybridep_pad_uneven_dispatch_inputs moe_per_layer_logging moe_expert_capacity_factor
         moe_pad_expert_input_to_capacity moe_pad_experts_for_cuda_graph_inference moe_token_drop_policy
         moe_layer_recompute moe_permute_fusion moe_router_fusion moe_apply_probs_on_input moe_latent_size
         moe_flex_dispatcher_num_sms moe_deepep_num_sms moe_hybridep_num_sms moe_hybridep_num_blocks_permute
         moe_hybridep_num_blocks_unpermute moe_hybridep_num_sms_preprocessing moe_ncclep_static_shape
         moe_ncclep_zero_copy moe_mlp_glu_interleave_size moe_expert_rank_capacity_factor moe_paged_stash
-        moe_paged_stash_page_size moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_buffer_size_factor_cpu
-        save_tokens_per_expert_interval num_experts moe_layer_freq moe_use_upcycling
-        moe_router_load_balancing_type moe_aux_loss_coeff moe_upcycling_granularity moe_routing_trace_path
+        moe_paged_stash_page_size moe_paged_stash_buffer_size_factor_cuda
+        moe_paged_stash_buffer_size_factor_cpu save_tokens_per_expert_interval moe_layer_freq
+        moe_use_upcycling moe_upcycling_granularity moe_routing_trace_path
         moe_routing_trace_max_training_iters moe_routing_trace_capture_logits
         moe_routing_trace_capture_hidden_states moe_routing_trace_dump_weights
         """,

@@ -109,6 +109,18 @@ OBEYED = (
         only=("native",),
     ),
     Group(
+        "tests/unit/models/test_experts.py::test_balance_is_that_of_each_sample",
+        """
+        moe_aux_loss_coeff
+        """,
+    ),
+    Group(
+        "tests/unit/models/test_experts.py::test_routers_compute_in_the_precision_asked_for",
+        """
+        moe_router_dtype
+        """,
+    ),
+    Group(
         "tests/unit/models/test_fp8.py::test_language_layers_multiply_in_eight_bits",
         """
         fp8 first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16

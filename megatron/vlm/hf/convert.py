@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.hf.folder import DTYPE_NAMES, DTYPES, Stored, WeightFolder, write_index, write_weights
-from megatron.vlm.hf.forms import join, split
+from megatron.vlm.hf.forms import join, settled, split
 from megatron.vlm.hf.names import Source, is_idle, sources, table_name
 from megatron.vlm.hf.shapes import weight_shape
 from omnibal_ext.architectures.architecture import Architecture
@@ -80,7 +80,9 @@ class KeyMap:
             raise UserError(f"{folder}: has {len(strange)} weights the model has no place for, {strange[0]} first")
         found, shapes = {}, {}
         for ours, source in wanted.items():
-            found[ours] = Source(tuple(own[name] for name in source.theirs), source.form)
+            names = tuple(own[name] for name in source.theirs)
+            form = settled(source.form, stored[names[0]].shape, weight_shape(ours, architecture))
+            found[ours] = Source(names, form)
             shapes[ours] = _joined(ours, found[ours], stored, architecture)
         return cls(architecture, found, idle, shapes)
 

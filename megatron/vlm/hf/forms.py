@@ -3,6 +3,9 @@
 query, key, value    theirs  q0 q1 q2 q3 | k0 k1 | v0 v1        ours  q0 q1 k0 v0 | q2 q3 k1 v1    (two groups)
 gate, up             theirs  gate | up                          ours  gate up
 transposed           theirs  [in, out]                          ours  [out, in]
+experts              theirs  [out, in] each                     ours  [experts, out, in]
+either way           theirs  [experts, in, out], as published   ours  [experts, out, in]
+                     or as ours, as transformers 5 saves
 """
 
 from collections.abc import Callable, Sequence
@@ -46,6 +49,15 @@ def _stack(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
     return torch.cat(list(tensors))
 
 
+def _stack_experts(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
+    """gate and up of one expert after the other [inner, width] -> [experts, 2 * inner, width]."""
+    return torch.stack([torch.cat(halves) for halves in zip(tensors[::2], tensors[1::2], strict=True)])
+
+
+def _split_experts(tensor: Tensor, _: Architecture) -> tuple[Tensor, ...]:
+    return tuple(half for expert in tensor for half in expert.chunk(2))
+
+
 def _join_qkv(tensors: Sequence[Tensor], groups: int) -> Tensor:
     """q [heads * d, ...], k and v [groups * d, ...] -> [groups * (heads / groups + 2) * d, ...]."""
     parts = [tensor.reshape(groups, -1, *tensor.shape[1:]) for tensor in tensors]
@@ -71,7 +83,9 @@ FORMS = {
     "same": Form(_same, _alone),
     "tokens": Form(_tokens, _alone),
     "row": Form(_row, _alone),
-    "transposed": Form(lambda tensors, model: _same(tensors, model).T, lambda tensor, _: (tensor.T,)),
+    "transposed": Form(lambda tensors, model: _same(tensors, model).mT, lambda tensor, _: (tensor.mT,)),
+    "experts": Form(lambda tensors, _: torch.stack(list(tensors)), lambda tensor, _: tensor.unbind()),
+    "stacked_experts": Form(_stack_experts, _split_experts),
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
     "vision_qkv": Form(
         lambda tensors, model: _join_qkv(tensors, model.vision.heads),
@@ -86,6 +100,16 @@ FORMS = {
         lambda tensor, model: _split_qkv(tensor, *_language(model)),
     ),
 }
+
+
+def settled(form: str, stored: Sequence[int], wanted: Sequence[int]) -> str:
+    """The form of a weight whose shapes are known: which way up theirs lie where they come either way.
+
+    As transformers decides: those of the shape that its model has stay as they are.
+    """
+    if form != "either_way":
+        return form
+    return "same" if tuple(stored) == tuple(wanted) else "transposed"
 
 
 def join(form: str, tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:

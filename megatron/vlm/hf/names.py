@@ -1,7 +1,8 @@
 """What our weights are called at Hugging Face, as data: one table for each kind of tower.
 
 A line says: in links of this kind, our weight is made of these of theirs, in this form, if the model has it. `{n}` is
-the number of the layer, `{f}` of a feature that enters the language model later. Names are those of published
+the number of the layer, `{f}` of a feature that enters the language model later, `{e}` of an expert, of which there are
+many names. Names are those of published
 checkpoints on disk; other spellings are brought to them first.
 """
 
@@ -164,6 +165,28 @@ def _qwen3_vision() -> Iterator[Weight]:
 
 def _llama_language(branch_norms: bool = False) -> Iterator[Weight]:
     """With norms behind both branches, the one in front of the perceptron is called otherwise (Gemma)."""
+    layer = "language_model.model.layers.{n}"
+    yield from _llama_all_but_perceptrons(branch_norms)
+    halves = (f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight")
+    yield Weight("llm", "mlp.linear_fc1.weight", halves, "stacked")
+    yield Weight("llm", "mlp.linear_fc2.weight", (f"{layer}.mlp.down_proj.weight",))
+
+
+def _language_of_experts(apart: bool) -> Iterator[Weight]:
+    """Qwen3-MoE's, whose experts' weights have a name each (`apart`), and Qwen3-VL-MoE's."""
+    mlp, ours = "language_model.model.layers.{n}.mlp", "mlp.experts.experts"
+    yield from _llama_all_but_perceptrons()
+    yield Weight("llm", "mlp.router.weight", (f"{mlp}.gate.weight",))
+    if apart:
+        halves = (f"{mlp}.experts.{{e}}.gate_proj.weight", f"{mlp}.experts.{{e}}.up_proj.weight")
+        yield Weight("llm", f"{ours}.linear_fc1.weight", halves, "stacked_experts")
+        yield Weight("llm", f"{ours}.linear_fc2.weight", (f"{mlp}.experts.{{e}}.down_proj.weight",), "experts")
+    else:
+        yield Weight("llm", f"{ours}.linear_fc1.weight", (f"{mlp}.experts.gate_up_proj",), "either_way")
+        yield Weight("llm", f"{ours}.linear_fc2.weight", (f"{mlp}.experts.down_proj",), "either_way")
+
+
+def _llama_all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
     model, layer = "language_model.model", "language_model.model.layers.{n}"
     yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
     yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
@@ -177,9 +200,6 @@ def _llama_language(branch_norms: bool = False) -> Iterator[Weight]:
     if branch_norms:
         for branch, theirs in (("self_attn", "post_attention"), ("mlp", "post_feedforward")):
             yield Weight("llm", f"{branch}_bda.norm.weight", (f"{layer}.{theirs}_layernorm.weight",))
-    halves = (f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight")
-    yield Weight("llm", "mlp.linear_fc1.weight", halves, "stacked")
-    yield Weight("llm", "mlp.linear_fc2.weight", (f"{layer}.mlp.down_proj.weight",))
     yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
     yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
 
@@ -206,11 +226,13 @@ VISION_TABLES = {
     "gemma3": (*_llava_vision(), *_gemma_projector()),
     "qwen2_vl": tuple(_qwen_vision(later=False)),
     "qwen2_5_vl": tuple(_qwen_vision(later=True)),
-    "qwen3_vl": tuple(_qwen3_vision()),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), tuple(_qwen3_vision())),
 }
 LANGUAGE_TABLES = {
     "internlm2": tuple(_internlm2_language()),
     "gemma3_text": tuple(_llama_language(branch_norms=True)),
+    "qwen3_moe": tuple(_language_of_experts(apart=True)),
+    "qwen3_vl_moe_text": tuple(_language_of_experts(apart=False)),
 }
 LLAMA_TABLE = tuple(_llama_language())
 """Also Qwen's, Mistral's, Vicuna's and Yi's."""
@@ -268,10 +290,20 @@ def sources(architecture: Architecture, vision: str, language: str) -> dict[str,
         for weight in _present(table, kind, architecture):
             features = range(len(architecture.vision.feature_layers)) if "{f}" in weight.ours else (0,)
             for feature in map(str, features):
-                names = tuple(name.replace("{n}", number).replace("{f}", feature) for name in weight.theirs)
+                names = tuple(
+                    name.replace("{n}", number).replace("{f}", feature) for name in _of_experts(weight, architecture)
+                )
                 ours = weight.ours.replace("{f}", feature)
                 found[f"links.{link.replace('.', '_')}.{ours}"] = Source(names, weight.form)
     return found
+
+
+def _of_experts(weight: Weight, architecture: Architecture) -> tuple[str, ...]:
+    """Theirs of all experts in turn, where each has its own."""
+    experts = architecture.language.experts
+    if experts is None or "{e}" not in weight.theirs[0]:
+        return weight.theirs
+    return tuple(name.replace("{e}", str(expert)) for expert in range(experts.count) for name in weight.theirs)
 
 
 def _present(table: Iterable[Weight], kind: str, architecture: Architecture) -> Iterator[Weight]:

@@ -92,8 +92,12 @@ def _word_embed(model: Architecture) -> dict[str, Shape]:
 def _llm(model: Architecture) -> dict[str, Shape]:
     language = model.language
     width, heads = language.hidden_size, language.heads * language.head_dim
+    experts, inner = language.experts.count if language.experts else 0, language.ffn_hidden_size
     return {
-        **_layer(width, 2 * language.ffn_hidden_size, language.ffn_hidden_size),
+        "mlp.router.weight": (experts, width),
+        "mlp.experts.experts.linear_fc1.weight": (experts, 2 * inner, width),
+        "mlp.experts.experts.linear_fc2.weight": (experts, width, inner),
+        **_layer(width, 2 * inner, inner),
         **_linear("self_attention.linear_qkv", heads + 2 * language.kv_heads * language.head_dim, width),
         **_linear("self_attention.linear_proj", width, heads),
         **_norm("self_attention.q_layernorm", language.head_dim),

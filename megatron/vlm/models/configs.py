@@ -64,6 +64,7 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.gated_linear_unit = vision.gated
     config.activation_func = ACTIVATIONS[vision.activation]
     config.add_bias_linear = True
+    config.num_moe_experts = None
     config.fp8 = None  # 1025 tokens a tile make no whole blocks of eight bits
     config.add_qkv_bias = vision.qkv_bias
     config.qk_layernorm = vision.qk_norm
@@ -74,8 +75,14 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
 
 def outside_layers(config: TransformerConfig) -> TransformerConfig:
     """The configuration of what is no transformer layer: every rank sees all rows, core's linear layers multiply."""
-    config = copy.copy(config)
+    config = core_multiplies(config)
     config.sequence_parallel = False
+    return config
+
+
+def core_multiplies(config: TransformerConfig) -> TransformerConfig:
+    """The configuration of core's linear layers, whatever the machine has beside them."""
+    config = copy.copy(config)
     config.gradient_accumulation_fusion = config.gradient_accumulation_fusion and platform.HAS_APEX
     return config
 

@@ -22,6 +22,7 @@ from megatron.vlm.models.attention import IsolatedAttention
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.cross_entropy import token_losses
 from megatron.vlm.models.draws import own_draws
+from megatron.vlm.models.experts import experts_builder
 from megatron.vlm.models.language_view import LanguageView
 from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
 from megatron.vlm.models.padding import loads_without_padding
@@ -95,7 +96,11 @@ class LanguageLayer(TransformerLayer):
         sight = view.near if self.slides else view.far
         with own_draws(self), get_fp8_context(self.config, self.layer_number - 1):
             return super().forward(
-                hidden, attention_mask=None, rotary_pos_emb=sight.rotary, packed_seq_params=sight.segments
+                hidden,
+                attention_mask=None,
+                rotary_pos_emb=sight.rotary,
+                packed_seq_params=sight.segments,
+                padding_mask=view.balance,
             )[0]
 
 
@@ -112,13 +117,15 @@ def language_layer_config(config: TransformerConfig, architecture: LanguageArchi
 
 
 def language_layer_spec(config: TransformerConfig, architecture: LanguageArchitecture) -> ModuleSpec:
-    """Core's layer with attention isolated per sample and, where the model has them, QK-norm of every head and norms
-    behind both branches."""
+    """Core's layer with attention isolated per sample and, where the model has them, QK-norm of every head, norms
+    behind both branches, experts."""
     submodules = layer_submodules(config)
     if architecture.branch_norms:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
     if architecture.activation != "silu":
         submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
+    if architecture.experts:
+        submodules.mlp, submodules.pre_mlp_layernorm = experts_builder(), build_norm
     attention = submodules.self_attention.submodules
     attention.core_attention = IsolatedAttention
     attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp

@@ -1,4 +1,4 @@
-"""What the language model's layers need to know of a pack: by which angles each token turns, and which tokens it sees.
+"""What the language model's layers need to know of a pack: by which angles each token turns, which tokens it sees.
 
 A sample of seven tokens, three of an image (I), in a model whose tokens see the image they are of in both directions;
 rows are queries, columns keys. With a window of three, a token looks back over two others at most, itself not counted.
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch, Segments, segments_of
+from megatron.vlm.models.experts import Balance
 from megatron.vlm.models.rotary import Rotary
 from omnibal_ext.architectures.architecture import Architecture
 
@@ -44,6 +45,8 @@ class LanguageView:
 
     far: Sight
     near: Sight
+    balance: Balance | None = None
+    """Of the routers of experts."""
 
 
 class LanguageViewer(torch.nn.Module):
@@ -66,13 +69,13 @@ class LanguageViewer(torch.nn.Module):
         masks = [self._mask(length, images, None) for length, images in samples]
         far = Sight(self.rotary(batch), _segments(batch, masks))
         if not self.sliding:
-            return LanguageView(far, far)
+            return LanguageView(far, far, Balance.of(batch))
         window = self.sliding.tokens
         nearer = [
             mask if length <= window else self._mask(length, images, window)
             for (length, images), mask in zip(samples, masks, strict=True)
         ]
-        return LanguageView(far, Sight(self.near_rotary(batch), _segments(batch, nearer)))
+        return LanguageView(far, Sight(self.near_rotary(batch), _segments(batch, nearer)), Balance.of(batch))
 
     def _images(self, batch: Microbatch) -> list[tuple[Span, ...]]:
         """Of each sample, where in it are the tokens of its images that see each other."""

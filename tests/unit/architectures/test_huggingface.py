@@ -157,6 +157,17 @@ QWEN3_VL: dict[str, Any] = {
     "vision_end_token_id": 151653,
     "vision_start_token_id": 151652,
 }  # fmt: skip
+QWEN3_VL_MOE: dict[str, Any] = {
+    **QWEN3_VL,
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "model_type": "qwen3_vl_moe",
+    "text_config": {
+        **QWEN3_VL["text_config"], "decoder_sparse_step": 1, "hidden_size": 2048, "intermediate_size": 6144,
+        "mlp_only_layers": [], "model_type": "qwen3_vl_moe_text", "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+    },
+    "vision_config": {**QWEN3_VL["vision_config"], "model_type": "qwen3_vl_moe", "out_hidden_size": 2048},
+}  # fmt: skip
 INTERNVL_HF: dict[str, Any] = {
     "architectures": ["InternVLForConditionalGeneration"],
     "model_type": "internvl",
@@ -213,6 +224,22 @@ INTERNVL_3_5 = {
     },
     "template": "internvl2_5",
 }
+INTERNVL_3_5_MOE = {
+    **INTERNVL_CHAT,
+    "vision_config": {
+        **INTERNVL_CHAT["vision_config"], "hidden_size": 1024, "intermediate_size": 4096, "norm_type": "layer_norm",
+        "num_attention_heads": 16, "num_hidden_layers": 24, "qk_normalization": False, "qkv_bias": True,
+    },
+    "select_layer": -1,
+    "llm_config": {
+        **INTERNVL_3_5["llm_config"], "architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 1,
+        "hidden_size": 2048, "intermediate_size": 6144, "max_window_layers": 48, "mlp_only_layers": [],
+        "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+        "output_router_logits": False, "router_aux_loss_coef": 0.001,
+    },
+    "template": "internvl2_5",
+}  # fmt: skip
 
 
 GEMMA_3 = {
@@ -283,6 +310,8 @@ def test_a_folder_that_is_called_like_a_preset_is_meant(tmp_path: Path, monkeypa
         ("qwen2.5-vl-7b", QWEN2_5_VL),
         ("qwen2-vl-7b", QWEN2_VL),
         ("qwen3-vl-8b", QWEN3_VL),
+        ("qwen3-vl-30b-a3b", QWEN3_VL_MOE),
+        ("internvl3.5-30b-a3b", INTERNVL_3_5_MOE),
         ("llava-onevision-7b", LLAVA_ONEVISION),
         ("gemma-3-27b", GEMMA_3),
     ],
@@ -394,6 +423,13 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (QWEN3_VL, "vision_config.num_position_embeddings", 2305, r"num_position_embeddings is 2305"),
         (QWEN3_VL, "text_config.rope_scaling", {"mrope_interleaved": False}, r"mrope_interleaved is False"),
         (QWEN3_VL, "text_config.attention_bias", True, r"attention_bias is True"),
+        (QWEN3_VL_MOE, "text_config.mlp_only_layers", [0], r"mlp_only_layers is \[0\]; supported: \[\]"),
+        (QWEN3_VL_MOE, "text_config.decoder_sparse_step", 2, r"decoder_sparse_step is 2; supported: 1"),
+        (QWEN3_VL_MOE, "text_config.norm_topk_prob", False, r"norm_topk_prob is False; supported: True"),
+        (QWEN3_VL_MOE, "text_config.num_experts_per_tok", 1, r"experts_per_tok is 1; supported: 2 up to the 128"),
+        (INTERNVL_3_5_MOE, "llm_config.num_experts_per_tok", 129, r"experts_per_tok is 129; supported: 2 up to"),
+        (INTERNVL_3_5_MOE, "llm_config.num_experts", 0, r"num_experts must be"),
+        (INTERNVL_3_5_MOE, "llm_config.shared_expert_intermediate_size", 9, r"shared_expert_intermediate_size is '9'"),
         (LLAVA_ONEVISION, "vision_aspect_ratio", "anyres_max_4", r"vision_aspect_ratio is 'anyres_max_4'"),
         (LLAVA_ONEVISION, "image_grid_pinpoints", [[384, 384]], r"image_grid_pinpoints is not"),
         (LLAVA_ONEVISION, "vision_feature_select_strategy", "default", r"select_strategy is 'default'"),

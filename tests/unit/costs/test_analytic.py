@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from omnibal_ext.architectures.architecture import Experts
 from omnibal_ext.architectures.presets import PRESETS, preset
-from omnibal_ext.costs.analytic import DEVICES, analytic_profile
+from omnibal_ext.costs.analytic import DEVICES, analytic_profile, layer_works
 from omnibal_ext.errors import UserError
 
 INTERNVL = preset("internvl-chat-1.5")
@@ -37,6 +38,27 @@ def test_gemmas_parameters_are_those_of_its_report(name: str, embedding: float, 
     assert of["word_embed"] == pytest.approx(embedding, rel=0.01)
     assert of["llm"] * model.language.layers == pytest.approx(others, rel=0.001)
     assert of["projector"] == 1152 * model.language.hidden_size
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "active"),
+    [("qwen3-vl-30b-a3b", 30_532_122_624, 3.35e9), ("internvl3.5-241b-a28b", 235_093_634_560, 22.2e9)],
+)
+def test_experts_weigh_all_and_work_by_the_chosen(name: str, weights: int, active: float) -> None:
+    """Weights of the published Qwen3-30B-A3B and Qwen3-235B-A22B: in all to the last one, and those of one token."""
+    model = PRESETS[name]
+    works, of = layer_works(model, 4, 4096, 1), analytic_profile(model, "h100", 4, 4096)
+    counts = {kind: model.chain.count(kind) for kind in ("word_embed", "llm", "head")}
+    assert sum(of.parameters[kind] * count for kind, count in counts.items()) == weights
+    multiplied = sum(works[kind].matrix_weights * count for kind, count in counts.items())
+    assert multiplied + works["word_embed"].parameters == pytest.approx(active, rel=0.002)
+    assert of.layers["llm"].weight_bytes == 18 * of.parameters["llm"], "memory is that of all"
+    expert = 3 * model.language.hidden_size * model.language.ffn_hidden_size
+    one_more = replace(model, language=replace(model.language, experts=Experts(128, 9)))
+    more = layer_works(one_more, 4, 4096, 1)["llm"]
+    assert (more.matrix_weights - works["llm"].matrix_weights, more.parameters) == (expert, works["llm"].parameters)
+    sizes = 2 * 4096 * (model.language.hidden_size + 3 * model.language.ffn_hidden_size)
+    assert more.kept - works["llm"].kept == sizes, "a sorted copy, and what goes in and out of its perceptron"
 
 
 def test_attention_under_masks_counts_whole_squares() -> None:

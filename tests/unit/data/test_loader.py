@@ -88,6 +88,23 @@ def answers(dataset: ChatDataset, sample: int) -> list[str]:
     return [turn["value"] for turn in json.loads(lines[sample])["conversations"] if turn["from"] == "gpt"]
 
 
+@pytest.mark.parametrize("pad", [False, True])
+def test_stages_with_experts_know_what_each_sample_weighs(dataset: ChatDataset, pad: bool) -> None:
+    """Wherever the head is: its tokens to be predicted, by the dataset itself; padding has none."""
+    samples = np.arange(5)
+    index = pack_of(samples)
+    index.pad = pad
+    needs = Needs.of(("llm", "llm"), experts=True)
+    batch = PackDataset(dataset, index, needs, sequence_multiple=64)[0]
+    assert (batch.labels, batch.loss_mask, batch.input_ids) == (None, None, None)
+    assert batch.targets is not None
+    assert batch.sample_lengths == tuple(dataset.sizes.tokens[samples])
+    wanted = [float(dataset.text(int(sample))[1][1:].sum()) for sample in samples]
+    assert batch.targets.tolist() == [*wanted, *[0.0] * (len(batch.lengths) - 5)]
+    assert len(set(batch.lengths[:5])) == 1 or not pad
+    assert PackDataset(dataset, index, Needs.of(("llm", "llm")))[0].targets is None
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_label_is_the_next_token_and_those_of_the_answers_count(dataset: ChatDataset, seed: int) -> None:
     """Written down by hand: a piece of the demo's answers is a letter or digit, an answer ends with <|im_end|>."""

@@ -65,6 +65,7 @@ QWEN3_VL = {
 }
 MROPE_INTERLEAVED = {"rope_type": "default", "mrope_section": [3, 2, 3], "mrope_interleaved": True, "rope_theta": 1e4}
 QWEN3_VL_TEXT = {**TEXT, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": MROPE_INTERLEAVED}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 GRIDS = [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]]
 QWEN = {**TEXT, "model_type": "qwen2"}
 QWEN3 = {**TEXT, "model_type": "qwen3", "head_dim": 16}
@@ -168,6 +169,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {**TEXT, "model_type": "llama", "max_position_embeddings": 13, "rope_parameters": DYNAMIC},
         {"tie_word_embeddings": False},
     ),
+    "internvl qwen3-moe": (
+        "InternVL",
+        {},
+        {**QWEN3, **EXPERTS, "model_type": "qwen3_moe", "norm_topk_prob": True},
+        {"tie_word_embeddings": False},
+    ),
+    "internvl qwen3-moe, weights of experts as they are": (
+        "InternVL",
+        {},
+        {**QWEN3, **EXPERTS, "model_type": "qwen3_moe", "num_experts_per_tok": 3},
+        {"tie_word_embeddings": False},
+    ),
     "llava": ("Llava", {}, {**TEXT, "model_type": "llama", "num_key_value_heads": 4}, {}),
     "llava with class token": (
         "Llava",
@@ -207,6 +220,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"tie_word_embeddings": True},
     ),
     "qwen3-vl": ("Qwen3VL", QWEN3_VL, QWEN3_VL_TEXT, {}),
+    "qwen3-vl-moe": ("Qwen3VLMoe", QWEN3_VL, {**QWEN3_VL_TEXT, **EXPERTS}, {}),
     "qwen3-vl tied, one feature": (
         "Qwen3VL",
         {**QWEN3_VL, "deepstack_visual_indexes": [1], "num_position_embeddings": 4},

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,11 +82,13 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
     architecture = preset(str(folder / "ours"))
     stage = load(architecture, folder / "ours", args)
     batch, samples = packed(architecture)
+    batch = padded(batch, torch.distributed.get_world_size())
     expected_logits, expected_loss = reference(theirs, samples)
     with torch.no_grad():
         logits = gather_from_tensor_model_parallel_region(stage(replace(batch, labels=None)))[:, : models.VOCABULARY]
     loss = (stage(batch) * batch.loss_mask).sum() / batch.loss_mask.sum()
     loss.backward()
+    logits = logits[: len(expected_logits)]
     return {
         "logits": (logits - expected_logits).abs().max().item(),
         "loss": abs(loss.item() - expected_loss),
@@ -99,7 +101,9 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
 def load(architecture: Architecture, folder: Path, args: Namespace) -> Stage:
     """Our model, its weights read by Megatron from the converted checkpoint."""
     plan = single_stage_plan(architecture.chain, model=architecture.name, model_hash=architecture.hash)
-    language = language_config(Namespace(**vars(args) | _preset_defaults(architecture, plan)), architecture)
+    values = {**vars(args), **_preset_defaults(architecture, plan)}
+    values["sequence_parallel"] = args.tensor_model_parallel_size > 1 and architecture.language.experts is not None
+    language = language_config(Namespace(**values), architecture)
     chain = Chain(architecture, language, vision_config(language, architecture), vocab_size=256, seed=3)
     stage = Stage(chain, 0, len(chain.kinds))
     args.load, args.exit_on_missing_checkpoint = str(folder), True
@@ -147,6 +151,16 @@ def batch_of(samples: list[Sample], order: FeatureOrder) -> Microbatch:
         labels=torch.roll(ids, -1),
         loss_mask=torch.cat([torch.arange(len(sample.ids), 0, -1) > 1 for sample in samples]).float(),
     )
+
+
+def padded(batch: Microbatch, multiple: int) -> Microbatch:
+    """The same with words behind the last sample that count for nothing."""
+    filler = -batch.tokens % multiple
+    if not filler:
+        return batch
+    rows = {name: getattr(batch, name) for name in ("input_ids", "labels", "loss_mask")}
+    longer = {name: torch.cat([row, row.new_zeros(filler)]) for name, row in rows.items()}
+    return replace(batch, lengths=(*batch.lengths, filler), **longer)
 
 
 def packed_at_native_resolution(
@@ -234,11 +248,12 @@ def gradient_difference(stage: Stage, theirs: torch.nn.Module, keys: KeyMap) -> 
     """Largest difference over all weights, theirs brought to our form by the converter's map and cut as ours are."""
     expected = {table_name(name): weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None}
     worst, mine = 0.0, dict(weights_by_checkpoint_name(stage))
-    for name, source in keys.sources.items():
-        whole = keys.join(name, (expected.pop(table_name(part)) for part in source.theirs))
+    for name, whole in wanted_gradients(expected, keys):
         weight = mine.pop(name)
         wanted = local_part(whole, weight)
         assert weight.grad is not None, name
+        if getattr(weight, "sequence_parallel", False):  # each rank has that of its tokens
+            torch.distributed.all_reduce(weight.grad)
         worst = max(worst, ((weight.grad - wanted).abs().max() / whole.abs().max()).item())
         padding = local_part(torch.ones_like(whole), weight) == 0
         assert not weight.grad[padding].any(), f"{name}: what fills up the ranks has a gradient"
@@ -246,6 +261,18 @@ def gradient_difference(stage: Stage, theirs: torch.nn.Module, keys: KeyMap) -> 
     assert not mine, f"weights of ours that come from nowhere: {list(mine)}"
     assert not expected, f"weights of theirs with a gradient that we lack: {list(expected)}"
     return worst
+
+
+def wanted_gradients(expected: dict[str, Tensor], keys: KeyMap) -> Iterator[tuple[str, Tensor]]:
+    """Theirs in our form, taken out of `expected`; of experts each by itself, as our modules have them."""
+    for name, source in keys.sources.items():
+        if ".experts." not in name:
+            yield name, keys.join(name, (expected.pop(table_name(part)) for part in source.theirs))
+            continue
+        layer, kind = table_name(source.theirs[0]).partition(".experts.")[0], name.split(".")[-2]
+        fused = expected.pop(f"{layer}.experts.{'gate_up_proj' if kind == 'linear_fc1' else 'down_proj'}")
+        for expert, whole in enumerate(fused):  # in memory theirs are fused, however they are stored
+            yield name.replace(".experts.experts.", f".experts.local_experts.{expert}."), whole
 
 
 def local_part(whole: Tensor, weight: Tensor) -> Tensor:

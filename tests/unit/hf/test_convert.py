@@ -107,6 +107,27 @@ def test_the_original_internvl_gives_the_same_weights(tmp_path: Path, family: st
     assert (one.vision, one.language, one.shuffle) == (other.vision, other.language, other.shuffle)
 
 
+def test_experts_lie_either_way_as_transformers_reads_them(tmp_path: Path) -> None:
+    """Published files hold matrices of experts [in, out], and transformers 5 saves them [out, in]."""
+    from transformers import AutoModelForImageTextToText
+
+    models.build("qwen3-vl-moe", seed=2).save_pretrained(tmp_path / "saved")
+    published = tmp_path / "published"
+    published.mkdir()
+    weights = weights_of(tmp_path / "saved")
+    turned = {name: weight.mT.contiguous() for name, weight in weights.items() if ".experts." in name}
+    assert len(turned) == 6
+    safetensors.save_file({**weights, **turned}, published / "model.safetensors", {"format": "pt"})
+    (published / "config.json").write_text((tmp_path / "saved/config.json").read_text())
+    for name in ("saved", "published"):
+        from_hugging_face(tmp_path / name, tmp_path / f"ours_{name}")
+        to_hugging_face(tmp_path / f"ours_{name}", tmp_path / f"back_{name}")
+        assert_same(weights_of(tmp_path / f"back_{name}"), weights_of(tmp_path / name))
+    assert_same(ours_of(tmp_path / "ours_published"), ours_of(tmp_path / "ours_saved"))
+    read, saved = (AutoModelForImageTextToText.from_pretrained(tmp_path / name) for name in ("published", "saved"))
+    assert_same(dict(read.state_dict()), dict(saved.state_dict()))
+
+
 def test_other_spellings_are_the_same_model(tmp_path: Path) -> None:
     """Names as in memory, and with the inner `vision_model` that older checkpoints have."""
     model = models.build("llava-next vicuna", seed=3)
