@@ -33,7 +33,7 @@ from megatron.vlm import platform
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_table
-from omnibal_ext.costs.analytic import layer_works
+from omnibal_ext.costs.analytic import cost_works
 from omnibal_ext.costs.measured import RESULTS, device_key, efficiencies
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.records import write_record
@@ -127,7 +127,7 @@ def layer_figures(found: dict[str, Any], model: str) -> list[dict[str, Any]]:
     What is computed again counts as time, not as work.
     """
     profile = gpu_parts.profile_of(found)
-    works = layer_works(preset(model), profile.vit_budget, profile.llm_budget, 1)
+    works = cost_works(preset(model), profile.vit_budget, profile.llm_budget, 1)
     counts = {kind: 2 * work.tokens * work.matrix_weights + work.attention for kind, work in works.items()}
     figures = []
     for kind, cost in profile.layers.items():

@@ -136,7 +136,8 @@ def fastest(read: Callable[[int], object], packs: range, repeats: int) -> float:
 def demand(model: str, tensor: int, pipeline: int, device: str, seconds: float) -> tuple[object, ...]:
     """What 8 GPUs take, the cores that bring it, and the workers of each rank that decodes, one a pipeline."""
     profile = analytic_profile(preset(model), device, VIT_BUDGET, LLM_BUDGET, tensor)
-    pack = sum(profile.layers[kind].forward_seconds + profile.layers[kind].backward_seconds for kind in profile.chain)
+    costs = [profile.layers[kind] for kind in profile.cost_kinds]
+    pack = sum(cost.forward_seconds + cost.backward_seconds for cost in costs)
     rate = GPUS_A_NODE / tensor / pack
     cores = rate * seconds
     pipelines = GPUS_A_NODE / (tensor * pipeline)  # less than one: a pipeline of several nodes

@@ -6,11 +6,14 @@ A chain is the tuple of the layers' kinds; a layer's id is its place in it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
-VISION_KINDS = ("patch_embed", "vit", "projector")
+FULL = "vit_full"
+"""What the costs of a ViT layer stand under that sees whole images among layers that see windows of them; in a chain it
+is a "vit" as those are."""
+VISION_KINDS = ("patch_embed", "vit", FULL, "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
 PARTS = {"vit": ("patch_embed", "vit"), "projector": ("projector",), "llm": ("word_embed", "llm", "head")}
@@ -31,6 +34,7 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str]) -> GradientMode:
     nothing up to here is trained, so there is no backward work and nothing is kept for one.
     """
     frozen = {kind for part in frozen_parts for kind in PARTS[part]}
+    kind = "vit" if kind == FULL else kind
     if kind not in frozen:
         return "trained"
     return "frozen" if any(earlier not in frozen for earlier in KINDS[: KINDS.index(kind)]) else "idle"
@@ -48,6 +52,12 @@ def features_after(chain: Sequence[str], feature_layers: Sequence[int]) -> tuple
         taken = sum(layer < seen["vit"] for layer in feature_layers)
         counts.append(max(0, taken - seen["llm"]))
     return tuple(counts)
+
+
+def cost_kinds(chain: Sequence[str], full_layers: Collection[int]) -> tuple[str, ...]:
+    """What the costs of every layer stand under; `full_layers` are numbers among the ViT's layers."""
+    vit = iter(range(len(chain)))
+    return tuple(FULL if kind == "vit" and next(vit) in full_layers else kind for kind in chain)
 
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:

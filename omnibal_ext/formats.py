@@ -76,6 +76,7 @@ PROFILE = record(
         "parameters": mapping(whole()),
         "frozen": listing(one_of(*PARTS)),
         "feature_layers": _LAYERS,
+        "full_layers": _LAYERS,
         "device": text,
         "dtype": text,
         "measured_with": mapping(anything),

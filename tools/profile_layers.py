@@ -19,7 +19,7 @@ from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
-from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import FULL, PARTS, RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import measured_device
@@ -145,10 +145,10 @@ def _show(profile: Profile, output: str) -> None:
     rows = [
         (
             kind,
-            profile.chain.count(kind),
+            profile.cost_kinds.count(kind),
             f"{cost.forward_seconds * 1e3:.3f}",
             f"{cost.backward_seconds * 1e3:.3f}",
-            f"{cost.extra_seconds * 1e3:.3f}" if kind in RECOMPUTABLE_KINDS else "-",
+            f"{cost.extra_seconds * 1e3:.3f}" if kind in (*RECOMPUTABLE_KINDS, FULL) else "-",
             f"{cost.kept_bytes / 2**20:.2f}",
             f"{cost.weight_bytes / 2**20:.2f}",
             f"{cost.output_bytes / 2**20:.2f}",

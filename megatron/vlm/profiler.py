@@ -64,7 +64,8 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
     """Measure all kinds of layers on this device, with the parallelism and precision of Megatron's `args`."""
     stopwatch, budgets = Stopwatch(job.steps), (job.vit_budget, job.llm_budget)
     links = measure_links(stopwatch)
-    measured = {kind: KindMeasurement(args, chain, kind, budgets) for kind in dict.fromkeys(chain.kinds)}
+    kinds = dict.fromkeys(chain.architecture.cost_kinds)
+    measured = {kind: KindMeasurement(args, chain, kind, budgets) for kind in kinds}
     trained = {kind: k for kind, k in measured.items() if k.trained}
     seconds = stopwatch.measure({kind: k.runs() for kind, k in measured.items()}, "profiling layers")
     steps = stopwatch.measure({kind: k.optimizer_runs(args) for kind, k in trained.items()})
@@ -81,6 +82,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         model_hash=chain.architecture.hash,
         chain=chain.kinds,
         feature_layers=chain.architecture.vision.feature_layers,
+        full_layers=chain.architecture.vision.full_layers,
         layers=layers,
         vit_budget=job.vit_budget,
         llm_budget=job.llm_budget,

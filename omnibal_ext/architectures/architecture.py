@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import log
 from typing import Any
 
-from omnibal_ext.chain import features_after, layer_chain
+from omnibal_ext.chain import cost_kinds, features_after, layer_chain
 from omnibal_ext.errors import UserError
 
 
@@ -86,6 +86,11 @@ class VisionArchitecture:
     def patches(self) -> int:
         """Patches of one tile."""
         return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """Layers that see whole images where others see windows of them; none where all are alike."""
+        return self.native.full_layers if self.native and self.native.window else ()
 
     @property
     def tokens_per_tile(self) -> int:
@@ -267,6 +272,11 @@ class Architecture:
     def chain(self) -> tuple[str, ...]:
         """The model as one flat list of layer kinds."""
         return layer_chain(self.vision.layers, self.language.layers)
+
+    @property
+    def cost_kinds(self) -> tuple[str, ...]:
+        """What the costs of every layer of the chain stand under."""
+        return cost_kinds(self.chain, self.vision.full_layers)
 
     @cached_property
     def features_after(self) -> tuple[int, ...]:

@@ -25,8 +25,8 @@ on one of t tensor-parallel ranks with sequence parallelism:
 
 from dataclasses import dataclass, replace
 
-from omnibal_ext.architectures.architecture import Architecture, Experts, VisionArchitecture
-from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode
+from omnibal_ext.architectures.architecture import Architecture, Experts, NativeResolution, VisionArchitecture
+from omnibal_ext.chain import FULL, VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.units import GIB
@@ -127,7 +127,7 @@ def analytic_profile(
     if min(sizes) < 1:
         raise UserError(f"budgets and parallel sizes must be at least 1, got {', '.join(map(str, sizes))}")
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
-    works = layer_works(architecture, vit_budget, llm_budget, t)
+    works, vision = cost_works(architecture, vit_budget, llm_budget, t), architecture.vision
     if architecture.language.image_attention:  # under a mask torch computes whole squares, in all layers
         llm = works["llm"]
         works["llm"] = replace(llm, attention=2 * llm.attention, per_square=2 * llm.per_square)
@@ -145,7 +145,8 @@ def analytic_profile(
         model=architecture.name,
         model_hash=architecture.hash,
         chain=architecture.chain,
-        feature_layers=architecture.vision.feature_layers,
+        feature_layers=vision.feature_layers,
+        full_layers=vision.full_layers,
         layers=layers,
         vit_budget=vit_budget,
         llm_budget=llm_budget,
@@ -290,13 +291,26 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
 def _attended(vision: VisionArchitecture) -> float:
     """Sum of squared lengths of attention a tile; at native resolution a patch, in images of `IMAGE_PATCHES`, a mean of
     the layers with windows and those without."""
-    native = vision.native
-    if native is None:
+    if vision.native is None:
         return vision.tokens_per_tile**2
-    if native.window is None:
-        return IMAGE_PATCHES
-    whole = len(native.full_layers) / vision.layers
-    return whole * IMAGE_PATCHES + (1 - whole) * min(IMAGE_PATCHES, (native.window * native.merge) ** 2)
+    whole = len(vision.full_layers) / vision.layers
+    return whole * IMAGE_PATCHES + (1 - whole) * _window(vision.native)
+
+
+def _window(native: NativeResolution) -> float:
+    """Patches that a patch sees in the layers that are not `full_layers`."""
+    return min(IMAGE_PATCHES, (native.window * native.merge) ** 2) if native.window else IMAGE_PATCHES
+
+
+def cost_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> dict[str, Work]:
+    """`layer_works`, with both kinds of ViT layers behind their mean where some see windows and some whole images."""
+    works, vision = layer_works(architecture, tiles, tokens, t), architecture.vision
+    if vision.full_layers:
+        assert vision.native is not None
+        mean, a_patch = works["vit"], works["vit"].attention / _attended(vision)
+        reach = {"vit": _window(vision.native), FULL: IMAGE_PATCHES}
+        works |= {kind: replace(mean, attention=a_patch * seen) for kind, seen in reach.items()}
+    return works
 
 
 def _passes(h: int, key_value: int, activations: int, others: float) -> float:

@@ -21,11 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.chain import (
+    FULL,
     KINDS,
     PARTS,
     RECOMPUTABLE_KINDS,
     VISION_KINDS,
     GradientMode,
+    cost_kinds,
     features_after,
     gradient_mode,
 )
@@ -114,6 +116,9 @@ class Profile:
     tensor_model_parallel_size: int = 1
     frozen: tuple[str, ...] = ()
     """Parts of the model that are not trained, of `omnibal_ext.chain.PARTS`."""
+    full_layers: tuple[int, ...] = ()
+    """ViT layers (numbers among the ViT's) that see whole images where the others see windows; they cost other seconds,
+    which stand under `omnibal_ext.chain.FULL`, and as many bytes."""
     feature_layers: tuple[int, ...] = ()
     """ViT layers whose output enters the language model too: until then it travels beside the hidden states."""
     device: str = ""
@@ -154,12 +159,12 @@ class Profile:
         values = {name: value for name, value in record.items() if name in known}
         layers = {kind: _layer_cost(kind, cost) for kind, cost in record["layers"].items()}
         values |= {"chain": tuple(record["chain"]), "layers": layers, "frozen": tuple(record.get("frozen", ()))}
-        values["feature_layers"] = tuple(record.get("feature_layers", ()))
+        values |= {name: tuple(record.get(name, ())) for name in ("feature_layers", "full_layers")}
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         """What profile.json holds."""
-        lists = {name: list(getattr(self, name)) for name in ("chain", "frozen", "feature_layers")}
+        lists = {name: list(getattr(self, name)) for name in ("chain", "frozen", "feature_layers", "full_layers")}
         return dataclasses.asdict(self) | lists
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -180,17 +185,23 @@ class Profile:
         for kind in self.chain:
             if kind not in KINDS:
                 raise UserError(f"chain has a layer of unknown kind {kind!r}; kinds are {', '.join(KINDS)}")
+        for kind in self.cost_kinds:
             if kind not in self.layers:
                 raise UserError(f"layer {kind}: no costs, but the chain has one; profile again")
         for part in self.frozen:
             if part not in PARTS:
                 raise UserError(f"frozen: {part!r} is no part of a model; parts are {', '.join(PARTS)}")
         for kind, cost in self.layers.items():
-            if kind not in KINDS:
-                raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join(KINDS)}")
+            if kind not in (*KINDS, FULL):
+                raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join((*KINDS, FULL))}")
             _validate_cost(kind, cost, self.mode(kind))
         for name, check in PROFILE_COUNTS.items():
             check(name, getattr(self, name))
+
+    @property
+    def cost_kinds(self) -> tuple[str, ...]:
+        """What the costs of every layer of the chain stand under in `layers`."""
+        return cost_kinds(self.chain, self.full_layers)
 
     @property
     def features_after(self) -> tuple[int, ...]:

@@ -28,12 +28,12 @@ class Bounds:
 
     def __init__(self, problem: LayoutProblem) -> None:
         self.problem = problem
-        kinds, t = problem.kind_ids, problem.tables
-        self.forward = prefix_sums(t.forward[kinds])
+        t, per_layer = problem.tables, problem.per_layer
+        self.forward = prefix_sums(per_layer(t.forward))
         """[layers + 1, cases, microbatches]"""
-        self.backward = prefix_sums(t.backward[kinds])
-        self.weight = prefix_sums(t.weight[kinds] if problem.program.split_backward else 0.0 * t.weight[kinds])
-        self.step = prefix_sums(t.step[kinds])
+        self.backward = prefix_sums(per_layer(t.backward))
+        self.weight = prefix_sums(per_layer(t.weight) * problem.program.split_backward)
+        self.step = prefix_sums(per_layer(t.step))
         self.least_transfer = problem.links.min(axis=0)
 
     def slice_bounds(self) -> Floats:

@@ -113,7 +113,7 @@ def _costs(problem: LayoutProblem) -> Costs:
     saved = np.stack([t.kept - t.recompute_kept, t.late - t.recompute_late])
     return Costs(
         seconds=_cases_last(
-            np.stack([prefix_sums(table[kinds]) for table in (t.forward, t.backward - t.weight, t.weight)])
+            np.stack([prefix_sums(problem.per_layer(one)) for one in (t.forward, t.backward - t.weight, t.weight)])
         ),
         again=_cases_last(t.recompute[_RECOMPUTABLE]),
         links=_cases_last(problem.links),

@@ -55,7 +55,7 @@ def layer_weights(problem: LayoutProblem, method: str) -> NDArray[np.float64]:
         return np.array([profile.parameters[kind] for kind in profile.chain], dtype=np.float64)
     if method == "layers":
         return np.array([kind in RECOMPUTABLE_KINDS for kind in profile.chain], dtype=np.float64)
-    return np.asarray(problem.tables.forward.mean(axis=(1, 2))[problem.kind_ids])
+    return problem.per_layer(problem.tables.forward.mean(axis=(1, 2)))
 
 
 def cut_bytes(profile: Profile) -> NDArray[np.float64]:

@@ -16,10 +16,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import KINDS
+from omnibal_ext.chain import FULL, KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.tables import COLUMNS, KindTables, kind_tables, prefix_sums
+from omnibal_ext.layout.tables import COLUMNS, FULL_COLUMN, KindTables, kind_tables, prefix_sums
 from omnibal_ext.schedule import Schedule, build_schedule
 from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
 
@@ -138,7 +138,18 @@ class LayoutProblem:
     @cached_property
     def kind_counts(self) -> Ints:
         """int64 [layers + 1, columns]: layers of each kind before each layer."""
-        return prefix_sums((self.kind_ids[:, None] == np.arange(COLUMNS)).astype(np.int64))
+        return prefix_sums(self._columns)
+
+    @cached_property
+    def _columns(self) -> Ints:
+        """int64 [layers, columns]: where each layer counts."""
+        found = (self.kind_ids[:, None] == np.arange(COLUMNS)).astype(np.int64)
+        found[:, FULL_COLUMN] = [kind == FULL for kind in self.profile.cost_kinds]
+        return found
+
+    def per_layer(self, table: Floats) -> Floats:
+        """A row of `tables` a layer: [columns, ...] -> [layers, ...]."""
+        return np.tensordot(self._columns, table, 1)
 
     @cached_property
     def received(self) -> Ints:
@@ -290,7 +301,7 @@ class LayoutProblem:
     def ideal_seconds(self) -> float:
         """All needed work spread evenly over the ranks: no bubble, no recomputation, no transfer."""
         t = self.tables
-        work = np.bincount(self.kind_ids, minlength=COLUMNS) @ (t.forward + t.backward).sum(axis=2)
+        work = self.kind_counts[-1] @ (t.forward + t.backward).sum(axis=2)
         return float(work.reshape(self.cases).mean() / self.ranks)
 
 

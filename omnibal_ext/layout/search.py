@@ -100,10 +100,10 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
             layouts += [c.layout for c in find_layouts(problem, method, radius=radius, top_k=top_k)]
     with suppress(UserError):
         layouts.append(adapipe_layout(problem, min(map(problem.step_seconds, layouts), default=np.inf)))
-    tables, kinds = problem.tables, problem.kind_ids
+    tables = problem.tables
     whole = (tables.forward + tables.backward).sum(axis=(1, 2))
     weights = (whole, whole + tables.recompute.sum(axis=(1, 2)))
-    starts = [even_edges(weight[kinds], problem.stages) for weight in weights]
+    starts = [even_edges(problem.per_layer(weight), problem.stages) for weight in weights]
     starts.append(leanest_edges(problem))
     found = joint_search(problem, starts, layouts, seconds)
     return [Candidate(f.layout, f.step_seconds, f.proven) for f in found[:top_k]]

@@ -1,7 +1,8 @@
 """Costs of every kind of layer on every microbatch, as tables that a layout's figures are sums of.
 
 A stage is a row of counts, `COLUMNS` of them: its layers of each kind; then the features that it receives, of which one
-beside the output of a layer takes as many bytes as that output until its backward.
+beside the output of a layer takes as many bytes as that output until its backward; and those of its ViT layers that see
+whole images where the others see windows: what such a layer takes longer.
 """
 
 from dataclasses import dataclass
@@ -9,13 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import KINDS
+from omnibal_ext.chain import FULL, KINDS
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 
 Floats = NDArray[np.float64]
 
 
-COLUMNS = 2 * len(KINDS)
+FULL_COLUMN = 2 * len(KINDS)
+COLUMNS = FULL_COLUMN + 1
+_VIT = KINDS.index("vit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,9 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
     """The tables for packs int64 [iterations, data-parallel ranks, microbatches]; without, all fill both budgets."""
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in KINDS]
     rows += [_received(profile, row, kind) for row, kind in zip(rows, KINDS, strict=True)]
+    full = _row(profile, packs, microbatches, split_backward, FULL) if profile.full_layers else rows[_VIT]
+    rows[_VIT], longer = _apart(rows[_VIT], full, len(profile.full_layers) / max(1, profile.chain.count("vit")))
+    rows.append(longer)
     return KindTables(*(np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True)))
 
 
@@ -74,6 +80,15 @@ def _row(
     transfer = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * cost.output_bytes * load
     recompute = forward * (cost.extra_seconds / cost.forward_seconds)
     return forward, backward, recompute, weight, transfer, load, *map(np.asarray, _bytes(cost))
+
+
+def _apart(vit: tuple[Floats, ...], full: tuple[Floats, ...], share: float) -> tuple[tuple[Floats, ...], ...]:
+    """The row of a ViT layer, and of what one of the `share` of them that is `full` takes longer; running one again
+    takes the mean of both, for counts of recomputed layers do not tell them apart."""
+    more = [f - v for f, v in zip(full, vit, strict=True)]
+    forward, backward, recompute, weight, *others = vit
+    row = (forward, backward, recompute + share * more[2], weight, *others)
+    return row, (more[0], more[1], np.zeros_like(forward), more[3], *map(np.zeros_like, others))
 
 
 def _received(profile: Profile, row: tuple[Floats, ...], kind: str) -> tuple[Floats, ...]:

@@ -38,7 +38,7 @@ class PackCosts:
     def of_profile(cls, profile: Profile) -> "PackCosts":
         """Add up the layers of a profile, measured or analytic."""
         vision, language = {CONSTANT: 0.0, "tiles": 0.0}, {CONSTANT: 0.0, "tokens": 0.0, "attention": 0.0}
-        for kind in profile.chain:
+        for kind in profile.cost_kinds:
             cost, part = profile.layers[kind], vision if kind in VISION_KINDS else language
             unit, budget = ("tiles", profile.vit_budget) if part is vision else ("tokens", profile.llm_budget)
             for seconds, fit in (

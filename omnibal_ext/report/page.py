@@ -116,7 +116,8 @@ class SubjectView:
     def chain(self) -> Markup:
         """Where the chain is cut."""
         plan, profile = self.subject.plan, self.subject.profile
-        weights = [profile.layers[kind].forward_seconds + profile.layers[kind].backward_seconds for kind in plan.chain]
+        costs = [profile.layers[kind] for kind in profile.cost_kinds]
+        weights = [cost.forward_seconds + cost.backward_seconds for cost in costs]
         again = [layer for stage in plan.stages for layer in stage.recompute]
         return draw.chain_svg(layer_names(plan.chain), self.subject.layout.edges, again, weights)
 

@@ -15,6 +15,7 @@ import numpy as np
 from omnibal_ext.chain import KINDS, PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.tables import FULL_COLUMN
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import Action, dependencies
 from omnibal_ext.units import GIB
@@ -170,6 +171,7 @@ class _Pieces:
         totals = dict.fromkeys(dict.fromkeys(PART_OF[kind] for kind in kinds), 0.0)
         for kind in kinds:
             totals[PART_OF[kind]] += float(seconds[KINDS.index(kind)])
+        totals["vit"] += float(seconds[FULL_COLUMN])
         return [Piece(part, phase, total) for part, total in totals.items() if total > 0]
 
 

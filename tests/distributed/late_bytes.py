@@ -1,6 +1,7 @@
 """Run on one rank: the bytes that a split backward of one layer leaves for W, as the profiler finds them, by kind.
 
-"untouched" are the weights that have no gradient when W is through.
+"untouched" are the weights that have no gradient when W is through; "whole" says of the ViT layers that are measured
+of a model with windows, kind by kind, which see whole images.
 """
 
 import sys
@@ -9,6 +10,7 @@ import torch
 from megatron.training import get_args
 
 from megatron.vlm.profiling.layer_costs import KindMeasurement
+from omnibal_ext.chain import FULL
 from tests.distributed import harness
 
 TILES, TOKENS = 4, 64
@@ -24,7 +26,11 @@ def main() -> None:
         kind.split_runs()["split"]()
     weights = [weight for kind in measured.values() for weight in kind.module.parameters()]
     untouched = sum(not weight.main_grad.any() for weight in weights)
-    harness.report({kind: found.late_bytes for kind, found in measured.items()} | {"untouched": untouched})
+    windows = harness.build_chain(get_args(), harness.NATIVE)
+    vit = [KindMeasurement(get_args(), windows, kind, (16, 8)).stage for kind in ("vit", FULL)]
+    whole = [[link.whole for link in stage.links.values()] for stage in vit]
+    found = {kind: found.late_bytes for kind, found in measured.items()}
+    harness.report(found | {"untouched": untouched, "whole": whole})
     torch.distributed.destroy_process_group()
 
 

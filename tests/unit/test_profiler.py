@@ -13,10 +13,11 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiler import Job, fit_line, step_seconds_per_weight
 from megatron.vlm.profiling.kept import KeptBytes
-from megatron.vlm.profiling.layer_costs import fit_seconds
+from megatron.vlm.profiling.layer_costs import _some, fit_seconds
 from megatron.vlm.profiling.stopwatch import WARM_UP, Stopwatch, at_usual_pace
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from megatron.vlm.profiling.transfers import Links
+from omnibal_ext.chain import FULL
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from tests.distributed import harness, late_bytes
@@ -114,6 +115,13 @@ def test_gradients_are_reduced_by_a_ring(ranks: int, share: float) -> None:
     assert step_seconds_per_weight(job, 3.0, Links(reduction_seconds_per_byte=0.25)) == pytest.approx(3.0 + share)
 
 
+def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:
+    """Of four ViT layers, links 1 to 4, the second sees whole images; two are measured where two follow each other."""
+    kinds = harness.MODELS["native"].cost_kinds
+    assert [_some(kind, kinds) for kind in (FULL, "vit", "projector", "llm")] == [(2, 1), (3, 2), (5, 1), (9, 2)]
+    assert _some("vit", harness.MODELS["small"].cost_kinds) == (1, 2)
+
+
 def test_samples_share_a_pack_evenly() -> None:
     assert equal_lengths(10, 4) == [3, 3, 2, 2]
 
@@ -149,7 +157,8 @@ def test_a_split_backward_leaves_every_large_product_for_w(machine: str) -> None
     }  # fmt: skip
     rows = {"vit": late_bytes.TILES * vision.tokens_per_tile, "llm": late_bytes.TOKENS, "head": late_bytes.TOKENS}
     by_hand = {kind: rows[kind] * sum(map(sum, layers)) * number for kind, layers in widths.items()}
-    assert run_program("tests.distributed.late_bytes", 1, server=machine) == {**by_hand, "untouched": 0}
+    others = {"untouched": 0, "whole": [[False, False], [True]]}
+    assert run_program("tests.distributed.late_bytes", 1, server=machine) == by_hand | others
 
 
 def test_a_gpu_keeps_a_reserve_for_what_no_layer_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,7 @@ class KindMeasurement:
     """
 
     def __init__(self, args: Namespace, chain: Chain, kind: str, budgets: tuple[int, int]) -> None:
-        self.count = min(LAYERS, chain.kinds.count(kind))
-        # The last language layers: no features enter behind them.
-        self.link = len(chain.kinds) - 1 - self.count if kind == "llm" else chain.kinds.index(kind)
+        self.link, self.count = _some(kind, chain.architecture.cost_kinds)
         self.args, self.chain, self.kind = args, chain, kind
         self.packs = _packs(chain, kind, *budgets)
         self.module = self._build(chain)
@@ -78,7 +76,7 @@ class KindMeasurement:
         self.weights = sum(weight.numel() for weight in weights) / self.count
         """On this tensor-parallel rank."""
         self.trained = sum(weight.numel() for weight in weights if weight.requires_grad) / self.count
-        self.modes = MODES if kind in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
+        self.modes = MODES if chain.kinds[self.link] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
         self.late_bytes = 0.0
@@ -230,6 +228,15 @@ def recompute(stage: Stage, mode: str) -> None:
     for kind, link in zip(stage.kinds, stage.links.values(), strict=True):
         if kind in RECOMPUTABLE_KINDS:
             set_selective_recompute(link, mode == "recompute_attention", mode == "recompute_mlp")
+
+
+def _some(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
+    """Where in the chain `LAYERS` of a kind follow each other, or fewer, and how many."""
+    for count in range(LAYERS, 0, -1):
+        places = [i for i in range(len(kinds)) if tuple(kinds[i : i + count]) == (kind,) * count]
+        if places:
+            return places[-1 if kind == "llm" else 0], count  # no features enter behind the last language layers
+    raise ValueError(f"no layer of kind {kind}")
 
 
 def _packs(chain: Chain, kind: str, tiles: int, tokens: int) -> list[Microbatch]:

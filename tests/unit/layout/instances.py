@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from omnibal_ext.chain import KINDS, layer_chain
+from omnibal_ext.chain import FULL, KINDS, layer_chain
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.layout.problem import LayoutProblem
 
@@ -53,6 +53,11 @@ def random_problem(seed: int, **changes: Any) -> LayoutProblem:
     profile = replace(profile, transfer_seconds_per_byte=float(random.choice([0.0, 0.3])))
     if seed % 4 == 3:
         profile = replace(profile, feature_layers=_some_layers(profile.chain, seed))
+    if seed % 10 == 7:  # some ViT layers see whole images
+        full = replace(costs["vit"], forward_seconds=2.5 * costs["vit"].forward_seconds)
+        full = replace(full, backward_seconds=1.7 * full.backward_seconds)
+        layers_of_costs = profile.layers | {FULL: full}
+        profile = replace(profile, layers=layers_of_costs, full_layers=_some_layers(profile.chain, seed))
     if random.random() < 0.5:
         shape = (int(random.integers(1, 3)), int(random.integers(1, 3)), settings["microbatches"])
         tokens = random.integers(1, 129, shape)
