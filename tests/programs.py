@@ -29,7 +29,8 @@ class ForkServer:
     def __init__(self, module: str) -> None:
         self.socket = warm_python(module)
         self.socket.unlink(missing_ok=True)
-        command = [sys.executable, "-W", "ignore", "-m", module]
+        # By its path: as a module, `tests` would come before it, and Megatron before what it stands in for.
+        command = [sys.executable, "-P", "-W", "ignore", f"{module.replace('.', '/')}.py"]
         folders = [str(ROOT), *[str(ROOT / "tests" / "engine")] * (module == ENGINE)]
         found = environment(module, PYTHONPATH=os.pathsep.join(folders))
         self._process = subprocess.Popen(

@@ -32,8 +32,26 @@ HAS_CUDA: bool = torch.cuda.is_available()
 if not HAS_CUDA:
     # Read when torch first compiles: Megatron compiles small functions, and not every CPU machine has a compiler.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and importlib.util.find_spec("transformer_engine") is not None
-HAS_FLASH_ATTENTION: bool = HAS_CUDA and importlib.util.find_spec("flash_attn") is not None
+UNUSABLE: dict[str, str] = {}
+"""Packages that are installed and cannot be imported, and why: without their kernels, or made for another torch."""
+
+
+def _works(module: str) -> bool:
+    """Whether a module can be imported; if not, its package is hidden from Megatron, which may not outlive the try."""
+    package = module.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        return False
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        UNUSABLE[package] = " ".join(str(error).split())
+        sys.modules[package] = None  # type: ignore[assignment]
+        return False
+    return True
+
+
+HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and _works("transformer_engine.pytorch")
+HAS_FLASH_ATTENTION: bool = HAS_CUDA and _works("flash_attn")
 HAS_VARIABLE_LENGTH: bool = HAS_CUDA and importlib.util.find_spec("torch.nn.attention.varlen") is not None
 # Apex can be installed without its kernels: then it has nothing to be used, and `prepare` hides it.
 HAS_APEX: bool = HAS_CUDA and all(
@@ -210,6 +228,9 @@ def prepare() -> None:
     if not HAS_APEX:
         # Megatron takes whatever Apex can be imported, and it raises where its kernels are first called.
         sys.modules["apex"] = None  # type: ignore[assignment]
+    if not HAS_TRANSFORMER_ENGINE:
+        # Without a GPU it raises when it is imported, and Megatron would try.
+        sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
     if not HAS_CUDA:
         _stand_in_for_cuda()
 

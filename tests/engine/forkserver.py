@@ -3,6 +3,8 @@
 Started with this folder on Python's path, where the stand-in is found before anything of Megatron asks for it.
 """
 
+import transformer_engine  # noqa: F401 (before Megatron: what is imported already is hidden from nobody)
+
 from megatron.vlm import platform
 from tests.forkserver import main
 

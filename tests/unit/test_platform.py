@@ -33,6 +33,41 @@ def test_an_apex_without_kernels_is_not_used(tmp_path: Path) -> None:
     assert done.stdout.split() == ["True", "torch.optim.adamw"]
 
 
+NO_LIBRARY = "Could not find shared object file for Transformer Engine torch lib."
+ASK_ENGINE = """
+import torch
+torch.cuda.is_available = lambda: {cuda}
+from megatron.vlm import platform
+from megatron.core.extensions.transformer_engine import HAVE_TE
+print(HAVE_TE, platform.HAS_TRANSFORMER_ENGINE, platform.HAS_FLASH_ATTENTION, sorted(platform.UNUSABLE.items()))
+"""
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize(
+    ("cuda", "said"),
+    [
+        (True, "False False False [('flash_attn', 'undefined symbol: _ZN3c104cuda'), "
+               f"('transformer_engine', {NO_LIBRARY!r})]"),
+        (False, "False False False []"),
+    ],
+)  # fmt: skip
+def test_packages_that_cannot_be_imported_are_not_used(cuda: bool, said: str, tmp_path: Path) -> None:
+    """Installed without their kernels, or for another torch: errors are of any kind, and Megatron dies of some."""
+    lines = {
+        "transformer_engine": f"raise FileNotFoundError({NO_LIBRARY!r})",
+        "flash_attn": "raise ImportError('undefined symbol:\\n_ZN3c104cuda')",
+    }
+    for package, line in lines.items():
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(line + "\n")
+    asked = [sys.executable, "-W", "ignore", "-c", ASK_ENGINE.format(cuda=cuda)]
+    done = subprocess.run(
+        asked, env=environment(PYTHONPATH=f"{ROOT}:{tmp_path}"), capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == said, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_hosts_talk_while_devices_compute(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the default group where that is the hosts' already, and never without end."""

@@ -32,7 +32,11 @@ def check_devices(local_ranks: int) -> str:
             f"{local_ranks} ranks on this node, but torch sees {count} GPUs; lower --nproc-per-node, or see to "
             "CUDA_VISIBLE_DEVICES"
         )
-    return f"{local_ranks} ranks, {count} x {platform.device_name()}"
+    found = f"{local_ranks} ranks, {count} x {platform.device_name()}"
+    unusable = [
+        f"{package} is installed and not used, as it fails: {why}" for package, why in platform.UNUSABLE.items()
+    ]
+    return Note("; ".join([found, *unusable])) if unusable else found
 
 
 def check_rendezvous(endpoint: str) -> str:
