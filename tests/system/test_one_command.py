@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,16 @@ from megatron.vlm.data.tokenizer import load_tokenizer
 from tests.system.test_training import tool
 from tests.unit.data.clips import TURNS as FILMED
 from tests.unit.data.clips import noise, write_frames, write_video
+from tests.unit.data.test_processors import JINJA
 from tests.unit.hf import models
 
 transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--analytic", "a100")
 
 
-FAMILIES = ("internvl3.5", "llava-onevision", "qwen2.5-vl", "qwen3-vl", "gemma-3")
+FAMILIES = (
+    "internvl3.5", "llava-1.5", "llava-1.6", "llava-onevision", "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "gemma-3",
+)  # fmt: skip
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
 MROPE_TEXT = {**models.TEXT, "rope_parameters": models.MROPE}
 TURNS = (
@@ -31,6 +36,7 @@ QWEN_SYSTEM = (
     "{% if messages[0].role != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
 )
+CLIP_PIXELS = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
@@ -52,6 +58,8 @@ def build(family: str, demo: Path, folder: Path) -> None:
     match family:
         case "internvl3.5":
             processor = internvl(folder)
+        case "llava-1.5" | "llava-1.6":
+            processor = llava(folder, tokenizer, family)
         case "llava-onevision":
             processor = onevision(folder, tokenizer)
         case "gemma-3":
@@ -71,6 +79,22 @@ def internvl(folder: Path) -> dict[str, Any]:
     (folder / "model/chat_template.jinja").write_text("{{ bos_token }}" + TURNS)
     (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
     return {**IMAGENET, "max_patches": 32}
+
+
+def llava(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
+    """With Mistral's template; one square an image, or a grid of squares of the folder's choice."""
+    image_token = load_tokenizer(tokenizer, (*TEMPLATES["mistral"].tokens, "<image>")).token_id("<image>")
+    name, text, grids = {
+        "llava-1.5": ("Llava", {**TEXT, "model_type": "llama"}, {}),
+        "llava-1.6": ("LlavaNext", {**models.MISTRAL, "vocab_size": 512}, {"image_grid_pinpoints": models.GRIDS}),
+    }[family]
+    config = getattr(transformers, f"{name}Config")(
+        vision_config=models.CLIP, text_config=text, image_token_index=image_token, **grids
+    )
+    getattr(transformers, f"{name}ForConditionalGeneration")(config).save_pretrained(folder / "model")
+    (folder / "model/chat_template.jinja").write_text(JINJA["mistral"])
+    sides = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}, "do_center_crop": True}
+    return {**CLIP_PIXELS, **sides, **grids}
 
 
 def onevision(folder: Path, tokenizer: Path) -> dict[str, Any]:
@@ -102,6 +126,7 @@ def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     image_token = load_tokenizer(tokenizer, special).token_id("<|image_pad|>")
     words = {"vocab_size": 512, "tie_word_embeddings": False}
     name, vision, text, system = {
+        "qwen2-vl": ("Qwen2VL", models.QWEN2_VL, MROPE_TEXT, QWEN_SYSTEM),
         "qwen2.5-vl": ("Qwen2_5_VL", {**models.QWEN2_5_VL, "window_size": 32}, MROPE_TEXT, QWEN_SYSTEM),
         "qwen3-vl": ("Qwen3VL", models.QWEN3_VL, models.QWEN3_VL_TEXT, ""),
     }[family]
@@ -113,10 +138,8 @@ def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     limits = {"size": {"shortest_edge": 1024, "longest_edge": 8192}, "patch_size": 8}
     (folder / "model/video_preprocessor_config.json").write_text(json.dumps(limits))
     film(folder)
-    clip = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
-    if family == "qwen3-vl":
-        clip = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    return {**clip, "min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
+    pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if family == "qwen3-vl" else CLIP_PIXELS
+    return {**pixels, "min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
 
 
 def film(folder: Path) -> None:
@@ -127,36 +150,56 @@ def film(folder: Path) -> None:
     (folder / "films.jsonl").write_text("\n".join(json.dumps({**one, "conversations": FILMED}) for one in shown))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_one_command_trains_goes_on_and_its_weights_are_transformers_own(
-    family: str, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path
-    monkeypatch.setenv("CI", "1")  # transformers then hands its warnings on, which Megatron would print to stdout
-    build(family, demo, folder)
-    films = sorted(folder.glob("films.jsonl"))  # of the families that see videos
+@dataclass(frozen=True)
+class Trained:
+    """A run of the one command."""
+
+    folder: Path
+    words: tuple[object, ...]
+    """Of the command."""
+    films: int
+    """Files of conversations about videos, for the families that see them."""
+    said: str
+
+
+@pytest.fixture(scope="module")
+def trained(request: pytest.FixtureRequest, demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    folder = tmp_path_factory.mktemp("trained")
+    build(request.param, demo, folder)
+    films = sorted(folder.glob("films.jsonl"))
     inputs = ("--input", folder / "demo/train.jsonl", *films)
     words = ("--model", folder / "model", *inputs, "--run-dir", folder / "run", *LAUNCH)
-    megatron = ("--", "--save-interval", 2, "--log-interval", 1)
-    first = tool("launch.py", *words, *megatron)
+    words = (*words, "--", "--save-interval", 2, "--log-interval", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CI", "1")  # transformers then hands its warnings on, which Megatron would print to stdout
+        yield Trained(folder, words, len(films), tool("launch.py", *words).stdout)
+
+
+@pytest.mark.parametrize("trained", FAMILIES, indirect=True)
+def test_one_command_trains_and_its_weights_are_transformers_own(trained: Trained) -> None:
+    folder = trained.folder
     metrics = (folder / "run/metrics.jsonl").read_text().splitlines()
     assert len(metrics) > 1
-    assert "conversations ->" in first.stdout
+    assert "conversations ->" in trained.said
     manifest = json.loads((folder / "run/data/manifest.json").read_text())
-    assert [source["samples"] for source in manifest["sources"][1:]] == [2] * len(films)
-    assert manifest["video_files"] == len(films)
-    made = [folder / "run/data/tokens.bin", folder / "run/packs-by-size/manifest.json"]
-    stamps = [path.stat().st_mtime_ns for path in made]
-    again = tool("launch.py", *words, *megatron)
-    assert "there, made from the same" in again.stdout
-    assert "nothing is left to train" in " ".join(again.stdout.split())
-    assert stamps == [path.stat().st_mtime_ns for path in made]
+    assert [source["samples"] for source in manifest["sources"][1:]] == [2] * trained.films
+    assert manifest["video_files"] == trained.films
     words = ("--to-hf", folder / "run/checkpoints", "--output-dir", folder / "back", "--check", "--json")
     back = tool("convert_checkpoint.py", *words)
     assert json.loads(back.stdout)["logit_difference"] < 1e-4
     _, report = transformers.AutoModelForImageTextToText.from_pretrained(folder / "back", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
+
+
+@pytest.mark.parametrize("trained", ["qwen3-vl"], indirect=True)
+def test_the_same_command_again_makes_nothing_twice(trained: Trained) -> None:
+    made = [trained.folder / path for path in ("run/data/tokens.bin", "run/packs-by-size/manifest.json")]
+    stamps = [path.stat().st_mtime_ns for path in made]
+    again = tool("launch.py", *trained.words).stdout
+    assert "there, made from the same" in again
+    assert "nothing is left to train" in " ".join(again.split())
+    assert stamps == [path.stat().st_mtime_ns for path in made]
 
 
 @pytest.fixture(scope="module")
