@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 SPLITS_A_SECOND = 200_000_000  # ways to deal that are looked at
 HALF = 4  # samples of each pack that are dealt anew
-LEAST_SPLITS, MOST_SPLITS = 256, 20_000  # of a pack: fewer are not worth the while, more bring next to nothing
+LEAST_SPLITS, MOST_SPLITS = 256, 30_000  # of a pack: fewer are not worth the while, more bring next to nothing
 QUIET = 40  # meetings that better nothing, for each pack, after which packs are as even as they get
 EVEN = 1e-10  # squared distance from even, in seconds of a mean pack, at which two packs have no need to meet
 

@@ -16,11 +16,13 @@ from omnibal_ext.packing.deal import deal_level, stored_order
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.mix import mixed_iterations
 from omnibal_ext.packing.rows import halve
+from omnibal_ext.packing.trade import trade
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 WAIT_ENOUGH = 0.003  # share of time spent waiting; of orders that wait for less, the one that mixes most is taken
+WAIT_TO_SPEND = 0.0028  # of it for mixing; an epoch's last iteration, of what is left, may wait for longer
 # Packs that stay together, one or a row, and how unlike packs of a leaf may be: the share of time that ranks would
 # wait, were they not dealt level. The first way mixes most, the last one waits least.
 WAYS = (("pack", 0.005), ("row", 0.01), ("row", 0.005), ("row", 0.0025), ("row", 0.0))
@@ -42,14 +44,15 @@ def order_packs(
     2. Halve the others at the part whose seconds spread most, down to leaves that cost as good as the same.
     3. Make iterations of rows (or single packs) from stretches of this order; swap rows between iterations, then packs
        of one leaf, until each iteration is near the mean in all features.
-    4. Deal the packs of each iteration so that the ranks' sums are level in every part.
+    4. Deal the packs of each iteration so that the ranks' sums are level in every part. Swap packs between iterations
+       again, as long as that brings more mixing than waiting, and little waiting in all (`trade`).
     5. Do 2 to 4 in the ways of `WAYS`, until one leaves next to no waiting; else take the one that leaves least.
     6. Shuffle the iterations.
 
     Args:
         seconds: of each pack, [P, parts]; ranks wait for the fullest one of each part.
         features: of each pack, [P, F]; what is to be spread over the iterations, scaled to equal importance.
-        effort: nominal seconds for 3, in each way.
+        effort: nominal seconds for the swaps, in each way.
         together: packs that are not set aside, if the others suffice, [P].
 
     Returns:
@@ -63,9 +66,12 @@ def order_packs(
         return aside
     others = np.random.default_rng(seed).permutation(others)
     best, least = others[None], math.inf
-    for unit, unlike in WAYS if micro_batches > 1 else WAYS[1:]:
+    alike = others.copy()
+    halve(np.ascontiguousarray(seconds.T), alike, 1, 0.0)
+    for unit, unlike in WAYS:
         width = 1 if unit == "pack" else data_parallel_size
         dealt = _iterations(seconds, features, others, (data_parallel_size, micro_batches), width, unlike, seed, effort)
+        dealt = trade(seconds, features, alike, dealt, WAIT_TO_SPEND, seed, effort)
         waiting = wait(rank_loads(dealt, seconds))
         if waiting < least:
             best, least = stored_order(dealt), waiting

@@ -113,7 +113,7 @@ def test_more_seconds_mix_no_worse() -> None:
         order = order_packs(seconds, features.scaled(), 4, 4, 0, effort)
         whole = order[: len(order) // 16 * 16].reshape(-1, 16)
         spreads.append(float((spread_against_random(whole, features.values) ** 2).sum()))
-    assert spreads[0] > spreads[1] >= spreads[2] * 0.99
+    assert spreads[0] > spreads[1] >= spreads[2] * 0.97
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
