@@ -5,12 +5,13 @@
 For each corpus the same packs run in our order, in a random one and sorted by length, at 8, 32 and 256 ranks with 1, 4
 and 16 microbatches. `wait` is the share of device time spent waiting. `sizes` and `sources` are the spread of iteration
 means over a random order's (1 is as good as random, 0 is always the same), the worst of all sizes and of all sources;
-`least` is what sizes cannot fall below where one microbatch a rank must cost as much as the others of its iteration.
-The last line is the ratio of waiting to the random order's, over the whole grid.
+`least` is what sizes cannot fall below in any order of the same packs that waits for 3 thousandths (`least.py`); and
+`missing` the share of iterations without a kind of sample, of the kind that is missing most beyond a random order's.
+Packs are made even for what ranks wait for (`even.py`): with one microbatch all seconds, else each part's. The last
+line is the ratio of waiting to the random order's, over the whole grid.
 """
 
 import argparse
-import math
 import sys
 from pathlib import Path
 
@@ -26,12 +27,14 @@ from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal
+from omnibal_ext.packing.even import even_packs
 from omnibal_ext.packing.first_fit import pack_first_fit
 from omnibal_ext.packing.isf import pack_isf
-from omnibal_ext.packing.level import order_packs
+from omnibal_ext.packing.least import least_spread
+from omnibal_ext.packing.level import WAIT_ENOUGH, order_packs
 from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
-from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, pack_loads
-from omnibal_ext.packing.teach import Features, pack_features, spread_against_random
+from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs, pack_loads
+from omnibal_ext.packing.teach import Features, missing_kinds, pack_features, spread_against_random
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
@@ -58,14 +61,22 @@ def sources_of(sizes: Sizes) -> tuple[Sizes, tuple[Source, ...]]:
 
 
 def measured(order: Ints, loads: Ints, seconds: Floats, features: Features, ranks: int, micro: int) -> list[float]:
-    """Return wait, the spread of sizes and of sources, and the DistRatios of tiles and of tokens."""
+    """Return wait, the spread of sizes and of sources, kinds missing, and the DistRatios of tiles and of tokens."""
     batch = ranks * micro
     groups = order[: len(order) // batch * batch].reshape(-1, batch)
     spreads = spread_against_random(groups, features.values)
     sizes = len(features.names) - len(features.kinds)
+    missing, expected = missing_kinds(groups, features.has)
     iterations = deal(groups, ranks)
     ratios = [dist_ratio(rank_loads(iterations, loads[:, column])) for column in (TILES, TOKENS)]
-    return [wait(rank_loads(iterations, seconds)), spreads[:sizes].max(), spreads[sizes:].max(initial=0), *ratios]
+    spread = [spreads[:sizes].max(), spreads[sizes:].max(initial=0), max(0.0, (missing - expected).max(initial=0))]
+    return [wait(rank_loads(iterations, seconds)), *spread, *ratios]
+
+
+def even(packs: Packs, sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, one_sum: bool) -> Packs:
+    """Make packs even, as `epoch.even` does for an index."""
+    columns = np.column_stack([sizes.tiles.astype(np.int64), sizes.tokens])
+    return even_packs(packs, columns, np.array(budgets), costs.of_samples(sizes, one_sum), seed=0)
 
 
 def compare_orders(
@@ -74,26 +85,32 @@ def compare_orders(
     """Return rows of the table of orders for one corpus, and what is waited in ours and in a random one."""
     make, budgets = UNTUNED[name]
     sizes, sources = sources_of(make(samples))
-    packs = pack_balanced(sizes, *budgets, seed=0)
-    loads = pack_loads(packs, sizes)
-    features = pack_features(Corpus(sizes, sources), packs, loads, LOADS)
+    found, costs = pack_balanced(sizes, *budgets, seed=0), costs_of(name, model)
     rows = []
-    shapes = ((ranks, micro) for ranks in all_ranks for micro in MICRO_BATCHES)
-    for ranks, micro in (shape for shape in shapes if math.prod(shape) * 3 <= len(packs)):
-        seconds = costs_of(name, model).waited_for(loads, LOADS, one_sum=micro == 1)
-        ours = order_packs(seconds, features.scaled(), ranks, micro, seed=0)
-        chance = np.random.default_rng(0).permutation(len(packs))
-        length = np.argsort(loads[:, TOKENS], kind="stable")
-        own, random, grouped = (
-            measured(order, loads, seconds, features, ranks, micro) for order in (ours, chance, length)
-        )
-        varies = loads.std(axis=0) > 0
-        alike = np.abs(np.corrcoef(loads[:, varies].T, seconds.sum(axis=1))[-1, :-1]).max()
-        least = f"{alike * math.sqrt(ranks):.2f}" if micro == 1 else ""
-        row: list[object] = [name, ranks, micro, len(packs) // (ranks * micro), f"{random[0]:.4f}", f"{grouped[0]:.4f}"]
-        row += [f"{own[0]:.4f}", f"{grouped[1]:.2f}", f"{own[1]:.2f}", least, f"{own[2]:.2f}"]
-        rows.append(([*row, f"{own[3]:.4f}", f"{own[4]:.4f}"], own[0], random[0]))
+    for micro in MICRO_BATCHES[:2]:
+        packs = even(found, sizes, budgets, costs, one_sum=micro == 1)
+        loads = pack_loads(packs, sizes)
+        features = pack_features(Corpus(sizes, sources), packs, loads, LOADS)
+        seconds = costs.waited_for(loads, LOADS, one_sum=micro == 1)
+        for ranks, own in ((r, m) for r in all_ranks for m in MICRO_BATCHES if (m == 1) == (micro == 1)):
+            if ranks * own * 3 <= len(packs):
+                rows.append(_row(name, loads, seconds, features, costs.tile_seconds, ranks, own))
     return rows
+
+
+def _row(
+    name: str, loads: Ints, seconds: Floats, features: Features, tile_seconds: float, ranks: int, micro: int
+) -> tuple[list[object], float, float]:
+    order = order_packs(seconds, features.scaled(), ranks, micro, seed=0)
+    chance = np.random.default_rng(0).permutation(len(order))
+    length = np.argsort(loads[:, TOKENS], kind="stable")
+    own, random, grouped = (measured(one, loads, seconds, features, ranks, micro) for one in (order, chance, length))
+    batch = ranks * micro
+    iterations = deal(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
+    least = least_spread(iterations, loads, seconds, tile_seconds, max(WAIT_ENOUGH, own[0]))
+    row: list[object] = [name, ranks, micro, len(iterations), f"{random[0]:.4f}", f"{grouped[0]:.4f}", f"{own[0]:.4f}"]
+    row += [f"{grouped[1]:.2f}", f"{own[1]:.2f}", f"{least:.2f}", f"{own[2]:.2f}", f"{own[3]:.3f}"]
+    return [*row, f"{own[4]:.4f}", f"{own[5]:.4f}"], own[0], random[0]
 
 
 def compare_packs(samples: int) -> None:
@@ -129,7 +146,7 @@ def main() -> None:
     compare_packs(arguments.samples)
     columns = (
         "corpus", "ranks", "micro", "steps", "wait: random", "by length", "ours", "sizes: by length", "ours", "least",
-        "sources", "Dist ViT", "LLM",
+        "sources", "missing", "Dist ViT", "LLM",
     )  # fmt: skip
     ours = random = 0.0
     for model in arguments.model:

@@ -11,6 +11,8 @@ from omnibal_ext.packing import metrics
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.least import least_spread
+from omnibal_ext.packing.level import WAIT_ENOUGH
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, Packs
 from omnibal_ext.packing.teach import missing_kinds, pack_features, spread_against_random
 
@@ -50,6 +52,8 @@ class Summary:
     """Share of device time spent waiting for the fullest rank of each part of the model, in seconds of the costs."""
     teach_sizes: float
     """Spread over iterations of sizes and supervised tokens, over that of a random order; the largest of them."""
+    teach_sizes_least: float
+    """What `teach_sizes` cannot fall below in any order of these packs that waits as long, or 3 thousandths."""
     teach_sources: float
     """The same of the shares of sources and of text-only samples."""
     kinds_missing: float
@@ -78,6 +82,7 @@ def summarise(index: PackedIndex, corpus: Corpus, reasons: NDArray[np.int8], sec
     missing, expected = missing_kinds(whole, features.has)
     worst = int(np.argmax(missing - expected)) if len(missing) else -1
     seconds_of_packs = index.seconds(np.arange(index.num_packs))
+    waited = metrics.wait(metrics.rank_loads(iterations, seconds_of_packs))
     ranks = [metrics.rank_loads(iterations, loads[:, load]) for load in (TILES, TOKENS, ATTENTION)]
     padding = float(1.0 - packed.tokens.sum() / loads[:count, TOKENS].sum())
     waiting = [metrics.waiting_share(load) for load in ranks[:2]]
@@ -101,8 +106,15 @@ def summarise(index: PackedIndex, corpus: Corpus, reasons: NDArray[np.int8], sec
         longest_tokens=int(longest[TOKENS]),
         tokens_per_iteration=float(packed.tokens.sum() / len(iterations)),
         wasted_work=(waiting[TILES] + 1.0 - (1.0 - waiting[TOKENS]) * (1.0 - padding)) / 2,
-        wait=metrics.wait(metrics.rank_loads(iterations, seconds_of_packs)),
+        wait=waited,
         teach_sizes=float(spreads[:sizes].max()),
+        teach_sizes_least=least_spread(
+            whole.reshape(-1, *iterations.shape[1:]),
+            loads[:count],
+            seconds_of_packs[:count],
+            index.costs.tile_seconds,
+            max(WAIT_ENOUGH, waited),
+        ),
         teach_sources=float(spreads[sizes:].max(initial=0.0)),
         kinds_missing=float(missing[worst]) if len(missing) else 0.0,
         kinds_missing_random=float(expected[worst]) if len(missing) else 0.0,

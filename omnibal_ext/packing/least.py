@@ -1,0 +1,114 @@
+"""How little iterations can differ in size: what no order of the same packs falls below, however it is found.
+
+Ranks that hardly wait run hardly different work, so the packs of an iteration are not free. Three reasons, each a bound
+on the variance of the mean rank of iterations, in units of a size:
+
+    alike      one microbatch a rank: an iteration's packs cost the same, and what goes with cost differs as packs do
+    whole      ranks have whole tiles: where all have as many, an iteration's mean is a whole number
+    short      a rank with packs of few tiles has few, for no pack has more tiles than the fullest: so have the others
+
+Waiting of up to `limit` loosens all of them, and all of it is given to each.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+PRICES = np.geomspace(1e-3, 1e3, 61)  # of waiting, at which `whole` is tried
+
+
+def alike(values: Floats, seconds: Floats, limit: float) -> float:
+    """Return the least share of a size's variance that lies between iterations of one microbatch a rank.
+
+    1. A pack is `limit` / (1 - `limit`) mean packs cheaper than the dearest of its iteration, in the mean; and never
+       more than it is cheaper than the dearest of all. So squares of seconds within iterations are no more than if
+       the cheapest packs had it all.
+    2. Between and within iterations, seconds and size go together: with the shares b and w of their variances,
+       correlation <= sqrt(b_seconds b_size) + sqrt(w_seconds w_size).
+
+    Args:
+        values: of each pack that runs, [P].
+        seconds: what it costs in all parts, [P].
+    """
+    if values.std() == 0 or seconds.std() == 0:
+        return 0.0
+    cheaper = np.sort(seconds.max() - seconds)[::-1]
+    allowed = limit / (1 - limit) * seconds.mean() * len(seconds)
+    before = np.cumsum(cheaper) - cheaper
+    squares = float((cheaper * np.clip(allowed - before, 0, cheaper)).sum()) / len(seconds)
+    within = min(1.0, squares / float(seconds.var()))
+    together = min(1.0, abs(float(np.corrcoef(values, seconds)[0, 1])))
+    angle = math.asin(math.sqrt(within)) + math.acos(together)
+    return math.cos(angle) ** 2 if angle < math.pi / 2 else 0.0
+
+
+def whole(mean: float, ranks: int, waiting: float) -> float:
+    """Return the least variance of iterations' mean ranks, of `mean` whole units, of which `waiting` may be waited.
+
+    A mean x that is no whole number has a rank of ceil(x) or more, for which the others wait by ceil(x) - x. By
+    duality: for any price of waiting, the least of squares and price on the straight lines between two values of x.
+    """
+    grid = np.arange(ranks + 1) / ranks + math.floor(mean)  # further away both are more
+    waits = np.ceil(grid - 1e-9) - grid
+    low, high = grid <= mean, grid > mean
+    share = (mean - grid[low])[:, None] / (grid[high][None] - grid[low][:, None])
+    least = 0.0
+    for price in PRICES:
+        each = (grid - mean) ** 2 + price * waits
+        lines = each[low][:, None] * (1 - share) + each[high][None] * share
+        least = max(least, float(lines.min()) - price * waiting)
+    return least
+
+
+def short(units: Ints, micro_batches: int, waiting: float) -> float:
+    """Return the least variance of iterations' mean ranks, where no pack makes up for those of few units.
+
+    1. A pack that misses more of the fullest pack's units than M mean packs do leaves its rank so many units short, by
+       the difference d at least, whatever else the rank runs.
+    2. Iterations are short by h: the ranks of its packs wait for d - h, all together for no more than D times the
+       iteration's waiting. What is waited goes to the packs of the largest d.
+    3. D of the packs can share an iteration's h, and more only if it is the shorter: so each counts h^2 / D.
+    """
+    missing = units.max() - units
+    shortness = np.sort(np.maximum(0.0, missing - micro_batches * float(missing.mean())))[::-1]
+    allowed = waiting * len(units) / micro_batches
+    # Cut the largest down to one height, the lowest for which what is cut off stays allowed.
+    cut = np.cumsum(shortness) - np.arange(1, len(units) + 1) * np.append(shortness[1:], 0.0)
+    longest = int(np.searchsorted(cut, allowed))
+    if longest == len(units):
+        return 0.0
+    height = (float(shortness[: longest + 1].sum()) - allowed) / (longest + 1)
+    squares = (longest + 1) * height**2 + float((shortness[longest + 1 :] ** 2).sum())
+    return squares * micro_batches / len(units)
+
+
+def least_spread(iterations: Ints, loads: Ints, seconds: Floats, tile_seconds: float, limit: float) -> float:
+    """Return what the largest spread of tiles, tokens and attention against a random order's cannot be less than.
+
+    Args:
+        iterations: pack numbers, [I, D, M], no pack twice.
+        loads: of each pack, [P, K]; tiles are the first.
+        seconds: of each pack, [P, parts].
+        tile_seconds: what each tile costs in a part that runs nothing else; 0 where there is none.
+        limit: share of device time that may be spent waiting.
+    """
+    count, ranks, micro_batches = iterations.shape
+    packs, batch, runs = len(loads), ranks * micro_batches, iterations.ravel()
+    if count < 2:
+        return 0.0
+    random = loads.var(axis=0) / batch * (1 - (batch - 1) / (packs - 1))  # of an iteration's mean pack
+    least = np.zeros(loads.shape[1])
+    if seconds.shape[1] == 1 and micro_batches == 1:
+        for size in range(loads.shape[1]):
+            values = loads[runs, size].astype(np.float64)
+            least[size] = alike(values, seconds[runs, 0], limit) * values.var()
+    elif seconds.shape[1] > 1 and tile_seconds > 0:
+        tiles = loads[runs, 0]
+        waiting = limit / (1 - limit) * float(seconds[runs].sum()) / (count * ranks) / tile_seconds
+        variance = max(whole(float(tiles.mean()) * micro_batches, ranks, waiting), short(tiles, micro_batches, waiting))
+        least[0] = variance / micro_batches**2
+    return math.sqrt(float(np.where(random > 0, least / np.where(random > 0, random, 1.0), 0.0).max()))
