@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
+from megatron.core.utils import get_te_version, is_te_min_version
 from megatron.training.arguments import parse_args, validate_args
 from megatron.training.global_vars import set_global_variables
 
@@ -23,6 +24,9 @@ from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, single_stage_plan
 from omnibal_ext.schedule import splits_backward
+
+SPLITS_SINCE = "2.8.0"
+"""Transformer Engine's, from which on its layers call the data-parallel hooks of weight gradients that were put off."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
         raise UserError(f"--freeze {' '.join(known.freeze)} leaves nothing to train; leave one part out")
     architecture = preset(known.preset)
     plan = _load_plan(known, architecture)
+    _check_split_backward(plan)
     parser.set_defaults(**platform.megatron_defaults(), **_preset_defaults(architecture, plan))
     untested = check_given(given, parser)
     _check_complete(given)
@@ -138,6 +143,15 @@ def _check_complete(given: Namespace) -> None:
     if "save" in given and (getattr(given, "save_interval", None) or 0) < 1:
         raise UserError(
             f"--save {given.save} needs --save-interval N, at least 1: after so many iterations a checkpoint is saved"
+        )
+
+
+def _check_split_backward(plan: Plan) -> None:
+    """Refuse to put weight gradients off where Transformer Engine has no hooks for what reduces them later."""
+    if platform.HAS_TRANSFORMER_ENGINE and splits_backward(plan.schedule) and not is_te_min_version(SPLITS_SINCE):
+        raise UserError(
+            f"schedule {plan.schedule} computes weight gradients apart, which Transformer Engine {get_te_version()} "
+            f"cannot reduce: {SPLITS_SINCE} is the first; upgrade it, or plan again with --schedule 1f1b"
         )
 
 

@@ -96,7 +96,8 @@ class BadSteps:
         """limit: so many in a row are left out, one more ends the run."""
         self.limit, self.hosts = limit, hosts
         self.in_a_row = self.total = self.iteration = 0
-        self.losses: list[tuple[Microbatch, Tensor]] = []
+        self.losses: list[tuple[str, Tensor]] = []
+        """Of each microbatch what to call it, and its loss; not the pack itself, whose pixels would stay."""
 
     def install(self, then: Callable[[int, bool], None]) -> None:
         """Judge the steps of the optimizer that Megatron makes; `then(iteration, left out)` on all ranks alike."""
@@ -141,7 +142,8 @@ class BadSteps:
         The normaliser as it is to be used: of a loss that is not finite it is no number, and so are then all gradients
         on all ranks, which are divided by the normalisers' sum.
         """
-        self.losses.append((batch, total.detach()))
+        name = f"(pack {batch.pack}, samples {', '.join(map(str, batch.sample_ids))})"
+        self.losses.append((name, total.detach()))
         return normaliser + 0 * total.detach()
 
     def settle(self, unsound: bool) -> None:
@@ -166,9 +168,8 @@ class BadSteps:
     def _where(self) -> str:
         rank = parallel_state.get_data_parallel_rank()
         mine = [
-            f"microbatch {number} of data-parallel rank {rank} (pack {batch.pack}, samples "
-            f"{', '.join(map(str, batch.sample_ids))})"
-            for number, (batch, total) in enumerate(self.losses)
+            f"microbatch {number} of data-parallel rank {rank} {name}"
+            for number, (name, total) in enumerate(self.losses)
             if parallel_state.get_tensor_model_parallel_rank() == 0 and not bool(torch.isfinite(total))
         ]
         everyone: list[list[str]] = [[] for _ in range(dist.get_world_size())]

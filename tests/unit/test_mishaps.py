@@ -1,7 +1,9 @@
 """What goes wrong in an iteration changes nothing else: broken samples weigh nothing, steps not finite are left out."""
 
+import gc
 import time
 import types
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -215,6 +217,16 @@ def test_gradients_that_overflow_alone_are_seen(
     run(trainer, model, whole)
     assert scaled.prepare_grads()
     assert bool(said) == (at == "loss")
+
+
+def test_an_iteration_lets_its_packs_go(case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pixels of all of its microbatches would not fit beside the activations that are planned."""
+    trainer, model, _ = case
+    seen: list[weakref.ref[Microbatch]] = []
+    monkeypatch.setattr(trainer.recorder, "saw", lambda batch: seen.append(weakref.ref(batch)))
+    run(trainer, model, packs())
+    gc.collect()
+    assert [pack() for pack in seen] == [None] * 4
 
 
 def test_hosts_and_megatron_alone_are_asked_whether_a_step_is_sound(

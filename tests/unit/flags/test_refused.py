@@ -3,15 +3,22 @@
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from megatron.core import utils as core_utils
+from packaging.version import Version
 
+from megatron.vlm import arguments, platform
 from megatron.vlm.arguments import add_vlm_arguments, parse_arguments
 from megatron.vlm.flags import check
 from megatron.vlm.flags.lists import Standing
 from megatron.vlm.flags.parser import Parser
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
+from omnibal_ext.plan import single_stage_plan
 
 ROOT = Path(__file__).parents[3]
 COMPLETE = "--preset tiny --lr 1e-3 --train-iters 3"
@@ -137,3 +144,15 @@ def test_help_explains_what_may_be_given_and_nothing_else() -> None:
         assert flag in done.stdout
     for flag in ("--num-experts", "--micro-batch-size", "--fp4-format"):
         assert flag not in done.stdout
+
+
+@pytest.mark.parametrize(("engine", "version", "refused"), [(True, "2.7.0", True), (False, "0.0.0", False)])
+def test_a_split_backward_needs_an_engine_that_reduces_late(
+    monkeypatch: pytest.MonkeyPatch, engine: bool, version: str, refused: bool
+) -> None:
+    plan = replace(single_stage_plan(preset("tiny").chain), schedule="zb_h1")
+    monkeypatch.setattr(arguments, "_load_plan", lambda *_: plan)
+    monkeypatch.setattr(platform, "HAS_TRANSFORMER_ENGINE", engine)
+    monkeypatch.setattr(core_utils, "_te_version", Version(version))
+    with pytest.raises(UserError, match=r"zb_h1 .* 2\.7\.0 .* 2\.8\.0 is the first") if refused else nullcontext():
+        arguments.read_arguments(f"{COMPLETE} --global-batch-size 1".split())
