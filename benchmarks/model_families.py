@@ -48,6 +48,8 @@ CASES = (
     Case("qwen2.5-vl-72b", 8, 8, 16384),
     Case("qwen3-vl-8b", 2, 4, 16384),
     Case("qwen3-vl-32b", 4, 4, 16384),
+    Case("qwen3-vl-30b-a3b", 4, 4, 16384),
+    Case("internvl3.5-30b-a3b", 4, 4, 24),
     Case("gemma-3-12b", 4, 4, 24),
     Case("gemma-3-27b", 8, 4, 24),
 )

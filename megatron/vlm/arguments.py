@@ -124,6 +124,9 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     args.align_param_gather = args.overlap_param_gather  # the executor starts all gathers, not one the next
     # The true count from here on: a checkpoint records it, and is compared with it at any layout.
     args.num_layers = args.encoder_num_layers = architecture.language.layers
+    if args.num_experts:  # in lists: Megatron's log would find the name of another balance loss within this one's
+        args.moe_router_load_balancing_type = [args.moe_router_load_balancing_type]
+        args.moe_aux_loss_coeff = [args.moe_aux_loss_coeff]
     if args.logging_level is None:
         log_noise.quieten_start_up()
     return TrainingInputs(args, architecture, plan, untested, said.getvalue())

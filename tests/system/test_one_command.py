@@ -24,7 +24,8 @@ LAUNCH = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--analyti
 
 
 FAMILIES = (
-    "internvl3.5", "llava-1.5", "llava-1.6", "llava-onevision", "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "gemma-3",
+    "internvl3.5", "llava-1.5", "llava-1.6", "llava-onevision", "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe",
+    "gemma-3",
 )  # fmt: skip
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
 MROPE_TEXT = {**models.TEXT, "rope_parameters": models.MROPE}
@@ -129,6 +130,7 @@ def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
         "qwen2-vl": ("Qwen2VL", models.QWEN2_VL, MROPE_TEXT, QWEN_SYSTEM),
         "qwen2.5-vl": ("Qwen2_5_VL", {**models.QWEN2_5_VL, "window_size": 32}, MROPE_TEXT, QWEN_SYSTEM),
         "qwen3-vl": ("Qwen3VL", models.QWEN3_VL, models.QWEN3_VL_TEXT, ""),
+        "qwen3-vl-moe": ("Qwen3VLMoe", models.QWEN3_VL, {**models.QWEN3_VL_TEXT, **models.EXPERTS}, ""),
     }[family]
     config = getattr(transformers, f"{name}Config")(
         vision_config={**vision, "patch_size": 8}, text_config={**text, **words}, image_token_id=image_token
@@ -138,7 +140,7 @@ def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     limits = {"size": {"shortest_edge": 1024, "longest_edge": 8192}, "patch_size": 8}
     (folder / "model/video_preprocessor_config.json").write_text(json.dumps(limits))
     film(folder)
-    pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if family == "qwen3-vl" else CLIP_PIXELS
+    pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if family.startswith("qwen3-vl") else CLIP_PIXELS
     return {**pixels, "min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
 
 

@@ -98,6 +98,18 @@ def by_hand(batch: Microbatch, segment: int) -> Microbatch:
     return replace(batch, loss_mask=mask)
 
 
+def test_a_broken_sample_balances_no_router() -> None:
+    """Its tokens to be predicted are those of no sample, on stages that know no labels too."""
+    bad = BadSamples("data", 2, known={21: "cannot be decoded"})
+    pack = replace(packs()[2], loss_mask=None, segment_ids=None)
+    assert pack.targets is not None
+    wanted = pack.targets.clone()
+    assert wanted[1] > 0
+    wanted[1] = 0
+    assert torch.equal(bad.silence(pack).targets, wanted)
+    assert bad.silence(replace(pack, sample_ids=(1,) * pack.samples)) is not None
+
+
 def test_a_broken_sample_weighs_nothing_is_named_once_and_counted(case: tuple[Trainer, Any, list[str]]) -> None:
     trainer, model, said = case
     whole = packs()

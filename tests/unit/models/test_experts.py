@@ -75,6 +75,12 @@ def test_balance_is_that_of_each_sample(inputs: TrainingInputs, reduction: str, 
     assert logged.tolist() == pytest.approx([wanted.item() / sum(weights), 0, 0, 0], rel=1e-5)
 
 
+def test_the_log_has_this_balance_alone(inputs: TrainingInputs) -> None:
+    """Megatron looks for the names of its kinds in what it was given: as text, "aux_loss" is in "seq_aux_loss"."""
+    kinds = inputs.args.moe_router_load_balancing_type
+    assert [kind for kind in ("aux_loss", "seq_aux_loss", "global_aux_loss") if kind in kinds] == ["seq_aux_loss"]
+
+
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_balance_depends_on_no_packing(inputs: TrainingInputs, reduction: str) -> None:
     """Gradients of all weights from a global batch are those of its samples in packs of their own."""
@@ -127,7 +133,7 @@ def test_nothing_is_balanced_where_nothing_is_trained(inputs: TrainingInputs) ->
     experts, hidden = experts_of(inputs), torch.randn(6, 1, MODEL.hidden_size)
     batch = weigh_samples("token", Microbatch(0, (6,), 1, 6, targets=torch.tensor([5.0])))
     module.get_moe_metrics_tracker().clear()
-    for change in (experts.eval, lambda: setattr(experts.config, "moe_aux_loss_coeff", 0.0)):
+    for change in (experts.eval, lambda: setattr(experts.config, "moe_aux_loss_coeff", [0.0])):
         change()
         out, _ = experts(hidden, padding_mask=Balance.of(batch))
         (gradient,) = torch.autograd.grad((0 * out).sum(), experts.router.weight)
