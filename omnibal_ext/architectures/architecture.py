@@ -190,6 +190,13 @@ class LanguageArchitecture:
         """Width of one head."""
         return self.head_size or self.hidden_size // self.heads
 
+    def groups_over(self, ranks: int) -> int:
+        """Groups of heads that share key and value, on tensor-parallel ranks: the model's, where `ranks` divides the
+        heads and divides or shares the groups, else the next number that it divides; what is more are zeros."""
+        if self.heads % ranks == 0 and (self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0):
+            return self.kv_heads
+        return -(-self.kv_heads // ranks) * ranks
+
 
 @dataclass(frozen=True)
 class PromptFormat:

@@ -219,13 +219,14 @@ def _step_seconds(weights: float, gpu: Device, t: int, d: int, distributed: bool
 def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> dict[str, Work]:
     """What each kind of layer asks for, by kind: all of `t` tensor-parallel ranks together, in sequence parallelism.
 
-    Ranks that the ViT's heads do not divide by get heads of zeros too; where its tokens do not divide, the attention's
+    Ranks that heads do not divide by get heads of zeros too; where the ViT's tokens do not divide, the attention's
     output is kept once more, with the rows that fill up.
     """
     vision, language = architecture.vision, architecture.language
     h, g, tile = vision.hidden_size, language.hidden_size, vision.tokens_per_tile
-    heads_h, heads_g = h // vision.heads * (-(-vision.heads // t) * t), language.heads * language.head_dim
-    key_value = 2 * language.kv_heads * language.head_dim
+    heads_h, groups = h // vision.heads * (-(-vision.heads // t) * t), language.groups_over(t)
+    heads_g = groups * (language.heads // language.kv_heads) * language.head_dim
+    key_value = 2 * groups * language.head_dim
     vit_matrices = 2 + vision.gated
     vit = 4 * h * heads_h + vit_matrices * h * vision.ffn_hidden_size
     attention, perceptron = g * (2 * heads_g + key_value), 3 * g * language.ffn_hidden_size

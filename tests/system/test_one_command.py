@@ -20,7 +20,9 @@ from tests.unit.data.test_processors import JINJA
 from tests.unit.hf import models
 
 transformers = pytest.importorskip("transformers")
-LAUNCH = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--analytic", "a100")
+LAUNCH = ("--nproc-per-node", 2, "--analytic", "a100")
+TENSOR_PARALLEL = ("llava-1.5",)
+"""Families that two ranks train so, the others as a pipeline."""
 
 
 FAMILIES = (
@@ -28,6 +30,8 @@ FAMILIES = (
     "gemma-3",
 )  # fmt: skip
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
+ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
+"""That two ranks share no groups of evenly."""
 MROPE_TEXT = {**models.TEXT, "rope_parameters": models.MROPE}
 TURNS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}{% endfor %}"
@@ -86,7 +90,7 @@ def llava(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     """With Mistral's template; one square an image, or a grid of squares of the folder's choice."""
     image_token = load_tokenizer(tokenizer, (*TEMPLATES["mistral"].tokens, "<image>")).token_id("<image>")
     name, text, grids = {
-        "llava-1.5": ("Llava", {**TEXT, "model_type": "llama"}, {}),
+        "llava-1.5": ("Llava", {**TEXT, **ODD_HEADS, "model_type": "llama"}, {}),
         "llava-1.6": ("LlavaNext", {**models.MISTRAL, "vocab_size": 512}, {"image_grid_pinpoints": models.GRIDS}),
     }[family]
     config = getattr(transformers, f"{name}Config")(
@@ -170,8 +174,9 @@ def trained(request: pytest.FixtureRequest, demo: Path, tmp_path_factory: pytest
     build(request.param, demo, folder)
     films = sorted(folder.glob("films.jsonl"))
     inputs = ("--input", folder / "demo/train.jsonl", *films)
+    way = "tensor" if request.param in TENSOR_PARALLEL else "pipeline"
     words = ("--model", folder / "model", *inputs, "--run-dir", folder / "run", *LAUNCH)
-    words = (*words, "--", "--save-interval", 2, "--log-interval", 1)
+    words = (*words, f"--{way}-model-parallel-size", 2, "--", "--save-interval", 2, "--log-interval", 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CI", "1")  # transformers then hands its warnings on, which Megatron would print to stdout
         yield Trained(folder, words, len(films), tool("launch.py", *words).stdout)

@@ -24,13 +24,19 @@ ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu, "gelu_tanh": gelu_tanh, "
 
 
 def language_config(args: Namespace, architecture: Architecture) -> TransformerConfig:
-    """The language model's configuration: Megatron's, with the true number of layers and width of heads."""
+    """The language model's configuration: Megatron's, with the true number of layers and width of heads.
+
+    Groups of heads are filled up where the tensor-parallel group's size asks for it.
+    """
+    language, ranks = architecture.language, args.tensor_model_parallel_size
+    groups = language.groups_over(ranks)
+    filled = {"num_query_groups": groups, "num_attention_heads": groups * (language.heads // language.kv_heads)}
     # Core lets weight gradients wait only where experts exchange tokens meanwhile; ours wait for a schedule.
-    config = core_transformer_config_from_args(Namespace(**vars(args) | {"delay_wgrad_compute": False}))
+    config = core_transformer_config_from_args(Namespace(**vars(args) | filled | {"delay_wgrad_compute": False}))
     config.delay_wgrad_compute = args.delay_wgrad_compute
-    config.num_layers = architecture.language.layers
-    config.kv_channels = architecture.language.head_dim
-    _set_norms_and_activation(config, architecture.language)
+    config.num_layers = language.layers
+    config.kv_channels = language.head_dim
+    _set_norms_and_activation(config, language)
     _set_initialization(config)
     return config
 

@@ -1,9 +1,11 @@
-"""Attention heads that fill up the last tensor-parallel rank, where the group's size does not divide the model's heads.
+"""Attention heads that fill up the last tensor-parallel ranks, where their number does not divide the model's heads.
 
-    25 heads on 4 ranks    | 7 | 7 | 7 | 4 + 3 of zeros |
+    25 heads on 4 ranks                                  | 7 | 7 | 7 | 4 + 3 of zeros |
+    14 heads that share 2 keys and values, on 4 ranks    | 7 | 7 | 7 of zeros | 7 of zeros |
 
-A head whose weights are all zero gives zero, gets gradients of exactly zero and stays as it is: the model is the same.
-It lies behind the true heads: weights of two group sizes differ in trailing zeros alone, and checkpoints load at any.
+A group of heads that share key and value stays whole; a head with its own is a group of one. A head whose weights are
+all zero gives zero, gets gradients of exactly zero and stays as it is: the model is the same. It lies behind the true
+heads: weights of two group sizes differ in trailing zeros alone, and checkpoints load at any.
 """
 
 from collections.abc import Callable
@@ -39,7 +41,7 @@ def loads_without_padding(state: ShardedStateDict) -> ShardedStateDict:
 
 
 class QueryKeyValue:
-    """Mixed into a column-parallel class: the projection to query, key and value, for `heads` true heads.
+    """Mixed into a column-parallel class: the projection to query, key and value, for `groups` true groups of heads.
 
     Its bias is the model's own choice.
     """
@@ -52,13 +54,13 @@ class QueryKeyValue:
         output_size: int,
         *,
         config: TransformerConfig,
-        heads: int,
+        groups: int,
         has_bias: bool,
         init_method: Initialization,
         tp_group: ProcessGroup,
         **core: Any,
     ) -> None:
-        true_size = output_size // config.num_attention_heads * heads
+        true_size = output_size // _groups(config) * groups
         draw = partial(_draw, init_method, 0, true_size)
         core |= {"bias": has_bias, "tp_group": tp_group}
         super().__init__(input_size, output_size, config=config, init_method=draw, **core)  # type: ignore[call-arg]
@@ -70,7 +72,7 @@ class QueryKeyValue:
 
 
 class AttentionOutput:
-    """Mixed into a row-parallel class: the projection behind the attention, for `heads` true heads."""
+    """Mixed into a row-parallel class: the projection behind the attention, for `groups` true groups of heads."""
 
     weight: Tensor
 
@@ -80,12 +82,12 @@ class AttentionOutput:
         output_size: int,
         *,
         config: TransformerConfig,
-        heads: int,
+        groups: int,
         init_method: Initialization,
         tp_group: ProcessGroup,
         **core: Any,
     ) -> None:
-        true_size = input_size // config.num_attention_heads * heads
+        true_size = input_size // _groups(config) * groups
         draw, core = partial(_draw, init_method, 1, true_size), core | {"tp_group": tp_group}
         super().__init__(input_size, output_size, config=config, init_method=draw, **core)  # type: ignore[call-arg]
         zero_padding(self.weight, 1, true_size, tp_group)
@@ -93,6 +95,11 @@ class AttentionOutput:
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
         """As core's."""
         return loads_without_padding(super().sharded_state_dict(*arguments, **options))  # type: ignore[misc]
+
+
+def _groups(config: TransformerConfig) -> int:
+    assert config.num_query_groups is not None
+    return config.num_query_groups
 
 
 @cache

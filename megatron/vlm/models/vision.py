@@ -200,6 +200,6 @@ def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitectur
     norm = partial(FullWidthRMSNorm, heads=heads) if architecture.qk_norm else IdentityOp
     attention.submodules.q_layernorm = attention.submodules.k_layernorm = norm
     into, out_of = projections(config)
-    attention.submodules.linear_qkv = partial(mixed(QueryKeyValue, into), heads=heads, has_bias=architecture.qkv_bias)
-    attention.submodules.linear_proj = partial(mixed(AttentionOutput, out_of), heads=heads)
+    attention.submodules.linear_qkv = partial(mixed(QueryKeyValue, into), groups=heads, has_bias=architecture.qkv_bias)
+    attention.submodules.linear_proj = partial(mixed(AttentionOutput, out_of), groups=heads)
     return ModuleSpec(VisionLayer, submodules=submodules)

@@ -64,11 +64,7 @@ def _check_model(run: Run) -> str:
         reason = " ".join(str(error).split()) or "core's configuration refuses these flags"
         raise UserError(f"model {architecture.name!r}: {reason}") from error
     tensor, language = args.tensor_model_parallel_size, architecture.language
-    # Ranks share a head where there are fewer heads than ranks.
-    kv_heads = tensor if tensor % language.kv_heads == 0 else language.kv_heads
     for what, size in (
-        ("attention heads", language.heads),
-        ("key and value heads", kv_heads),
         ("width of the MLP", language.ffn_hidden_size),
         ("width of the ViT's MLP", architecture.vision.ffn_hidden_size),
     ):

@@ -61,6 +61,22 @@ def test_experts_weigh_all_and_work_by_the_chosen(name: str, weights: int, activ
     assert more.kept - works["llm"].kept == sizes, "a sorted copy, and what goes in and out of its perceptron"
 
 
+@pytest.mark.parametrize(("ranks", "groups"), [(1, 2), (2, 2), (4, 4), (8, 8)])
+def test_groups_of_heads_that_fill_up_cost_what_they_cost(ranks: int, groups: int) -> None:
+    """InternVL2-1B: 14 heads of 64, 7 of which share a key and a value; 4 ranks hold 7 heads each, two ranks zeros."""
+    model = PRESETS["internvl2-1b"]
+    found = layer_works(model, 1, 1024, ranks)["llm"]
+    assert found.attention == 2 * groups * 7 * 64 * 1024**2
+    width, perceptron = 896, 3 * 896 * 4864
+    assert found.matrix_weights == width * groups * (2 * 7 + 2) * 64 + perceptron
+
+
+def test_ranks_that_share_a_group_need_no_more() -> None:
+    """Qwen2.5-VL-3B: 16 heads, 2 groups; 4 ranks divide the heads, and two share a group."""
+    language = PRESETS["qwen2.5-vl-3b"].language
+    assert [language.groups_over(ranks) for ranks in (1, 2, 3, 4, 8)] == [2, 2, 3, 2, 2]
+
+
 def test_attention_under_masks_counts_whole_squares() -> None:
     model = PRESETS["gemma-3-4b"]
     blind = replace(model, language=replace(model.language, image_attention=False))

@@ -157,10 +157,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {**QWEN3, "num_key_value_heads": 1},
         {"tie_word_embeddings": False},
     ),
-    "internvl yarn": (
+    "internvl yarn, groups of heads that two ranks do not share evenly": (
         "InternVL",
         {},
-        {**QWEN, "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN}},
+        {
+            **QWEN,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN},
+        },
         {"tie_word_embeddings": False},
     ),
     "internvl dynamic rotation": (

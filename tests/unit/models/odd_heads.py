@@ -1,7 +1,8 @@
-"""Run as a program on one, then on two ranks: five heads, from the same seed, trained a few steps.
+"""Run as a program on one, then on two ranks: a ViT of five heads and a language model of three groups of two, from the
+same seed, trained a few steps.
 
 odd_heads.py ANSWERS.pt    one rank writes losses and weights; two compare: the largest difference, and what is not zero
-of the head that fills up the second rank.
+of what fills up the second rank.
 """
 
 import json
@@ -23,9 +24,11 @@ from omnibal_ext.architectures.presets import TINY
 ODD = replace(
     TINY,
     vision=replace(TINY.vision, heads=5, hidden_size=80, normalization="RMSNorm", qk_norm=True),
-    language=replace(TINY.language, vocab_size=500),
+    language=replace(TINY.language, vocab_size=500, heads=6, kv_heads=3, head_size=16, qkv_bias=True, qk_norm=True),
 )
 STEPS = 4
+GROUPS = {"vit": 5, "llm": 3}
+"""Of heads that share key and value; two ranks hold as many."""
 
 
 def main() -> None:
@@ -59,14 +62,15 @@ def run(args: Namespace, path: str) -> dict[str, float]:
 
 def padding(weights: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
     """Of the attention's weights, what fills up this rank; the rest as zeros."""
-    width, heads_here = ODD.vision.hidden_size // 5, 3
-    true_heads = min(5 - heads_here * torch.distributed.get_rank(), heads_here)
     found = {}
     for name, weight in weights.items():
-        if "vit" in name and (dim := getattr(weight, "partition_dim", -1)) >= 0 and "self_attention" in name:
+        if (dim := getattr(weight, "partition_dim", -1)) >= 0 and "self_attention" in name:
+            groups = next(groups for kind, groups in GROUPS.items() if kind in name)
+            here = (groups + 1) // 2
+            true = min(groups - here * torch.distributed.get_rank(), here)
+            assert weight.shape[dim] % here == 0
             part = weight.detach().clone()
-            part.narrow(dim, 0, weight.shape[dim] // heads_here * true_heads).zero_()
-            assert weight.shape[dim] % width == 0
+            part.narrow(dim, 0, weight.shape[dim] // here * true).zero_()
             found[name] = part
     return found
 
