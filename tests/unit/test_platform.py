@@ -35,11 +35,13 @@ def test_an_apex_without_kernels_is_not_used(tmp_path: Path) -> None:
 
 NO_LIBRARY = "Could not find shared object file for Transformer Engine torch lib."
 ASK_ENGINE = """
+import os
 import torch
 torch.cuda.is_available = lambda: {cuda}
 from megatron.vlm import platform
 from megatron.core.extensions.transformer_engine import HAVE_TE
 print(HAVE_TE, platform.HAS_TRANSFORMER_ENGINE, platform.HAS_FLASH_ATTENTION, sorted(platform.UNUSABLE.items()))
+print(os.environ.get("TORCHDYNAMO_DISABLE") == "1")
 """
 
 
@@ -62,10 +64,12 @@ def test_packages_that_cannot_be_imported_are_not_used(cuda: bool, said: str, tm
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(line + "\n")
     asked = [sys.executable, "-W", "ignore", "-c", ASK_ENGINE.format(cuda=cuda)]
-    done = subprocess.run(
-        asked, env=environment(PYTHONPATH=f"{ROOT}:{tmp_path}"), capture_output=True, text=True, check=False
-    )
-    assert done.stdout.strip() == said, done.stderr[-2000:]
+    found = environment(PYTHONPATH=f"{ROOT}:{tmp_path}")
+    found.pop("TORCHDYNAMO_DISABLE", None)
+    done = subprocess.run(asked, env=found, capture_output=True, text=True, check=False)
+    engine, compiler_off = done.stdout.splitlines()
+    assert engine == said, done.stderr[-2000:]
+    assert compiler_off == str(not cuda), "small functions are fused where there is a GPU"
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])

@@ -122,6 +122,13 @@ def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:
     assert _some("vit", harness.MODELS["small"].cost_kinds) == (1, 2)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_layers_are_measured_as_the_job_runs_them(shared: bool) -> None:
+    flags = Job("tiny", 1, 1, tensor_parallel=2, sequence_parallel=shared, bf16=True).flags()
+    assert ("--sequence-parallel" in flags) == shared
+    assert {"--bf16", "--tensor-model-parallel-size"} <= set(flags)
+
+
 def test_samples_share_a_pack_evenly() -> None:
     assert equal_lengths(10, 4) == [3, 3, 2, 2]
 

@@ -150,12 +150,14 @@ def test_the_head_computes_what_counts_and_nothing_else(args: Namespace, count: 
     chosen = torch.randperm(1300, generator=generator)[:count].sort().values
     counts = torch.zeros(1300).index_fill(0, chosen, 1.0)
     batch = Microbatch(0, (1300,), 1, 1300, labels=labels, supervised=chosen)
-    answers = []
+    answers, multiplied = [], list[int]()
+    head.linear.register_forward_pre_hook(lambda _, entering: multiplied.append(len(entering[0])))
     for one in (batch, replace(batch, supervised=None)):
         entering = hidden.clone().requires_grad_()
         losses = head(entering, one) * counts
         found = torch.autograd.grad(losses.sum(), [entering, *head.parameters()])
         answers.append((losses.detach(), *found))
+    assert multiplied == [count, 1300]
     for mine, wanted in zip(*answers, strict=True):
         assert torch.allclose(mine, wanted, rtol=1e-4, atol=1e-5)
     exact = head(hidden, replace(batch, labels=None)).double().log_softmax(-1)[torch.arange(1300), labels]

@@ -1,0 +1,58 @@
+"""Channels between pipeline neighbours are made at the start: all by all ranks in one order, each opened by its two."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from megatron.vlm import platform
+from megatron.vlm.pipeline import communicator
+from megatron.vlm.pipeline.communicator import Communicator
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_every_channel_is_made_by_all_and_opened_by_its_two(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the options of messages between neighbours, and a limit of time."""
+    made: list[tuple[list[int], str]] = []
+    opened: list[tuple[int, int]] = []
+
+    def create_group(ranks: list[int], *, timeout: timedelta, pg_options: object, group_desc: str) -> object:
+        assert (timeout, pg_options) == (timedelta(minutes=2), "options")
+        made.append((ranks, group_desc))
+        return len(made)
+
+    monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda _: [0, 1, 2])
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda _=None: rank)
+    monkeypatch.setattr(communicator, "_all_edges", lambda ranks: [(0, 1), (1, 2), (2, 0)])
+    monkeypatch.setattr(platform, "point_to_point_options", lambda: "options")
+    monkeypatch.setattr(communicator, "create_group", create_group)
+    monkeypatch.setattr(communicator, "_open", lambda group, device, *ends: opened.append(ends))
+    found = Communicator(object(), timedelta(minutes=2))  # type: ignore[arg-type]
+    pairs = [(ranks, f"pipeline_{kind}") for ranks in ([0, 1], [1, 2], [0, 2]) for kind in ("activation", "gradient")]
+    assert made == pairs
+    both_ways = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 0), (0, 2)]
+    assert opened == [ends for ends in both_ways if rank in ends]
+    assert len(set(found.channels.values())) == 4
+
+
+class Options:
+    """NCCL's, of which this torch may know nothing."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream, self.config = is_high_priority_stream, type("Config", (), {})()
+
+
+@pytest.mark.parametrize(
+    ("cuda", "backend", "wanted"), [(True, "nccl", True), (True, "gloo", False), (False, "gloo", False)]
+)
+def test_messages_go_before_computing_and_leave_it_the_device(
+    cuda: bool, backend: str, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nccl: Any = type("ProcessGroupNCCL", (), {"Options": Options})
+    monkeypatch.setattr(platform, "HAS_CUDA", cuda)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", nccl, raising=False)
+    options = platform.point_to_point_options()
+    assert (options is not None) == wanted
+    assert not wanted or (options.is_high_priority_stream and options.config.max_ctas == 8)
