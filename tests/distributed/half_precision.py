@@ -23,37 +23,40 @@ BITS = {torch.bfloat16: 8, torch.float16: 11}
 LOSS_SCALE = 2.0**12
 SCHEDULES = (("1f1b", 1), ("1f1b", 2), ("zb_h1", 2))
 
+MODELS = (("small", torch.bfloat16), ("small", torch.float16), ("experts", torch.float16))
+"""In bf16 a token whose experts are nearly as likely may go through others than in fp32."""
+
 
 def main() -> None:
     del sys.argv[1:]
     args, worst = harness.start(harness.SMALL, 1, 2), {}
-    for dtype in BITS:
+    for model, dtype in MODELS:
         for schedule, chunks in SCHEDULES:
-            loss, gradient = differences(args, dtype, schedule, chunks)
-            name = f"{str(dtype).removeprefix('torch.')} {schedule} {chunks}"
+            loss, gradient = differences(args, model, dtype, schedule, chunks)
+            name = f"{model} {str(dtype).removeprefix('torch.')} {schedule} {chunks}"
             worst |= {f"{name}: loss": loss, f"{name}: gradients": gradient}
     harness.report(worst)
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
 
 
-def differences(args: Namespace, dtype: torch.dtype, schedule: str, chunks: int) -> tuple[float, float]:
+def differences(args: Namespace, name: str, dtype: torch.dtype, schedule: str, chunks: int) -> tuple[float, float]:
     """Of the loss and of the gradients, in units of the last bit."""
     args.params_dtype, args.bf16, args.fp16 = dtype, dtype == torch.bfloat16, dtype == torch.float16
     args.accumulate_allreduce_grads_in_fp32 = True
-    chain = harness.build_chain(args, harness.SMALL)
+    chain = harness.build_chain(args, harness.MODELS[name])
     stage = Stage(chain, 0, len(chain.kinds))
     weights = {name: weight.detach().float() for name, weight in stage.named_parameters()}
-    packs = [rounded(pack, dtype) for pack in harness.sample_packs()]
-    question = cases.Question("small", (), "all", "square")
+    packs = [rounded(pack, dtype) for pack in harness.sample_packs(model=name)]
+    question = cases.Question(name, (), "all", "square")
     plan = cases.Case(question, schedule, chunks, "mixed", False, False, seed=chunks).plan(chain.kinds, 2)
     model = harness.build_model(chain, plan)
     get_model_config(model[0]).grad_scale_func = lambda loss: loss * LOSS_SCALE
     loss = harness.run_iteration(model, plan, packs, Executor(schedule), question.reduction)
-    expected = in_full_precision(args, packs, question.reduction, weights)
+    expected = in_full_precision(args, name, packs, question.reduction, weights)
     unit, worst = 2.0 ** -BITS[dtype], 0.0
-    for name, mine in harness.gradients(model).items():
-        wanted = expected.gradients[name]
+    for weight, mine in harness.gradients(model).items():
+        wanted = expected.gradients[weight]
         worst = max(worst, ((mine / LOSS_SCALE - wanted).abs().max() / wanted.abs().max()).item())
     return abs(loss - expected.loss) / unit, worst / unit
 
@@ -63,11 +66,11 @@ def rounded(pack: Microbatch, dtype: torch.dtype) -> Microbatch:
 
 
 def in_full_precision(
-    args: Namespace, packs: Sequence[Microbatch], reduction: str, weights: dict[str, torch.Tensor]
+    args: Namespace, name: str, packs: Sequence[Microbatch], reduction: str, weights: dict[str, torch.Tensor]
 ) -> harness.Result:
     """Loss and gradients of one process in fp32."""
     args.params_dtype, args.bf16, args.fp16 = torch.float32, False, False
-    return harness.reference(harness.build_chain(args, harness.SMALL), packs, reduction, weights)
+    return harness.reference(harness.build_chain(args, harness.MODELS[name]), packs, reduction, weights)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.utils import get_model_config
 from megatron.training import get_args
 from megatron.training.initialize import initialize_megatron
@@ -364,6 +365,7 @@ def reference(
     stage = Stage(chain, 0, len(chain.kinds))
     for name, weight in stage.named_parameters() if weights is not None else ():
         weight.data.copy_(weights[name])
+    MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))  # an iteration before may have left another
     total, normaliser = torch.zeros(()), 0.0
     for pack in packs:
         loss, weight, _ = token_loss(reduction, pack, stage(weigh_samples(reduction, pack)))

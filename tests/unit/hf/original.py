@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.unit.hf.models import SIDE, TEXT, TILE
+from tests.unit.hf.models import EXPERTS, QWEN3, SIDE, TEXT, TILE
 
 HEADS, GROUPS, WIDTH = TEXT["num_attention_heads"], TEXT["num_key_value_heads"], 12
 RENAMED = {
@@ -57,6 +57,9 @@ def write_original(weights: dict[str, Tensor], folder: Path, internlm2: bool, qk
     language = {**TEXT, "rope_theta": 1e4, "rms_norm_eps": 1e-6, "bias": False, "tie_word_embeddings": False}
     language["architectures"] = ["InternLM2ForCausalLM" if internlm2 else "Qwen2ForCausalLM"]
     language["model_type"] = "internlm2" if internlm2 else "qwen2"
+    if any(".mlp.experts." in name for name in weights):
+        language |= {**QWEN3, **EXPERTS, "norm_topk_prob": True, "architectures": ["Qwen3MoeForCausalLM"]}
+        language["model_type"] = "qwen3_moe"
     config = {"model_type": "internvl_chat", "ps_version": "v2", "downsample_ratio": 0.5, "select_layer": -1}
     (folder / "config.json").write_text(json.dumps({**config, "vision_config": vision, "llm_config": language}))
 

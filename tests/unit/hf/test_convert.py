@@ -93,7 +93,9 @@ def test_transformers_loads_what_goes_back(internvl: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("family", "internlm2"), [("internvl", False), ("internvl qk-norm rmsnorm", True)], ids=["qwen2", "internlm2"]
+    ("family", "internlm2"),
+    [("internvl", False), ("internvl qk-norm rmsnorm", True), ("internvl qwen3-moe", False)],
+    ids=["qwen2", "internlm2", "qwen3-moe"],
 )
 def test_the_original_internvl_gives_the_same_weights(tmp_path: Path, family: str, internlm2: bool) -> None:
     models.build(family, seed=2).save_pretrained(tmp_path / "theirs")
