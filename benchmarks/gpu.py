@@ -33,8 +33,8 @@ from megatron.vlm import platform
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_table
-from omnibal_ext.costs.analytic import cost_works
 from omnibal_ext.costs.measured import RESULTS, device_key, efficiencies
+from omnibal_ext.costs.works import cost_works
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.records import write_record
 from tests.programs import free_port

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import KINDS, VISION_KINDS, gradient_mode
-from omnibal_ext.costs.analytic import DEVICES, layer_works
+from omnibal_ext.costs.analytic import DEVICES
+from omnibal_ext.costs.works import layer_works
 
 PASSES = {"trained": 3, "frozen": 2, "idle": 1}
 """Forward; gradients of inputs; gradients of weights."""

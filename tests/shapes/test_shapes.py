@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.costs.analytic import analytic_profile, layer_works
+from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.works import layer_works
 from tests.programs import ROOT, environment
 
 pytestmark = pytest.mark.starts

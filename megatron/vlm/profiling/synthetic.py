@@ -8,7 +8,7 @@ import torch
 
 from megatron.vlm.microbatch import Grid, Microbatch
 from omnibal_ext.architectures.architecture import Architecture, NativeResolution
-from omnibal_ext.costs.analytic import IMAGE_PATCHES
+from omnibal_ext.costs.works import IMAGE_PATCHES
 
 
 def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int]) -> Microbatch:

@@ -6,7 +6,8 @@ import pytest
 
 from omnibal_ext.architectures.architecture import Experts
 from omnibal_ext.architectures.presets import PRESETS, preset
-from omnibal_ext.costs.analytic import DEVICES, analytic_profile, layer_works
+from omnibal_ext.costs.analytic import DEVICES, analytic_profile
+from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
 
 INTERNVL = preset("internvl-chat-1.5")

@@ -8,8 +8,9 @@ import pytest
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import FULL
-from omnibal_ext.costs.analytic import IMAGE_PATCHES, analytic_profile, layer_works
+from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.costs.works import IMAGE_PATCHES, layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
