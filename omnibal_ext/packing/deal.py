@@ -33,11 +33,14 @@ def deal_level(seconds: Floats, groups: Ints, data_parallel_size: int) -> Ints:
 
     1. From the dearest D packs of a group to the cheapest D: the dearest goes to the rank with the least so far.
     2. Swap a pack of the rank that is furthest from the mean with one of another rank, as long as that levels the sums.
+       (With one pack a rank there is nothing to level.)
 
     Args:
         seconds: [P, parts].
         groups: pack numbers; -1 is an empty pack, which costs nothing.
     """
+    if groups.shape[1] == data_parallel_size:
+        return groups[:, :, None].copy()
     costs = np.vstack([seconds, np.zeros((1, seconds.shape[1]))])  # pack -1 is the last row
     dealt = np.empty((len(groups), data_parallel_size, groups.shape[1] // data_parallel_size), np.int64)
     _deal_level(costs, groups, dealt)
@@ -61,8 +64,7 @@ def _deal_level(costs: Floats, groups: Ints, dealt: Ints) -> None:
                 dealt[number, rank, turn] = pack
                 so_far[rank] += totals[pack]
                 sums[rank] += costs[pack]
-        if turns > 1:
-            _swap(costs, dealt[number], sums)
+        _swap(costs, dealt[number], sums)
 
 
 @numba.njit(cache=True)

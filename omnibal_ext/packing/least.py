@@ -21,8 +21,8 @@ Floats = NDArray[np.float64]
 PRICES = np.geomspace(1e-3, 1e3, 61)  # of waiting, at which `whole` is tried
 
 
-def alike(values: Floats, seconds: Floats, limit: float) -> float:
-    """Return the least share of a size's variance that lies between iterations of one microbatch a rank.
+def alike(values: Floats, seconds: Floats, limit: float) -> Floats:
+    """Return the least share of each size's variance, [K], that lies between iterations of one microbatch a rank.
 
     1. A pack is `limit` / (1 - `limit`) mean packs cheaper than the dearest of its iteration, in the mean; and never
        more than it is cheaper than the dearest of all. So squares of seconds within iterations are no more than if
@@ -31,19 +31,21 @@ def alike(values: Floats, seconds: Floats, limit: float) -> float:
        correlation <= sqrt(b_seconds b_size) + sqrt(w_seconds w_size).
 
     Args:
-        values: of each pack that runs, [P].
+        values: sizes of each pack that runs, [P, K].
         seconds: what it costs in all parts, [P].
     """
-    if values.std() == 0 or seconds.std() == 0:
-        return 0.0
+    if seconds.std() == 0:
+        return np.zeros(values.shape[1])
     cheaper = np.sort(seconds.max() - seconds)[::-1]
     allowed = limit / (1 - limit) * seconds.mean() * len(seconds)
     before = np.cumsum(cheaper) - cheaper
     squares = float((cheaper * np.clip(allowed - before, 0, cheaper)).sum()) / len(seconds)
     within = min(1.0, squares / float(seconds.var()))
-    together = min(1.0, abs(float(np.corrcoef(values, seconds)[0, 1])))
-    angle = math.asin(math.sqrt(within)) + math.acos(together)
-    return math.cos(angle) ** 2 if angle < math.pi / 2 else 0.0
+    deviation = values.std(axis=0)
+    covariance = (values - values.mean(axis=0)).T @ (seconds - seconds.mean()) / len(seconds)
+    together = np.abs(covariance) / (np.where(deviation > 0, deviation, 1.0) * seconds.std())
+    angle = math.asin(math.sqrt(within)) + np.arccos(np.clip(together, 0.0, 1.0))
+    return np.where(angle < math.pi / 2, np.cos(angle) ** 2, 0.0)
 
 
 def whole(mean: float, ranks: int, waiting: float) -> float:
@@ -103,9 +105,8 @@ def least_spread(iterations: Ints, loads: Ints, seconds: Floats, tile_seconds: f
     random = loads.var(axis=0) / batch * (1 - (batch - 1) / (packs - 1))  # of an iteration's mean pack
     least = np.zeros(loads.shape[1])
     if seconds.shape[1] == 1 and micro_batches == 1:
-        for size in range(loads.shape[1]):
-            values = loads[runs, size].astype(np.float64)
-            least[size] = alike(values, seconds[runs, 0], limit) * values.var()
+        values = loads[runs].astype(np.float64)
+        least = alike(values, seconds[runs, 0], limit) * values.var(axis=0)
     elif seconds.shape[1] > 1 and tile_seconds > 0:
         tiles = loads[runs, 0]
         waiting = limit / (1 - limit) * float(seconds[runs].sum()) / (count * ranks) / tile_seconds

@@ -66,12 +66,10 @@ def order_packs(
         return aside
     others = np.random.default_rng(seed).permutation(others)
     best, least = others[None], math.inf
-    alike = others.copy()
-    halve(np.ascontiguousarray(seconds.T), alike, 1, 0.0)
     for unit, unlike in WAYS:
         width = 1 if unit == "pack" else data_parallel_size
         dealt = _iterations(seconds, features, others, (data_parallel_size, micro_batches), width, unlike, seed, effort)
-        dealt = trade(seconds, features, alike, dealt, WAIT_TO_SPEND, seed, effort)
+        dealt = trade(seconds, features, dealt, WAIT_TO_SPEND, seed, effort)
         waiting = wait(rank_loads(dealt, seconds))
         if waiting < least:
             best, least = stored_order(dealt), waiting

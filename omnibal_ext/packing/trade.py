@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.packing.random_bits import below
+from omnibal_ext.packing.rows import halve
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -27,10 +28,10 @@ class _State(NamedTuple):
     fullest: Ints  # [I, parts] rank
 
 
-def trade(seconds: Floats, features: Floats, alike: Ints, dealt: Ints, limit: float, seed: int, effort: float) -> Ints:
+def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: int, effort: float) -> Ints:
     """Swap packs between iterations until these are as near to the mean in all features as the limit of waiting lets.
 
-    1. Draw a pack, and another one that is more or less near to it in `alike`.
+    1. Draw a pack, and another one that is more or less near to it in an order of likeness in seconds.
     2. Let them change places where the features' squared distances fall by more than the price of what is waited
        longer; never where that would make it more than `limit`.
     3. Repeat, at a falling price: first comes what costs least for what it brings.
@@ -38,7 +39,6 @@ def trade(seconds: Floats, features: Floats, alike: Ints, dealt: Ints, limit: fl
     Args:
         seconds: [P, parts].
         features: [P, F], of mean 0.
-        alike: the packs of `dealt` in an order of likeness in seconds.
         dealt: [I, D, M]; not changed.
         limit: share of time spent waiting.
         effort: nominal seconds; counts steps.
@@ -50,6 +50,8 @@ def trade(seconds: Floats, features: Floats, alike: Ints, dealt: Ints, limit: fl
     steps = int(effort * min(SWAPS_A_SECOND, MOST_SWAPS * dealt.size))
     if iterations < 2 or features.shape[1] == 0 or steps < LEAST_SWAPS * dealt.size or not seconds.any():
         return dealt
+    alike = dealt.ravel().copy()
+    halve(np.ascontiguousarray(seconds.T), alike, 1, 0.0)
     costs = seconds * (iterations * ranks / seconds[alike].sum())
     places = np.full(len(seconds), -1, np.int64)
     places[dealt.ravel()] = np.arange(dealt.size)
