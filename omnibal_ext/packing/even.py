@@ -18,9 +18,9 @@ from omnibal_ext.packing.random_bits import below
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-SPLITS_A_SECOND = 100_000_000  # ways to deal that are looked at
+SPLITS_A_SECOND = 200_000_000  # ways to deal that are looked at
 HALF = 4  # samples of each pack that are dealt anew
-LEAST_SPLITS, MOST_SPLITS = 128, 15_000  # of a pack: fewer are not worth the while, more bring next to nothing
+LEAST_SPLITS, MOST_SPLITS = 256, 30_000  # of a pack: fewer are not worth the while, more bring next to nothing
 QUIET = 40  # meetings that better nothing, for each pack, after which packs are as even as they get
 EVEN = 1e-10  # squared distance from even, in seconds of a mean pack, at which two packs have no need to meet
 
@@ -87,7 +87,7 @@ def _even(costs: Floats, sizes: Ints, budgets: Ints, state: _State, seed: int, s
             continue
         own = _draw(state, one, drawn, 0, seed + turn)
         count = own + _draw(state, other, drawn, own, seed - turn)
-        looked += 1 << (count - 1)
+        looked += 1 << count
         split = _best_split(costs, sizes, budgets, state, (one, other), drawn[:count], own)
         if split >= 0:
             quiet = 0
@@ -125,15 +125,15 @@ def _best_split(
 ) -> int:
     """Return which of `drawn` the first pack should have, as bits, so that both are nearest; -1: as it has.
 
-    The first `own` ones are the first pack's now. Ways follow each other in Gray's order: one sample changes sides. The
-    last one stays, for a way and its mirror image are as good. No pack ends up empty: nothing is further from even.
+    The first `own` ones are the first pack's now. Ways follow each other in Gray's order: one sample changes sides.
+    No pack ends up empty: nothing is further from even.
     """
     one, other = pair
     middle, in_all = (state.sums[one] + state.sums[other]) / 2, state.loads[one] + state.loads[other]
     seconds, load = state.sums[one].copy(), state.loads[one].copy()
     bits = (1 << own) - 1
     best, best_bits = _apart(state.sums, one, other) - EVEN, -1
-    for way in range(1, 1 << (len(drawn) - 1)):
+    for way in range(1, 1 << len(drawn)):
         place = 0
         while not (way >> place) & 1:
             place += 1
