@@ -159,20 +159,20 @@ class Launch:
 
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=0, count=12),
-    "pipeline": Launch(2, 1, 2, seed=1, count=48),
-    "tensor": Launch(2, 2, 1, seed=2, count=24),
+    "pipeline": Launch(2, 1, 2, seed=1, count=40),
+    "tensor": Launch(2, 2, 1, seed=2, count=20),
     "data": Launch(2, 1, 1, seed=3, count=16),
     "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16),
-    "data and pipeline": Launch(4, 1, 2, seed=5, count=32),
-    "long pipeline": Launch(4, 1, 4, seed=6, count=32),
+    "data and pipeline": Launch(4, 1, 2, seed=5, count=28),
+    "long pipeline": Launch(4, 1, 4, seed=6, count=28),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE),
 }
 STRICT = {
-    "two ranks": Launch(2, 1, 2, seed=21, count=32),
-    "three ranks": Launch(3, 1, 3, seed=22, count=24),
-    "four ranks": Launch(4, 1, 4, seed=23, count=24),
-    "two pipelines": Launch(4, 1, 2, seed=24, count=24),
+    "two ranks": Launch(2, 1, 2, seed=21, count=24),
+    "three ranks": Launch(3, 1, 3, seed=22, count=20),
+    "four ranks": Launch(4, 1, 4, seed=23, count=16),
+    "two pipelines": Launch(4, 1, 2, seed=24, count=16),
     "pipelines of two": Launch(4, 2, 2, seed=26, count=16),
 }
 """Launches over a strict transport; what they ask is answered for those above."""

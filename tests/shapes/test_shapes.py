@@ -28,8 +28,8 @@ MODELS = {
 }
 ITERATIONS = {
     # tensor- and pipeline-parallel size, tiles and tokens
-    "engine": {"internvl-chat-1.5": (4, 2, 9, 4096), "internvit-6b+qwen1.5-110b": (8, 3, 9, 4096)},
-    "local": {"internvl3.5-8b": (2, 2, 9, 4096), "qwen2.5-vl-7b": (2, 2, 2304, 4096)},
+    "engine": {"internvit-6b+qwen1.5-110b": (8, 3, 9, 4096)},
+    "local": {"qwen2.5-vl-7b": (2, 2, 2304, 4096)},
 }
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
 MOST_KERNELS = {"engine": {"vit": 43, "llm": 40}, "local": {"vit": 43, "llm": 75}}
