@@ -13,6 +13,11 @@ from omnibal_ext.chain import cost_kinds, features_after, layer_chain
 from omnibal_ext.errors import UserError
 
 
+def _filled_up(count: int, ranks: int) -> int:
+    """The next number that `ranks` divides."""
+    return -(-count // ranks) * ranks
+
+
 @dataclass(frozen=True)
 class NativeResolution:
     """How a ViT sees images at their own size: as patches with positions in two dimensions, squares of which join."""
@@ -91,6 +96,10 @@ class VisionArchitecture:
     def full_layers(self) -> tuple[int, ...]:
         """Layers that see whole images where others see windows of them; none where all are alike."""
         return self.native.full_layers if self.native and self.native.window else ()
+
+    def heads_over(self, ranks: int) -> int:
+        """Heads on tensor-parallel ranks: the next number that `ranks` divides; what is more are zeros."""
+        return _filled_up(self.heads, ranks)
 
     @property
     def tokens_per_tile(self) -> int:
@@ -195,7 +204,7 @@ class LanguageArchitecture:
         heads and divides or shares the groups, else the next number that it divides; what is more are zeros."""
         if self.heads % ranks == 0 and (self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0):
             return self.kv_heads
-        return -(-self.kv_heads // ranks) * ranks
+        return _filled_up(self.kv_heads, ranks)
 
 
 @dataclass(frozen=True)

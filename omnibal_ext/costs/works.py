@@ -66,7 +66,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     """
     vision, language = architecture.vision, architecture.language
     h, g, tile = vision.hidden_size, language.hidden_size, vision.tokens_per_tile
-    heads_h, groups = h // vision.heads * (-(-vision.heads // t) * t), language.groups_over(t)
+    heads_h, groups = h // vision.heads * vision.heads_over(t), language.groups_over(t)
     heads_g = groups * (language.heads // language.kv_heads) * language.head_dim
     key_value = 2 * groups * language.head_dim
     vit_matrices = 2 + vision.gated

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from megatron.vlm import platform
-from megatron.vlm.models.padding import padded_heads
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
 
 
@@ -59,7 +58,7 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config = copy.deepcopy(language)
     config.num_layers = vision.layers
     config.hidden_size = vision.hidden_size
-    heads = padded_heads(vision.heads, config.tensor_model_parallel_size)
+    heads = vision.heads_over(config.tensor_model_parallel_size)
     config.num_attention_heads = config.num_query_groups = heads
     config.kv_channels = vision.hidden_size // vision.heads
     config.ffn_hidden_size = vision.ffn_hidden_size

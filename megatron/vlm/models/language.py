@@ -25,9 +25,9 @@ from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.experts import experts_builder
 from megatron.vlm.models.language_view import LanguageView
 from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
-from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue, loads_without_padding, mixed
+from megatron.vlm.models.padding import loads_without_padding
 from megatron.vlm.models.perceptron import Perceptron
-from megatron.vlm.models.specs import layer_submodules, projections
+from megatron.vlm.models.specs import layer_submodules, set_projections
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
 
 
@@ -128,10 +128,7 @@ def language_layer_spec(config: TransformerConfig, architecture: LanguageArchite
         submodules.mlp, submodules.pre_mlp_layernorm = experts_builder(), build_norm
     attention = submodules.self_attention.submodules
     attention.core_attention = IsolatedAttention
-    into, out_of = projections(config)
-    groups = architecture.kv_heads
-    attention.linear_qkv = partial(mixed(QueryKeyValue, into), groups=groups, has_bias=architecture.qkv_bias)
-    attention.linear_proj = partial(mixed(AttentionOutput, out_of), groups=groups)
+    set_projections(attention, config, architecture.kv_heads, architecture.qkv_bias)
     attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp
     return ModuleSpec(LanguageLayer, submodules=submodules)
 

@@ -20,11 +20,6 @@ from torch.distributed import ProcessGroup
 Initialization = Callable[[Tensor], Any]
 
 
-def padded_heads(heads: int, ranks: int) -> int:
-    """The next number of heads that `ranks` divides."""
-    return -(-heads // ranks) * ranks
-
-
 def zero_padding(weight: Tensor, dim: int, true_size: int, group: ProcessGroup) -> None:
     """Zero what lies behind `true_size` of a weight cut along `dim` over the ranks of `group`."""
     local = weight.shape[dim]

@@ -9,16 +9,20 @@ A checkpoint of one machine loads on the other: where a norm sits inside a proje
 of a norm in front of it.
 """
 
+from functools import partial
+
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_submodules,
     get_gpt_layer_with_transformer_engine_submodules,
 )
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.norm import build_norm
+from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue, mixed
 
 NORMS_INSIDE = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
@@ -44,8 +48,11 @@ def layer_submodules(config: TransformerConfig) -> TransformerLayerSubmodules:
     return submodules
 
 
-def projections(config: TransformerConfig) -> tuple[type, type]:
-    """The classes that project into the attention, norm included where it is inside, and out of it."""
+def set_projections(attention: SelfAttentionSubmodules, config: TransformerConfig, groups: int, has_bias: bool) -> None:
+    """Let what projects into the attention, norm included where it is inside, and out of it fill up the last ranks,
+    where these do not divide the `groups` of heads that the model has."""
+    into, out_of = ColumnParallelLinear, RowParallelLinear
     if by_transformer_engine(config):
-        return transformer_engine.NormAndColumns, transformer_engine.Rows
-    return ColumnParallelLinear, RowParallelLinear
+        into, out_of = transformer_engine.NormAndColumns, transformer_engine.Rows
+    attention.linear_qkv = partial(mixed(QueryKeyValue, into), groups=groups, has_bias=has_bias)
+    attention.linear_proj = partial(mixed(AttentionOutput, out_of), groups=groups)

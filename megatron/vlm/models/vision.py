@@ -27,9 +27,8 @@ from megatron.vlm.models.attention import ImageAttention, TileAttention
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.norm import FullWidthRMSNorm, build_norm, normalise_together
-from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue, mixed
 from megatron.vlm.models.perceptron import Perceptron
-from megatron.vlm.models.specs import layer_submodules, projections
+from megatron.vlm.models.specs import layer_submodules, set_projections
 from megatron.vlm.models.tile_rows import SplitHeads
 from omnibal_ext.architectures.architecture import VisionArchitecture
 
@@ -199,7 +198,5 @@ def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitectur
     attention.submodules.core_attention = ImageAttention if architecture.native else tiles
     norm = partial(FullWidthRMSNorm, heads=heads) if architecture.qk_norm else IdentityOp
     attention.submodules.q_layernorm = attention.submodules.k_layernorm = norm
-    into, out_of = projections(config)
-    attention.submodules.linear_qkv = partial(mixed(QueryKeyValue, into), groups=heads, has_bias=architecture.qkv_bias)
-    attention.submodules.linear_proj = partial(mixed(AttentionOutput, out_of), groups=heads)
+    set_projections(attention.submodules, config, heads, architecture.qkv_bias)
     return ModuleSpec(VisionLayer, submodules=submodules)
