@@ -44,7 +44,7 @@ LIMITS = {"fp32 chain": 1e-4, "bf16 chain": 0.1, "pipeline": 1e-4, "bytes": 0.1}
 """Largest differences: of gradients and losses relative to the largest, of bytes relative to those of the plan."""
 LONGEST = 900.0
 """Seconds that a part has."""
-MODES = ("recompute", "recompute_attention", "recompute_mlp")
+MODES = ("recompute", "recompute_attention", "recompute_mlp", "recompute_cheap")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from omnibal_ext.reading.checks import anything, finite, listing, mapping, maybe
 
 MOST_LAYERS, MOST_RANKS, MOST_MICROBATCHES = 2**14, 2**14, 2**16
 MOST_BUDGET = 2**31
-SELECTIVE = ("recompute_attention", "recompute_mlp")
+SELECTIVE = ("recompute_attention", "recompute_mlp", "recompute_cheap")
 
 PLAN_COUNTS = {
     "num_microbatches": whole(1, MOST_MICROBATCHES),

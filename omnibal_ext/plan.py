@@ -36,13 +36,20 @@ SCHEMA_VERSION = 1
 class Stage:
     """A contiguous slice of the chain: layer ids first .. end - 1, and those among them to be recomputed.
 
-    A layer is recomputed whole, or its attention core, or its perceptron, or the last two.
+    A layer is recomputed whole; or its attention core, its perceptron, or its cheap outputs, those of norms and of the
+    activation function.
     """
 
     layers: tuple[int, int]
     recompute: tuple[int, ...] = ()
     recompute_attention: tuple[int, ...] = ()
     recompute_mlp: tuple[int, ...] = ()
+    recompute_cheap: tuple[int, ...] = ()
+
+    @property
+    def recomputed(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """What is recomputed: whole layers, attention cores, perceptrons, cheap outputs."""
+        return self.recompute, self.recompute_attention, self.recompute_mlp, self.recompute_cheap
 
     def to_record(self) -> dict[str, list[int]]:
         """What plan.json holds of a stage; the selective lists only where they name a layer."""
@@ -216,7 +223,7 @@ class Plan:
 
     def _validate_recompute(self, names: Sequence[str]) -> None:
         for number, stage in enumerate(self.stages):
-            for layer in (*stage.recompute, *stage.recompute_attention, *stage.recompute_mlp):
+            for layer in sum(stage.recomputed, ()):
                 if not stage.layers[0] <= layer < stage.layers[1]:
                     name = names[layer] if 0 <= layer < len(names) else "no layer"
                     raise UserError(f"stage {number} recomputes {name} (id {layer}), which it does not hold")

@@ -88,8 +88,7 @@ class Trainer:
         """The stage of the plan that this rank (and chunk) runs."""
         chain = Chain.of(self.args, self.architecture, config)
         stage = self.plan.stages[stage_number(vp_stage)]
-        recompute = (stage.recompute, stage.recompute_attention, stage.recompute_mlp)
-        return Stage(chain, *stage.layers, *recompute, vp_stage, pg_collection)
+        return Stage(chain, *stage.layers, *stage.recomputed, vp_stage, pg_collection)
 
     def datasets(
         self, _: Any, vp_stage: int | None = None

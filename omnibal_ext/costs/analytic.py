@@ -9,7 +9,8 @@ by `works.layer_works`; of it, on one of t tensor-parallel ranks:
     weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks by the
                 distributed optimizer
     frozen      no gradients of weights: their matrices, bytes and optimizer step are left out; what is kept is counted
-                as if they were trained (an upper bound). Idle layers have no backward and keep nothing.
+                as if they were trained (an upper bound), though no linear layer keeps its input: there is nothing that
+                is cheap to compute again. Idle layers have no backward and keep nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -128,7 +129,8 @@ def _cost(work: Work, units: int, gpu: Device, t: int, d: int, distributed: bool
     stream, share = work.tokens * work.width * BYTES, work.shares(t)
     matrices = 2 * work.tokens * work.matrix_weights / share / (gpu.flops * gpu.matrix_efficiency)
     attention_rate = gpu.flops * gpu.attention_efficiency * t
-    elementwise = work.passes * stream / share / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
+    bytes_a_second = gpu.memory_bandwidth * gpu.bandwidth_efficiency
+    elementwise = work.passes * stream / share / bytes_a_second
     bandwidth = (gpu.node_bandwidth if t <= GPUS_A_NODE else gpu.network_bandwidth) * gpu.bandwidth_efficiency
     links = work.blocks * stream * 2 * (t - 1) / t / bandwidth
     gradients = 1 if work.copies else 2
@@ -144,6 +146,8 @@ def _cost(work: Work, units: int, gpu: Device, t: int, d: int, distributed: bool
         output_bytes=stream / t,
         weight_gradient_seconds=matrices if work.late else 0.0,
         late_bytes=work.late / share,
+        recompute_cheap_seconds=work.cheap_passes * stream / share / bytes_a_second if work.cheap else None,
+        recompute_cheap_kept_bytes=(work.kept - work.cheap) / share if work.cheap else None,
         step_seconds=_step_seconds(weights, gpu, t, d, distributed),
         forward_fit=(0.0, forward / units, per_square) if per_square else None,
         backward_fit=(0.0, backward / units, BACKWARD_ATTENTION * per_square) if per_square else None,
@@ -156,6 +160,7 @@ def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) ->
         return cost
     matrices = cost.weight_gradient_seconds or 0.0
     cost = replace(cost, weight_bytes=BYTES * weights, step_seconds=0.0, weight_gradient_seconds=0.0, late_bytes=0.0)
+    cost = replace(cost, recompute_cheap_seconds=None, recompute_cheap_kept_bytes=None)
     fit = cost.backward_fit
     if mode == "idle":
         cost = replace(cost, backward_seconds=0.0, backward_fit=fit and (0.0, 0.0, 0.0))

@@ -69,6 +69,10 @@ class LayerCost:
     """What recomputing only the perceptron adds to the backward."""
     recompute_mlp_kept_bytes: float | None = None
     """Saved when only the perceptron is recomputed."""
+    recompute_cheap_seconds: float | None = None
+    """What computing outputs of norms and of the activation function again adds to the backward; None: not offered."""
+    recompute_cheap_kept_bytes: float | None = None
+    """Saved when these are computed again."""
     weight_gradient_seconds: float | None = None
     """What W takes in zero-bubble schedules; None: half of `backward_seconds`."""
     split_backward_seconds: float | None = None

@@ -11,6 +11,8 @@ For n tokens of width h on one of t tensor-parallel ranks with sequence parallel
     memory      elementwise operations read and write the stream of n h 2 / t bytes as often as `_passes` counts
     kept        the tensors listed in `_kept`, as in arXiv 2205.05198 section 4 without dropout and stored scores;
                 tests/shapes/test_shapes.py counts them on a device of shapes
+    cheap       of them the outputs of norms (h each) and of the activation function, which elementwise operations give
+                again: a norm reads and writes the stream, the activation what goes in and out of it
     late        from B to W of a split backward: input and output gradient of every linear layer. Under sequence
                 parallelism each is a share of one side and whole on the other, which Transformer Engine gathers in B
                 and holds; without it inputs are gathered again in W, and less is held
@@ -42,6 +44,10 @@ class Work:
     """Bytes saved for the backward."""
     late: float = 0.0
     """Bytes held from B to W; 0: B computes the gradients of all weights."""
+    cheap: float = 0.0
+    """Bytes of `kept` that elementwise operations give again."""
+    cheap_passes: float = 0.0
+    """Reads and writes of the stream by these."""
     attention: float = 0.0
     """Operations forward."""
     per_square: float = 0.0
@@ -103,6 +109,11 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     before_projector = vit_tokens * h * vision.final_norm + image_tokens * shuffled * (1 + normed)
     # Of four linear layers: query, key, value and attention output; MLP; whole on every rank what ranks have shares of.
     vit_late = 4 * heads_h + vit_inner + 4 * h * t
+    # Routers and sorted copies keep what the norm in front of experts gives, and so does each expert.
+    vit_cheap, llm_cheap = 2 * h + vision.ffn_hidden_size, 2 * g + language.ffn_hidden_size
+    llm_cheap_passes = _cheap_passes(g, llm_inner)
+    if language.experts:
+        llm_cheap, llm_cheap_passes = g, 2.0
     llm_late = 2 * heads_g + key_value + llm_inner + (2 * sorted_tokens + 2 * g if language.experts else 4 * g) * t
     return {
         "patch_embed": Work(
@@ -112,7 +123,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
         "vit": Work(
             vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES,
             vit_tokens * vit_late * BYTES, attention=4 * heads_h * tiles * _attended(vision), passes=vit_passes,
-            blocks=2,
+            blocks=2, cheap=vit_tokens * vit_cheap * BYTES, cheap_passes=_cheap_passes(h, vit_inner),
         ),
         "projector": Work(
             projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * inner) * streams * BYTES,
@@ -122,7 +133,8 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
         "llm": Work(
             attention + experts.count * perceptron + router + norms, llm, tokens, g, tokens * llm_kept * BYTES,
             tokens * llm_late * BYTES, attention=2 * heads_g * tokens**2,
-            per_square=2 * heads_g, passes=llm_passes, blocks=2,
+            per_square=2 * heads_g, passes=llm_passes, blocks=2, cheap=tokens * llm_cheap * BYTES,
+            cheap_passes=llm_cheap_passes,
         ),
         "head": Work(
             words + g, words, tokens, g, tokens * (g + g * t + language.vocab_size) * BYTES,
@@ -161,6 +173,11 @@ def _passes(h: int, key_value: int, activations: int, others: float) -> float:
     value), the activation function in and out; `others`: norm of query and key (4), of both branches (4), LayerScale
     (4), or rotation."""
     return 4 + 6 + 2 + (key_value + activations) / h + others
+
+
+def _cheap_passes(h: int, activations: int) -> float:
+    """Of `_passes` those of two norms and of the activation function, in and out."""
+    return 4 + activations / h
 
 
 def _kept(h: int, key_value: int, activations: int, normed: int = 0, layer_scale: bool = False) -> int:

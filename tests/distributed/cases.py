@@ -31,7 +31,7 @@ SCHEDULES = (
     ("zb_auto", 2),
 )
 """Name and chunks a rank."""
-RECOMPUTE = ("none", "full", "attention", "mlp", "both", "mixed")
+RECOMPUTE = ("none", "full", "cheap", "attention", "mlp", "both", "mixed")
 FREEZE = ((), (), ("vit",), ("projector",), ("llm",), ("vit", "llm"), ("vit", "projector"), ("projector", "llm"))
 PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
@@ -120,6 +120,7 @@ class Case:
             tuple(layer for layer in layers if ways[layer] == "full"),
             tuple(layer for layer in layers if ways[layer] in ("attention", "both")),
             tuple(layer for layer in layers if ways[layer] in ("mlp", "both")),
+            tuple(layer for layer in layers if ways[layer] == "cheap"),
         )
 
 

@@ -251,7 +251,7 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
     def provide(vp_stage: int | None = None, **_: object) -> Stage:
         stage = plan.stages[stage_number(vp_stage)]
         own = replace(chain, language=copy(chain.language))  # as Megatron's providers: every chunk has its own
-        return Stage(own, *stage.layers, stage.recompute, stage.recompute_attention, stage.recompute_mlp, vp_stage)
+        return Stage(own, *stage.layers, *stage.recomputed, vp_stage)
 
     _regroup(chain, plan)
     model = get_model(provide, ModelType.encoder_or_decoder)

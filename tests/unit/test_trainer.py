@@ -13,6 +13,7 @@ from megatron.core.utils import get_model_config
 
 from megatron.vlm import pretrain
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models import again
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.chain import PARTS
 from omnibal_ext.plan import Plan, Stage
@@ -23,7 +24,7 @@ from tests.unit.alone import megatron_alone
 from tests.unit.test_loss import closed_form
 
 CHAIN = harness.SMALL.chain
-RECOMPUTED, ATTENTION, PERCEPTRON = (1, 8), (2, 9), (3, 10)  # a ViT and an LLM layer each
+RECOMPUTED, ATTENTION, PERCEPTRON, CHEAP = (1, 8), (2, 9), (3, 10), (4, 7)  # a ViT and an LLM layer each
 CASES = {
     "vit": (("vit",), "token"),
     "projector": (("projector",), "sample"),
@@ -37,7 +38,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A trainer as the command line makes it, and the model that Megatron gets from it."""
     frozen, reduction = CASES[request.param]
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    stage = Stage((0, len(CHAIN)), RECOMPUTED, ATTENTION, PERCEPTRON)
+    stage = Stage((0, len(CHAIN)), RECOMPUTED, ATTENTION, PERCEPTRON, CHEAP)
     Plan(
         chain=CHAIN,
         stages=(stage,),
@@ -132,10 +133,26 @@ def test_what_the_plan_recomputes_runs_twice_and_the_rest_once(case: tuple[Train
     for link, kind in enumerate(CHAIN):
         whole = link in RECOMPUTED
         twice = {"layer": whole, "attention": whole or link in ATTENTION, "perceptron": whole or link in PERCEPTRON}
-        for what, again in twice.items():
+        for what, recomputed in twice.items():
             if what == "layer" or kind in ("vit", "llm"):
-                wanted = 2 if again and kind not in idle else 1
+                wanted = 2 if recomputed and kind not in idle else 1
                 assert counts[what][link] == wanted, f"{what} of link {link}"
+
+
+def test_cheap_outputs_are_computed_again_where_the_plan_says(
+    case: tuple[Trainer, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two norms and an activation of each layer it names, where there is a backward pass."""
+    trainer, model = case
+    ran, outcome = [], again._outcome
+
+    def count(node: Any) -> Any:
+        ran.append(node.outcome is None)
+        return outcome(node)
+
+    monkeypatch.setattr(again, "_outcome", count)
+    run(trainer, model, [harness.sample_packs()[0]])
+    assert sum(ran) == 3 * len(CHEAP) - 3 * (trainer.args.freeze == ["vit"])
 
 
 def counter(counts: list[int], link: int) -> Any:

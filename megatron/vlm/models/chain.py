@@ -15,6 +15,7 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import transformer_engine
+from megatron.vlm.models.again import compute_cheap_again
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.models.language import (
     Head,
@@ -62,19 +63,20 @@ class Chain:
         """Name of every link; the same in every layout, so checkpoints know no layout."""
         return layer_names(self.kinds)
 
-    def build(self, link: int) -> torch.nn.Module:
+    def build(self, link: int, again: bool = False) -> torch.nn.Module:
         """Build one link, with the weights that this link has in every layout: its seed depends on `link` alone.
 
-        Drawn on the device, they are this tensor-parallel rank's part and depend on the rank too.
+        Drawn on the device, they are this tensor-parallel rank's part and depend on the rank too. `again`: of a
+        transformer layer, norm outputs and activations are computed again instead of kept.
         """
-        module = self._build(link)
+        module = self._build(link, again)
         return module if self.gradient_mode(link) == "trained" else module.requires_grad_(False)
 
     def gradient_mode(self, link: int) -> GradientMode:
         """What the backward pass does in a link."""
         return gradient_mode(self.kinds[link], self.frozen)
 
-    def _build(self, link: int) -> torch.nn.Module:
+    def _build(self, link: int, again: bool) -> torch.nn.Module:
         vision = self.architecture.vision
         with _seeded(self.seed + link):
             match self.kinds[link]:
@@ -82,7 +84,7 @@ class Chain:
                     build = NativePatchEmbed if vision.native else PatchEmbed
                     return build(self.vision, vision)
                 case "vit":
-                    layer = self._layer(self.vision, vision_layer_spec(self.vision, vision), link)
+                    layer = self._layer(self.vision, vision_layer_spec(self.vision, vision, again), link, again)
                     assert isinstance(layer, VisionLayer)
                     layer.place(vision, self.kinds[:link].count("vit"))
                     return layer
@@ -95,17 +97,19 @@ class Chain:
                 case "llm":
                     language = self.architecture.language
                     config = language_layer_config(self.language, language)
-                    layer = self._layer(config, language_layer_spec(config, language), link)
+                    layer = self._layer(config, language_layer_spec(config, language, again), link, again)
                     assert isinstance(layer, LanguageLayer)
                     layer.place(language, self.kinds[:link].count("llm"))
                     return layer
                 case _:
                     return Head(self.language, self.vocab_size, self.architecture.language.vocab_size)
 
-    def _layer(self, config: TransformerConfig, spec: ModuleSpec, link: int) -> torch.nn.Module:
+    def _layer(self, config: TransformerConfig, spec: ModuleSpec, link: int, again: bool) -> torch.nn.Module:
         number = self.kinds[:link].count(self.kinds[link]) + 1
         layer: torch.nn.Module = build_module(spec, config=config, layer_number=number, add_layer_offset=False)
         transformer_engine.mark_delayed(layer)
+        if again:
+            compute_cheap_again(layer)
         return layer
 
     def shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:

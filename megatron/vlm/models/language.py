@@ -116,10 +116,10 @@ def language_layer_config(config: TransformerConfig, architecture: LanguageArchi
     return layer
 
 
-def language_layer_spec(config: TransformerConfig, architecture: LanguageArchitecture) -> ModuleSpec:
+def language_layer_spec(config: TransformerConfig, architecture: LanguageArchitecture, again: bool) -> ModuleSpec:
     """Core's layer with attention isolated per sample and, where the model has them, QK-norm of every head, norms
-    behind both branches, experts."""
-    submodules = layer_submodules(config)
+    behind both branches, experts. `again`: built so that its cheap outputs can be computed again."""
+    submodules = layer_submodules(config, again)
     if architecture.branch_norms:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
     if architecture.activation != "silu":
@@ -128,7 +128,7 @@ def language_layer_spec(config: TransformerConfig, architecture: LanguageArchite
         submodules.mlp, submodules.pre_mlp_layernorm = experts_builder(), build_norm
     attention = submodules.self_attention.submodules
     attention.core_attention = IsolatedAttention
-    set_projections(attention, config, architecture.kv_heads, architecture.qkv_bias)
+    set_projections(attention, config, architecture.kv_heads, architecture.qkv_bias, again)
     attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp
     return ModuleSpec(LanguageLayer, submodules=submodules)
 

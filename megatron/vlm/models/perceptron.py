@@ -6,6 +6,8 @@ from megatron.core.jit import jit_fuser
 from megatron.core.transformer.mlp import MLP
 from torch import Tensor
 
+from megatron.vlm.models.again import run_again
+
 
 class Perceptron(MLP):
     """Core's perceptron, gated or not, with the model's own activation.
@@ -15,14 +17,18 @@ class Perceptron(MLP):
 
     adds_bias = False
     """Whether the last bias is added here, and not returned."""
+    activates_again = False
+    """Whether what the activation function gives is computed again instead of kept."""
 
     def forward(
         self, hidden: Tensor, per_token_scale: Tensor | None = None, **_: object
     ) -> tuple[Tensor, Tensor | None]:
         """[rows, 1, width] -> the same, and the last bias where the caller adds it."""
         inner, bias = self.linear_fc1(hidden)
-        activated = _gated if self.config.gated_linear_unit else _activated
-        out, last_bias = self.linear_fc2(activated(inner, bias, self.config.activation_func))
+        activate = _gated if self.config.gated_linear_unit else _activated
+        arguments = (inner, bias, self.config.activation_func)
+        activated = run_again(activate, *arguments) if self.activates_again else activate(*arguments)
+        out, last_bias = self.linear_fc2(activated)
         return (out + last_bias, None) if self.adds_bias and last_bias is not None else (out, last_bias)
 
 

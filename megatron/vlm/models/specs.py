@@ -6,9 +6,10 @@
 | local | core's | torch's |
 
 A checkpoint of one machine loads on the other: where a norm sits inside a projection, its weight still carries the name
-of a norm in front of it.
+of a norm in front of it. Layers whose cheap outputs are computed again (`again`) have torch's norms on both.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from megatron.core.models.gpt.gpt_layer_specs import (
@@ -23,6 +24,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue, mixed
+from megatron.vlm.models.perceptron import Perceptron
 
 NORMS_INSIDE = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
@@ -36,23 +38,35 @@ def by_transformer_engine(config: TransformerConfig) -> bool:
     return bool(config.transformer_impl == "transformer_engine")
 
 
-def layer_submodules(config: TransformerConfig) -> TransformerLayerSubmodules:
-    """Of a layer with norms in front of attention and perceptron; attention and what else differs is the caller's."""
+def layer_submodules(config: TransformerConfig, again: bool) -> TransformerLayerSubmodules:
+    """Of a layer with norms in front of attention and perceptron; attention and what else differs is the caller's.
+
+    `again`: norms apart from projections, and a perceptron of ours, whatever the machine.
+    """
     if by_transformer_engine(config):
         submodules = get_gpt_layer_with_transformer_engine_submodules()
-        submodules.sharded_state_dict_keys_map = dict(NORMS_INSIDE)
-        return submodules
-    submodules = get_gpt_layer_local_submodules(normalization=config.normalization)
+        if not again:
+            submodules.sharded_state_dict_keys_map = dict(NORMS_INSIDE)
+            return submodules
+        inner = replace(submodules.mlp.keywords["submodules"], linear_fc1=transformer_engine.Columns)
+        submodules.mlp = partial(submodules.mlp.func, submodules=inner)
+    else:
+        submodules = get_gpt_layer_local_submodules(normalization=config.normalization)
+    if again:
+        submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
     submodules.input_layernorm = submodules.pre_mlp_layernorm = build_norm
     submodules.sharded_state_dict_keys_map = {}
     return submodules
 
 
-def set_projections(attention: SelfAttentionSubmodules, config: TransformerConfig, groups: int, has_bias: bool) -> None:
+def set_projections(
+    attention: SelfAttentionSubmodules, config: TransformerConfig, groups: int, has_bias: bool, again: bool
+) -> None:
     """Let what projects into the attention, norm included where it is inside, and out of it fill up the last ranks,
     where these do not divide the `groups` of heads that the model has."""
     into, out_of = ColumnParallelLinear, RowParallelLinear
     if by_transformer_engine(config):
-        into, out_of = transformer_engine.NormAndColumns, transformer_engine.Rows
+        into = transformer_engine.Columns if again else transformer_engine.NormAndColumns
+        out_of = transformer_engine.Rows
     attention.linear_qkv = partial(mixed(QueryKeyValue, into), groups=groups, has_bias=has_bias)
     attention.linear_proj = partial(mixed(AttentionOutput, out_of), groups=groups)

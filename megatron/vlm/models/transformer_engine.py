@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core.extensions.transformer_engine import (
+    TEColumnParallelLinear,
     TELayerNormColumnParallelLinear,
     TERowParallelLinear,
 )
@@ -18,6 +19,8 @@ from megatron.vlm.microbatch import Segments
 
 NormAndColumns: type = TELayerNormColumnParallelLinear
 """A norm and the column-parallel projection behind it."""
+Columns: type = TEColumnParallelLinear
+"""The projection without it."""
 Rows: type = TERowParallelLinear
 """A row-parallel projection."""
 

@@ -184,9 +184,12 @@ class VisionLayer(TransformerLayer):
         return (chosen.to(hidden.dtype) / share)[rows % tiles, None, None]
 
 
-def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture) -> ModuleSpec:
-    """Core's layer with bidirectional attention and, where the model has them, LayerScale and full-width QK-norm."""
-    submodules = layer_submodules(config)
+def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture, again: bool) -> ModuleSpec:
+    """Core's layer with bidirectional attention and, where the model has them, LayerScale and full-width QK-norm.
+
+    `again`: built so that its cheap outputs can be computed again.
+    """
+    submodules = layer_submodules(config, again)
     if architecture.layer_scale:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(
             LayerScaleAdd, params={"width": config.hidden_size, "initial": 1.0, "config": config}
@@ -198,5 +201,5 @@ def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitectur
     attention.submodules.core_attention = ImageAttention if architecture.native else tiles
     norm = partial(FullWidthRMSNorm, heads=heads) if architecture.qk_norm else IdentityOp
     attention.submodules.q_layernorm = attention.submodules.k_layernorm = norm
-    set_projections(attention.submodules, config, heads, architecture.qkv_bias)
+    set_projections(attention.submodules, config, heads, architecture.qkv_bias, again)
     return ModuleSpec(VisionLayer, submodules=submodules)

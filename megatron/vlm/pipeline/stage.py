@@ -22,8 +22,8 @@ class Stage(MegatronModule):
     """Links [first, end) of the chain; those in `recompute` keep only their input for the backward pass.
 
     Those in `recompute_attention` do not keep what is inside the attention core, in `recompute_mlp` what is inside the
-    perceptron. The links sit under their chain names, which are the same in every layout: a checkpoint written by one
-    layout is read by any other.
+    perceptron, in `recompute_cheap` what norms and activation functions give. The links sit under their chain names,
+    which are the same in every layout: a checkpoint written by one layout is read by any other.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Stage(MegatronModule):
         recompute: tuple[int, ...] = (),
         recompute_attention: tuple[int, ...] = (),
         recompute_mlp: tuple[int, ...] = (),
+        recompute_cheap: tuple[int, ...] = (),
         vp_stage: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
@@ -47,8 +48,8 @@ class Stage(MegatronModule):
         self.pre_process, self.post_process = first == 0, end == len(chain.kinds)
         self.share_embeddings_and_output_weights = False
         self.input_tensor: Tensor | None = None
-        names = (name.replace(".", "_") for name in chain.names[first:end])
-        self.links = Links({name: chain.build(link) for link, name in enumerate(names, start=first)})
+        names = enumerate((name.replace(".", "_") for name in chain.names[first:end]), start=first)
+        self.links = Links({name: chain.build(link, link in recompute_cheap) for link, name in names})
         tie(chain, self.links)
         for link, module in enumerate(self.links.values(), start=first):
             if chain.kinds[link] in RECOMPUTABLE_KINDS:

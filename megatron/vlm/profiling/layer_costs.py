@@ -27,7 +27,8 @@ from omnibal_ext.costs.profile import Fit, LayerCost
 
 SAMPLES = 4  # of the pack that is measured at the budgets
 LAYERS = 2  # of a kind that the chain has several of: caches and wrappers then weigh about as in a real stage
-MODES = ("recompute", "recompute_attention", "recompute_mlp")
+CHEAP = "recompute_cheap"
+MODES = ("recompute", "recompute_attention", "recompute_mlp", CHEAP)
 
 
 class Step:
@@ -71,19 +72,25 @@ class KindMeasurement:
         self.packs = _packs(chain, kind, *budgets)
         self.module = self._build(chain)
         self.mode = chain.gradient_mode(self.link)
+        self.cheap: Any = None
+        """The same layers, built to compute their cheap outputs again."""
         weights = list(self.module.parameters())
         self.parameters = sum(map(_whole_size, weights)) // self.count
         self.weights = sum(weight.numel() for weight in weights) / self.count
         """On this tensor-parallel rank."""
         self.trained = sum(weight.numel() for weight in weights if weight.requires_grad) / self.count
         self.modes = MODES if chain.kinds[self.link] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
+        if self.modes:
+            self.cheap = self._build(chain, cheap=True)
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
         self.late_bytes = 0.0
 
-    def _build(self, chain: Chain) -> Any:  # Megatron's wrapper
+    def _build(self, chain: Chain, cheap: bool = False) -> Any:  # Megatron's wrapper
+        layers = range(self.link, self.link + self.count)
+
         def provide(**_: object) -> Stage:
-            return Stage(chain, self.link, self.link + self.count)
+            return Stage(chain, layers.start, layers.stop, recompute_cheap=tuple(layers) if cheap else ())
 
         (module,) = get_model(provide, ModelType.encoder_or_decoder)
         return module
@@ -117,7 +124,7 @@ class KindMeasurement:
 
     def split_runs(self) -> dict[str, Run]:
         """(forward, B, W) of a split backward. Comes last: these are other layers, and those before make room."""
-        del self.module
+        del self.module, self.cheap
         with _splitting(self.args):
             self.module = self._build(Chain.of(self.args, self.chain.architecture))
         gradients = WeightGradients()
@@ -165,16 +172,23 @@ class KindMeasurement:
             **{"recompute_kept_bytes": self.kept[""], **extra},
         )
 
+    def _in_mode(self, mode: str) -> Any:
+        """The layers, put into one of `MODES`, or "" for none: what `Stage` sets up when it is built."""
+        if mode == CHEAP:
+            return self.cheap
+        recompute(self.stage, mode)
+        return self.module
+
     def _run(self, mode: str, pack: Microbatch) -> Run:
         flying: list[Step] = []
 
         def run() -> Seconds:
             # As in a pipeline, another microbatch is in flight: its memory is not at hand, nor is it in the caches.
-            recompute(self.stage, mode)
-            flying.append(Step(self.chain, self.module, pack))
+            module = self._in_mode(mode)
+            flying.append(Step(self.chain, module, pack))
             if len(flying) == 1:
                 flying[0].forward()
-                flying.append(Step(self.chain, self.module, pack))
+                flying.append(Step(self.chain, module, pack))
             forward, backward = timed(flying[-1].forward, flying.pop(0).backward)
             return forward, backward if self.mode != "idle" else 0.0
 
@@ -196,9 +210,9 @@ class KindMeasurement:
 
     def _kept(self, mode: str) -> float:
         """Bytes kept for the backward pass, the input among them."""
-        recompute(self.stage, mode)
-        step = Step(self.chain, self.module, self.packs[0])
-        with KeptBytes(self.module.parameters()) as kept:
+        module = self._in_mode(mode)
+        step = Step(self.chain, module, self.packs[0])
+        with KeptBytes(module.parameters()) as kept:
             step.forward()
             if step.entering is not None and self.mode != "idle":
                 kept.hold(step.entering.untyped_storage())
@@ -223,7 +237,7 @@ def _splitting(args: Namespace) -> Iterator[None]:
 
 
 def recompute(stage: Stage, mode: str) -> None:
-    """Put all layers of a stage into one of `MODES`, or "" for none: what `Stage` sets up when it is built."""
+    """Put all layers of a stage into one of `MODES` but the cheap one, or "" for none."""
     stage.recompute = frozenset(range(stage.first, stage.end) if mode == "recompute" else ())
     for kind, link in zip(stage.kinds, stage.links.values(), strict=True):
         if kind in RECOMPUTABLE_KINDS:

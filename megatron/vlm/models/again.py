@@ -1,0 +1,115 @@
+"""What is nearly free is computed again instead of kept: outputs of norms and of activation functions.
+
+    x ── norm ── y ── linear ──        without: norm keeps x, and linear keeps y for the gradient of its weight
+                                       with:    norm keeps x alone, and linear keeps from where y comes
+
+The backward pass of the linear layer computes y again when it asks for it, and that of the norm goes on from there:
+each is computed once more, and held no longer than it is needed. Where weight gradients come late (zero bubble), y is
+held from B to W as without. Core's `CheckpointWithoutOutput` does alike, with a C++ extension that is compiled when it
+is first used.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.transformer.mlp import MLP
+from torch import Tensor
+
+Function = Callable[..., Tensor]
+
+
+def run_again(function: Function, *inputs: Any) -> Tensor:
+    """`function(*inputs)`, which keeps nothing but its inputs, and may run again in the backward pass.
+
+    It has one output, draws nothing by chance, and gives the same each time.
+    """
+    wanted = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)
+    out: Tensor = _Again.apply(function, *inputs) if wanted else function(*inputs)
+    return out
+
+
+def keep_where_from(linear: torch.nn.Module) -> None:
+    """Let a linear layer keep no input that `run_again` gave: it asks for it in its backward pass."""
+    multiply = linear.forward
+
+    def forward(entering: Tensor, *others: Any, **options: Any) -> Any:
+        source = entering.grad_fn
+        if not isinstance(source, _Again._backward_cls):
+            return multiply(entering, *others, **options)
+        storage = entering.untyped_storage()._cdata
+
+        def pack(kept: Tensor) -> Any:
+            return _Place(source, kept) if kept.untyped_storage()._cdata == storage else kept
+
+        def unpack(kept: Any) -> Tensor:
+            return kept.fill() if isinstance(kept, _Place) else kept
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return multiply(entering, *others, **options)
+
+    linear.forward = forward
+
+
+def compute_cheap_again(layer: Any) -> None:
+    """Let a transformer layer keep neither what its norms nor what its activation function give.
+
+    Of experts only the norm in front of the attention: routers and sorted copies need the other.
+    """
+    pairs = [(layer.input_layernorm, layer.self_attention.linear_qkv)]
+    if isinstance(layer.mlp, MLP):
+        pairs.append((layer.pre_mlp_layernorm, layer.mlp.linear_fc1))
+        layer.mlp.activates_again = True
+        keep_where_from(layer.mlp.linear_fc2)
+    for norm, linear in pairs:
+        norm.forward = partial(run_again, norm.forward)
+        keep_where_from(linear)
+
+
+class _Again(torch.autograd.Function):
+    """Runs without a graph; its node, which the output names as its origin, runs it with one once it is asked."""
+
+    _backward_cls: type
+
+    @staticmethod
+    def forward(ctx: Any, function: Function, *inputs: Any) -> Tensor:
+        ctx.function, ctx.outcome = function, None
+        ctx.others = [None if isinstance(one, Tensor) else one for one in inputs]
+        ctx.places = [place for place, one in enumerate(inputs) if isinstance(one, Tensor)]
+        ctx.save_for_backward(*(inputs[place] for place in ctx.places))
+        return function(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        leaves, out = _outcome(ctx)
+        ctx.outcome = None
+        torch.autograd.backward(out, grad)
+        grads: list[Tensor | None] = [None] * len(ctx.others)
+        for place, leaf in zip(ctx.places, leaves, strict=True):
+            grads[place] = leaf.grad
+        return None, *grads
+
+
+def _outcome(node: Any) -> tuple[list[Tensor], Tensor]:
+    """The inputs cut off from the graph, and what the function makes of them; computed when first asked for."""
+    if node.outcome is None:
+        leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in node.saved_tensors]
+        inputs = list(node.others)
+        for place, leaf in zip(node.places, leaves, strict=True):
+            inputs[place] = leaf
+        with torch.enable_grad():
+            node.outcome = leaves, node.function(*inputs)
+    found: tuple[list[Tensor], Tensor] = node.outcome
+    return found
+
+
+class _Place:
+    """What a linear layer holds in the place of a tensor that lay in the output of a node."""
+
+    def __init__(self, node: Any, tensor: Tensor) -> None:
+        self.node, self.view = node, (tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def fill(self) -> Tensor:
+        """The tensor, computed again."""
+        return _outcome(self.node)[1].detach().as_strided(*self.view)

@@ -1,0 +1,105 @@
+"""What is computed again instead of kept: the same gradients from fewer bytes, each once more."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron.vlm.loss import token_loss
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models import again
+from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
+from megatron.vlm.profiling.kept import KeptBytes
+from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
+from tests.distributed import harness
+from tests.unit.alone import megatron_alone
+
+NUMBER = 4  # bytes, fp32
+ROUNDING = 5e-6
+MODELS = ("small", "wide_norm", "features", "gemma", "experts")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def megatron() -> Iterator[None]:
+    with megatron_alone("small"):
+        yield
+
+
+def build(name: str, cheap: bool, frozen: tuple[str, ...] = ()) -> Stage:
+    """The whole model in one stage, with all layers cheap or none."""
+    chain = harness.build_chain(harness.get_args(), harness.MODELS[name], frozen)
+    layers = tuple(link for link, kind in enumerate(chain.kinds) if kind in RECOMPUTABLE_KINDS)
+    return Stage(chain, 0, len(chain.kinds), recompute_cheap=layers if cheap else ())
+
+
+def forward(stage: Stage, pack: Microbatch) -> Tensor:
+    return token_loss("token", pack, stage(pack))[0]
+
+
+def gradients(stage: Stage, packs: list[Microbatch], split: bool) -> tuple[dict[str, Tensor], int]:
+    """Of all packs together, by weight; and the bytes that wait for W, of all packs at once."""
+    late, aside = WeightGradients(), list[Late]()
+    if split:
+        late.attach(stage)
+    for pack in packs:
+        with late.put_aside(aside):
+            forward(stage, pack).backward()
+    held = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for one in aside for t in one.held}
+    accumulate(aside)
+    return {n: w.grad for n, w in stage.named_parameters() if w.grad is not None}, sum(held.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "frozen"),
+    [*((name, split, ()) for name in MODELS for split in (False, True)), *(("small", True, (part,)) for part in PARTS)],
+)
+def test_gradients_are_those_of_keeping_everything(name: str, split: bool, frozen: tuple[str, ...]) -> None:
+    packs = harness.sample_packs(model=name)
+    kept, held = gradients(build(name, False, frozen), packs, split)
+    found, held_again = gradients(build(name, True, frozen), packs, split)
+    assert found.keys() == kept.keys()
+    # Where a norm is many operations, its input's gradients are added up in another order.
+    assert [n for n in kept if (kept[n] - found[n]).abs().max() > ROUNDING * kept[n].abs().max()] == []
+    assert held_again == held, "from B to W nothing changes"
+
+
+@pytest.mark.parametrize("name", ["small", "wide_norm", "gemma"])
+def test_outputs_of_norms_and_activations_are_not_kept(name: str) -> None:
+    """Of every layer both norms' outputs and the activation's, at least; the CPU's norms and gates keep more."""
+    pack, bytes_kept = harness.sample_packs(model=name)[7], []
+    for cheap in (False, True):
+        stage = build(name, cheap)
+        with KeptBytes(stage.parameters()) as kept:
+            out = forward(stage, pack)
+        bytes_kept.append(kept.bytes)
+        del out
+    vision, language = stage.chain.architecture.vision, stage.chain.architecture.language
+    rows = pack.tiles * vision.tokens_per_tile
+    vit = vision.layers * rows * (2 * vision.hidden_size + vision.ffn_hidden_size)
+    llm = language.layers * pack.tokens * (2 * language.hidden_size + language.ffn_hidden_size)
+    assert bytes_kept[0] - bytes_kept[1] >= NUMBER * (vit + llm)
+
+
+def test_each_is_computed_once_more_and_only_for_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, pack, ran = build("small", True), harness.sample_packs()[7], []
+    for link in list(stage.links.values())[1:5]:
+        config = link.mlp.config
+    activation = config.activation_func
+    monkeypatch.setattr(config, "activation_func", lambda x: ran.append(torch.is_grad_enabled()) or activation(x))
+    with torch.no_grad():
+        forward(stage, pack)
+    assert ran == [False] * 4
+    ran.clear()
+    loss = forward(stage, pack)
+    assert ran == [False] * 4, "nothing is kept of how it was computed"
+    loss.backward()
+    assert ran == [False] * 4 + [True] * 4
+
+
+def test_an_output_without_gradients_is_only_computed() -> None:
+    x = torch.ones(3)
+    assert again.run_again(torch.exp, x).grad_fn is None
+    with torch.no_grad():
+        assert again.run_again(torch.exp, x.requires_grad_()).grad_fn is None
