@@ -127,7 +127,7 @@ def pipeline(expected: Answers) -> dict[str, float]:
     harness.MODELS[CHECKED.name] = CHECKED
     torch.backends.cudnn.allow_tf32 = False
     args = harness.start(CHECKED, 1, 2, ["--use-cpu-initialization"], backend="gloo")
-    communicator = HostCommunicator(harness.parallel_state.get_pipeline_model_parallel_group())
+    communicator = HostCommunicator(harness.parallel_state.get_pipeline_model_parallel_group(), harness.edges(2))
     found = {}
     for schedule, cuts in (("1f1b", (4,)), ("1f1b", (2, 4, 6)), ("zb_h1", (4,))):
         chunks = (len(cuts) + 1) // 2

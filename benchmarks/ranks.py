@@ -53,7 +53,7 @@ def _train_all(shape: Shape, cases: Sequence[dict[str, Any]], rounds: int, pipel
     harness.MODELS[shape.name] = shape.architecture
     args = harness.start(shape.architecture, 1, pipeline)
     chain = harness.build_chain(args, shape.architecture)
-    communicator = Communicator(parallel_state.get_pipeline_model_parallel_group())
+    communicator = Communicator(parallel_state.get_pipeline_model_parallel_group(), harness.edges(pipeline))
     models: dict[str, _Training] = {}
     jobs = []
     for case in cases:

@@ -46,6 +46,7 @@ PLAN = record(
         "memory_gib": maybe(finite()),
         "frozen": listing(one_of(*PARTS)),
         "lists": listing(text, most=MOST_RANKS),
+        "stage_ranks": listing(whole(0, MOST_RANKS), most=MOST_LAYERS),
         "predicted": _PREDICTED,
         "alternatives": listing(_ALTERNATIVE, most=2**10),
         "trials": listing(mapping(anything), most=2**10),

@@ -18,6 +18,7 @@ from typing import Any
 from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.formats import PLAN, PLAN_COUNTS, SELECTIVE
+from omnibal_ext.placement import Placement
 from omnibal_ext.reading.seal import check_if_sealed, sealed
 from omnibal_ext.records import check_version, read_record, write_record
 from omnibal_ext.schedule import (
@@ -27,6 +28,7 @@ from omnibal_ext.schedule import (
     build_schedule,
     check_packs,
     check_schedule,
+    placement_of,
 )
 
 SCHEMA_VERSION = 1
@@ -59,7 +61,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the trainer obeys. Stages are in the order the data flows; see `rank_and_chunk`."""
+    """What the trainer obeys. Stages are in the order the data flows; see `placement`."""
 
     chain: tuple[str, ...]
     stages: tuple[Stage, ...]
@@ -68,6 +70,8 @@ class Plan:
     virtual_pipeline_model_parallel_size: int = 1
     tensor_model_parallel_size: int = 1
     schedule: str = "1f1b"
+    stage_ranks: tuple[int, ...] = ()
+    """Of each stage, its pipeline rank; empty: as `schedule` says, which these have to agree with."""
     lists: tuple[str, ...] = ()
     """Of each rank, its actions ("F0.0 F1.0 B0.0 ...": kind, microbatch, chunk); empty: those of `schedule`."""
     model: str = ""
@@ -107,11 +111,14 @@ class Plan:
         stages = tuple(
             Stage((first, end), tuple(chosen)) for first, end, chosen in zip(edges[:-1], edges[1:], ids, strict=True)
         )
+        ranks = len(stages) // virtual_pipeline_model_parallel_size
+        placement = placement_of(fields.get("schedule", "1f1b"), ranks, virtual_pipeline_model_parallel_size)
         plan = cls(
             chain=tuple(chain),
             stages=stages,
+            stage_ranks=placement.ranks_of,
             num_microbatches=num_microbatches,
-            pipeline_model_parallel_size=len(stages) // virtual_pipeline_model_parallel_size,
+            pipeline_model_parallel_size=ranks,
             virtual_pipeline_model_parallel_size=virtual_pipeline_model_parallel_size,
             **fields,
         )
@@ -140,7 +147,7 @@ class Plan:
         values = {name: value for name, value in record.items() if name in known}
         values |= {"chain": tuple(record["chain"]), "stages": stages}
         values |= {name: tuple(record.get(name, ())) for name in ("alternatives", "trials")}
-        values |= {name: tuple(record.get(name, ())) for name in ("frozen", "lists")}
+        values |= {name: tuple(record.get(name, ())) for name in ("frozen", "lists", "stage_ranks")}
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
@@ -152,6 +159,7 @@ class Plan:
             "stages": [stage.to_record() for stage in self.stages],
             "frozen": list(self.frozen),
             "lists": list(self.lists),
+            "stage_ranks": list(self.stage_ranks),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -193,10 +201,9 @@ class Plan:
             raise UserError(
                 f"{len(self.lists)} lists of actions for {self.pipeline_model_parallel_size} pipeline ranks"
             )
-        chunks = self.virtual_pipeline_model_parallel_size
         schedule = self.build_schedule()
-        check_schedule(schedule, self.num_microbatches, chunks)
-        check_packs(schedule, chunks)
+        check_schedule(schedule, self.num_microbatches, self.placement)
+        check_packs(schedule, self.placement.chunks)
 
     def _validate_counts(self) -> None:
         for name, check in PLAN_COUNTS.items():
@@ -213,6 +220,11 @@ class Plan:
             raise UserError(
                 f"{len(self.stages)} stages, but {self.pipeline_model_parallel_size} pipeline ranks x "
                 f"{self.virtual_pipeline_model_parallel_size} chunks need {wanted}"
+            )
+        if self.stage_ranks and self.stage_ranks != self.placement.ranks_of:
+            raise UserError(
+                f"stage_ranks {list(self.stage_ranks)} are not those of schedule {self.schedule}, "
+                f"{list(self.placement.ranks_of)}; leave them out"
             )
         for name, count in (
             ("stage_seconds", len(self.stages)),
@@ -262,9 +274,10 @@ class Plan:
         plan.validate()
         return plan
 
-    def rank_and_chunk(self, stage: int) -> tuple[int, int]:
-        """Where a stage sits: pipeline rank, and chunk on that rank."""
-        return stage % self.pipeline_model_parallel_size, stage // self.pipeline_model_parallel_size
+    @property
+    def placement(self) -> Placement:
+        """Where the stages sit."""
+        return placement_of(self.schedule, self.pipeline_model_parallel_size, self.virtual_pipeline_model_parallel_size)
 
     def build_schedule(self) -> Schedule:
         """The plan's schedule as lists of actions, one a pipeline rank."""

@@ -15,7 +15,8 @@ at every step for all that it has posted: by induction over the order, no synchr
 
 from dataclasses import dataclass
 
-from omnibal_ext.schedule import Action, Schedule, check_schedule, dependencies
+from omnibal_ext.placement import Placement
+from omnibal_ext.schedule import Action, Schedule, check_schedule, dependencies, taker
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,37 +35,27 @@ Postings = list[list[Action | Post]]
 """Per rank its actions in the schedule's order, and before or between them the receives it posts."""
 
 
-def with_posts(schedule: Schedule, microbatches: int, chunks: int = 1) -> Postings:
+def with_posts(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Postings:
     """The schedule with its receives: each tensor that comes from another rank is posted once, before its action.
 
-    Raises UserError as `check_schedule` does.
+    Without a placement every rank has one stage. Raises UserError as `check_schedule` does.
     """
-    receivers = _receivers(schedule, chunks)
+    placement = placement or Placement.interleaved(len(schedule))
     postings: Postings = [[] for _ in schedule]
-    for rank, action in _by_end(schedule, check_schedule(schedule, microbatches, chunks), chunks):
+    for rank, action in _by_end(schedule, check_schedule(schedule, microbatches, placement), placement):
         postings[rank].append(action)
-        if (receiver := receivers.get((rank, action))) is not None:
+        receiver = taker(action, rank, placement)
+        if receiver is not None and receiver[0] != rank:
             postings[receiver[0]].append(Post(receiver[1]))
     return postings
 
 
-def _receivers(schedule: Schedule, chunks: int) -> dict[tuple[int, Action], tuple[int, Action]]:
-    """(rank, action) -> the (rank, action) elsewhere that waits for what it makes."""
-    found = {}
-    for rank, actions in enumerate(schedule):
-        for action in actions:
-            for source, needed in dependencies(action, rank, len(schedule), chunks):
-                if source != rank:
-                    found[source, needed] = rank, action
-    return found
-
-
-def _by_end(schedule: Schedule, order: list[tuple[int, int]], chunks: int) -> list[tuple[int, Action]]:
+def _by_end(schedule: Schedule, order: list[tuple[int, int]], placement: Placement) -> list[tuple[int, Action]]:
     """All (rank, action), by the second at which they end; `order` is any that respects what waits for what."""
     clock = [0] * len(schedule)
     ends: dict[tuple[int, Action], int] = {}
     for rank, position in order:
         action = schedule[rank][position]
-        arrivals = (ends[needed] for needed in dependencies(action, rank, len(schedule), chunks))
+        arrivals = (ends[needed] for needed in dependencies(action, rank, placement))
         clock[rank] = ends[rank, action] = max(clock[rank], *arrivals, 0) + 1
     return sorted(ends, key=lambda place: (ends[place], place[0]))

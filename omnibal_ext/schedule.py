@@ -1,9 +1,6 @@
 """Pipeline schedules as plain data: for every rank, the list of what it does, in order.
 
-A global stage is one contiguous slice of the layer chain. With P ranks, the stage of (rank, chunk) is chunk * P + rank:
-
-    chain:  stage 0 -> stage 1 -> ... -> stage P-1 -> stage P -> ...
-    rank:      0          1                 P-1          0
+A stage is one contiguous slice of the layer chain; a `Placement` says which (rank, chunk) it is.
 
 An action waits for: F, the forward of its microbatch one stage earlier; B, that forward here and the backward one stage
 later; W, the backward here. In lists without W, B computes the gradients of inputs and of weights together.
@@ -17,6 +14,7 @@ from functools import cache
 from itertools import accumulate
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1, extra_in_flight:
     """
     most = ranks * chunks if not extra_in_flight else 2 * ranks * chunks - 1
     limits = [most if chunks > 1 else max(1, most - s * (2 if extra_in_flight else 1)) for s in range(ranks)]
-    return _play_greedily(ranks, microbatches, chunks, limits)
+    return _play_greedily(Placement.interleaved(ranks, chunks), microbatches, limits)
 
 
 def _build_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -113,6 +111,11 @@ _BUILDERS: dict[str, Callable[[int, int, int], Schedule]] = {
     "zb_auto": zero_bubble,  # the planner begins with these, and puts lists of its own into the plan
 }
 SCHEDULE_NAMES = tuple(_BUILDERS)
+
+
+def placement_of(name: str, ranks: int, chunks: int = 1) -> Placement:
+    """Where the stages of a schedule of that name sit."""
+    return Placement.interleaved(ranks, chunks)
 
 
 def build_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -158,11 +161,13 @@ def in_flight_limits(schedule: Schedule) -> list[list[int]]:
     return limits
 
 
-def check_schedule(schedule: Schedule, microbatches: int, chunks: int = 1) -> list[tuple[int, int]]:
+def check_schedule(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> list[tuple[int, int]]:
     """Refuse a schedule that loses or doubles work or would deadlock; return a valid order as (rank, position) pairs.
 
-    Raises UserError naming the rank and the action.
+    Without a placement every rank has one stage. Raises UserError naming the rank and the action.
     """
+    placement = placement or Placement.interleaved(len(schedule))
+    chunks = placement.chunks
     kinds = ("F", "B", "W") if any(a.kind == "W" for actions in schedule for a in actions) else ("F", "B")
     wanted = {Action(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks)}
     for rank, actions in enumerate(schedule):
@@ -176,7 +181,7 @@ def check_schedule(schedule: Schedule, microbatches: int, chunks: int = 1) -> li
         if seen != wanted:
             missing = min(wanted - seen, key=lambda a: (a.microbatch, a.chunk, kinds.index(a.kind)))
             raise UserError(f"schedule: rank {rank} never does {missing}")
-    return _dependency_order(schedule, chunks)
+    return _dependency_order(schedule, placement)
 
 
 def check_packs(schedule: Schedule, chunks: int = 1) -> None:
@@ -197,22 +202,34 @@ def check_packs(schedule: Schedule, chunks: int = 1) -> None:
                 awaited[action.chunk] += 1
 
 
-def dependencies(action: Action, rank: int, ranks: int, chunks: int) -> list[tuple[int, Action]]:
+def giver(action: Action, rank: int, placement: Placement) -> tuple[int, Action] | None:
+    """Who makes the tensor that an action takes: (rank, action) of the stage before for F, of the next one for B."""
+    return _of_neighbour(action, rank, placement, {"F": -1, "B": 1, "W": 0}[action.kind])
+
+
+def taker(action: Action, rank: int, placement: Placement) -> tuple[int, Action] | None:
+    """Who takes the tensor that an action makes: (rank, action) of the next stage for F, of the one before for B."""
+    return _of_neighbour(action, rank, placement, {"F": 1, "B": -1, "W": 0}[action.kind])
+
+
+def dependencies(action: Action, rank: int, placement: Placement) -> list[tuple[int, Action]]:
     """What an action waits for besides the rank's own list order: (rank, action) pairs."""
-    stage = action.chunk * ranks + rank
-    if action.kind == "F":
-        return [] if stage == 0 else [_at_stage("F", action.microbatch, stage - 1, ranks)]
-    if action.kind == "W":
-        return [(rank, Action("B", action.microbatch, action.chunk))]
-    own = (rank, Action("F", action.microbatch, action.chunk))
-    return [own] if stage == ranks * chunks - 1 else [own, _at_stage("B", action.microbatch, stage + 1, ranks)]
+    before = {"F": None, "B": "F", "W": "B"}[action.kind]
+    own = [] if before is None else [(rank, Action(before, action.microbatch, action.chunk))]
+    given = giver(action, rank, placement)
+    return own if given is None else [*own, given]
 
 
-def _at_stage(kind: str, microbatch: int, stage: int, ranks: int) -> tuple[int, Action]:
-    return stage % ranks, Action(kind, microbatch, stage // ranks)
+def _of_neighbour(action: Action, rank: int, placement: Placement, step: int) -> tuple[int, Action] | None:
+    """The same kind of action so many stages further on, and its rank; None beyond the chain's ends."""
+    stage = placement.stages_of[rank][action.chunk] + step
+    if not step or not 0 <= stage < placement.stages:
+        return None
+    where, chunk = placement.rank_and_chunk(stage)
+    return where, Action(action.kind, action.microbatch, chunk)
 
 
-def _dependency_order(schedule: Schedule, chunks: int) -> list[tuple[int, int]]:
+def _dependency_order(schedule: Schedule, placement: Placement) -> list[tuple[int, int]]:
     """Let every rank run as far as it can until all are done; a rank resumes when what it waited for is done."""
     ranks = len(schedule)
     position = [0] * ranks
@@ -224,7 +241,7 @@ def _dependency_order(schedule: Schedule, chunks: int) -> list[tuple[int, int]]:
         rank = ready.popleft()
         while position[rank] < len(schedule[rank]):
             action = schedule[rank][position[rank]]
-            missing = next((d for d in dependencies(action, rank, ranks, chunks) if d not in done), None)
+            missing = next((d for d in dependencies(action, rank, placement) if d not in done), None)
             if missing is not None:
                 waiting[missing].append(rank)
                 break
@@ -235,7 +252,7 @@ def _dependency_order(schedule: Schedule, chunks: int) -> list[tuple[int, int]]:
     for rank, actions in enumerate(schedule):
         if position[rank] < len(actions):
             action = actions[position[rank]]
-            other, needed = next(d for d in dependencies(action, rank, ranks, chunks) if d not in done)
+            other, needed = next(d for d in dependencies(action, rank, placement) if d not in done)
             raise UserError(
                 f"schedule deadlocks: rank {rank} waits for ever at {action} for {needed} of rank {other}; "
                 "put that earlier in its list"
@@ -274,8 +291,9 @@ def _build_cached(name: str, ranks: int, microbatches: int, chunks: int) -> tupl
     return tuple(tuple(actions) for actions in _BUILDERS[name](ranks, microbatches, chunks))
 
 
-def _play_greedily(ranks: int, microbatches: int, chunks: int, limits: list[int]) -> Schedule:
+def _play_greedily(placement: Placement, microbatches: int, limits: list[int]) -> Schedule:
     """The play of `zero_bubble`; `limits[rank]`: the most between F and B, the first rank's also between F and W."""
+    ranks, chunks = placement.ranks, placement.chunks
     sizes = [min(ranks, microbatches - m) for m in range(0, microbatches, ranks)]
     forwards, backwards = _grouped("F", sizes, chunks), _grouped("B", sizes, chunks)
     finish: dict[tuple[int, Action], int] = {}
@@ -284,7 +302,7 @@ def _play_greedily(ranks: int, microbatches: int, chunks: int, limits: list[int]
     next_f, next_b, next_w, clock = [0] * ranks, [0] * ranks, [0] * ranks, [0] * ranks
 
     def arrival(rank: int, action: Action) -> int | None:
-        times = [finish.get(needed) for needed in dependencies(action, rank, ranks, chunks)]
+        times = [finish.get(needed) for needed in dependencies(action, rank, placement)]
         return None if None in times else max((t for t in times if t is not None), default=0)
 
     def has_room(rank: int) -> bool:

@@ -4,7 +4,8 @@
     arrival        = end on the other rank + transfer; transfers overlap with work and do not queue
     step           = last end of a rank + its reduction and optimizer step, the slowest rank counts
 
-Stages are global: stage = chunk * P + rank. Everything is deterministic; the loop over actions is compiled.
+Stages are numbered in the order the data flows; a `Placement` says on which rank each is. What one stage hands over to
+the next on its own rank takes no time. Everything is deterministic; the loop over actions is compiled.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
+from omnibal_ext.placement import Placement
 from omnibal_ext.schedule import Action, Schedule, check_schedule
 
 Floats = NDArray[np.float64]
@@ -26,17 +28,26 @@ _CODES = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
 class Program:
     """A schedule laid flat in an order that respects every wait."""
 
-    ranks: int
-    stages: int
+    placement: Placement
     microbatches: int
     split_backward: bool
     steps: Ints
-    """int64 [5, actions]: rank, stage, kind (0 F, 1 B, 2 W), microbatch, the neighbour's action waited for or -1."""
+    """int64 [5, actions]: rank, stage, kind (0 F, 1 B, 2 W), microbatch, the other rank's action waited for or -1."""
+
+    @property
+    def ranks(self) -> int:
+        """Of the pipeline."""
+        return self.placement.ranks
+
+    @property
+    def stages(self) -> int:
+        """Of all ranks."""
+        return self.placement.stages
 
     def action(self, index: int) -> Action:
         """The schedule's action at an index of this program."""
         _, stage, kind, microbatch, _ = self.steps[:, index].tolist()
-        return Action("FBW"[kind], microbatch, stage // self.ranks)
+        return Action("FBW"[kind], microbatch, self.placement.rank_and_chunk(stage)[1])
 
 
 @dataclass(frozen=True)
@@ -112,28 +123,29 @@ class Simulation:
         return [(float(self.end[i]), float(self.bytes_after[i])) for i in indices]
 
 
-def compile_schedule(schedule: Schedule, microbatches: int, chunks: int = 1) -> Program:
-    """Lay a schedule flat. Raises UserError, naming rank and action, if it loses work or would deadlock."""
-    ranks = len(schedule)
-    stages = ranks * chunks
-    fields = [
-        (_CODES[a.kind], a.chunk * ranks + r, a.microbatch) for r, actions in enumerate(schedule) for a in actions
-    ]
-    listed = np.array(fields, dtype=np.int64).reshape(-1, 3).T.copy()
+def compile_schedule(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Program:
+    """Lay a schedule flat; without a placement every rank has one stage.
+
+    Raises UserError, naming rank and action, if it loses work or would deadlock.
+    """
+    placement = placement or Placement.interleaved(len(schedule))
+    stages, chunks = placement.stages, placement.chunks
+    fields = [(_CODES[a.kind], a.chunk, a.microbatch, r) for r, actions in enumerate(schedule) for a in actions]
+    listed = np.array(fields, dtype=np.int64).reshape(-1, 4).T.copy()
     lengths = np.array([len(actions) for actions in schedule], dtype=np.int64)
     split = any(action.kind == "W" for actions in schedule for action in actions)
     expected = stages * microbatches * (3 if split else 2)
-    limits = np.array([[3], [stages], [microbatches]])
+    limits = np.array([[3], [chunks], [microbatches], [len(schedule)]])
     sound = listed.shape[1] == expected and bool(((listed >= 0) & (listed < limits)).all())
     order = np.empty(0, dtype=np.int64)
     if sound:
-        order, waits_for = _flatten(listed, lengths, stages, microbatches)
+        listed[1] = np.array(placement.stages_of)[listed[3], listed[1]]
+        order, waits_for = _flatten(listed[:3], lengths, np.array(placement.ranks_of), microbatches)
     if order.size < expected:
-        check_schedule(schedule, microbatches, chunks)
+        check_schedule(schedule, microbatches, placement)
         raise AssertionError("check_schedule accepts what could not be laid flat")
-    kind, stage, microbatch = listed[:, order]
-    steps = np.stack([np.repeat(np.arange(ranks), lengths)[order], stage, kind, microbatch, waits_for])
-    return Program(ranks, stages, microbatches, split, steps)
+    kind, stage, microbatch, rank = listed[:, order]
+    return Program(placement, microbatches, split, np.stack([rank, stage, kind, microbatch, waits_for]))
 
 
 def simulate(program: Program, costs: StageCosts) -> Simulation:
@@ -142,15 +154,15 @@ def simulate(program: Program, costs: StageCosts) -> Simulation:
     start, end, last, busy = _play(program.steps, ranks, _seconds(program, costs), costs.transfer)
     late = costs.late if program.split_backward else np.zeros_like(costs.kept)
     peak, after = _hold(program.steps, ranks, costs.kept, late, costs.transient)
-    fixed = costs.fixed_bytes.reshape(-1, ranks).sum(axis=0)
-    step = float((last + costs.step.reshape(-1, ranks).sum(axis=0)).max())
+    fixed = program.placement.by_rank(costs.fixed_bytes)
+    step = float((last + program.placement.by_rank(costs.step)).max())
     return Simulation(program, start, end, step, busy, peak + fixed, after + fixed[program.steps[0]])
 
 
 def step_seconds(program: Program, costs: StageCosts) -> float:
     """Only the step time of `simulate`, for searches that play many layouts."""
     last = _play(program.steps, program.ranks, _seconds(program, costs), costs.transfer)[2]
-    return float((last + costs.step.reshape(-1, program.ranks).sum(axis=0)).max())
+    return float((last + program.placement.by_rank(costs.step)).max())
 
 
 def _seconds(program: Program, costs: StageCosts) -> Floats:
@@ -161,13 +173,14 @@ def _seconds(program: Program, costs: StageCosts) -> Floats:
 
 @njit(cache=True)
 def _flatten(
-    listed: Ints, lengths: Ints, stages: int, microbatches: int
+    listed: Ints, lengths: Ints, ranks_of: Ints, microbatches: int
 ) -> tuple[Ints, Ints]:  # pragma: no cover - compiled
     """Run every rank as far as it can, round and round; returns the order found (short if stuck) and the waits.
 
     `listed` int64 [3, actions] has kind, stage and microbatch, rank after rank, `lengths` actions each. Action number
-    order[i] is the i-th, and waits for the order[waits_for[i]] of a neighbour (-1: for none).
+    order[i] is the i-th, and waits for the order[waits_for[i]] of another rank (-1: for none).
     """
+    stages = ranks_of.size
     first = np.zeros(lengths.size + 1, dtype=np.int64)
     first[1:] = np.cumsum(lengths)
     at = first[:-1].copy()
@@ -180,15 +193,13 @@ def _flatten(
         for rank in range(lengths.size):
             while at[rank] < first[rank + 1]:
                 kind, stage, microbatch = listed[:, at[rank]]
-                needed = -1
-                if kind == FORWARD and stage > 0:
-                    needed = done[FORWARD, stage - 1, microbatch]
+                needed, source = -1, stage - 1 if kind == FORWARD else stage + 1
+                if kind != WEIGHT and 0 <= source < stages:
+                    needed = done[kind, source, microbatch]
                     if needed < 0:
                         break
-                if kind == BACKWARD and stage < stages - 1:
-                    needed = done[BACKWARD, stage + 1, microbatch]
-                    if needed < 0:
-                        break
+                    if ranks_of[source] == rank:
+                        needed = -1
                 if kind > 0 and done[kind - 1, stage, microbatch] < 0:
                     break
                 if done[kind, stage, microbatch] >= 0:

@@ -166,7 +166,7 @@ def print_plan(plan: Plan) -> None:
     predicted = plan.predicted
     rows = []
     for number, stage in enumerate(plan.stages):
-        rank, chunk = plan.rank_and_chunk(number)
+        rank, chunk = plan.placement.rank_and_chunk(number)
         where = f"rank {rank}" + (f" chunk {chunk}" if plan.virtual_pipeline_model_parallel_size > 1 else "")
         rows.append(
             (

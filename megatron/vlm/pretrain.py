@@ -87,7 +87,7 @@ class Trainer:
     ) -> Stage:
         """The stage of the plan that this rank (and chunk) runs."""
         chain = Chain.of(self.args, self.architecture, config)
-        stage = self.plan.stages[stage_number(vp_stage)]
+        stage = self.plan.stages[stage_number(self.plan.placement, vp_stage)]
         return Stage(chain, *stage.layers, *stage.recomputed, vp_stage, pg_collection)
 
     def datasets(
@@ -111,7 +111,7 @@ class Trainer:
         return packs, self.packs[False][-1], None
 
     def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
-        first, end = self.plan.stages[stage_number(vp_stage)].layers
+        first, end = self.plan.stages[stage_number(self.plan.placement, vp_stage)].layers
         return PackDataset(
             ChatDataset(data),
             PackedIndex.open(packs),

@@ -95,7 +95,7 @@ class StageMeter:
         return report
 
     def _places(self) -> list[tuple[int, int]]:
-        return [self.plan.rank_and_chunk(stage) for stage in range(len(self.plan.stages))]
+        return [*map(self.plan.placement.rank_and_chunk, range(len(self.plan.stages)))]
 
     def _compare(self, report: dict[str, Any]) -> None:
         """Say once how the stages are beside the plan, and once that one of them is not as planned."""

@@ -37,6 +37,15 @@ class State(NamedTuple):
     """[stages, 2] ViT and LLM layers that are recomputed."""
 
 
+class Places(NamedTuple):
+    """Where stages sit."""
+
+    ranks_of: Ints
+    """[stages]"""
+    stages_of: Ints
+    """[ranks, chunks]"""
+
+
 class Costs(NamedTuple):
     """What a state is judged by. Prefix sums over the chain have [..., layers + 1, ...]."""
 
@@ -60,6 +69,7 @@ class Costs(NamedTuple):
     """Bytes of a rank for its layers."""
     action_seconds: float
     iteration_seconds: float
+    places: Places
     replicas: int
     """Data-parallel ranks: so many neighbouring cases are one iteration, which ends with the last of them."""
 
@@ -177,6 +187,7 @@ def _step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longe
     """
     ranks, length = state.kinds.shape
     stages, cases, items = state.edges.size - 1, costs.again.shape[2], state.orders.shape[2]
+    ranks_of, stages_of = costs.places
     kept, late, transient, room = _bytes(state, costs)
     seen, held, clock = np.zeros((ranks, 3), dtype=np.int64), np.zeros(ranks), np.zeros((ranks, cases))
     filling, left, moved = length < board.kinds.shape[1], board.kinds.size, True
@@ -189,13 +200,14 @@ def _step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longe
                     break
                 kind = state.kinds[rank, at] if at < length else WEIGHT
                 item, of = seen[rank, kind], min(kind, 1)
-                m, stage = state.orders[of, MICROBATCH, item], state.orders[of, CHUNK, item] * ranks + rank
+                m, stage = state.orders[of, MICROBATCH, item], stages_of[rank, state.orders[of, CHUNK, item]]
                 source = stage - 1 if kind == FORWARD else stage + 1
                 takes = kind != WEIGHT and 0 <= source < stages
                 if takes and board.done[kind, source, m] != number:
                     break
                 if kind != FORWARD and board.done[kind - 1, stage, m] != number:
                     break
+                takes = takes and ranks_of[source] != rank
                 link = costs.links[state.edges[max(stage, source)] - 1, m] if takes else costs.links[0, m]
                 needs = kept[stage] if kind == FORWARD else 0.0
                 if kind == BACKWARD:
@@ -204,7 +216,7 @@ def _step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longe
                     waits = takes and clock[rank, 0] < board.ends[kind, source, m, 0] + link[0]
                     if waits or held[rank] + needs > room[rank]:
                         kind, item, needs, takes = WEIGHT, seen[rank, WEIGHT], 0.0, False
-                        m, stage = state.orders[1, MICROBATCH, item], state.orders[1, CHUNK, item] * ranks + rank
+                        m, stage = state.orders[1, MICROBATCH, item], stages_of[rank, state.orders[1, CHUNK, item]]
                 if held[rank] + needs > room[rank]:
                     return np.inf
                 first, end = state.edges[stage], state.edges[stage + 1]
@@ -230,7 +242,7 @@ def _step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longe
     if left:
         return np.inf
     for stage in range(stages):
-        clock[stage % ranks] += costs.step[state.edges[stage + 1]] - costs.step[state.edges[stage]]
+        clock[ranks_of[stage]] += costs.step[state.edges[stage + 1]] - costs.step[state.edges[stage]]
     total = 0.0
     for case in range(0, cases, costs.replicas):
         total += clock[:, case : case + costs.replicas].max()
@@ -244,7 +256,7 @@ def _bytes(state: State, costs: Costs) -> tuple[Floats, Floats, Floats, Floats]:
     kept, late, transient, room = np.empty(stages), np.empty(stages), np.zeros(stages), np.full(ranks, costs.room)
     for stage in range(stages):
         first, end = state.edges[stage], state.edges[stage + 1]
-        room[stage % ranks] -= costs.bytes[0, end] - costs.bytes[0, first]
+        room[costs.places.ranks_of[stage]] -= costs.bytes[0, end] - costs.bytes[0, first]
         kept[stage] = costs.bytes[1, end] - costs.bytes[1, first] + costs.received[first]
         late[stage] = costs.bytes[2, end] - costs.bytes[2, first]
         for kind in range(2):

@@ -41,7 +41,7 @@ class Bounds:
         return np.stack([self._of_stage(s) for s in range(self.problem.stages)])
 
     def _of_stage(self, s: int) -> Floats:
-        actions = self.problem.schedule[s]
+        actions = self.problem.schedule[self.problem.placement.ranks_of[s]]
         first_b = next(i for i, a in enumerate(actions) if a.kind == "B")
         last_b = max(i for i, a in enumerate(actions) if a.kind == "B")
         m_in, m_turn, m_out = actions[0].microbatch, actions[first_b].microbatch, actions[last_b].microbatch
@@ -75,7 +75,8 @@ class Bounds:
         """[layers + 1, layers + 1, cases]: least seconds of recomputing that free the bytes missing, as if layers could
         be split (the best bytes a second first); inf where even everything is too little."""
         problem, t = self.problem, self.problem.tables
-        early, later = max(problem.moments[s][0][:, :, 0].tolist(), key=sum)  # one moment of those that must fit
+        moments, *_ = problem.moments[problem.placement.ranks_of[s]]
+        early, later = max(moments[:, :, 0].tolist(), key=sum)  # one moment of those that must fit
         kept, recompute_kept = early * t.kept + later * t.late, early * t.recompute_kept + later * t.recompute_late
         counts = problem.kind_counts[None] - problem.kind_counts[:, None]
         missing = problem.profile.overhead_bytes + counts @ (t.fixed + kept) - problem.memory_bytes
@@ -99,13 +100,12 @@ class Bounds:
         weight = np.tensordot(held, t.weight, 1) * problem.program.split_backward
         backward = np.tensordot(held, t.backward, 1) + np.tensordot(again, t.recompute, 1) - weight
         seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight])
-        hops = 2 * (problem.stages - len(edges) + 1) * self.least_transfer
+        hops = 2 * int(problem.placement.crosses[len(edges) - 2 :].sum()) * self.least_transfer
         there_and_back = (self.forward[-1] - self.forward[e]) + (self.backward - self.weight)[-1]
         there_and_back = there_and_back - (self.backward - self.weight)[e] + hops
         links = problem.links[np.array(edges[1:]) - 1]
         ends = _prefix_ends(problem.program.steps, problem.ranks, seconds, links, there_and_back)
-        step = np.zeros(problem.ranks)
-        np.add.at(step, np.arange(held.shape[0]) % problem.ranks, held @ t.step)
+        step = problem.placement.by_rank(np.pad(held @ t.step, (0, problem.stages - len(held))))
         return problem.over_cases((ends + step).max(axis=1))
 
 

@@ -127,19 +127,20 @@ class _Search:
     def _judge(self, edges: Edges) -> _Best:
         problem, ranks, listed = self.problem, self.problem.ranks, self.options.listed
         held = problem.slices(edges)
-        choices = [self.options.of(rank, held[rank::ranks]) for rank in range(ranks)]
+        stages_of = problem.placement.stages_of
+        choices = [self.options.of(rank, held[mine]) for rank, mine in enumerate(stages_of)]
         self.spent += A_LOOK * ranks + A_CALL * (self.options.listed - listed)
-        short = sum(self._short_bytes(rank, held[rank::ranks]) for rank in range(ranks) if not choices[rank])
+        short = sum(self._short_bytes(rank, held[mine]) for rank, mine in enumerate(stages_of) if not choices[rank])
         again = np.zeros_like(held)
         if short > 0:
             return _Best(short, np.inf, edges, again)
         for rank in range(ranks):
-            again[rank::ranks] = choices[rank][0]
+            again[stages_of[rank]] = choices[rank][0]
         seconds = self._play(held, again, edges)
         for rank in range(ranks):
             for other in choices[rank][1:]:
                 changed = again.copy()
-                changed[rank::ranks] = other
+                changed[stages_of[rank]] = other
                 if (took := self._play(held, changed, edges)) < seconds:
                     seconds, again = took, changed
         return _Best(0.0, seconds, edges, again)
@@ -200,7 +201,7 @@ class _Search:
         if here.short_bytes > 0:
             return True
         done = self.work[list(edges)]
-        by_rank = (done[1:] - done[:-1]).reshape(-1, self.problem.ranks, done.shape[1]).sum(axis=0)
+        by_rank = self.problem.placement.by_rank(done[1:] - done[:-1])
         return self.problem.over_cases(by_rank.max(axis=0)) < here.seconds
 
     def prove(self, until: float) -> bool:
@@ -247,17 +248,17 @@ class _Search:
 
     def _finish(self, edges: Edges, again: list[Ints]) -> bool:
         """All stages are cut: play what is left to choose."""
-        problem, ranks = self.problem, self.problem.ranks
+        problem, stages_of = self.problem, self.problem.placement.stages_of
         held = problem.slices(edges)
-        per_rank = [[np.stack(again)[rank::ranks]] for rank in range(ranks)]
+        per_rank = [[np.stack(again)[mine]] for mine in stages_of]
         if problem.chunks > 1:
-            per_rank = [self.options.of(rank, held[rank::ranks]) for rank in range(ranks)]
+            per_rank = [self.options.of(rank, held[mine]) for rank, mine in enumerate(stages_of)]
         for way in product(*per_rank):
             if self.spent > self.prove_until:
                 return False
             counts = np.empty_like(held)
             for rank, chosen in enumerate(way):
-                counts[rank::ranks] = chosen
+                counts[stages_of[rank]] = chosen
             took = self._play(held, counts, edges)
             if self.best.short_bytes > 0 or took < self.best.seconds * (1 - LEAST_GAIN):
                 self.best = _Best(0.0, took, edges, counts)

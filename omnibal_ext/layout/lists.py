@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
-from omnibal_ext.layout.anneal import Costs, State, anneal
+from omnibal_ext.layout.anneal import Costs, Places, State, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import COLUMNS, prefix_sums
 from omnibal_ext.schedule import Action, Schedule
@@ -125,6 +125,7 @@ def _costs(problem: LayoutProblem) -> Costs:
         room=float(problem.memory_bytes - profile.overhead_bytes),
         action_seconds=float(profile.action_seconds),
         iteration_seconds=float(profile.iteration_seconds),
+        places=Places(np.array(problem.placement.ranks_of), np.array(problem.placement.stages_of)),
         replicas=problem.cases[1],
     )
 

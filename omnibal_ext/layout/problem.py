@@ -20,7 +20,8 @@ from omnibal_ext.chain import FULL, KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.tables import COLUMNS, FULL_COLUMN, KindTables, kind_tables, prefix_sums
-from omnibal_ext.schedule import Schedule, build_schedule
+from omnibal_ext.placement import Placement
+from omnibal_ext.schedule import Schedule, build_schedule, placement_of
 from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
 
 Floats = NDArray[np.float64]
@@ -73,6 +74,11 @@ class LayoutProblem:
         return self.ranks * self.chunks
 
     @cached_property
+    def placement(self) -> Placement:
+        """Where the stages sit."""
+        return placement_of(self.schedule_name, self.ranks, self.chunks)
+
+    @cached_property
     def schedule(self) -> Schedule:
         """The lists of actions."""
         if self.lists is not None:
@@ -82,7 +88,7 @@ class LayoutProblem:
     @cached_property
     def program(self) -> Program:
         """The schedule laid flat for the simulator."""
-        return compile_schedule(self.schedule, self.microbatches, self.chunks)
+        return compile_schedule(self.schedule, self.microbatches, self.placement)
 
     @cached_property
     def kind_ids(self) -> Ints:
@@ -240,7 +246,7 @@ class LayoutProblem:
     def stage_peak_bytes(self, layout: Layout) -> list[float]:
         """Peak bytes of every pipeline rank, at the budgets."""
         held, again = self.counts(layout)
-        return [self.rank_bytes(r, held[r :: self.ranks], again[r :: self.ranks]) for r in range(self.ranks)]
+        return [self.rank_bytes(rank, held[mine], again[mine]) for rank, mine in enumerate(self.placement.stages_of)]
 
     def recompute_ids(self, edges: Sequence[int], again: Ints) -> tuple[tuple[int, ...], ...]:
         """The layer ids behind recompute counts int64 [stages, kinds]: the first layers of a kind in the stage."""
@@ -264,7 +270,7 @@ class LayoutProblem:
             backward -= weight
         seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
         ends = _case_ends(program.steps, program.ranks, seconds, self.links[np.array(edges[1:]) - 1])
-        step = (held @ t.step).reshape(-1, self.ranks).sum(axis=0) + self.profile.iteration_seconds
+        step = self.placement.by_rank(held @ t.step) + self.profile.iteration_seconds
         return self.over_cases((ends + step).max(axis=1))
 
     def over_cases(self, seconds: Floats) -> float:
@@ -280,7 +286,8 @@ class LayoutProblem:
         kept = ((held - again) * t.kept + again * t.recompute_kept) @ load
         late = ((held - again) * t.late + again * t.recompute_late) @ load
         transient = self.transient(held, again)
-        action, once_a_rank = self.profile.action_seconds, np.arange(self.stages) < self.ranks
+        action, places = self.profile.action_seconds, map(self.placement.rank_and_chunk, range(self.stages))
+        once_a_rank = np.array([chunk == 0 for _, chunk in places])
         split = self.program.split_backward
         return StageCosts(
             forward=held @ forward + action,

@@ -37,8 +37,7 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
     """
     held, everything = problem.counts(_everything(problem, edges))
     again = np.zeros_like(held)
-    for rank in range(problem.ranks):
-        mine = slice(rank, None, problem.ranks)
+    for rank, mine in enumerate(problem.placement.stages_of):
         ways = _ways_of_one_stage if problem.chunks == 1 else _ways_of_many_stages
         for way in ways(problem, rank, everything[mine]):
             if problem.rank_bytes(rank, held[mine], way) <= problem.memory_bytes:
@@ -89,7 +88,8 @@ def leanest_edges(problem: LayoutProblem) -> Edges:
     tables, kinds, stages = problem.tables, problem.kind_ids, problem.stages
     can = np.isin(np.arange(COLUMNS), (_VIT, _LLM))
     kept = np.where(can, tables.recompute_kept, tables.kept)
-    in_flight = [problem.held[s % problem.ranks][:, s // problem.ranks].max() for s in range(stages)]
+    places = map(problem.placement.rank_and_chunk, range(stages))
+    in_flight = [problem.held[rank][:, chunk].max() for rank, chunk in places]
     prefix = [np.concatenate([[0.0], np.cumsum((tables.fixed + n * kept)[kinds])]) for n in in_flight]
 
     def fill(level: float) -> Edges:
@@ -126,7 +126,7 @@ def _refuse_misfits(problem: LayoutProblem, layout: Layout) -> None:
     if short[rank] <= 0:
         return
     held, _ = problem.counts(layout)
-    weights = float((held[rank :: problem.ranks] @ problem.tables.fixed).sum())
+    weights = float((held[problem.placement.stages_of[rank]] @ problem.tables.fixed).sum())
     remedy = "more tensor or pipeline ranks, smaller budgets, or fewer microbatches in flight would help"
     if weights > problem.memory_bytes:
         remedy = "weights alone are over it: more tensor or pipeline ranks, or --use-distributed-optimizer would help"

@@ -172,10 +172,9 @@ def predictions(problem: LayoutProblem, layout: Layout) -> dict[str, Any]:
 
 def _limits(problem: LayoutProblem, layout: Layout, seconds: Any, peaks: list[float]) -> list[str]:
     """Per stage: "time" if its rank paces the pipeline, "memory" if it recomputes to fit, both, or "none"."""
-    by_rank = np.asarray(seconds).reshape(-1, problem.ranks).sum(axis=0)
+    by_rank = problem.placement.by_rank(seconds)
     limits = []
-    for stage, ids in enumerate(layout.recompute):
-        rank = stage % problem.ranks
+    for rank, ids in zip(problem.placement.ranks_of, layout.recompute, strict=True):
         slow = by_rank[rank] >= NEAR_LIMIT * by_rank.max()
         full = bool(ids) or peaks[rank] >= NEAR_LIMIT * problem.memory_bytes
         limits.append(" and ".join(["time"] * bool(slow) + ["memory"] * full) or "none")
@@ -197,4 +196,4 @@ def _alternative(problem: LayoutProblem, best: Candidate, other: Candidate) -> d
 
 def _rank_seconds(problem: LayoutProblem, layout: Layout) -> Any:
     costs = problem.stage_costs(layout)
-    return (costs.forward + costs.backward).sum(axis=1).reshape(-1, problem.ranks).sum(axis=0)
+    return problem.placement.by_rank((costs.forward + costs.backward).sum(axis=1))

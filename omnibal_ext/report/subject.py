@@ -108,7 +108,7 @@ class Subject:
 
     def measured_of(self, record: dict[str, Any]) -> Timeline:
         """A recorded iteration."""
-        return recorded(record, self.plan.pipeline_model_parallel_size, self.plan.virtual_pipeline_model_parallel_size)
+        return recorded(record, self.plan.placement)
 
     @property
     def timelines(self) -> list[Timeline]:

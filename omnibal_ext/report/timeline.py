@@ -16,8 +16,9 @@ from omnibal_ext.chain import KINDS, PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import FULL_COLUMN
+from omnibal_ext.placement import Placement
 from omnibal_ext.plan import Plan
-from omnibal_ext.schedule import Action, dependencies
+from omnibal_ext.schedule import Action, giver
 from omnibal_ext.units import GIB
 
 Phase = Literal["forward", "backward", "recompute", "weight"]
@@ -74,8 +75,7 @@ class Timeline:
 
     name: str
     lanes: tuple[Lane, ...]
-    ranks: int
-    chunks: int
+    placement: Placement
 
     @property
     def seconds(self) -> float:
@@ -87,9 +87,9 @@ class Timeline:
         where = {(lane.data_parallel_rank, lane.rank, s.action): (s, lane) for lane in self.lanes for s in lane.spans}
         found = []
         for (replica, rank, action), (span, lane) in where.items():
-            for other, needed in dependencies(action, rank, self.ranks, self.chunks):
-                if other != rank and (replica, other, needed) in where:
-                    found.append((*where[replica, other, needed], span, lane))
+            other, needed = giver(action, rank, self.placement) or (rank, action)
+            if other != rank and (replica, other, needed) in where:
+                found.append((*where[replica, other, needed], span, lane))
         return found
 
     def totals(self) -> dict[tuple[str, str], float]:
@@ -127,17 +127,17 @@ def predicted(problem: LayoutProblem, layout: Layout, iteration: int = 0, name: 
     """One iteration of the problem's packs, all data-parallel ranks, as the simulator plays it."""
     replicas = problem.cases[1]
     lanes = [lane for d in range(replicas) for lane in _lanes(problem, layout, iteration * replicas + d, d)]
-    return Timeline(name, tuple(lanes), problem.ranks, problem.chunks)
+    return Timeline(name, tuple(lanes), problem.placement)
 
 
 def _lanes(problem: LayoutProblem, layout: Layout, case: int, replica: int) -> Iterable[Lane]:
     play = problem.simulate(layout, case)
-    step = problem.stage_costs(layout, case).step.reshape(-1, problem.ranks).sum(axis=0)
+    step = problem.placement.by_rank(problem.stage_costs(layout, case).step)
     pieces = _Pieces(problem, layout, case)
     for rank in range(problem.ranks):
         spans = []
         for action, start, end in play.timeline(rank):
-            stage = action.chunk * problem.ranks + rank
+            stage = problem.placement.stages_of[rank][action.chunk]
             spans.append(Span(action, stage, start, end, pieces.of(action, stage)))
         end = spans[-1].end + float(step[rank])
         yield Lane(replica, rank, tuple(spans), end, tuple(play.memory_timeline(rank)))
@@ -175,14 +175,14 @@ class _Pieces:
         return [Piece(part, phase, total) for part, total in totals.items() if total > 0]
 
 
-def recorded(record: Mapping[str, Any], ranks: int, chunks: int) -> Timeline:
+def recorded(record: Mapping[str, Any], placement: Placement) -> Timeline:
     """The timeline in a line of timeline.jsonl, see `megatron.vlm.recorder`."""
     lanes = []
     for lane in record["lanes"]:
         spans = tuple(
             Span(
-                action := Action(kind, microbatch, chunk),
-                action.chunk * ranks + lane["rank"],
+                Action(kind, microbatch, chunk),
+                placement.stages_of[lane["rank"]][chunk],
                 start,
                 end,
                 tuple(Piece(part, phase, seconds) for part, phase, seconds in pieces),
@@ -191,7 +191,7 @@ def recorded(record: Mapping[str, Any], ranks: int, chunks: int) -> Timeline:
         )
         held = tuple((seconds, held) for seconds, held in lane["held"])
         lanes.append(Lane(lane["data_parallel_rank"], lane["rank"], spans, lane["end"], held))
-    return Timeline(f"measured, iteration {record['iteration']}", tuple(lanes), ranks, chunks)
+    return Timeline(f"measured, iteration {record['iteration']}", tuple(lanes), placement)
 
 
 def packs_of_record(record: Mapping[str, Any]) -> PackSizes:

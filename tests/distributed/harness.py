@@ -30,6 +30,7 @@ from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.executor import Executor
+from megatron.vlm.pipeline.executor import open_channels as open_channels_along
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.platform import CPU
@@ -43,6 +44,7 @@ from omnibal_ext.architectures.architecture import (
     SlidingWindow,
     VisionArchitecture,
 )
+from omnibal_ext.placement import Placement
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import Schedule
 from tests.engine.names import weights_by_checkpoint_name
@@ -249,7 +251,7 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
     """This rank's stages of the plan, wrapped in Megatron's DDP."""
 
     def provide(vp_stage: int | None = None, **_: object) -> Stage:
-        stage = plan.stages[stage_number(vp_stage)]
+        stage = plan.stages[stage_number(plan.placement, vp_stage)]
         own = replace(chain, language=copy(chain.language))  # as Megatron's providers: every chunk has its own
         return Stage(own, *stage.layers, *stage.recomputed, vp_stage)
 
@@ -293,9 +295,16 @@ MakeExecutor = Callable[[str, Schedule | None], Executor]
 """Of a schedule's name, and lists in its place."""
 
 
+def edges(ranks: int) -> list[tuple[int, int]]:
+    """Of pipeline ranks, those that any placement has."""
+    placements = (Placement.interleaved(ranks, 2), Placement.v_shaped(ranks, 3))
+    return sorted({edge for placement in placements for edge in placement.edges})
+
+
 def open_channels() -> Communicator:
     """As training does it. A message that takes longer than the flag says ends the run, on every channel."""
-    communicator = Executor()._ring(ProcessGroupCollection.use_mpu_process_groups())
+    pipeline = get_args().pipeline_model_parallel_size
+    communicator = open_channels_along(ProcessGroupCollection.use_mpu_process_groups(), edges(pipeline))
     limits = {channel._get_backend(CPU).options._timeout for channel in communicator.channels.values()}
     assert limits <= {timedelta(minutes=get_args().distributed_timeout_minutes)}, limits
     assert bool(limits) == (get_args().pipeline_model_parallel_size > 1)
@@ -325,7 +334,7 @@ def run_iteration(
     mine = packs[rank::ranks]
     iterators: list[Iterator[Microbatch]] = []
     for chunk in range(len(model)):
-        first, end = plan.stages[stage_number(chunk)].layers
+        first, end = plan.stages[stage_number(plan.placement, chunk)].layers
         iterators.append(iter([only_needed(pack, Needs.of(plan.chain[first:end])) for pack in mine]))
     for module in model:
         module.zero_grad_buffer()

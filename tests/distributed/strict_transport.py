@@ -47,9 +47,9 @@ class Once:
 class StrictCommunicator(Communicator):
     """A communicator whose sends wait for their receives, and whose rank synchronises now and then."""
 
-    def __init__(self, group: dist.ProcessGroup, seed: int) -> None:
-        super().__init__(group, PATIENCE)
-        self.answers = Communicator(group, PATIENCE).channels
+    def __init__(self, group: dist.ProcessGroup, edges: list[tuple[int, int]], seed: int) -> None:
+        super().__init__(group, edges, PATIENCE)
+        self.answers = Communicator(group, edges, PATIENCE).channels
         """Beside each channel one on which its receiver says that it has posted."""
         self.posted: list[Once] = []
         self.generator = random.Random(seed * 1000 + dist.get_rank())
@@ -62,7 +62,7 @@ class StrictCommunicator(Communicator):
                 work.wait()
             self.posted.clear()
 
-    def _send(self, tensor: Tensor, target: int, channel: dist.ProcessGroup | None) -> None:
+    def _send(self, tensor: Tensor, target: int, channel: dist.ProcessGroup) -> None:
         self.perhaps_synchronise()
         super()._send(tensor, target, channel)
         if tensor.numel():
@@ -71,9 +71,7 @@ class StrictCommunicator(Communicator):
             self.pending[-1] = Once(work), kept
             self.posted += [Once(answer), self.pending[-1][0]]
 
-    def _receive(
-        self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup | None
-    ) -> Receive:
+    def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup) -> Receive:
         self.perhaps_synchronise()
         receive = super()._receive(shape, dtype, source, channel)
         if receive.work is not None:
@@ -106,7 +104,8 @@ def main() -> None:
     assert launch is not None
     harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
     answers = torch.load(Path(path), weights_only=False)
-    communicator = StrictCommunicator(parallel_state.get_pipeline_model_parallel_group(), launch.seed)
+    group = parallel_state.get_pipeline_model_parallel_group()
+    communicator = StrictCommunicator(group, harness.edges(launch.pipeline), launch.seed)
     post_collectives(communicator.posted)
 
     @contextlib.contextmanager

@@ -11,7 +11,6 @@ import json
 import sys
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def iteration(
     from omnibal_ext.architectures.presets import preset
     from omnibal_ext.plan import Plan
 
-    communicator._all_edges = lambda ranks: [*pairwise(ranks)]  # nobody answers a gather here
+    communicator._all_pipelines = lambda ranks: [tuple(ranks)]  # nobody answers a gather here
     device.rank_of(tensor)
     args = start(name, tensor)
     args.pipeline_model_parallel_size = pipeline

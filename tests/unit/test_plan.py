@@ -36,7 +36,7 @@ def test_any_cut_holds_every_layer_once_and_survives_the_file(
 def test_virtual_stages_go_round_the_ranks() -> None:
     plan = Plan.from_cuts(CHAIN, (2, 4, 6), virtual_pipeline_model_parallel_size=2)
     assert plan.pipeline_model_parallel_size == 2
-    assert [plan.rank_and_chunk(s) for s in range(4)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [plan.placement.rank_and_chunk(s) for s in range(4)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert len(plan.build_schedule()) == 2
 
 

@@ -15,6 +15,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.vlm import pretrain
 from megatron.vlm.pretrain import Trainer
 from megatron.vlm.recorder import WARM_UP, Recorder, aligned, recorded_iterations
+from omnibal_ext.placement import Placement
 from omnibal_ext.plan import Plan, Stage
 from omnibal_ext.report.timeline import packs_of_record, recorded
 from tests.distributed import harness
@@ -106,7 +107,7 @@ def test_bytes_are_those_of_weights_state_and_what_autograd_keeps(record: dict[s
 
 
 def test_it_reads_as_a_timeline_of_these_packs_and_leaves_no_hook(record: dict[str, Any]) -> None:
-    timeline = recorded(record, ranks=1, chunks=1)
+    timeline = recorded(record, Placement.interleaved(1))
     assert timeline.seconds == record["lanes"][0]["end"]
     packs = packs_of_record(record)
     wanted = harness.sample_packs()[:MICROBATCHES]

@@ -17,6 +17,7 @@ from omnibal_ext.schedule import (
     in_flight_limits,
     interleaved_one_f_one_b,
     one_f_one_b,
+    placement_of,
     zero_bubble,
 )
 
@@ -26,7 +27,7 @@ def test_every_schedule_does_all_work_once_without_deadlock(
     name: str, ranks: int, microbatches: int, chunks: int
 ) -> None:
     schedule = build_schedule(name, ranks, microbatches, chunks)
-    check_schedule(schedule, microbatches, chunks)
+    check_schedule(schedule, microbatches, placement_of(name, ranks, chunks))
     check_packs(schedule, chunks)
 
 

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.schedule import SCHEDULE_NAMES, Action, Schedule, build_schedule, dependencies, one_f_one_b
+from omnibal_ext.placement import Placement
+from omnibal_ext.schedule import SCHEDULE_NAMES, Action, Schedule, build_schedule, one_f_one_b, placement_of
 from omnibal_ext.simulate import StageCosts, compile_schedule, simulate, step_seconds
+from tests.unit.drawn import drawn_lists, placements
 
 seconds = st.floats(0.01, 10.0)
 
@@ -26,7 +28,7 @@ def test_equal_stages_take_m_plus_p_minus_1_rounds(name: str, p: int, m: int, f:
 def test_interleaving_divides_the_bubble_by_the_chunks(p: int, extra: int, v: int, f: float, b: float) -> None:
     """Narayanan et al. 2021: bubble (p - 1)(f + b) / v; here also for microbatches that the ranks do not divide."""
     m = p + extra
-    program = compile_schedule(build_schedule("1f1b", p, m, v), m, v)
+    program = compile_schedule(build_schedule("1f1b", p, m, v), m, Placement.interleaved(p, v))
     costs = StageCosts.uniform(m, [f / v] * (p * v), [b / v] * (p * v))
     assert step_seconds(program, costs) == pytest.approx(m * (f + b) + (p - 1) * (f + b) / v)
 
@@ -37,7 +39,7 @@ def test_zero_bubble_waits_only_for_the_pipe_to_fill(name: str, p: int, extra: i
     no more memory, one part of a group more at most."""
     m = p + extra
     costs = StageCosts.uniform(m, [1.0] * p * v, [2.0] * p * v, weight=[1.0] * p * v)
-    seconds = step_seconds(compile_schedule(build_schedule(name, p, m, v), m, v), costs)
+    seconds = step_seconds(compile_schedule(build_schedule(name, p, m, v), m, placement_of(name, p, v)), costs)
     least = 3 * m * v + (p - 1)
     assert seconds == pytest.approx(least) if v == 1 or name == "zb_h2" else least <= seconds + 1e-9 <= least + p
 
@@ -54,47 +56,74 @@ def test_transfers_delay_and_the_last_part_of_the_step_is_added() -> None:
     assert simulate(program, costs).step_seconds == step_seconds(program, costs)
 
 
-def _slow(schedule: Schedule, costs: StageCosts, chunks: int) -> dict[tuple[int, Action], float]:
-    """Ends by repeated relaxation of the definition."""
-    ranks, split = len(schedule), any(a.kind == "W" for a in schedule[0])
-    ends: dict[tuple[int, Action], float] = {}
-    while len(ends) < sum(map(len, schedule)):
+def _slow(
+    schedule: Schedule, costs: StageCosts, ranks_of: tuple[int, ...]
+) -> tuple[dict[tuple[int, Action], float], list[float]]:
+    """Ends, and most bytes of ranks, by repeated relaxation of the definition over stages."""
+    split = any(a.kind == "W" for a in schedule[0])
+    own = [[s for s, rank in enumerate(ranks_of) if rank == r] for r in range(len(schedule))]
+    ends: dict[tuple[str, int, int], float] = {}
+    found: dict[tuple[int, Action], float] = {}
+    while len(found) < sum(map(len, schedule)):
         for r, actions in enumerate(schedule):
             before = 0.0
             for a in actions:
-                waits = dependencies(a, r, ranks, chunks)
-                if any(w not in ends for w in waits):
+                s, m = own[r][a.chunk], a.microbatch
+                waits = {"F": [("F", s - 1)], "B": [("F", s), ("B", s + 1)], "W": [("B", s)]}[a.kind]
+                waits = [(kind, there) for kind, there in waits if 0 <= there < len(ranks_of)]
+                if any((kind, there, m) not in ends for kind, there in waits):
                     break
-                s, m = a.chunk * ranks + r, a.microbatch
-                arrivals = [before]
-                for other, w in waits:
-                    there = w.chunk * ranks + other
-                    arrivals.append(ends[other, w] + (costs.transfer[min(s, there), m] if there != s else 0))
+                away = [there for _, there in waits if ranks_of[there] != r]
+                arrivals = [ends[kind, there, m] for kind, there in waits if there not in away]
+                arrivals += [ends[a.kind, there, m] + costs.transfer[min(s, there), m] for there in away]
                 cost = {"F": costs.forward[s, m], "B": costs.backward[s, m], "W": costs.weight[s, m]}[a.kind]
                 cost -= costs.weight[s, m] if split and a.kind == "B" else 0
-                before = ends[r, a] = max(arrivals) + cost
-    return ends
+                before = found[r, a] = ends[a.kind, s, m] = max([before, *arrivals]) + cost
+    peaks = []
+    for r, actions in enumerate(schedule):
+        held = most = 0.0
+        for a in actions:
+            s, m = own[r][a.chunk], a.microbatch
+            late = costs.late[s, m] if split else 0.0
+            most = max(most, held + (costs.transient[s, m] if a.kind == "B" else 0.0))
+            held += {"F": costs.kept[s, m], "B": late - costs.kept[s, m], "W": -late}[a.kind]
+            most = max(most, held)
+        peaks.append(most + sum(costs.fixed_bytes[s] for s in own[r]))
+    return found, peaks
+
+
+def _follows_the_definition(schedule: Schedule, placement: Placement, m: int, seed: int) -> None:
+    random, stages = np.random.default_rng(seed), placement.stages
+    forward, backward, transfer, kept, late, transient = random.uniform(0.1, 2, (6, stages, m))
+    fixed, step = random.uniform(0.1, 2, (2, stages))
+    costs = StageCosts(forward, backward, backward * 0.4, transfer, kept, late, transient, fixed, step)
+    program = compile_schedule(schedule, m, placement)
+    played = simulate(program, costs)
+    slow, peaks = _slow(schedule, costs, placement.ranks_of)
+    last = [max(end for (rank, _), end in slow.items() if rank == r) for r in range(placement.ranks)]
+    for r in range(placement.ranks):
+        timeline = played.timeline(r)
+        assert [action for action, _, _ in timeline] == schedule[r]
+        assert [end for _, _, end in timeline] == pytest.approx([slow[r, a] for a in schedule[r]])
+        assert all(one[2] <= two[1] + 1e-12 for one, two in pairwise(timeline))
+        last[r] += sum(step[s] for s in range(stages) if placement.ranks_of[s] == r)
+    assert played.step_seconds == step_seconds(program, costs) == pytest.approx(max(last))
+    assert played.peak_bytes.tolist() == pytest.approx(peaks)
+    busy = (forward + backward).sum()
+    assert played.bubble_fraction == pytest.approx(1 - busy / (placement.ranks * max(slow.values())))
 
 
 @settings(max_examples=60)
 @given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 2**31))
 def test_any_schedule_with_any_costs_follows_the_definition(name: str, p: int, m: int, v: int, seed: int) -> None:
-    random = np.random.default_rng(seed)
     v = 1 if name == "gpipe" and seed % 2 else v
-    forward, backward, transfer, kept, late = random.uniform(0.1, 2, (5, p * v, m))
-    zeros = np.zeros(p * v)
-    costs = StageCosts(forward, backward, backward * 0.4, transfer, kept, late, np.zeros((p * v, m)), zeros, zeros)
-    schedule = build_schedule(name, p, m, v)
-    program = compile_schedule(schedule, m, v)
-    played = simulate(program, costs)
-    slow = _slow(schedule, costs, v)
-    for r in range(p):
-        timeline = played.timeline(r)
-        assert [action for action, _, _ in timeline] == schedule[r]
-        assert [end for _, _, end in timeline] == pytest.approx([slow[r, a] for a in schedule[r]])
-        assert all(one[2] <= two[1] + 1e-12 for one, two in pairwise(timeline))
-    assert played.step_seconds == step_seconds(program, costs) == pytest.approx(max(slow.values()))
-    assert played.bubble_fraction == pytest.approx(1 - (forward + backward).sum() / (p * max(slow.values())))
+    _follows_the_definition(build_schedule(name, p, m, v), placement_of(name, p, v), m, seed)
+
+
+@settings(max_examples=60)
+@given(placements, st.integers(1, 6), st.integers(0, 2**31))
+def test_any_lists_on_any_placement_follow_the_definition(placement: Placement, m: int, seed: int) -> None:
+    _follows_the_definition(drawn_lists(placement, m, seed), placement, m, seed)
 
 
 @given(st.integers(1, 6), st.integers(1, 12))

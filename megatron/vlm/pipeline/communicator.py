@@ -1,11 +1,13 @@
 """How tensors travel between stages: shapes are known on both sides, nothing is exchanged beforehand.
 
-Every pair of neighbours on the ring of pipeline ranks has two channels, activations one way and gradients the other.
-Each channel is a process group of its own, so a message waits only for those before it on its own channel and the two
-directions can never block each other. All channels are opened at the start, in one order on all ranks: NCCL would open
-each at its first message, where the neighbours of a rank disagree on which comes first.
+Wherever the placement has activations travel from one rank to another there are two channels: activations go one way,
+gradients the other. (Two ranks of a V have four: there activations go both ways.) Each channel is a process group of
+its own, so a message waits only for those before it on its own channel, and they are taken in the order in which they
+were sent (`omnibal_ext.posting`): ranks are free in all else. All channels are opened at the start, in one order on all
+ranks: NCCL would open each at its first message, where the neighbours of a rank disagree on which comes first.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -41,44 +43,50 @@ class Communicator:
     device = "cuda"
     """Where messages start and arrive."""
 
-    def __init__(self, pipeline_group: dist.ProcessGroup, timeout: timedelta | None = None) -> None:
-        """All ranks of the job open the channels together. A message that takes longer than `timeout` is an error."""
-        ranks = dist.get_process_group_ranks(pipeline_group)
-        here = dist.get_rank(pipeline_group)
-        self.previous, self.next = ranks[here - 1], ranks[(here + 1) % len(ranks)]
+    def __init__(
+        self, pipeline_group: dist.ProcessGroup, edges: Sequence[tuple[int, int]], timeout: timedelta | None = None
+    ) -> None:
+        """All ranks of the job open the channels together, for activations along `edges` (source, target) of pipeline
+        ranks and gradients against them. A message that takes longer than `timeout` is an error."""
+        self.ranks = dist.get_process_group_ranks(pipeline_group)
+        self.here = dist.get_rank(pipeline_group)
         self.progress = Progress(timeout)
         self.pending: list[tuple[dist.Work | None, Tensor]] = []
-        self.channels: dict[tuple[int, str], dist.ProcessGroup] = {}
-        for source, target in _all_edges(ranks):
-            for kind in ("activation", "gradient"):
-                group = create_group(
-                    sorted({source, target}),
-                    timeout=timeout,
-                    pg_options=platform.point_to_point_options(),
-                    group_desc=f"pipeline_{kind}",
-                )
-                if ranks[here] in (source, target):
-                    self.channels[source, kind] = group
-                    _open(group, self.device, *((source, target) if kind == "activation" else (target, source)))
-        self.rank = ranks[here]
+        self.channels: dict[tuple[int, int, str], dist.ProcessGroup] = {}
+        """By source and target among this pipeline's ranks, and what travels."""
+        for pipeline in _all_pipelines(self.ranks):
+            for source, target in edges:
+                self._make(pipeline, source, target, "activation", timeout)
+                self._make(pipeline, target, source, "gradient", timeout)
 
-    def send_activation(self, tensor: Tensor) -> None:
-        """Start sending a stage's output to the next pipeline rank."""
-        self._send(tensor, self.next, self.channels.get((self.rank, "activation")))
+    def _make(self, pipeline: Sequence[int], source: int, target: int, kind: str, timeout: timedelta | None) -> None:
+        """Make a channel with all ranks; open it if it is ours."""
+        ends = pipeline[source], pipeline[target]
+        options = platform.point_to_point_options()
+        group = create_group(sorted(ends), timeout=timeout, pg_options=options, group_desc=f"pipeline_{kind}")
+        if self.ranks[self.here] in ends:
+            self.channels[source, target, kind] = group
+            _open(group, self.device, *ends)
 
-    def send_gradient(self, tensor: Tensor) -> None:
-        """Start sending the gradient of a stage's input to the previous pipeline rank."""
-        self._send(tensor, self.previous, self.channels.get((self.previous, "gradient")))
+    def send_activation(self, tensor: Tensor, target: int) -> None:
+        """Start sending a stage's output to the pipeline rank of the next stage."""
+        self._send(tensor, self.ranks[target], self.channels[self.here, target, "activation"])
 
-    def receive_activation(self, shape: tuple[int, ...], dtype: torch.dtype) -> Receive:
-        """Start receiving a stage's input from the previous pipeline rank."""
-        receive = self._receive(shape, dtype, self.previous, self.channels.get((self.previous, "activation")))
-        return replace(receive, message=f"its activation from rank {self.previous}")
+    def send_gradient(self, tensor: Tensor, target: int) -> None:
+        """Start sending the gradient of a stage's input to the pipeline rank of the stage before."""
+        self._send(tensor, self.ranks[target], self.channels[self.here, target, "gradient"])
 
-    def receive_gradient(self, shape: tuple[int, ...], dtype: torch.dtype) -> Receive:
-        """Start receiving the gradient of a stage's output from the next pipeline rank."""
-        receive = self._receive(shape, dtype, self.next, self.channels.get((self.rank, "gradient")))
-        return replace(receive, message=f"its gradient from rank {self.next}")
+    def receive_activation(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
+        """Start receiving a stage's input from the pipeline rank of the stage before."""
+        return self._receive_kind("activation", shape, dtype, source)
+
+    def receive_gradient(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
+        """Start receiving the gradient of a stage's output from the pipeline rank of the next stage."""
+        return self._receive_kind("gradient", shape, dtype, source)
+
+    def _receive_kind(self, kind: str, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
+        receive = self._receive(shape, dtype, self.ranks[source], self.channels[source, self.here, kind])
+        return replace(receive, message=f"its {kind} from rank {self.ranks[source]}")
 
     def finish(self) -> None:
         """Wait until everything sent has left."""
@@ -87,16 +95,14 @@ class Communicator:
                 work.wait()
         self.pending.clear()
 
-    def _send(self, tensor: Tensor, target: int, channel: dist.ProcessGroup | None) -> None:
+    def _send(self, tensor: Tensor, target: int, channel: dist.ProcessGroup) -> None:
         if tensor.numel():
             # A detached alias keeps the memory alive while it travels, even when the output is released.
             tensor = tensor.detach().contiguous()
             self.pending = [(work, kept) for work, kept in self.pending if work is not None and not work.is_completed()]
             self.pending.append((dist.isend(tensor, target, group=channel), tensor))
 
-    def _receive(
-        self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup | None
-    ) -> Receive:
+    def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup) -> Receive:
         with platform.beside_computing("receiving"):
             tensor = torch.empty(shape, dtype=dtype, device=self.device)
             return Receive(tensor, dist.irecv(tensor, source, group=channel) if tensor.numel() else None)
@@ -111,9 +117,8 @@ def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> 
     work.wait()
 
 
-def _all_edges(ranks: list[int]) -> list[tuple[int, int]]:
-    """(source, target) of the rings of all pipelines, in one order on all ranks: making a group takes everyone."""
+def _all_pipelines(ranks: list[int]) -> list[tuple[int, ...]]:
+    """The ranks of all pipelines, in one order on all ranks: making a group takes everyone."""
     everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, ranks)
-    pipelines = sorted({tuple(pipeline) for pipeline in everyone if len(pipeline) > 1})
-    return [edge for pipeline in pipelines for edge in zip(pipeline, (*pipeline[1:], pipeline[0]), strict=True)]
+    return sorted({tuple(pipeline) for pipeline in everyone if len(pipeline) > 1})

@@ -21,13 +21,26 @@ from megatron.vlm.pipeline.data_parallel import OrderedReductions
 from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
+from omnibal_ext.placement import Placement
 from omnibal_ext.posting import Postings, with_posts
-from omnibal_ext.schedule import Schedule, build_schedule, check_packs, counts_of, has_weight_gradients
+from omnibal_ext.schedule import (
+    Schedule,
+    build_schedule,
+    check_packs,
+    counts_of,
+    has_weight_gradients,
+    placement_of,
+)
 
 
 def install(executor: Callable[..., Any]) -> None:
     """Make Megatron's training and evaluation loops run `executor`."""
     training.get_forward_backward_func = lambda *_, **__: executor
+
+
+def open_channels(groups: ProcessGroupCollection, edges: Sequence[tuple[int, int]]) -> Communicator:
+    """The channels of a run along these edges of pipeline ranks, with the time limit that the run's flags say."""
+    return Communicator(groups.pp, edges, timedelta(minutes=get_args().distributed_timeout_minutes))
 
 
 class Executor:
@@ -76,7 +89,8 @@ class Executor:
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator] * len(modules)
         config = get_model_config(modules[0])
         chunks = [Chunk(module, iterator, config) for module, iterator in zip(modules, iterators, strict=True)]
-        postings = self._schedule(groups.pp.size(), num_microbatches, chunks)
+        placement = placement_of(self.schedule_name, groups.pp.size(), len(chunks))
+        postings = self._schedule(placement, num_microbatches, chunks)
         for chunk in chunks:
             if chunk.overlaps:
                 self.reductions.attach(chunk.module)
@@ -102,7 +116,8 @@ class Executor:
             )
             return result
 
-        iteration = Iteration(self._ring(groups), chunks, forward, self.weight_gradients, self.watch)
+        self._communicator = self._communicator or open_channels(groups, placement.edges)
+        iteration = Iteration(self._communicator, placement, chunks, forward, self.weight_gradients, self.watch)
         steps = postings[groups.pp.rank()]
         iteration.run([step for step in steps if step.kind == "F"] if forward_only else steps)
         if not forward_only:
@@ -111,19 +126,13 @@ class Executor:
             config.timers("forward-backward").stop()
         return records
 
-    def _ring(self, groups: ProcessGroupCollection) -> Communicator:
-        if self._communicator is None:
-            timeout = timedelta(minutes=get_args().distributed_timeout_minutes)
-            self._communicator = Communicator(groups.pp, timeout)
-        return self._communicator
-
-    def _schedule(self, ranks: int, num_microbatches: int, chunks: Sequence[Chunk]) -> Postings:
+    def _schedule(self, placement: Placement, num_microbatches: int, chunks: Sequence[Chunk]) -> Postings:
         """The lists for these counts, checked once; linear layers are readied where they split the backward."""
-        key = (ranks, num_microbatches, len(chunks))
+        key = (placement.ranks, num_microbatches, placement.chunks)
         if key not in self._postings:
             schedule = self.lists.get(key) or build_schedule(self.schedule_name, *key)
-            postings = with_posts(schedule, num_microbatches, len(chunks))
-            check_packs(schedule, len(chunks))
+            postings = with_posts(schedule, num_microbatches, placement)
+            check_packs(schedule, placement.chunks)
             if has_weight_gradients(schedule):
                 for chunk in chunks:
                     self.weight_gradients.attach(chunk.stage)

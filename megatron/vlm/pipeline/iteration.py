@@ -19,8 +19,9 @@ from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.data_parallel import finish_gathers, start_gathers
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
+from omnibal_ext.placement import Placement
 from omnibal_ext.posting import Post
-from omnibal_ext.schedule import Action
+from omnibal_ext.schedule import Action, giver, taker
 
 Watch = Callable[[Action], contextlib.AbstractContextManager[Any]]
 
@@ -73,8 +74,8 @@ class Iteration:
     1. Where the optimizer left each weight on one data-parallel rank, all gathers start, in one order on all ranks.
        Links wait for their own weights; a pack without tiles passes links by, and waits for all.
     2. Receives are posted where the list says (`omnibal_ext.posting`): they travel while other actions are computed.
-    3. F: take the pack and the input, compute, send the output on; meanwhile the next pack is copied to the device.
-    4. B: take the output's gradient, compute, send the input's gradient back. Where nothing up to the stage is trained,
+    3. F: take the pack and the input, compute, hand the output on; meanwhile the next pack is copied to the device.
+    4. B: take the output's gradient, compute, hand the input's gradient back. Where nothing up to the stage is trained,
        there is nothing to do, and nothing comes or goes.
     5. W: compute the weights' gradients that B put aside.
     6. The data-parallel reduction of a chunk runs beside its last backward, or follows its last W.
@@ -83,13 +84,15 @@ class Iteration:
     def __init__(
         self,
         communicator: Communicator,
+        placement: Placement,
         chunks: Sequence[Chunk],
         forward: Callable[[Chunk, Microbatch, Tensor | None, int], tuple[Tensor, Tensor]],
         weight_gradients: WeightGradients,
         watch: Watch,
     ) -> None:
         """`forward(chunk, pack, input, microbatch)` gives the output, and the loss's normaliser on the last stage."""
-        self.communicator, self.chunks, self.forward = communicator, chunks, forward
+        self.communicator, self.placement, self.chunks, self.forward = communicator, placement, chunks, forward
+        self.rank = communicator.here
         self.weight_gradients, self.watch = weight_gradients, watch
         self.arrivals: list[Arrivals] = []
         self.packs: dict[Action, Microbatch] = {}
@@ -128,14 +131,26 @@ class Iteration:
     def _post_receive(self, action: Action) -> None:
         """Start receiving what `action` needs, if anything comes."""
         stage, communicator = self.chunks[action.chunk].stage, self.communicator
-        dtype = self.chunks[action.chunk].config.pipeline_dtype
+        dtype, given = self.chunks[action.chunk].config.pipeline_dtype, giver(action, self.rank, self.placement)
+        assert given is not None  # the ends of the chain have nothing to post
         if action.kind == "F":
             entering = stage.input_shape(self._pack(action))
-            assert entering is not None  # the first stage has nothing to post
-            self.receives[action] = communicator.receive_activation(entering, dtype)
+            assert entering is not None
+            self.receives[action] = communicator.receive_activation(entering, dtype, given[0])
         elif stage.receives_gradient:
             leaving = self.flights[action.microbatch, action.chunk].output_shape
-            self.receives[action] = communicator.receive_gradient(leaving, dtype)
+            self.receives[action] = communicator.receive_gradient(leaving, dtype, given[0])
+
+    def _hand_on(self, action: Action, tensor: Tensor, send: Callable[[Tensor, int], None]) -> None:
+        """Give what `action` made to the stage that takes it: by `send`, or as it is within this rank."""
+        takes = taker(action, self.rank, self.placement)
+        assert takes is not None
+        rank, taking = takes
+        if rank == self.rank:
+            # Detached, as a message is: the graphs of two stages stay apart. It lives on where the output is released.
+            self.receives[taking] = Receive(tensor.detach(), None, "what this rank made")
+        else:
+            send(tensor, rank)
 
     def _received(self, action: Action) -> Tensor | None:
         """What came for `action`; None where nothing does."""
@@ -164,7 +179,7 @@ class Iteration:
         self.arrivals[action.chunk].look_ahead()
         self.normaliser += normaliser
         if not chunk.stage.post_process:
-            self.communicator.send_activation(output)
+            self._hand_on(action, output, self.communicator.send_activation)
         if self.last:
             keep = output if chunk.stage.has_backward else None
             self.flights[action.microbatch, action.chunk] = Flight(entering, keep, output.shape)
@@ -181,7 +196,7 @@ class Iteration:
             with self.watch(action), reduces, aside:
                 input_gradient = schedules.backward_step(entering, flight.output, gradient, chunk.config)
             if chunk.stage.sends_gradient:
-                self.communicator.send_gradient(input_gradient)
+                self._hand_on(action, input_gradient, self.communicator.send_gradient)
         flight.entering = flight.output = None
         if not self.split:
             del self.flights[action.microbatch, action.chunk]

@@ -16,6 +16,7 @@ from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.native import View, Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
+from omnibal_ext.placement import Placement
 
 
 class Stage(MegatronModule):
@@ -164,7 +165,6 @@ def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, .
     return weights[0].new_empty(shape) + touched * 0
 
 
-def stage_number(vp_stage: int | None) -> int:
-    """Place of this rank's chunk in the order the data flows: stage s sits on rank s % P."""
-    ranks = parallel_state.get_pipeline_model_parallel_world_size()
-    return (vp_stage or 0) * ranks + parallel_state.get_pipeline_model_parallel_rank()
+def stage_number(placement: Placement, vp_stage: int | None) -> int:
+    """Place of this rank's chunk in the order the data flows."""
+    return placement.stages_of[parallel_state.get_pipeline_model_parallel_rank()][vp_stage or 0]

@@ -29,7 +29,7 @@ def embedding_ranks(plan: Plan) -> Callable[..., list[int]]:
         for number, stage in enumerate(plan.stages)
         if any(stage.layers[0] <= i < stage.layers[1] for i in layers)
     ]
-    holders = sorted({plan.rank_and_chunk(stage)[0] for stage in stages})
+    holders = sorted({plan.placement.ranks_of[stage] for stage in stages})
     return lambda ranks, *_: [ranks[holder] for holder in holders]
 
 

@@ -33,7 +33,7 @@ def measure_links(stopwatch: Stopwatch) -> Links:
         return Links()
     pairs = [dist.new_group([rank, rank + half]) for rank in range(half)]
     pair = pairs[here % half]
-    ring = Communicator(pair)
+    ring = Communicator(pair, [(0, 1)])
     small, large = (torch.zeros(size // 4, device="cuda") for size in (4, TRANSFER_BYTES))
     gradients = torch.zeros(REDUCTION_BYTES // 4, device="cuda")
     runs = {
@@ -54,9 +54,9 @@ def _there_and_back(ring: Communicator, tensor: torch.Tensor, first: bool) -> No
     """On the channels that training uses: an activation there, a gradient back."""
     shape = tuple(tensor.shape)
     if first:
-        ring.send_activation(tensor)
-        ring.receive_gradient(shape, tensor.dtype).wait()
+        ring.send_activation(tensor, 1)
+        ring.receive_gradient(shape, tensor.dtype, 1).wait()
     else:
-        ring.receive_activation(shape, tensor.dtype).wait()
-        ring.send_gradient(tensor)
+        ring.receive_activation(shape, tensor.dtype, 0).wait()
+        ring.send_gradient(tensor, 0)
     ring.finish()

@@ -79,7 +79,7 @@ def test_lists_never_lose_and_always_fit_and_run(seed: int, search: int) -> None
     except UserError:
         return
     built, layout = build_lists(problem, start.layout, 0.02, search)
-    check_schedule(built.schedule, problem.microbatches, problem.chunks)
+    check_schedule(built.schedule, problem.microbatches, problem.placement)
     check_packs(built.schedule, problem.chunks)
     assert replace(built, packs=None).simulate(layout).peak_bytes.max() <= problem.memory_bytes * (1 + 1e-12)
     assert built.step_seconds(layout) <= start.step_seconds

@@ -9,10 +9,14 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.pipeline import communicator
 from megatron.vlm.pipeline.communicator import Communicator
+from omnibal_ext.placement import Placement
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_every_channel_is_made_by_all_and_opened_by_its_two(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("edges", [Placement.interleaved(3, 2).edges, Placement.v_shaped(3, 2).edges])
+def test_every_channel_is_made_by_all_and_opened_by_its_two(
+    edges: tuple[tuple[int, int], ...], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the options of messages between neighbours, and a limit of time."""
     made: list[tuple[list[int], str]] = []
     opened: list[tuple[int, int]] = []
@@ -24,16 +28,16 @@ def test_every_channel_is_made_by_all_and_opened_by_its_two(rank: int, monkeypat
 
     monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda _: [0, 1, 2])
     monkeypatch.setattr(torch.distributed, "get_rank", lambda _=None: rank)
-    monkeypatch.setattr(communicator, "_all_edges", lambda ranks: [(0, 1), (1, 2), (2, 0)])
+    monkeypatch.setattr(communicator, "_all_pipelines", lambda ranks: [(0, 1, 2)])
     monkeypatch.setattr(platform, "point_to_point_options", lambda: "options")
     monkeypatch.setattr(communicator, "create_group", create_group)
     monkeypatch.setattr(communicator, "_open", lambda group, device, *ends: opened.append(ends))
-    found = Communicator(object(), timedelta(minutes=2))  # type: ignore[arg-type]
-    pairs = [(ranks, f"pipeline_{kind}") for ranks in ([0, 1], [1, 2], [0, 2]) for kind in ("activation", "gradient")]
+    found = Communicator(object(), edges, timedelta(minutes=2))  # type: ignore[arg-type]
+    pairs = [(sorted(edge), f"pipeline_{kind}") for edge in edges for kind in ("activation", "gradient")]
     assert made == pairs
-    both_ways = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 0), (0, 2)]
+    both_ways = [ends for edge in edges for ends in (edge, edge[::-1])]
     assert opened == [ends for ends in both_ways if rank in ends]
-    assert len(set(found.channels.values())) == 4
+    assert len(set(found.channels.values())) == len(opened)
 
 
 class Options:

@@ -11,6 +11,7 @@ import pytest
 
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
+from omnibal_ext.placement import Placement
 from omnibal_ext.report.breakdown import CAUSES, EXECUTOR, FILL, NEEDED, RECOMPUTED, REPLICAS, breakdown, limit_of
 from omnibal_ext.report.timeline import OTHER, Piece, Span, Timeline, predicted, recorded, waits
 from omnibal_ext.report.trace import trace
@@ -74,7 +75,7 @@ def test_the_slowest_replica_and_rank_are_named() -> None:
                 for kind, start, end, d in lanes
             ],
         },
-        ranks=1, chunks=1,
+        Placement.interleaved(1),
     )  # fmt: skip
     assert timeline.lanes[1].spans[0] == span("F", 0.0, 4.0)
     assert limit_of(timeline).lane.data_parallel_rank == 1

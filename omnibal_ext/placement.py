@@ -1,0 +1,82 @@
+"""Where stages sit: on which pipeline rank each stage is, in the order the data flows. A rank's stages are its chunks.
+
+    chain                 stage 0 -> stage 1 -> stage 2 -> stage 3      two ranks, two chunks
+    interleaved, on rank        0          1          0          1
+    V-shaped, on rank           1          0          0          1      stage 1 hands over to stage 2 within rank 0
+
+The last stage is on the last rank, always: from there Megatron reports the loss. So the V stands with its two ends on
+the last rank, with an even number of chunks; with an odd one the chain begins on rank 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A map from stages to ranks, on which every rank has as many stages as the others."""
+
+    ranks_of: tuple[int, ...]
+    """The pipeline rank of every stage."""
+
+    @classmethod
+    def interleaved(cls, ranks: int, chunks: int = 1) -> "Placement":
+        """Round and round: stage s on rank s % ranks. With one chunk, stage s on rank s."""
+        return cls(tuple(range(ranks)) * chunks)
+
+    @classmethod
+    def v_shaped(cls, ranks: int, chunks: int = 2) -> "Placement":
+        """Up and down the ranks: the stages on both sides of a turn are on one rank (Qi et al. 2024, V-shape)."""
+        ways = (tuple(range(ranks)), tuple(reversed(range(ranks))))
+        return cls(sum((ways[(chunks - 1 - way) % 2] for way in range(chunks)), ()))
+
+    @cached_property
+    def ranks(self) -> int:
+        """How many ranks there are."""
+        return 1 + max(self.ranks_of)
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return len(self.ranks_of)
+
+    @property
+    def chunks(self) -> int:
+        """Stages of every rank."""
+        return self.stages // self.ranks
+
+    @cached_property
+    def stages_of(self) -> tuple[list[int], ...]:
+        """The stages of every rank, in the order the data flows: its chunks 0, 1, ..."""
+        return tuple([s for s, rank in enumerate(self.ranks_of) if rank == place] for place in range(self.ranks))
+
+    @cached_property
+    def _chunks_of(self) -> list[int]:
+        return [self.stages_of[rank].index(stage) for stage, rank in enumerate(self.ranks_of)]
+
+    def rank_and_chunk(self, stage: int) -> tuple[int, int]:
+        """Where a stage sits: pipeline rank, and chunk on that rank."""
+        return self.ranks_of[stage], self._chunks_of[stage]
+
+    @cached_property
+    def crosses(self) -> NDArray[np.bool_]:
+        """bool [stages - 1]: whether what stage s makes for stage s + 1 goes to another rank."""
+        ranks = np.array(self.ranks_of)
+        return np.asarray(ranks[1:] != ranks[:-1])
+
+    @property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """(source, target) of the ranks between which activations travel, each once; gradients go the other way."""
+        pairs = zip(self.ranks_of, self.ranks_of[1:], strict=False)
+        return tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
+
+    def by_rank(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sums over each rank's stages: float64 [stages, ...] -> [ranks, ...]."""
+        of_stages = np.asarray(values, dtype=np.float64)
+        found = np.zeros((self.ranks, *of_stages.shape[1:]))
+        np.add.at(found, list(self.ranks_of), of_stages)
+        return found
