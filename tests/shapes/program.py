@@ -40,6 +40,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     from megatron.vlm.pipeline.stage import Stage
     from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
     from omnibal_ext.architectures.presets import preset
+    from omnibal_ext.chain import RECOMPUTABLE_KINDS
 
     args = start(name, tensor)
     model = preset(name)
@@ -61,6 +62,9 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
             shape[0] *= 1 + chain.features_before(link, pack)
             entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         found[kind] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
+        if kind in RECOMPUTABLE_KINDS:
+            cheap, entering.grad = Stage(chain, link, link + 1, recompute_cheap=(link,)), None
+            found[kind]["cheap"] = count(cheap, lambda s=cheap, e=entering: run(s, e, pack))
         split = Stage(late, link, link + 1)
         found[kind]["late"] = held_until_w(split, lambda s=split, e=entering: run(s, e, pack))
     whole = Stage(chain, 0, len(chain.kinds))

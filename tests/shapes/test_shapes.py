@@ -84,6 +84,22 @@ def test_plans_count_the_bytes_that_wait_for_w(machine: tuple[str, dict[str, dic
             assert counted == pytest.approx(machine[1][name][kind]["late"], rel=0.05), (name, kind)
 
 
+def test_plans_count_what_cheap_outputs_give_back_and_take(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    """Bytes kept, and bytes read and written more than where they are kept; no product and no attention runs again."""
+    for name, (tensor, tiles, tokens) in MODELS.items():
+        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor)
+        for kind in ("vit", "llm"):
+            plain, cheap = machine[1][name][kind], machine[1][name][kind]["cheap"]
+            counted = profile.layers[kind].recompute_cheap_kept_bytes
+            work = layer_works(preset(name), tiles, tokens, tensor)[kind]
+            assert counted == pytest.approx(cheap["kept"], rel=0.05), (name, kind)
+            stream = work.tokens * work.width * 2 / tensor
+            assert cheap["bytes"] - plain["bytes"] == pytest.approx(work.cheap_passes * stream, rel=0.05), (name, kind)
+            assert cheap["operations"] == plain["operations"], (name, kind)
+            assert cheap["attention"] == plain["attention"], (name, kind)
+            assert not cheap["waits"] + cheap["wide"], (name, kind)
+
+
 def test_plans_count_the_operations(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
     """Products within a hundredth; of attention over a pack the device counts what the causal mask leaves out too.
 

@@ -173,3 +173,16 @@ def test_unknown_devices_and_sizes_are_refused() -> None:
         analytic_profile(INTERNVL, "tpu", 9, 4096)
     with pytest.raises(UserError, match="at least 1, got 0"):
         analytic_profile(INTERNVL, "a100", 0, 4096)
+
+
+def test_cheap_outputs_are_those_of_two_norms_and_the_activation_where_a_weight_would_keep_them() -> None:
+    """InternViT-6B: 3200 wide, 12800 inside; Qwen3-30B-A3B's layer of experts keeps what goes into its router."""
+    of = analytic_profile(INTERNVL, "a100", 9, 4096, 4).layers["vit"]
+    assert of.recompute_cheap_kept_bytes is not None
+    assert of.kept_bytes - of.recompute_cheap_kept_bytes == 2 * 9 * 1025 * (2 * 3200 + 12800) / 4
+    assert 0 < of.recompute_cheap_seconds < 0.05 * of.forward_seconds
+    experts = analytic_profile(PRESETS["qwen3-vl-30b-a3b"], "h100", 4, 4096).layers["llm"]
+    assert experts.recompute_cheap_kept_bytes is not None
+    assert experts.kept_bytes - experts.recompute_cheap_kept_bytes == 2 * 4096 * 2048
+    frozen = analytic_profile(INTERNVL, "a100", 9, 4096, frozen=("llm",)).layers["llm"]
+    assert (frozen.recompute_cheap_seconds, frozen.recompute_cheap_kept_bytes) == (None, None)
