@@ -26,7 +26,8 @@ from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiler import Job, profile_on_this_machine
-from megatron.vlm.profiling.layer_costs import KindMeasurement, Step
+from megatron.vlm.profiling.layer_costs import KindMeasurement
+from megatron.vlm.profiling.step import Step
 from megatron.vlm.profiling.stopwatch import timed
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from megatron.vlm.single import single_process

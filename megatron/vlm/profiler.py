@@ -68,15 +68,13 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
     measured = {kind: KindMeasurement(args, chain, kind, budgets) for kind in kinds}
     trained = {kind: k for kind, k in measured.items() if k.trained}
     seconds = stopwatch.measure({kind: k.runs() for kind, k in measured.items()}, "profiling layers")
+    for k in measured.values():
+        k.make_room()
     steps = stopwatch.measure({kind: k.optimizer_runs(args) for kind, k in trained.items()})
-    split = stopwatch.measure({kind: k.split_runs() for kind, k in trained.items()})
     action, iteration = measure_actions(args, chain.architecture, stopwatch)
     per_iteration, per_weight = fit_line([(k.trained * k.count, steps[kind]["step"][0]) for kind, k in trained.items()])
     step = step_seconds_per_weight(job, per_weight, links)
-    layers = {
-        kind: k.cost(seconds[kind], split.get(kind, {}).get("split"), weight_bytes(args, job, k), step * k.trained)
-        for kind, k in measured.items()
-    }
+    layers = {kind: k.cost(seconds[kind], weight_bytes(args, job, k), step * k.trained) for kind, k in measured.items()}
     return Profile(
         model=chain.architecture.name,
         model_hash=chain.architecture.hash,

@@ -6,7 +6,7 @@ squared sample lengths, in tokens squared; 0 for the vision kinds, whose attenti
     seconds = constant + per_unit * units + per_square * squares         where the profile has a fit
     seconds = seconds at the budget * units / budget                     where it has none
 
-A pack without tiles costs the vision kinds nothing: it passes them by.
+A pack without tiles passes the vision kinds by: it takes their `empty_seconds`, backward.
 """
 
 import dataclasses
@@ -79,6 +79,8 @@ class LayerCost:
     """What B and W take together there; None: `backward_seconds`."""
     late_bytes: float | None = None
     """Held from B to W there, recomputed or not: inputs and output gradients of linear layers; None: as before B."""
+    empty_seconds: float = 0.0
+    """What a pack without tiles takes of a vision layer, backward: zeros are added to the gradients."""
     step_seconds: float = 0.0
     """Once an iteration: data-parallel reduction and optimizer step."""
     forward_fit: Fit | None = None
@@ -258,20 +260,24 @@ class Profile:
     def forward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """Forward seconds of one layer of that kind on each pack."""
         cost = self.layers[kind]
-        return self._seconds(kind, cost.forward_seconds, cost.forward_fit, packs)
+        return self._seconds(kind, cost.forward_seconds, cost.forward_fit, packs, 0.0)
 
     def backward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """Backward seconds of one layer of that kind on each pack, recomputation left out."""
         cost = self.layers[kind]
-        return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs)
+        return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs, cost.empty_seconds)
 
-    def _seconds(self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes) -> NDArray[np.float64]:
-        if fit is None:
-            return at_budget * self.load_factor(kind, packs)
+    def _seconds(
+        self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes, empty: float
+    ) -> NDArray[np.float64]:
         vision = kind in VISION_KINDS
         units = packs.tiles if vision else packs.tokens
         squares = np.zeros_like(packs.squares) if vision else packs.squares
-        return np.where(units > 0, np.maximum(0.0, fit[0] + fit[1] * units + fit[2] * squares), 0.0)
+        if fit is None:
+            seconds = at_budget * self.load_factor(kind, packs)
+        else:
+            seconds = np.maximum(0.0, fit[0] + fit[1] * units + fit[2] * squares)
+        return np.where(units > 0, seconds, empty)
 
 
 def _layer_cost(kind: str, record: Mapping[str, Any]) -> LayerCost:

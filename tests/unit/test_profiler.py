@@ -79,6 +79,18 @@ def test_made_up_packs_run_through_the_model(chain: Chain) -> None:
         losses.sum().backward()
 
 
+def test_a_pack_without_tiles_gives_every_weight_it_passes_by_a_gradient_of_zero(chain: Chain) -> None:
+    vit = Stage(chain, 1, 2)
+    pack = synthetic_pack(chain.architecture, 0, [5])
+    entering = torch.empty(chain.shape_before(1, pack), requires_grad=True)
+    vit.set_input_tensor(entering)
+    out = vit(pack)
+    assert out.shape == chain.shape_before(2, pack)
+    out.sum().backward()
+    assert entering.grad is not None
+    assert all(weight.grad is not None and not weight.grad.any() for weight in vit.parameters())
+
+
 @pytest.mark.usefixtures("one_rank")
 def test_rounds_that_warm_up_do_not_count() -> None:
     calls: Counter[str] = Counter()

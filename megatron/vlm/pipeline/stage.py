@@ -159,10 +159,21 @@ def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, .
     The weights get gradients of zero: a data-parallel reduction that waits for every weight is not left waiting.
     """
     weights = list(module.parameters())
-    touched = sum((weight.sum() for weight in weights), torch.zeros_like(weights[0][..., :0]).sum())
-    if hidden is not None:
-        touched = touched + hidden.sum()
-    return weights[0].new_empty(shape) + touched * 0
+    empty: Tensor = _Empty.apply(shape, *weights, *([] if hidden is None else [hidden]))
+    return empty
+
+
+class _Empty(torch.autograd.Function):
+    """An empty tensor of a shape. What it depends on is not read; its gradients are zero."""
+
+    @staticmethod
+    def forward(ctx: Any, shape: tuple[int, ...], *sources: Tensor) -> Tensor:
+        ctx.save_for_backward(*sources)
+        return sources[0].new_empty(shape)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(source.new_zeros(()).expand_as(source) for source in ctx.saved_tensors)
 
 
 def stage_number(placement: Placement, vp_stage: int | None) -> int:

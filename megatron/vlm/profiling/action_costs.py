@@ -7,16 +7,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from megatron.core.enums import ModelType
-from megatron.training.training import get_model
 from torch import Tensor
 
 from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.executor import Executor
-from megatron.vlm.pipeline.stage import Stage
-from megatron.vlm.profiling.layer_costs import Step
+from megatron.vlm.profiling.step import Step, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Stopwatch, timed
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.architectures.architecture import Architecture
@@ -39,11 +36,7 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
     )
     small = replace(architecture, vision=vision, language=language)
     chain = Chain.of(args, small)
-
-    def provide(**_: object) -> Stage:
-        return Stage(chain, 0, len(chain.kinds))
-
-    model = get_model(provide, ModelType.encoder_or_decoder)
+    model = [wrapped_stage(chain, 0, len(chain.kinds))]
     tiles = small.least_tiles
     tokens = small.image_tokens(tiles) + 1
     tokens += -tokens % args.tensor_model_parallel_size

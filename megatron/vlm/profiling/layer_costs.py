@@ -1,25 +1,21 @@
 """Measures one kind of layer: seconds in every mode and on several packs, bytes kept, its optimizer step."""
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from megatron.core import parallel_state
-from megatron.core.enums import ModelType
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.utils import unwrap_model
-from megatron.training.training import get_megatron_optimizer_config, get_model
-from torch import Tensor
+from megatron.training.training import get_megatron_optimizer_config
 
-from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage, set_selective_recompute
-from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from megatron.vlm.profiling.kept import KeptBytes
+from megatron.vlm.profiling.step import SplitBackward, Step, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, timed
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
@@ -29,34 +25,6 @@ SAMPLES = 4  # of the pack that is measured at the budgets
 LAYERS = 2  # of a kind that the chain has several of: caches and wrappers then weigh about as in a real stage
 CHEAP = "recompute_cheap"
 MODES = ("recompute", "recompute_attention", "recompute_mlp", CHEAP)
-
-
-class Step:
-    """Forward and backward of one pack through a stage, without neighbours."""
-
-    def __init__(self, chain: Chain, module: torch.nn.Module, pack: Microbatch) -> None:
-        self.module, self.pack, self.stage = module, pack, unwrap_model(module)
-        self.output: Tensor | None = None
-        self.entering: Tensor | None = None
-        if self.stage.first > 0:
-            shape = list(chain.hidden_shape_before(self.stage.first, pack))
-            if self.stage.kinds[0] == "word_embed":
-                assert pack.image_positions is not None
-                shape[0] = len(pack.image_positions)
-            shape[0] *= 1 + chain.features_before(self.stage.first, pack)
-            self.entering = torch.randn(shape, device="cuda", dtype=chain.language.pipeline_dtype)
-            self.entering.requires_grad_(self.stage.sends_gradient)
-
-    def forward(self) -> None:
-        """Run the stage."""
-        self.stage.set_input_tensor(self.entering)
-        self.output = self.module(self.pack)
-
-    def backward(self) -> None:
-        """Gradients of what is trained, and of the input where the stage before has a use for it."""
-        if self.stage.has_backward:
-            assert self.output is not None
-            torch.autograd.backward(self.output, torch.ones_like(self.output))
 
 
 class KindMeasurement:
@@ -70,7 +38,7 @@ class KindMeasurement:
         self.link, self.count = _some(kind, chain.architecture.cost_kinds)
         self.args, self.chain, self.kind = args, chain, kind
         self.packs = _packs(chain, kind, *budgets)
-        self.module = self._build(chain)
+        self.module = wrapped_stage(chain, self.link, self.link + self.count)
         self.mode = chain.gradient_mode(self.link)
         self.cheap: Any = None
         """The same layers, built to compute their cheap outputs again."""
@@ -81,19 +49,10 @@ class KindMeasurement:
         self.trained = sum(weight.numel() for weight in weights if weight.requires_grad) / self.count
         self.modes = MODES if chain.kinds[self.link] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
         if self.modes:
-            self.cheap = self._build(chain, cheap=True)
+            self.cheap = wrapped_stage(chain, self.link, self.link + self.count, cheap=True)
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
-        self.late_bytes = 0.0
-
-    def _build(self, chain: Chain, cheap: bool = False) -> Any:  # Megatron's wrapper
-        layers = range(self.link, self.link + self.count)
-
-        def provide(**_: object) -> Stage:
-            return Stage(chain, layers.start, layers.stop, recompute_cheap=tuple(layers) if cheap else ())
-
-        (module,) = get_model(provide, ModelType.encoder_or_decoder)
-        return module
+        self.split = SplitBackward(args, chain, self.link, self.count, self.packs[0]) if self.trained else None
 
     @property
     def stage(self) -> Stage:
@@ -102,11 +61,24 @@ class KindMeasurement:
         return stage
 
     def runs(self) -> dict[str, Run]:
-        """(forward, backward) of each pack, by its number; by recompute mode, what it adds on the first pack."""
+        """(forward, backward) of each pack, by its number; by recompute mode, what it adds on the first pack.
+
+        "split": (forward, B, W) of the first pack, where the layer is trained. "empty": a pack without tiles.
+        """
         plain = [self._run("", pack) for pack in self.packs]
         found: dict[str, Run] = {str(number): run for number, run in enumerate(plain)}
         found |= {mode: self._added(mode, plain[0]) for mode in self.modes}
+        if self.split is not None:
+            found["split"] = self.split.run
+        if self.kind in VISION_KINDS:
+            found["empty"] = self._run("", synthetic_pack(self.chain.architecture, 0, self.packs[0].lengths))
         return found | ({"second forward": self._second_forward} if self.modes else {})
+
+    def make_room(self) -> None:
+        """Of all that was timed only the plain layers are left, for their optimizer."""
+        self.cheap = None
+        if self.split is not None:
+            self.split.release()
 
     def optimizer_runs(self, args: Namespace) -> dict[str, Run]:
         """All layers' step: what comes between the last backward of an iteration and the first forward of the next."""
@@ -122,31 +94,8 @@ class KindMeasurement:
 
         return {"step": lambda: timed(finish)}
 
-    def split_runs(self) -> dict[str, Run]:
-        """(forward, B, W) of a split backward. Comes last: these are other layers, and those before make room."""
-        del self.module, self.cheap
-        with _splitting(self.args):
-            self.module = self._build(Chain.of(self.args, self.chain.architecture))
-        gradients = WeightGradients()
-        gradients.attach(self.stage)
-
-        def run() -> Seconds:
-            step, aside = Step(self.chain, self.module, self.packs[0]), list[Late]()
-            (forward,) = timed(step.forward)
-            with gradients.put_aside(aside):
-                (backward,) = timed(step.backward)
-
-            storages = [tensor.untyped_storage() for late in aside for tensor in late.held]
-            held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-            self.late_bytes = held / self.count
-            return forward, backward, *timed(lambda: accumulate(aside))
-
-        return {"split": run}
-
-    def cost(
-        self, seconds: dict[str, Seconds], split: Seconds | None, weight_bytes: float, step_seconds: float
-    ) -> LayerCost:
-        """The profile's entry, from what `runs` and, where the layer is trained, `split_runs` took."""
+    def cost(self, seconds: dict[str, Seconds], weight_bytes: float, step_seconds: float) -> LayerCost:
+        """The profile's entry, from what `runs` took."""
         each = {name: tuple(s / self.count for s in taken) for name, taken in seconds.items()}
         forward, backward = zip(*(each[str(number)] for number in range(len(self.packs))), strict=True)
         added = {mode: each[mode][0] for mode in self.modes}
@@ -154,8 +103,7 @@ class KindMeasurement:
             added["recompute"] = max(added["recompute"], each["second forward"][0])
         extra = {f"{mode}_seconds": max(0.0, taken) for mode, taken in added.items()}
         extra |= {f"{mode}_kept_bytes": self.kept[mode] for mode in self.modes}
-        # In other rounds than the rest: the forward says how fast the machine was then.
-        b, w = (forward[0] * part / split[0] for part in split[1:]) if split else (None, 0.0)
+        _, b, w = each.get("split", (None, None, 0.0))
         features = [_features(self.kind, pack) for pack in self.packs]
         return LayerCost(
             forward_seconds=forward[0],
@@ -165,7 +113,8 @@ class KindMeasurement:
             output_bytes=self.output_bytes,
             weight_gradient_seconds=w,
             split_backward_seconds=None if b is None else b + w,
-            late_bytes=self.late_bytes,
+            late_bytes=self.split.late_bytes if self.split else 0.0,
+            empty_seconds=sum(each.get("empty", ())),
             step_seconds=step_seconds,
             forward_fit=fit_seconds(features, forward),
             backward_fit=fit_seconds(features, backward) if self.mode != "idle" else (0.0, 0.0, 0.0),
@@ -225,15 +174,6 @@ class KindMeasurement:
         assert step.output is not None
         streams = 1 + self.chain.features_before(self.stage.end, step.pack)
         return float(step.output.numel() * step.output.element_size() / streams)
-
-
-@contextmanager
-def _splitting(args: Namespace) -> Iterator[None]:
-    """Inside, layers and wrappers are made for a backward pass in two parts, as a plan's schedule has them made."""
-    before = args.delay_wgrad_compute
-    args.delay_wgrad_compute = platform.HAS_TRANSFORMER_ENGINE
-    yield
-    args.delay_wgrad_compute = before
 
 
 def recompute(stage: Stage, mode: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from omnibal_ext.chain import layer_chain
-from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
+from omnibal_ext.costs.profile import Fit, LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
 
 COST = LayerCost(1.0, 2.0, 100.0, 10.0, 1000.0, 5.0)
@@ -76,6 +76,16 @@ def test_measured_lines_replace_analytic_ones() -> None:
         analytic.replaced_by({"vit_budget": 5})
     with pytest.raises(UserError, match="layer llm: forward_seconds is -1"):
         analytic.replaced_by({"layers": {"llm": {"forward_seconds": -1.0}}})
+
+
+@pytest.mark.parametrize("fit", [None, (0.5, 2.0, 0.0)])
+def test_a_pack_without_tiles_costs_the_vision_kinds_zeros_for_their_gradients(fit: Fit | None) -> None:
+    vit = _cost(forward_fit=fit, backward_fit=fit, empty_seconds=0.25)
+    profile = _profile(layers={**_profile().layers, "vit": vit, "llm": vit})
+    packs = PackSizes(*(np.array(column) for column in ([0, 4], [8, 8], [64, 64])))
+    assert profile.forward_seconds("vit", packs)[0] == 0.0 < profile.forward_seconds("vit", packs)[1]
+    assert profile.backward_seconds("vit", packs)[0] == 0.25 < profile.backward_seconds("vit", packs)[1]
+    assert profile.backward_seconds("llm", packs)[0] == profile.backward_seconds("llm", packs)[1]
 
 
 def test_a_pack_without_tiles_costs_the_vision_kinds_nothing() -> None:
