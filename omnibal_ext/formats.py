@@ -15,6 +15,7 @@ PLAN_COUNTS = {
     "pipeline_model_parallel_size": whole(1, MOST_RANKS),
     "virtual_pipeline_model_parallel_size": whole(1, MOST_LAYERS),
     "tensor_model_parallel_size": whole(1, MOST_RANKS),
+    "expert_model_parallel_size": whole(1, MOST_RANKS),
     "vit_budget": whole(0, MOST_BUDGET),
     "llm_budget": whole(0, MOST_BUDGET),
 }
@@ -59,6 +60,7 @@ PROFILE_COUNTS = {
     "vit_budget": whole(1, MOST_BUDGET),
     "llm_budget": whole(1, MOST_BUDGET),
     "tensor_model_parallel_size": whole(1, MOST_RANKS),
+    "expert_model_parallel_size": whole(1, MOST_RANKS),
     "transfer_seconds_per_byte": finite(),
     "transfer_latency_seconds": finite(),
     "overhead_bytes": finite(),

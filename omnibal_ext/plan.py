@@ -69,6 +69,7 @@ class Plan:
     pipeline_model_parallel_size: int
     virtual_pipeline_model_parallel_size: int = 1
     tensor_model_parallel_size: int = 1
+    expert_model_parallel_size: int = 1
     schedule: str = "1f1b"
     stage_ranks: tuple[int, ...] = ()
     """Of each stage, its pipeline rank; empty: as `schedule` says, which these have to agree with."""

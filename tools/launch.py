@@ -225,6 +225,7 @@ def _pretrain_words(arguments: argparse.Namespace, plan: Path, index: PackedInde
         "--eval-data": arguments.eval_data,
         "--eval-packs": arguments.eval_packs,
         "--tensor-model-parallel-size": arguments.tensor_model_parallel_size,
+        "--expert-model-parallel-size": arguments.expert_model_parallel_size,
         "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
         "--global-batch-size": index.global_batch,
         "--metrics-file": metrics,
@@ -289,6 +290,7 @@ def _parser() -> argparse.ArgumentParser:
     machine.add_argument("--rdzv-endpoint", default="localhost:29500", help="HOST:PORT of the first node")
     machine.add_argument("--rdzv-id", default="omnibal")
     machine.add_argument("--tensor-model-parallel-size", type=int, default=1)
+    machine.add_argument("--expert-model-parallel-size", type=int, default=1)
     machine.add_argument("--pipeline-model-parallel-size", type=int, default=1)
     plan = parser.add_argument_group("plan")
     plan.add_argument("--profile", help="use this profile.json")

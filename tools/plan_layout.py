@@ -9,6 +9,7 @@
 """
 
 import argparse
+import math
 from itertools import groupby
 
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
@@ -79,13 +80,14 @@ def _planned(arguments: argparse.Namespace) -> Plan:
 
 
 def _only_profile(arguments: argparse.Namespace) -> Profile:
-    """The measured profile, or the analytic one of one budget and tensor-parallel size."""
+    """The measured profile, or the analytic one of one budget and one tensor- and expert-parallel size."""
     if not (arguments.profile or arguments.analytic):
         raise UserError("--profile is needed, or --analytic with --model, --budgets and --tensor-sizes")
-    source, budgets, tensor_sizes = _profile_source(arguments)
-    if len(budgets) > 1 or len(tensor_sizes) > 1:
-        raise UserError("--budgets and --tensor-sizes take one each, except with --sweep")
-    return source(*budgets[0], tensor_sizes[0], 1)
+    source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
+    if len(budgets) > 1 or len(tensor_sizes) > 1 or len(expert_sizes) > 1:
+        raise UserError("--budgets, --tensor-sizes and --expert-sizes take one each, except with --sweep")
+    tensor, experts = tensor_sizes[0], expert_sizes[0]
+    return source(*budgets[0], tensor, math.lcm(tensor, experts) // tensor, experts)
 
 
 def _swept(arguments: argparse.Namespace) -> list[Outcome]:
@@ -93,10 +95,9 @@ def _swept(arguments: argparse.Namespace) -> list[Outcome]:
     for name in ("sizes", "gpus", "global_batch_samples"):
         if getattr(arguments, name) is None:
             raise UserError(f"--sweep needs --{name.replace('_', '-')}")
-    source, budgets, tensor_sizes = _profile_source(arguments)
-    points = list(
-        settings(arguments.gpus, tensor_sizes, arguments.pipeline_sizes, arguments.chunks, arguments.schedules, budgets)
-    )
+    source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
+    orders = arguments.chunks, arguments.schedules
+    points = list(settings(arguments.gpus, tensor_sizes, arguments.pipeline_sizes, *orders, budgets, expert_sizes))
     outcomes = sweep(
         track(points, "planning settings", len(points)),
         Sizes.load(arguments.sizes),
@@ -118,21 +119,26 @@ def _best_of(outcomes: list[Outcome], arguments: argparse.Namespace) -> Plan:
     return make_plan(outcomes[0].problem, list(outcomes[0].candidates[: arguments.top_k]), arguments.method)
 
 
-def _profile_source(arguments: argparse.Namespace) -> tuple[ProfileSource, list[tuple[int, int]], list[int]]:
-    """Where the sweep's profiles come from: analytic for any setting, or one measured file for its own."""
+def _profile_source(
+    arguments: argparse.Namespace,
+) -> tuple[ProfileSource, list[tuple[int, int]], list[int], list[int]]:
+    """Where the sweep's profiles come from, for which budgets, tensor- and expert-parallel sizes: analytic for any, or
+    one measured file for its own."""
     if arguments.analytic:
         if not (arguments.model and arguments.budgets):
             raise UserError("--analytic needs --model and --budgets")
         architecture = preset(arguments.model)
-        return (
-            (lambda v, q, t, d: analytic_profile(architecture, arguments.analytic, v, q, t, d)),
-            arguments.budgets,
-            (arguments.tensor_sizes),
-        )
+
+        def source(vit: int, llm: int, t: int, d: int, e: int) -> Profile:
+            device = arguments.analytic
+            return analytic_profile(architecture, device, vit, llm, t, d, expert_model_parallel_size=e)
+
+        return source, arguments.budgets, arguments.tensor_sizes, arguments.expert_sizes
     if not arguments.profile:
         raise UserError("--sweep needs --profile, or --analytic with --model")
     profile = Profile.load(arguments.profile)
-    return (lambda *_: profile), [(profile.vit_budget, profile.llm_budget)], [profile.tensor_model_parallel_size]
+    sizes = [profile.tensor_model_parallel_size], [profile.expert_model_parallel_size]
+    return (lambda *_: profile), [(profile.vit_budget, profile.llm_budget)], *sizes
 
 
 def _print_outcomes(outcomes: list[Outcome]) -> None:
@@ -247,6 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(*MODEL_FLAGS, help="preset to price with --analytic")
     group.add_argument("--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic")
     group.add_argument("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
+    group.add_argument("--expert-sizes", type=_numbers, default=[1], help="with --analytic: ranks that experts lie on")
     group.add_argument("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])
     group.add_argument("--chunks", type=_numbers, default=[1, 2])
     group.add_argument("--schedules", type=lambda text: text.split(","), default=["1f1b"], help="names, comma between")

@@ -4,12 +4,13 @@
     python tools/profile_layers.py --model internvl-chat-1.5 --analytic h100 --vit-budget 9 --llm-budget 4096 \\
         --tensor-model-parallel-size 4 --output profile.json
 
-Measured on twice the tensor-parallel ranks where the machine has them (transfers take two), started by itself; or under
-a torchrun of yours, for example over two nodes. A profile measured with the same settings, on the same hardware and
-software, is not measured again.
+Measured on twice the tensor-parallel ranks where the machine has them (transfers take two), and on all that experts are
+dealt over, started by itself; or under a torchrun of yours, for example over two nodes. A profile measured with the
+same settings, on the same hardware and software, is not measured again.
 """
 
 import argparse
+import math
 import os
 import sys
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import FULL, PARTS, RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_json, print_table
@@ -41,6 +43,8 @@ def main() -> None:
     if arguments.measured and not arguments.analytic:
         raise UserError("--measured replaces lines of an analytic profile: give --analytic DEVICE too")
     architecture = preset(arguments.model)
+    ranks = arguments.tensor_model_parallel_size * arguments.data_parallel_size
+    check_expert_ranks(architecture, arguments.expert_model_parallel_size, ranks)
     profile = _analytic(arguments, architecture) if arguments.analytic else _measured(arguments, architecture)
     if profile is None:
         return
@@ -62,6 +66,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.use_distributed_optimizer,
         tuple(arguments.freeze),
         measured_device(arguments.analytic),
+        arguments.expert_model_parallel_size,
     )
     if arguments.measured:
         measured = read_json(arguments.measured, mapping(anything), "give a profile, or some of its lines")
@@ -100,6 +105,7 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         arguments.bf16,
         tuple(arguments.freeze),
         arguments.steps,
+        arguments.expert_model_parallel_size,
     )
     profile = profile_on_this_machine(job, settings)
     if profile is not None:
@@ -111,10 +117,14 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
     """All that measured figures depend on: hardware, software, model, parallel sizes, budgets, precision."""
     from megatron.vlm import platform
 
-    tensor = arguments.tensor_model_parallel_size
-    processes = 2 * tensor if platform.device_count() >= 2 * tensor else tensor
+    experts = arguments.expert_model_parallel_size
+    least = math.lcm(arguments.tensor_model_parallel_size, experts)
+    twice = 2 * arguments.tensor_model_parallel_size
+    processes = twice if twice % experts == 0 and platform.device_count() >= twice else least
     names = ("vit_budget", "llm_budget", "tensor_model_parallel_size", "data_parallel_size", "steps", "bf16")
+    dealt = {"expert_model_parallel_size": experts} if experts > 1 else {}
     return {
+        **dealt,
         "device": platform.device_name(),
         "processes": int(os.environ.get("WORLD_SIZE", processes)),
         "threads": os.environ.get("OMP_NUM_THREADS", "1" if processes > 1 else ""),
@@ -175,6 +185,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--vit-budget", type=int, required=True, help="tiles of a full pack")
     parser.add_argument("--llm-budget", type=int, required=True, help="tokens of a full pack")
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1)
+    parser.add_argument(
+        "--expert-model-parallel-size", type=int, default=1, help="ranks that a layer's experts are dealt over"
+    )
     parser.add_argument("--sequence-parallel", action="store_true", help="the job shares tokens between blocks")
     parser.add_argument("--data-parallel-size", type=int, default=1, help="of the job: gradients are reduced over it")
     parser.add_argument("--use-distributed-optimizer", action="store_true", help="the job shards its optimizer state")

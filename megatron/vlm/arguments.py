@@ -19,6 +19,7 @@ from megatron.vlm.flags.check import check_given
 from megatron.vlm.flags.parser import Parser
 from megatron.vlm.flags.refusals import megatron_refusals
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
+from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
@@ -27,6 +28,15 @@ from omnibal_ext.schedule import splits_backward
 
 SPLITS_SINCE = "2.8.0"
 """Transformer Engine's, from which on its layers call the data-parallel hooks of weight gradients that were put off."""
+
+
+_UNLESS_GIVEN: dict[str, Any] = {
+    "plan": None,
+    "freeze": [],
+    "pipeline_model_parallel_size": None,
+    "tensor_model_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -106,19 +116,22 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     """
     parser = Parser(add_vlm_arguments, sys.argv[1:] if argv is None else argv)
     given = parser.given()
-    known = Namespace(**{"plan": None, "freeze": [], "pipeline_model_parallel_size": None, **vars(given)})
+    known = Namespace(**_UNLESS_GIVEN | vars(given))
     if set(known.freeze) == set(PARTS):
         raise UserError(f"--freeze {' '.join(known.freeze)} leaves nothing to train; leave one part out")
     architecture = preset(known.preset)
     plan = _load_plan(known, architecture)
     _check_split_backward(plan)
-    parser.set_defaults(**platform.megatron_defaults(), **_preset_defaults(architecture, plan))
+    parser.set_defaults(**platform.megatron_defaults(), **_preset_defaults(architecture, plan, known))
     untested = check_given(given, parser)
     _check_complete(given)
+    check_expert_ranks(architecture, known.expert_model_parallel_size)
     platform.mend_distributed_optimizer()
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
         args = validate_args(parse_args(lambda _: parser))
     _check_fp8(args)
+    stage_ranks = args.tensor_model_parallel_size * args.data_parallel_size
+    check_expert_ranks(architecture, args.expert_model_parallel_size, stage_ranks)
     _check_experts(args)
     set_evaluation(args)
     args.align_param_gather = args.overlap_param_gather  # the executor starts all gathers, not one the next
@@ -182,6 +195,11 @@ def _check_experts(args: Namespace) -> None:
             f"--tensor-model-parallel-size {args.tensor_model_parallel_size} with {args.num_experts} experts needs "
             "--sequence-parallel: without, each rank would route all tokens; give that too"
         )
+    if args.expert_model_parallel_size > 1 and args.fp16 and not args.loss_scale:
+        raise UserError(
+            f"--fp16 with --expert-model-parallel-size {args.expert_model_parallel_size}: core learns a loss scale for "
+            "the experts apart from the one that the loss is scaled by; give --bf16, or --loss-scale"
+        )
     if args.fp8:
         raise UserError(
             f"--fp8-format {args.fp8}: experts multiply in the model's precision, which is most of what this model "
@@ -208,8 +226,8 @@ def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
     return plan
 
 
-def _preset_defaults(architecture: Architecture, plan: Plan) -> dict[str, Any]:
-    """Megatron's flags that follow from the model and the plan."""
+def _preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) -> dict[str, Any]:
+    """Megatron's flags that follow from the model, the plan and how the ranks are used."""
     language = architecture.language
     ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
     return {
@@ -248,12 +266,13 @@ def _preset_defaults(architecture: Architecture, plan: Plan) -> dict[str, Any]:
         "rerun_mode": "disabled",
         "eval_iters": None,
         "eval_interval": None,
-        **expert_defaults(language),
+        "expert_tensor_parallel_size": known.tensor_model_parallel_size if known.expert_model_parallel_size == 1 else 1,
+        **expert_defaults(language, known.expert_model_parallel_size),
     }
 
 
-def expert_defaults(language: LanguageArchitecture) -> dict[str, Any]:
-    """Megatron's flags of a mixture of experts; none of a model without."""
+def expert_defaults(language: LanguageArchitecture, ranks: int) -> dict[str, Any]:
+    """Megatron's flags of a mixture of experts that lie on so many ranks; none of a model without."""
     experts = language.experts
     if experts is None:
         return {}
@@ -265,5 +284,6 @@ def expert_defaults(language: LanguageArchitecture) -> dict[str, Any]:
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": ["seq_aux_loss"],
         "moe_aux_loss_coeff": [experts.balance],
-        "moe_token_dispatcher_type": "allgather",  # experts are whole on every rank, or cut: no token leaves its group
+        # Ranks have packs of other lengths, which core gathers only where all are as long: in a tensor-parallel group.
+        "moe_token_dispatcher_type": "alltoall" if ranks > 1 else "allgather",
     }

@@ -236,6 +236,20 @@ def prepare() -> None:
 
 
 @cache
+def mend_token_dispatcher() -> None:
+    """Let tokens travel between experts on CPU ranks too (megatron-core 0.19).
+
+    How many go where must be numbers on the host; core takes them from tensors that are on a GPU alone.
+    """
+    from megatron.core.transformer.moe import token_dispatcher
+
+    if not HAS_CUDA:
+        token_dispatcher.maybe_move_tensor_to_cpu = lambda tensor, as_numpy=False, **_: (
+            tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+        )
+
+
+@cache
 def mend_distributed_optimizer() -> None:
     """Let the distributed optimizer resume without Apex or Transformer Engine (megatron-core 0.19).
 

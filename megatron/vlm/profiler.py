@@ -41,11 +41,13 @@ class Job:
     bf16: bool = False
     frozen: tuple[str, ...] = ()
     steps: int = 5
+    expert_parallel: int = 1
 
     def flags(self) -> list[str]:
         """Megatron's."""
         flags = ["--tensor-model-parallel-size", str(self.tensor_parallel), *["--bf16"] * self.bf16]
         flags += ["--sequence-parallel"] * self.sequence_parallel
+        flags += ["--expert-model-parallel-size", str(self.expert_parallel)]
         return flags + (["--freeze", *self.frozen] if self.frozen else [])
 
 
@@ -73,8 +75,12 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
     steps = stopwatch.measure({kind: k.optimizer_runs(args) for kind, k in trained.items()})
     action, iteration = measure_actions(args, chain.architecture, stopwatch)
     per_iteration, per_weight = fit_line([(k.trained * k.count, steps[kind]["step"][0]) for kind, k in trained.items()])
-    step = step_seconds_per_weight(job, per_weight, links)
-    layers = {kind: k.cost(seconds[kind], weight_bytes(args, job, k), step * k.trained) for kind, k in measured.items()}
+    layers = {
+        kind: k.cost(
+            seconds[kind], weight_bytes(args, job, k), step_seconds(job, k.trained, k.dealt, per_weight, links)
+        )
+        for kind, k in measured.items()
+    }
     return Profile(
         model=chain.architecture.name,
         model_hash=chain.architecture.hash,
@@ -86,6 +92,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         llm_budget=job.llm_budget,
         parameters={kind: k.parameters for kind, k in measured.items()},
         tensor_model_parallel_size=job.tensor_parallel,
+        expert_model_parallel_size=job.expert_parallel,
         frozen=job.frozen,
         device=str(measured_with.get("device", "")),
         dtype=str(args.params_dtype).removeprefix("torch."),
@@ -102,18 +109,30 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
 def weight_bytes(args: Namespace, job: Job, kind: KindMeasurement) -> float:
     """Of one layer: its weights, and for those that are trained an fp32 gradient and Adam's state.
 
-    fp32: 4 + 4 + 8. Half precision: 2 + 4 + (4 master + 8); the distributed optimizer divides the state by the ranks.
+    fp32: 4 + 4 + 8. Half precision: 2 + 4 + (4 master + 8); the distributed optimizer divides the state by the ranks
+    that have the same weights.
     """
     half = args.params_dtype != torch.float32
-    state = (12 if half else 8) / (job.data_parallel if job.distributed_optimizer else 1)
-    return kind.weights * (2 if half else 4) + kind.trained * (GRADIENT_BYTES + state)
+    state = 12 if half else 8
+    held = _held_alike(job, kind.trained, kind.dealt)
+    shares = sum(weights / (ranks if job.distributed_optimizer else 1) for weights, ranks in held)
+    return kind.weights * (2 if half else 4) + kind.trained * GRADIENT_BYTES + state * shares
 
 
-def step_seconds_per_weight(job: Job, per_weight: float, links: Links) -> float:
-    """Optimizer step and ring all-reduce of the gradients, for one weight; nothing of it overlaps with work."""
-    ranks = job.data_parallel
-    reduction = GRADIENT_BYTES * links.reduction_seconds_per_byte * 2 * (ranks - 1) / ranks
-    return per_weight / (ranks if job.distributed_optimizer else 1) + reduction
+def step_seconds(job: Job, trained: float, dealt: float, per_weight: float, links: Links) -> float:
+    """Optimizer step and ring all-reduce of the gradients of a rank's trained weights, some of which are of dealt
+    experts; nothing of it overlaps with work."""
+    seconds = 0.0
+    for weights, ranks in _held_alike(job, trained, dealt):
+        reduction = GRADIENT_BYTES * links.reduction_seconds_per_byte * 2 * (ranks - 1) / ranks
+        seconds += weights * (per_weight / (ranks if job.distributed_optimizer else 1) + reduction)
+    return seconds
+
+
+def _held_alike(job: Job, trained: float, dealt: float) -> tuple[tuple[float, float], ...]:
+    """Weights, and how many ranks have the same: of all but dealt experts, and of those."""
+    ranks = job.tensor_parallel * job.data_parallel
+    return (trained - dealt, job.data_parallel), (dealt, ranks / job.expert_parallel)
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

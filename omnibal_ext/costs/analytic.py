@@ -6,8 +6,10 @@ by `works.layer_works`; of it, on one of t tensor-parallel ranks:
     attention   2.5 times its operations backward (FlashAttention-2, arXiv 2307.08691)
     links       two all-reduces of n h 2 bytes forward, two backward, each 2 (t - 1) / t times its bytes (Megatron-LM,
                 arXiv 2104.04473)
+    experts     dealt over e of the t d ranks that hold a layer: what a token's experts take and give crosses to other
+                ranks, (e - 1) / e of it where all are chosen alike, those of the node and of others at once
     weights     2 bytes a weight, 4 its gradient, 12 optimizer state, the last spread over d data-parallel ranks by the
-                distributed optimizer
+                distributed optimizer; those of dealt experts are 1 / e on a rank, and spread over t d / e
     frozen      no gradients of weights: their matrices, bytes and optimizer step are left out; what is kept is counted
                 as if they were trained (an upper bound), though no linear layer keeps its input: there is nothing that
                 is cheap to compute again. Idle layers have no backward and keep nothing.
@@ -16,6 +18,7 @@ by `works.layer_works`; of it, on one of t tensor-parallel ranks:
 from dataclasses import dataclass, replace
 
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.works import BYTES, Work, cost_works
@@ -31,6 +34,26 @@ ZERO_BYTES = 12
 """Moved for a weight where a pack without tiles adds a zero to its gradient: written (2), read (2), added (4 and 4)."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention backward over forward (FlashAttention-2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """How a layer is shared out."""
+
+    tensor: int
+    data: int
+    experts: int
+    """Ranks that the experts of a layer are dealt over; 1: they are cut over the tensor-parallel ranks."""
+    distributed_optimizer: bool
+
+    def weights(self, work: Work) -> tuple[tuple[float, float], ...]:
+        """Weights that a rank has, and ranks that have the same: of all but experts, of experts."""
+        others, experts = work.parameters - work.expert_parameters, work.expert_parameters
+        shares = self.experts if self.experts > 1 else self.tensor
+        return (
+            (others / work.shares(self.tensor), self.data),
+            (experts / shares, self.tensor * self.data / shares),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +96,31 @@ def analytic_profile(
     distributed_optimizer: bool = True,
     frozen: tuple[str, ...] = (),
     measured: Device | None = None,
+    expert_model_parallel_size: int = 1,
 ) -> Profile:
     """The profile of a model on a100, h100 or h200 at packed shapes (`vit_budget` tiles, `llm_budget` tokens).
 
     `measured` takes the place of the efficiencies stated here (`measured_device`). Seconds at the budget are those of a
-    pack that is one sample; the fits price others. Raises UserError for unknown devices and sizes under one.
+    pack that is one sample; the fits price others. Raises UserError for unknown devices, sizes under one, and experts
+    that cannot be dealt so.
     """
     if device not in DEVICES:
         raise UserError(f"device {device!r} is not known; choose one of {', '.join(DEVICES)}, or measure a profile")
-    sizes = (vit_budget, llm_budget, tensor_model_parallel_size, data_parallel_size)
+    sizes = (vit_budget, llm_budget, tensor_model_parallel_size, data_parallel_size, expert_model_parallel_size)
     if min(sizes) < 1:
         raise UserError(f"budgets and parallel sizes must be at least 1, got {', '.join(map(str, sizes))}")
+    check_expert_ranks(architecture, expert_model_parallel_size, tensor_model_parallel_size * data_parallel_size)
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
-    works, vision = cost_works(architecture, vit_budget, llm_budget, t), architecture.vision
+    ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
+    works, vision = cost_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size), architecture.vision
     if architecture.language.image_attention:  # under a mask torch computes whole squares, in all layers
         llm = works["llm"]
         works["llm"] = replace(llm, attention=2 * llm.attention, per_square=2 * llm.per_square)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
     layers = {
         kind: _in_mode(
-            _cost(work, units[kind], gpu, t, d, distributed_optimizer),
-            work.parameters / work.shares(t),
+            _cost(work, units[kind], gpu, ranks),
+            sum(weights for weights, _ in ranks.weights(work)),
             units[kind],
             gradient_mode(kind, frozen),
         )
@@ -115,6 +142,7 @@ def analytic_profile(
         llm_budget=llm_budget,
         parameters={kind: work.parameters for kind, work in works.items()},
         tensor_model_parallel_size=t,
+        expert_model_parallel_size=expert_model_parallel_size,
         frozen=frozen,
         device=device,
         dtype="bf16",
@@ -132,33 +160,45 @@ def analytic_profile(
     )
 
 
-def _cost(work: Work, units: int, gpu: Device, t: int, d: int, distributed: bool) -> LayerCost:
+def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
+    t = ranks.tensor
     stream, share = work.tokens * work.width * BYTES, work.shares(t)
     matrices = 2 * work.tokens * work.matrix_weights / share / (gpu.flops * gpu.matrix_efficiency)
     attention_rate = gpu.flops * gpu.attention_efficiency * t
     bytes_a_second = gpu.memory_bandwidth * gpu.bandwidth_efficiency
     elementwise = work.passes * stream / share / bytes_a_second
-    bandwidth = (gpu.node_bandwidth if t <= GPUS_A_NODE else gpu.network_bandwidth) * gpu.bandwidth_efficiency
-    links = work.blocks * stream * 2 * (t - 1) / t / bandwidth
+    links = _link_seconds(work, gpu, ranks)
     gradients = 1 if work.copies else 2
     forward, backward = matrices + elementwise + links, gradients * matrices + 2 * elementwise + links
     attention, per_square = work.attention / attention_rate, work.per_square / attention_rate
-    weights = work.parameters / share
     return LayerCost(
         forward_seconds=forward + attention,
         backward_seconds=backward + BACKWARD_ATTENTION * attention,
         kept_bytes=work.kept / share,
         recompute_kept_bytes=stream / t,
-        weight_bytes=weights * (6 + 12 / (d if distributed else 1)),
+        weight_bytes=sum(
+            weights * (6 + 12 / (alike if ranks.distributed_optimizer else 1)) for weights, alike in ranks.weights(work)
+        ),
         output_bytes=stream / t,
         weight_gradient_seconds=matrices if work.late else 0.0,
         late_bytes=work.late / share,
         recompute_cheap_seconds=work.cheap_passes * stream / share / bytes_a_second if work.cheap else None,
         recompute_cheap_kept_bytes=(work.kept - work.cheap) / share if work.cheap else None,
-        step_seconds=_step_seconds(weights, gpu, t, d, distributed),
+        step_seconds=sum(_step_seconds(weights, alike, gpu, ranks) for weights, alike in ranks.weights(work)),
         forward_fit=(0.0, forward / units, per_square) if per_square else None,
         backward_fit=(0.0, backward / units, BACKWARD_ATTENTION * per_square) if per_square else None,
     )
+
+
+def _link_seconds(work: Work, gpu: Device, ranks: _Ranks) -> float:
+    """What tensor- and expert-parallel ranks exchange, forward or backward."""
+    t, e = ranks.tensor, ranks.experts
+    node, network = gpu.node_bandwidth * gpu.bandwidth_efficiency, gpu.network_bandwidth * gpu.bandwidth_efficiency
+    stream, routed = work.tokens * work.width * BYTES, work.tokens * work.routed * BYTES
+    blocks = work.blocks - (e > 1 and routed > 0)  # dealt experts take shares of the sequence, and give them
+    reductions = blocks * stream * 2 * (t - 1) / t / (node if t <= GPUS_A_NODE else network)
+    near = min(e, GPUS_A_NODE)
+    return reductions + 2 * routed / t * max((near - 1) / e / node, (e - near) / e / network)
 
 
 def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) -> LayerCost:
@@ -176,8 +216,13 @@ def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) ->
     return replace(cost, backward_seconds=cost.backward_seconds - matrices, backward_fit=fit)
 
 
-def _step_seconds(weights: float, gpu: Device, t: int, d: int, distributed: bool) -> float:
-    """Gradients reduced (4 bytes), weights gathered (2), most of it hidden; the optimizer moves 40 bytes a weight."""
-    bandwidth = (gpu.node_bandwidth if t * d <= GPUS_A_NODE else gpu.network_bandwidth) * gpu.bandwidth_efficiency
-    carried = EXPOSED_REDUCTION * (6 if distributed else 8) * weights * (d - 1) / d / bandwidth
-    return carried + 40 * weights / (d if distributed else 1) / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
+def _step_seconds(weights: float, alike: float, gpu: Device, ranks: _Ranks) -> float:
+    """Gradients reduced (4 bytes), weights gathered (2), most of it hidden; the optimizer moves 40 bytes a weight.
+
+    `alike`: ranks that have the same weights.
+    """
+    within = ranks.tensor * ranks.data <= GPUS_A_NODE
+    bandwidth = (gpu.node_bandwidth if within else gpu.network_bandwidth) * gpu.bandwidth_efficiency
+    distributed = ranks.distributed_optimizer
+    carried = EXPOSED_REDUCTION * (6 if distributed else 8) * weights * (alike - 1) / alike / bandwidth
+    return carried + 40 * weights / (alike if distributed else 1) / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)

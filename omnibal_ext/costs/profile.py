@@ -109,7 +109,7 @@ class PackSizes:
 
 @dataclass(frozen=True)
 class Profile:
-    """Costs of every kind of layer of one model, on one device, at one budget and tensor-parallel size."""
+    """Costs of every kind of layer of one model, on one device, at one budget and one set of parallel sizes."""
 
     model: str
     model_hash: str
@@ -120,6 +120,8 @@ class Profile:
     parameters: dict[str, int] = field(default_factory=dict)
     """Parameters of one layer of each kind, of all tensor-parallel ranks; only the parameter-based cut needs them."""
     tensor_model_parallel_size: int = 1
+    expert_model_parallel_size: int = 1
+    """Ranks that the experts of a layer are dealt over."""
     frozen: tuple[str, ...] = ()
     """Parts of the model that are not trained, of `omnibal_ext.chain.PARTS`."""
     full_layers: tuple[int, ...] = ()
@@ -229,11 +231,12 @@ class Profile:
     def replaced_by(self, measured: Mapping[str, Any]) -> "Profile":
         """This profile with every figure that `measured` has, a whole or partial profile record, in its place.
 
-        Raises UserError if it was measured for another model, budgets, tensor-parallel size or frozen parts.
+        Raises UserError if it was measured for another model, budgets, parallel sizes or frozen parts.
         """
         MEASURED("", measured)
         record = self.to_record()
-        for name in ("model_hash", "vit_budget", "llm_budget", "tensor_model_parallel_size", "frozen"):
+        sizes = ("tensor_model_parallel_size", "expert_model_parallel_size")
+        for name in ("model_hash", "vit_budget", "llm_budget", *sizes, "frozen"):
             if measured.get(name, record[name]) != record[name]:
                 raise UserError(f"{name} is {measured[name]}, not {record[name]}: measure for the same settings")
         layers = measured.get("layers", {})

@@ -56,6 +56,10 @@ class Work:
     """Reads and writes of the stream by elementwise operations, forward."""
     blocks: int = 0
     """Tensor-parallel blocks (attention, MLP) that end in an all-reduce."""
+    expert_parameters: int = 0
+    """Parameters of experts, among `parameters`."""
+    routed: int = 0
+    """Numbers a token that its experts take, and as many that they give."""
     copies: bool = False
     """Whether every tensor-parallel rank does all of it: the first link, which has no gradient of its input."""
 
@@ -64,8 +68,10 @@ class Work:
         return 1 if self.copies else t
 
 
-def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> dict[str, Work]:
+def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: int = 1) -> dict[str, Work]:
     """What each kind of layer asks for, by kind: all of `t` tensor-parallel ranks together, in sequence parallelism.
+
+    Experts are cut over them, which all take all tokens; or dealt whole over `e` ranks, to which tokens travel.
 
     Ranks that heads do not divide by get heads of zeros too; where the ViT's tokens do not divide, the attention's
     output is kept once more, with the rows that fill up.
@@ -96,12 +102,14 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     llm_others = (2 + 2 * language.qk_norm) * rotated / g + 4 * language.branch_norms
     llm_inner = experts.chosen * 3 * language.ffn_hidden_size
     sorted_tokens = experts.chosen * g if language.experts else 0  # a copy for each of a token's experts
-    llm_passes = _passes(g, inside_g, llm_inner, llm_others + 4 * sorted_tokens / g)
+    dealt = e > 1
+    copies = sorted_tokens * (1 if dealt else t)  # of all ranks; dealt ones are sorted again where they have come
+    llm_passes = _passes(g, inside_g, llm_inner, llm_others + (8 if dealt else 4) * sorted_tokens / g)
     norms = 2 * g * (1 + language.branch_norms) + 2 * language.head_dim * language.qk_norm
     vit_kept = _kept(h, inside_h, vit_inner, 2 * h * vision.qk_norm, vision.layer_scale)
     repeated = (2 * heads_g - key_value) * language.image_attention  # under a mask every head has its key and value
     llm_kept = _kept(g, inside_g + repeated, llm_inner, rotated * language.qk_norm + 2 * g * language.branch_norms)
-    llm_kept += sorted_tokens * t + 2 * SCORES * bool(language.experts) * experts.count
+    llm_kept += copies + 2 * SCORES * bool(language.experts) * experts.count
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
     vit_kept += heads_h * (vit_tokens % t > 0)
     # Every rank has all image tokens around the projector, and all supervised ones in front of the head.
@@ -114,7 +122,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
     llm_cheap_passes = _cheap_passes(g, llm_inner)
     if language.experts:
         llm_cheap, llm_cheap_passes = g, 2.0
-    llm_late = 2 * heads_g + key_value + llm_inner + (2 * sorted_tokens + 2 * g if language.experts else 4 * g) * t
+    llm_late = 2 * heads_g + key_value + llm_inner + (2 * copies + 2 * g * t if language.experts else 4 * g * t)
     return {
         "patch_embed": Work(
             pixels * h + learned_positions, pixels * h, vit_tokens, h,
@@ -134,7 +142,8 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> 
             attention + experts.count * perceptron + router + norms, llm, tokens, g, tokens * llm_kept * BYTES,
             tokens * llm_late * BYTES, attention=2 * heads_g * tokens**2,
             per_square=2 * heads_g, passes=llm_passes, blocks=2, cheap=tokens * llm_cheap * BYTES,
-            cheap_passes=llm_cheap_passes,
+            cheap_passes=llm_cheap_passes, routed=sorted_tokens,
+            expert_parameters=experts.count * perceptron if language.experts else 0,
         ),
         "head": Work(
             words + g, words, tokens, g, tokens * (g + g * t + language.vocab_size) * BYTES,
@@ -157,9 +166,9 @@ def _window(native: NativeResolution) -> float:
     return min(IMAGE_PATCHES, (native.window * native.merge) ** 2) if native.window else IMAGE_PATCHES
 
 
-def cost_works(architecture: Architecture, tiles: int, tokens: int, t: int) -> dict[str, Work]:
+def cost_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: int = 1) -> dict[str, Work]:
     """`layer_works`, with both kinds of ViT layers behind their mean where some see windows and some whole images."""
-    works, vision = layer_works(architecture, tiles, tokens, t), architecture.vision
+    works, vision = layer_works(architecture, tiles, tokens, t, e), architecture.vision
     if vision.full_layers:
         assert vision.native is not None
         mean, a_patch = works["vit"], works["vit"].attention / _attended(vision)

@@ -101,6 +101,7 @@ class Planning:
             "vit_budget": self.index.vit_budget,
             "llm_budget": self.index.llm_budget,
             "tensor_model_parallel_size": self.flags.tensor_model_parallel_size,
+            "expert_model_parallel_size": self.flags.expert_model_parallel_size,
         }
         profile = Profile.load(self.profile_path)
         found = {name: getattr(profile, name) for name in wanted}
@@ -162,6 +163,7 @@ class Planning:
             "--vit-budget": self.index.vit_budget,
             "--llm-budget": self.index.llm_budget,
             "--tensor-model-parallel-size": self.flags.tensor_model_parallel_size,
+            "--expert-model-parallel-size": self.flags.expert_model_parallel_size,
             "--data-parallel-size": self.data_parallel,
             "--output": self.profile_path,
         }
@@ -184,6 +186,7 @@ class Planning:
             "measure_top_k",
             "analytic",
             "tensor_model_parallel_size",
+            "expert_model_parallel_size",
         )
         return {
             "model_hash": self.architecture.hash,

@@ -134,6 +134,7 @@ def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) 
         num_microbatches=problem.microbatches,
         virtual_pipeline_model_parallel_size=problem.chunks,
         tensor_model_parallel_size=profile.tensor_model_parallel_size,
+        expert_model_parallel_size=profile.expert_model_parallel_size,
         schedule=problem.schedule_name,
         lists=tuple(" ".join(action.word for action in actions) for actions in problem.lists or ()),
         model=profile.model,

@@ -9,6 +9,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 from omnibal_ext.costs.profile import Profile
@@ -19,8 +20,8 @@ from omnibal_ext.layout.workload import Workload, pack_workload
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 
-ProfileSource = Callable[[int, int, int, int], Profile]
-"""(vit_budget, llm_budget, tensor_model_parallel_size, data_parallel_size) -> profile; UserError where it has none."""
+ProfileSource = Callable[[int, int, int, int, int], Profile]
+"""(vit_budget, llm_budget, tensor, data, expert parallel size) -> profile; UserError where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,14 @@ class Setting:
     schedule: str
     vit_budget: int
     llm_budget: int
+    expert_model_parallel_size: int = 1
 
     def __str__(self) -> str:
         sizes = (
             f"TP {self.tensor_model_parallel_size} PP {self.pipeline_model_parallel_size} DP {self.data_parallel_size}"
         )
+        if self.expert_model_parallel_size > 1:
+            sizes += f" EP {self.expert_model_parallel_size}"
         return f"{sizes}, {self.schedule} x {self.chunks}, {self.vit_budget} tiles {self.llm_budget} tokens"
 
 
@@ -71,16 +75,21 @@ def settings(
     chunks: Sequence[int],
     schedules: Sequence[str],
     budgets: Sequence[tuple[int, int]],
+    expert_sizes: Sequence[int] = (1,),
 ) -> Iterator[Setting]:
-    """All settings that use exactly `gpus`; one pipeline rank has one chunk and one schedule."""
+    """All settings that use exactly `gpus`; one pipeline rank has one chunk and one schedule.
+
+    Experts are dealt over as many ranks as divide those of a pipeline rank.
+    """
     for t in tensor_sizes:
         for p in pipeline_sizes:
             if gpus % (t * p):
                 continue
-            for v in chunks if p > 1 else (1,):
-                for schedule in schedules if p > 1 else ("1f1b",):
-                    for vit, llm in budgets:
-                        yield Setting(t, p, gpus // (t * p), v, schedule, vit, llm)
+            d = gpus // (t * p)
+            dealt = [e for e in expert_sizes if t * d % e == 0]
+            orders = product(chunks, schedules) if p > 1 else [(1, "1f1b")]
+            for (v, schedule), (vit, llm), e in product(orders, budgets, dealt):
+                yield Setting(t, p, d, v, schedule, vit, llm, e)
 
 
 def sweep(
@@ -114,7 +123,8 @@ def sweep(
             vit, llm, d = point.vit_budget, point.llm_budget, point.data_parallel_size
             microbatches = max(1, round(global_batch / samples_per_pack(vit, llm) / d))
             work = workload(vit, llm, d, microbatches)
-            profile = profile_source(work.vit_budget, work.llm_budget, point.tensor_model_parallel_size, d)
+            tensor, experts = point.tensor_model_parallel_size, point.expert_model_parallel_size
+            profile = profile_source(work.vit_budget, work.llm_budget, tensor, d, experts)
             outcomes.append(judge_setting(point, profile, work, memory_bytes, method, seconds))
         except UserError as error:
             outcomes.append(Outcome(point, reason=str(error)))

@@ -137,21 +137,29 @@ class Launch:
     """How many different ones are asked; launches that ask as many share the answers."""
     server: str = PLAIN
     """The machine: with Transformer Engine, or without."""
+    experts: int = 1
+    """Ranks that the experts of a layer are dealt over."""
+    dealt: int = 0
+    """Cases more, of models with experts alone."""
 
     def _shares(self, question: Question) -> bool:
         return self.tensor > 1 and question.model in SHARING
 
     def cases(self) -> list[Case]:
         """Cases in which every value of every dimension comes up about equally often."""
-        generator = random.Random(self.seed)
+        generator, questions = random.Random(self.seed), Question.draw(self.questions, seed=0)
+        dealt = [question for question in questions if question.model == "experts"]
+        return [*self._drawn(questions, self.count, generator), *self._drawn(dealt, self.dealt, generator)]
+
+    def _drawn(self, questions: Sequence[Question], count: int, generator: random.Random) -> list[Case]:
         dimensions = (
-            Question.draw(self.questions, seed=0),
+            questions,
             SCHEDULES if self.pipeline > 1 else (("1f1b", 1), ("zb_h1", 1)),
             RECOMPUTE,
             (False, True) if self.tensor > 1 else (False,),
             (False, True),
         )
-        columns = (spread(values, self.count, generator) for values in dimensions)
+        columns = (spread(values, count, generator) for values in dimensions)
         return [
             Case(question, *schedule, recompute, share or self._shares(question), overlap, generator.randrange(2**31))
             for question, schedule, recompute, share, overlap in zip(*columns, strict=True)
@@ -162,25 +170,25 @@ LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=0, count=12),
     "pipeline": Launch(2, 1, 2, seed=1, count=40),
     "tensor": Launch(2, 2, 1, seed=2, count=20),
-    "data": Launch(2, 1, 1, seed=3, count=16),
+    "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
     "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16),
-    "data and pipeline": Launch(4, 1, 2, seed=5, count=28),
+    "data and pipeline": Launch(4, 1, 2, seed=5, count=28, experts=2, dealt=8),
     "long pipeline": Launch(4, 1, 4, seed=6, count=28),
-    "data and tensor": Launch(4, 2, 1, seed=7, count=12),
+    "data and tensor": Launch(4, 2, 1, seed=7, count=12, experts=4, dealt=6),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE),
 }
 STRICT = {
     "two ranks": Launch(2, 1, 2, seed=21, count=24),
     "three ranks": Launch(3, 1, 3, seed=22, count=20),
     "four ranks": Launch(4, 1, 4, seed=23, count=16),
-    "two pipelines": Launch(4, 1, 2, seed=24, count=16),
+    "two pipelines": Launch(4, 1, 2, seed=24, count=16, experts=2, dealt=6),
     "pipelines of two": Launch(4, 2, 2, seed=26, count=16),
 }
 """Launches over a strict transport; what they ask is answered for those above."""
 TRAINING = {
     "pipeline": Launch(2, 1, 2, seed=11, count=8, questions=8),
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
-    "data": Launch(2, 1, 1, seed=13, count=3, questions=8),
+    "data": Launch(2, 1, 1, seed=13, count=3, questions=8, experts=2, dealt=2),
     "data and pipeline": Launch(4, 1, 2, seed=14, count=3, questions=8),
 }
 """Launches that take optimizer steps."""

@@ -1,6 +1,7 @@
 """What the programs under torchrun share: a small model, packs of every kind, and one iteration of any plan."""
 
 import json
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_model_config, unwrap_model
 from megatron.training import get_args
 from megatron.training.initialize import initialize_megatron
 from megatron.training.training import get_model
@@ -104,11 +105,12 @@ GEMMA = replace(
 EXPERTS = replace(
     FEATURES,
     name="experts",
-    language=replace(FEATURES.language, ffn_hidden_size=24, experts=Experts(5, 2, balance=0.3)),
+    language=replace(FEATURES.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3)),
 )
 """The same with experts, their routers balanced hard enough to be seen."""
 MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, EXPERTS)}
 IMAGE_TOKEN = 127
+LOCAL_EXPERT = re.compile(r"local_experts\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,17 @@ class Result:
 
 
 def start(
-    architecture: Architecture, tensor: int, pipeline: int, flags: Sequence[str] = (), backend: str | None = None
+    architecture: Architecture,
+    tensor: int,
+    pipeline: int,
+    flags: Sequence[str] = (),
+    backend: str | None = None,
+    experts: int = 1,
 ) -> Namespace:
-    """Initialise Megatron on these ranks and return its arguments; `backend` is another than the machine's."""
+    """Initialise Megatron on these ranks and return its arguments; `backend` is another than the machine's.
+
+    `experts`: the ranks that models with experts deal them over.
+    """
     presets.PRESETS.update(MODELS)
     sys.argv = ["test", "--preset", architecture.name, "--tensor-model-parallel-size", str(tensor)]
     sys.argv += [
@@ -139,6 +149,8 @@ def start(
     args = parse_arguments().args
     args.pipeline_model_parallel_size = pipeline
     args.data_parallel_size = args.world_size // (tensor * pipeline)
+    args.expert_model_parallel_size = experts
+    args.expert_tensor_parallel_size = tensor if experts == 1 else 1
     args.distributed_backend = backend or args.distributed_backend
     initialize_megatron()
     return args
@@ -243,7 +255,9 @@ def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
 
 def build_chain(args: Namespace, architecture: Architecture, frozen: tuple[str, ...] = ()) -> Chain:
     """The chain that all plans of this process cut."""
-    args = Namespace(**{**vars(args), **expert_defaults(architecture.language)})
+    ranks = parallel_state.get_expert_model_parallel_world_size() if architecture.language.experts else 1
+    dealt = {"expert_model_parallel_size": ranks, **expert_defaults(architecture.language, ranks)}
+    args = Namespace(**{**vars(args), **dealt})
     return replace(Chain.of(args, architecture), frozen=frozen)
 
 
@@ -268,7 +282,7 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
 
 def finalize_what_is_under_way(modules: list[Any], *arguments: Any, **options: Any) -> None:
     """Core's `finalize_model_grads`, where the reduction of every gradient was started by an action of the schedule."""
-    groups = [group for module in modules for group in module.bucket_groups]
+    groups = [group for module in modules for group in (*module.bucket_groups, *module.expert_parallel_bucket_groups)]
     late = sum(group.grad_reduce_handle is None for group in groups)
     assert not late, f"{late} of {len(groups)} reductions were not started beside the backward passes"
     finalize_model_grads(modules, *arguments, **options)
@@ -356,12 +370,21 @@ def _forward_step(reduction: str, data: Iterator[Microbatch], model: torch.nn.Mo
 
 def gradients(model: list[torch.nn.Module]) -> dict[str, Tensor]:
     """Gradients on this rank, by the parameter's name in the chain; only of what is trained."""
-    return {
-        name.partition("links.")[2]: parameter.main_grad.clone()
-        for module in model
-        for name, parameter in weights_by_checkpoint_name(module)
-        if parameter.requires_grad
-    }
+    return {name: weight.main_grad.clone() for name, weight in weights_of(model) if weight.requires_grad}
+
+
+def weights_of(model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """This rank's weights, by the names that they have in one process's chain."""
+    for module in model:
+        for name, weight in weights_by_checkpoint_name(module):
+            yield LOCAL_EXPERT.sub(partial(_global_expert, module), name.partition("links.")[2]), weight
+
+
+def _global_expert(module: Any, local: re.Match[str]) -> str:
+    """The number of an expert among all, from that among this rank's."""
+    here = unwrap_model(module).chain.architecture.language.experts.count
+    here //= parallel_state.get_expert_model_parallel_world_size()
+    return f"local_experts.{parallel_state.get_expert_model_parallel_rank() * here + int(local[1])}."
 
 
 def reference(
@@ -393,8 +416,8 @@ def reference(
 
 def shard(whole: Tensor, parameter: Tensor) -> Tensor:
     """This tensor-parallel rank's part of a whole tensor, cut as the parameter is."""
-    ranks = parallel_state.get_tensor_model_parallel_world_size()
-    if ranks == 1 or not getattr(parameter, "tensor_model_parallel", False):
+    ranks, dealt = parallel_state.get_tensor_model_parallel_world_size(), not getattr(parameter, "allreduce", True)
+    if ranks == 1 or dealt or not getattr(parameter, "tensor_model_parallel", False):
         return whole
     stride, dim = parameter.partition_stride, parameter.partition_dim
     pieces = whole.chunk(ranks * stride, dim)
@@ -404,11 +427,7 @@ def shard(whole: Tensor, parameter: Tensor) -> Tensor:
 def compare(model: list[torch.nn.Module], expected: Result, loss: float) -> float:
     """Largest relative difference of the loss and of any gradient (against the tensor's largest entry)."""
     worst = abs(loss - expected.loss) / max(abs(expected.loss), 1e-8)
-    parameters = {
-        name.partition("links.")[2]: parameter
-        for module in model
-        for name, parameter in weights_by_checkpoint_name(module)
-    }
+    parameters = dict(weights_of(model))
     for name, mine in gradients(model).items():
         wanted = shard(expected.gradients[name], parameters[name])
         scale = expected.gradients[name].abs().max().clamp(min=1e-8)

@@ -29,7 +29,7 @@ def main() -> None:
         print("RESULT " + json.dumps({"answers": len(answers)}))
     else:
         launch = cases.LAUNCHES[name]
-        harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
+        harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags, experts=launch.experts)
         answers = torch.load(Path(path), weights_only=False)
         executors = harness.executors(harness.open_channels())
         worst = {str(case): difference(case, answers, launch.pipeline, executors) for case in launch.cases()}

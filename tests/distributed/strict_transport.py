@@ -102,7 +102,7 @@ def main() -> None:
         "training": (cases.TRAINING.get(name), training.difference),
     }[what]
     assert launch is not None
-    harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
+    harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags, experts=launch.experts)
     answers = torch.load(Path(path), weights_only=False)
     group = parallel_state.get_pipeline_model_parallel_group()
     communicator = StrictCommunicator(group, harness.edges(launch.pipeline), launch.seed)

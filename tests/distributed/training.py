@@ -37,7 +37,7 @@ def main() -> None:
         print("RESULT " + json.dumps({str(question): loss for question, (loss, _) in found.items()}))
     else:
         launch = cases.TRAINING[names]
-        harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags)
+        harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags, experts=launch.experts)
         answers = torch.load(Path(path), weights_only=False)
         executors = harness.executors(harness.open_channels())
         harness.report({str(case): difference(case, answers, launch.pipeline, executors) for case in launch.cases()})
@@ -105,8 +105,7 @@ def train(
         assert done, "the optimizer skipped a step"
     for module in model if args.overlap_param_gather else ():
         module.start_param_sync(force_sync=True)
-    named = [pair for module in model for pair in module.named_parameters()]
-    return loss, {name.partition("links.")[2]: weight for name, weight in named}
+    return loss, dict(harness.weights_of(model))
 
 
 if __name__ == "__main__":

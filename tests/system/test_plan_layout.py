@@ -66,23 +66,25 @@ def test_sweep_plans_the_fastest_setting_and_lists_the_others(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "layers"), [("qwen3-vl-8b", 2, 67), ("qwen3-vl-30b-a3b", 4, 79), ("internvl3.5-30b-a3b", 4, 76)]
+    ("name", "tensor", "experts", "layers"),
+    [("qwen3-vl-8b", 2, 1, 67), ("qwen3-vl-30b-a3b", 2, 8, 79), ("internvl3.5-30b-a3b", 4, 1, 76)],
 )
 def test_plans_a_model_on_an_analytic_device_and_says_what_of_the_ideal_it_reaches(
-    tmp_path: Path, name: str, tensor: int, layers: int
+    tmp_path: Path, name: str, tensor: int, experts: int, layers: int
 ) -> None:
     shape = "--pipeline-model-parallel-size 4 --num-microbatches 8 --memory-gib 72 --seconds 0.2"
     tiles = 16 if name.startswith("internvl") else 16384
     usual = ("--analytic", "h100", "--model", name, "--budgets", f"{tiles}x8192", *shape.split())
     usual = (*usual, "--output", tmp_path / "plan.json")
-    ran = _run(*usual, "--tensor-sizes", tensor)
+    ran = _run(*usual, "--tensor-sizes", tensor, "--expert-sizes", experts)
     assert ran.returncode == 0, ran.stderr
     assert "of the ideal" in ran.stdout
     plan = Plan.load(tmp_path / "plan.json")
     assert (plan.model, plan.tensor_model_parallel_size, plan.stages[-1].layers[1]) == (name, tensor, layers)
+    assert plan.expert_model_parallel_size == experts
     ran = _run(*usual)
     assert (ran.returncode, ran.stderr.strip().count("\n")) == (2, 0)
-    assert "--tensor-sizes take one each" in ran.stderr
+    assert "--tensor-sizes and --expert-sizes take one each" in ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
-from megatron.vlm.profiler import Job, fit_line, step_seconds_per_weight
+from megatron.vlm.profiler import Job, fit_line, step_seconds
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import _some, fit_seconds
 from megatron.vlm.profiling.stopwatch import WARM_UP, Stopwatch, at_usual_pace
@@ -123,8 +123,10 @@ def test_an_optimizer_step_is_a_constant_and_a_time_a_weight() -> None:
 
 @pytest.mark.parametrize(("ranks", "share"), [(1, 0.0), (2, 1.0), (4, 1.5)])
 def test_gradients_are_reduced_by_a_ring(ranks: int, share: float) -> None:
-    job = Job("tiny", 1, 1, data_parallel=ranks)
-    assert step_seconds_per_weight(job, 3.0, Links(reduction_seconds_per_byte=0.25)) == pytest.approx(3.0 + share)
+    job, links = Job("tiny", 1, 1, data_parallel=ranks), Links(reduction_seconds_per_byte=0.25)
+    assert step_seconds(job, 1.0, 0.0, 3.0, links) == pytest.approx(3.0 + share)
+    dealt = Job("tiny", 1, 1, data_parallel=2 * ranks, expert_parallel=2)
+    assert step_seconds(dealt, 1.0, 1.0, 3.0, links) == pytest.approx(3.0 + share), "over those with the same experts"
 
 
 def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:

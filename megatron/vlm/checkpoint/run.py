@@ -78,6 +78,7 @@ def _buckets(args: Namespace, plan: Plan) -> dict[str, Any] | None:
         "layers of stages": [list(stage.layers) for stage in plan.stages],
         "pipeline ranks": plan.pipeline_model_parallel_size,
         "tensor-parallel ranks": args.tensor_model_parallel_size,
+        "expert-parallel ranks": args.expert_model_parallel_size,
         "weights in a bucket": largest if args.overlap_grad_reduce else None,
         "buckets": args.ddp_num_buckets,
         "frozen parts": list(args.freeze),

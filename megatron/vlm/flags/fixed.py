@@ -57,10 +57,17 @@ SET = (
         """,
     ),
     Group(
-        "the trainer: all experts of a layer lie on each tensor-parallel group, cut as other perceptrons; use tensor "
-        "and pipeline parallelism",
+        "the trainer: experts are cut over the tensor-parallel ranks, as other perceptrons are, or whole where "
+        "--expert-model-parallel-size deals them over ranks",
         """
-        expert_model_parallel_size moe_token_dispatcher_type
+        expert_tensor_parallel_size
+        """,
+    ),
+    Group(
+        "the trainer: tokens travel to the ranks that have their experts, as many as each rank's pack has; within a "
+        "tensor-parallel group, whose ranks have as many, they are gathered",
+        """
+        moe_token_dispatcher_type
         """,
     ),
     Group(

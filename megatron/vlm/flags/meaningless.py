@@ -41,7 +41,7 @@ WITHOUT_MEANING = (
         "its own",
         """
         inference_moe_disable_fused_quant_kernels inference_moe_token_dispatcher_type
-        expert_tensor_parallel_size expert_tensor_parallel_num_weight_shards
+        expert_tensor_parallel_num_weight_shards
         overlap_moe_expert_parallel_comm overlap_dispatch_backward_with_experts_wgrad
         ep_overlap_early_attn_memory_release high_priority_a2a_comm_stream
         moe_shared_expert_intermediate_size moe_shared_expert_gate moe_shared_expert_overlap

@@ -12,7 +12,8 @@ OBEYED = (
     Group(
         "tests/distributed/test_parity.py::test_every_case_equals_one_process",
         """
-        tensor_model_parallel_size sequence_parallel overlap_grad_reduce distributed_timeout_minutes
+        tensor_model_parallel_size sequence_parallel expert_model_parallel_size overlap_grad_reduce
+        distributed_timeout_minutes
         """,
     ),
     Group(

@@ -166,11 +166,11 @@ def _seeded(seed: int) -> Iterator[None]:
     """Draw from generators seeded by `seed`; afterwards all generators are as they were.
 
     The host draws whole weights, of which every rank takes its part. On the device each tensor-parallel rank draws its
-    own part: core adds the rank to the seed.
+    own part: core adds the rank to the seed. All expert-parallel ranks draw from one stream, each its own experts.
     """
     tracker = tensor_parallel.get_cuda_rng_tracker()
     states, host, device = tracker.get_states(), torch.get_rng_state(), torch.cuda.get_rng_state()
-    tensor_parallel.model_parallel_cuda_manual_seed(seed * SEEDS_APART)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed * SEEDS_APART, ep_rank=0)
     torch.manual_seed(seed)
     try:
         yield

@@ -113,11 +113,20 @@ class Experts(MoELayer):
 
 def experts_builder() -> partial[Experts]:
     """What core's layer builds in the place of its perceptron: core's own linear layers, whatever the machine has."""
+    platform.mend_token_dispatcher()
     return partial(Experts, submodules=MoESubmodules(experts=_perceptrons, router=Router))
 
 
 def _perceptrons(
     count: int, config: TransformerConfig, *, pg_collection: ProcessGroupCollection | None, name: str | None = None
 ) -> SequentialMLP:
+    """The `count` experts that this expert-parallel rank has of a layer's.
+
+    Those of the ranks before are drawn first and let go, so that an expert starts alike at every expert-parallel size.
+    """
+    assert pg_collection is not None
     perceptron = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    return SequentialMLP(count, core_multiplies(config), perceptron, pg_collection=pg_collection, name=name)
+    config = core_multiplies(config)
+    for _ in range(pg_collection.ep.rank() * count):
+        SequentialMLP(1, config, perceptron, pg_collection=pg_collection)
+    return SequentialMLP(count, config, perceptron, pg_collection=pg_collection, name=name)

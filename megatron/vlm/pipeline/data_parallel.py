@@ -5,6 +5,9 @@ touch their weights in forward order, and their gradients are ready in another o
 
     gathers        --overlap-param-gather   all start with the iteration, those of the weights used first in front
     reductions     --overlap-grad-reduce    a bucket's starts once it is ready and those of all buckets before it have
+
+Weights of dealt experts (--expert-model-parallel-size) have buckets of their own, which fewer ranks share. They stand
+among the others: two groups of ranks that start in different orders can wait for each other too.
 """
 
 from collections.abc import Callable
@@ -38,9 +41,24 @@ class OrderedReductions:
         if module in self._attached:
             return
         self._attached.add(module)
+        _put_in_one_order(module)
         turns = _Turns([bucket.start_grad_sync for bucket in module.bucket_groups])
         for place, bucket in enumerate(module.bucket_groups):
             bucket.start_grad_sync = partial(turns.ready, place)  # called where its last gradient comes
+
+
+def _put_in_one_order(module: Any) -> None:
+    """Sort all buckets as a backward pass is done with them: with the first of its weights last.
+
+    Core walks through both its lists, one behind the other, and asks of none what is in it.
+    """
+    place = {weight: number for number, weight in enumerate(module.parameters())}
+
+    def first(group: Any) -> int:
+        return min(place[weight] for bucket in group.buckets for weight in bucket.params_list)
+
+    groups = [*module.bucket_groups, *module.expert_parallel_bucket_groups]
+    module.bucket_groups, module.expert_parallel_bucket_groups = sorted(groups, key=first, reverse=True), []
 
 
 class _Turns:

@@ -10,6 +10,7 @@ from megatron.vlm.preflight.findings import Note
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import gradient_mode
 from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.units import GIB
@@ -47,12 +48,20 @@ def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory
 
 def _state_bytes(args: Namespace, architecture: Architecture) -> float:
     """Bytes of weights, gradients and optimizer state on a rank, if the cut divides them evenly."""
-    total, trained = parameters(architecture, tuple(args.freeze))
+    (total, trained), dealt = parameters(architecture, tuple(args.freeze)), args.expert_model_parallel_size
+    experts = layer_works(architecture, 1, 1, 1)["llm"].expert_parameters * architecture.language.layers
+    trained_experts = 0 if "llm" in args.freeze else experts
     half = args.bf16 or args.fp16
     weight, gradient, state = (2, 4, 12) if half else (4, 4, 8)
-    shards = args.data_parallel_size if args.use_distributed_optimizer else 1
-    ranks = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
-    return (total * weight + trained * (gradient + state / shards)) / ranks
+    tensor, needed = args.tensor_model_parallel_size, 0.0
+    experts_share = dealt if dealt > 1 else tensor
+    for every, taught, share in (
+        (total - experts, trained - trained_experts, tensor),
+        (experts, trained_experts, experts_share),
+    ):
+        alike = tensor * args.data_parallel_size / share if args.use_distributed_optimizer else 1
+        needed += (every * weight + taught * (gradient + state / alike)) / share
+    return needed / args.pipeline_model_parallel_size
 
 
 def check_host_memory(args: Namespace, architecture: Architecture, checkpoint: int) -> str:

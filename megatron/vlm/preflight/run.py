@@ -149,6 +149,7 @@ def _check_plan(run: Run) -> str:
         index = PackedIndex.open(args.packs)
         wanted = {
             "tensor_model_parallel_size": args.tensor_model_parallel_size,
+            "expert_model_parallel_size": args.expert_model_parallel_size,
             "vit_budget": index.vit_budget,
             "llm_budget": index.llm_budget,
             "num_microbatches": args.global_batch_size // args.data_parallel_size,

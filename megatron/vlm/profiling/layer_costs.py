@@ -47,6 +47,9 @@ class KindMeasurement:
         self.weights = sum(weight.numel() for weight in weights) / self.count
         """On this tensor-parallel rank."""
         self.trained = sum(weight.numel() for weight in weights if weight.requires_grad) / self.count
+        dealt = [weight.numel() for weight in weights if weight.requires_grad and _is_dealt(weight)]
+        self.dealt = sum(dealt) / self.count
+        """Of those, of experts that lie on some ranks."""
         self.modes = MODES if chain.kinds[self.link] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
         if self.modes:
             self.cheap = wrapped_stage(chain, self.link, self.link + self.count, cheap=True)
@@ -235,6 +238,13 @@ def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequenc
 
 
 def _whole_size(weight: torch.nn.Parameter) -> int:
-    """Numbers in a weight over all tensor-parallel ranks."""
+    """Numbers in a weight over all tensor-parallel ranks; for that of a dealt expert, in those of all ranks."""
+    if _is_dealt(weight):
+        return weight.numel() * parallel_state.get_expert_model_parallel_world_size()
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     return weight.numel() * (ranks if getattr(weight, "tensor_model_parallel", False) else 1)
+
+
+def _is_dealt(weight: torch.nn.Parameter) -> bool:
+    """Whether it is an expert's that lies on some ranks, whole: core's mark."""
+    return not getattr(weight, "allreduce", True)

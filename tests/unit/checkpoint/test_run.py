@@ -18,7 +18,8 @@ OTHER_PLAN = Plan.from_cuts(TINY.chain, (5,), model="tiny")
 FLAGS = {
     "preset": "tiny", "global_batch_size": 4, "consumed_train_samples": 12, "train_iters": 9, "lr_decay_iters": None,
     "use_distributed_optimizer": True, "dist_ckpt_optim_fully_reshardable": False, "ddp_bucket_size": None,
-    "ddp_num_buckets": None, "data_parallel_size": 2, "tensor_model_parallel_size": 1, "overlap_grad_reduce": True,
+    "ddp_num_buckets": None, "data_parallel_size": 2, "tensor_model_parallel_size": 1, "expert_model_parallel_size": 1,
+    "overlap_grad_reduce": True,
     "freeze": [], "bf16": True, "fp16": False, "finetune": False, "no_load_optim": False, "lr": 1e-3,
     "override_opt_param_scheduler": False, "use_checkpoint_opt_param_scheduler": False,
 }  # fmt: skip
@@ -53,6 +54,7 @@ def test_the_same_run_goes_on(args: Namespace) -> None:
         ({"ddp_bucket_size": 1000}, "weights in a bucket 1000 (was 40000000)"),
         ({"data_parallel_size": 64}, "weights in a bucket 64000000 (was 40000000)"),
         ({"tensor_model_parallel_size": 2}, "tensor-parallel ranks 2 (was 1)"),
+        ({"expert_model_parallel_size": 2}, "expert-parallel ranks 2 (was 1)"),
         ({"freeze": ["vit"]}, "frozen parts ['vit'] (was [])"),
         ({"use_distributed_optimizer": False}, "pipeline ranks None (was 2)"),
     ],

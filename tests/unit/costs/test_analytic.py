@@ -62,6 +62,56 @@ def test_experts_weigh_all_and_work_by_the_chosen(name: str, weights: int, activ
     assert more.kept - works["llm"].kept == sizes, "a sorted copy, and what goes in and out of its perceptron"
 
 
+MOE = PRESETS["qwen3-vl-30b-a3b"]
+EXPERT = 3 * 2048 * 768
+"""Weights of one of its 128."""
+
+
+@pytest.mark.parametrize(("t", "d", "e"), [(1, 8, 8), (2, 8, 4), (2, 4, 2), (1, 32, 8)])
+def test_dealt_experts_weigh_their_share(t: int, d: int, e: int) -> None:
+    """6 bytes a weight, and 12 over the ranks that have the same: d of them, of experts t d / e."""
+    profile = analytic_profile(MOE, "h100", 4, 4096, t, d, expert_model_parallel_size=e)
+    experts = 128 * EXPERT
+    others = profile.parameters["llm"] - experts
+    by_hand = others / t * (6 + 12 / d) + experts / e * (6 + 12 * e / (t * d))
+    assert profile.layers["llm"].weight_bytes == pytest.approx(by_hand)
+    whole = analytic_profile(MOE, "h100", 4, 4096, t, d)
+    assert profile.parameters == whole.parameters, "all ranks' together"
+    for kind in ("vit", "projector", "word_embed", "head"):
+        assert profile.layers[kind] == whole.layers[kind]
+    frozen = analytic_profile(MOE, "h100", 4, 4096, t, d, frozen=("llm",), expert_model_parallel_size=e)
+    assert frozen.layers["llm"].weight_bytes == pytest.approx(2 * (others / t + experts / e))
+
+
+@pytest.mark.parametrize(
+    ("t", "e", "near", "far"), [(1, 2, 1 / 2, 0), (1, 8, 7 / 8, 0), (1, 16, 7 / 16, 8 / 16), (4, 32, 7 / 32, 24 / 32)]
+)
+def test_tokens_travel_to_their_experts_over_the_slower_link(t: int, e: int, near: float, far: float) -> None:
+    """Eight copies of each of a rank's tokens, there and back; sorted once more; nothing is gathered around them."""
+    one, dealt = (
+        analytic_profile(MOE, "h100", 4, 4096, t, 16, expert_model_parallel_size=ranks).layers["llm"]
+        for ranks in (1, e)
+    )
+    copies, node, network = 8 * 2048 * 4096 * 2 / t, 450e9 * 0.8, 50e9 * 0.8
+    sorting = 4 * copies / (3.35e12 * 0.8)
+    gathered = 2 * 2048 * 4096 * 2 * (t - 1) / t / node
+    travel = 2 * copies * max(near / node, far / network) - gathered
+    assert dealt.forward_seconds - one.forward_seconds == pytest.approx(travel + sorting, rel=1e-6)
+    assert dealt.backward_seconds - one.backward_seconds == pytest.approx(travel + 2 * sorting, rel=1e-6)
+    assert dealt.weight_gradient_seconds == one.weight_gradient_seconds
+
+
+def test_experts_are_dealt_alike_or_not_at_all() -> None:
+    for model, d, e, words in (
+        (INTERNVL, 8, 2, "has no experts"),
+        (MOE, 6, 3, "does not divide the 128 experts"),
+        (MOE, 6, 4, "does not divide the 6 ranks"),
+        (MOE, 1, 0, "at least 1"),
+    ):
+        with pytest.raises(UserError, match=words):
+            analytic_profile(model, "h100", 4, 4096, 1, d, expert_model_parallel_size=e)
+
+
 @pytest.mark.parametrize(("ranks", "groups"), [(1, 2), (2, 2), (4, 4), (8, 8)])
 def test_groups_of_heads_that_fill_up_cost_what_they_cost(ranks: int, groups: int) -> None:
     """InternVL2-1B: 14 heads of 64, 7 of which share a key and a value; 4 ranks hold 7 heads each, two ranks zeros."""

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import LayerCost
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -60,6 +62,19 @@ def test_a_frozen_tower_costs_no_backward_and_keeps_nothing() -> None:
     assert best.proven
     assert costs.backward.sum() == pytest.approx(4 * (4 * 4.0 + 3 * 0.2))
     assert make_plan(problem, [best], "joint").frozen == ("vit",)
+
+
+def test_dealt_experts_make_a_plan_fit() -> None:
+    """30B-A3B over 4 pipeline x 8 data-parallel ranks: each needs 36 GiB less, and can do without recomputation."""
+    model, plans = preset("qwen3-vl-30b-a3b"), []
+    for dealt in (1, 8):
+        profile = analytic_profile(model, "h100", 16384, 8192, 1, 8, expert_model_parallel_size=dealt)
+        problem = LayoutProblem(profile, ranks=4, microbatches=8)
+        plans.append(make_plan(problem, find_layouts(problem, "layers"), "layers"))
+    whole, less = (plan.predicted["stage_peak_bytes"] for plan in plans)
+    assert [plan.expert_model_parallel_size for plan in plans] == [1, 8]
+    assert all(of_rank <= before for of_rank, before in zip(less, whole, strict=True))
+    assert max(less) < max(whole) - 36 * 2**30
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])

@@ -10,7 +10,7 @@ from omnibal_ext.layout.sweep import settings, sweep
 from omnibal_ext.sizes import Sizes
 
 
-def _profile(vit: int, llm: int, tensor: int, data: int) -> Profile:
+def _profile(vit: int, llm: int, tensor: int, data: int, _: int) -> Profile:
     return analytic_profile(preset("internvl-chat-1.5"), "a100", vit, llm, tensor, data)
 
 
@@ -20,6 +20,12 @@ def test_settings_use_every_gpu_once() -> None:
         p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.data_parallel_size == 8 for p in points
     )
     assert len(points) == len(set(points)) == 2 * (1 + 4 + 4)
+
+
+def test_experts_are_dealt_over_what_divides_the_ranks_of_a_stage() -> None:
+    points = list(settings(8, (1, 2), (1, 4), (1,), ("1f1b",), ((9, 4096),), (1, 2, 8)))
+    dealt = {(p.pipeline_model_parallel_size, p.expert_model_parallel_size) for p in points}
+    assert dealt == {(1, 1), (1, 2), (1, 8), (4, 1), (4, 2)}
 
 
 @pytest.mark.long

@@ -145,7 +145,7 @@ def test_nothing_is_balanced_where_nothing_is_trained(inputs: TrainingInputs) ->
 @pytest.mark.parametrize(("flag", "dtype"), [(None, torch.float32), ("fp64", torch.float64)])
 def test_routers_compute_in_the_precision_asked_for(inputs: TrainingInputs, flag: str | None, dtype: object) -> None:
     """fp32 by themselves, whatever the precision of the model."""
-    assert expert_defaults(MODEL)["moe_router_dtype"] == inputs.args.moe_router_dtype == "fp32"
+    assert expert_defaults(MODEL, 1)["moe_router_dtype"] == inputs.args.moe_router_dtype == "fp32"
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         if flag:
@@ -161,7 +161,12 @@ COMPLETE = "--lr 1e-3 --train-iters 3 --global-batch-size 1"
     ("flags", "words"),
     [
         ("--model tiny --moe-aux-loss-coeff 0.1", ("--moe-aux-loss-coeff", "no experts")),
-        ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 2", ("it is 1", "cut as other perceptrons")),
+        ("--model qwen3-vl-30b-a3b --expert-tensor-parallel-size 2", ("it is 1", "as other perceptrons are")),
+        ("--model qwen3-vl-30b-a3b --moe-token-dispatcher-type alltoall", ("it is allgather", "travel to the ranks")),
+        ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 3", ("3 does not divide the 128 experts",)),
+        ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 0", ("at least 1",)),
+        ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 2", ("2 does not divide the 1 ranks",)),
+        ("--model tiny --expert-model-parallel-size 2", ("2: model 'tiny' has no experts",)),
         ("--model qwen3-vl-30b-a3b --moe-router-topk 4", ("it is 8", "--preset")),
         ("--model qwen3-vl-30b-a3b --moe-grouped-gemm", ("refused", "linear layers of its own")),
         ("--model qwen3-vl-30b-a3b --moe-router-load-balancing-type aux_loss", ("depends on no pack",)),
@@ -179,3 +184,14 @@ def test_tensor_parallel_ranks_share_the_tokens(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError, match="needs --sequence-parallel"):
         read_arguments(words.split())
     assert read_arguments([*words.split(), "--sequence-parallel"]).args.num_experts == 128
+
+
+def test_experts_are_dealt_over_data_parallel_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens then travel; fp16's scale must be one for all, which core learns for experts apart."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    words = f"--model qwen3-vl-30b-a3b --expert-model-parallel-size 4 {COMPLETE} --global-batch-size 4".split()
+    args = read_arguments(words).args
+    assert (args.moe_token_dispatcher_type, args.expert_tensor_parallel_size) == ("alltoall", 1)
+    with pytest.raises(UserError, match="learns a loss scale for the experts apart"):
+        read_arguments([*words, "--fp16"])
+    assert read_arguments([*words, "--fp16", "--loss-scale", "64"]).args.fp16

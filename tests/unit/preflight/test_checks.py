@@ -26,7 +26,7 @@ def arguments(**changes: Any) -> Namespace:
     values = {"save": None, "save_interval": None, "save_retain_interval": None, "train_iters": 100, "freeze": [],
               "tensorboard_dir": None, "metrics_file": None, "bf16": False, "fp16": False, "no_save_optim": False,
               "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "data_parallel_size": 1,
-              "use_distributed_optimizer": False, "world_size": 1}  # fmt: skip
+              "expert_model_parallel_size": 1, "use_distributed_optimizer": False, "world_size": 1}  # fmt: skip
     return Namespace(**values | changes)
 
 
@@ -137,6 +137,19 @@ def test_memory_of_a_rank_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
         memory.check_memory(args, huge, bare, needs - 0.1)
     args.use_distributed_optimizer, args.data_parallel_size = True, 4
     assert memory.check_memory(args, huge, bare, count * (6 + 12 / 4) / 32 / GIB + 0.1)
+
+
+@pytest.mark.parametrize(("tensor", "data", "dealt"), [(1, 8, 1), (1, 8, 8), (2, 8, 4), (2, 4, 1)])
+def test_a_rank_needs_memory_for_its_share_of_the_experts(tensor: int, data: int, dealt: int) -> None:
+    """48 layers of 128 experts of 3 x 2048 x 768 weights: cut over the tensor-parallel ranks, or dealt whole."""
+    model, experts = preset("qwen3-vl-30b-a3b"), 48 * 128 * 3 * 2048 * 768
+    args = arguments(bf16=True, use_distributed_optimizer=True, tensor_model_parallel_size=tensor,
+                     data_parallel_size=data, expert_model_parallel_size=dealt)  # fmt: skip
+    shares = dealt if dealt > 1 else tensor
+    others = memory.parameters(model, ())[0] - experts
+    needs = others / tensor * (6 + 12 / data) + experts / shares * (6 + 12 * shares / (tensor * data))
+    bare = Plan.from_cuts(model.chain, ())
+    assert f"at least {needs / GIB:.2f} GiB" in memory.check_memory(args, model, bare, 1e6)
 
 
 def test_ranks_on_the_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
