@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.placement import Placement
+from omnibal_ext.playing import Item, Loads, played, repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,33 @@ def zero_bubble(ranks: int, microbatches: int, chunks: int = 1, extra_in_flight:
     return _play_greedily(Placement.interleaved(ranks, chunks), microbatches, limits)
 
 
+def zb_v(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Zero bubble on a V, with as many slices on every rank as 1F1B's first holds: ranks wait for the pipe to fill."""
+    placement = Placement.v_shaped(ranks, chunks)
+    return _with_slices(placement, microbatches, placement.stages, microbatches)
+
+
+def v_half(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Zero bubble on a V with half of 1F1B's bytes and a microbatch, ranks / 2 + 1 of them, and a larger bubble."""
+    return _with_slices(Placement.v_shaped(ranks, chunks), microbatches, (ranks + 2) * chunks // 2, ranks)
+
+
+def v_min(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Zero bubble on a V with about a third of 1F1B's bytes, and the largest bubble."""
+    return of_items(repeated(Placement.v_shaped(ranks, chunks), microbatches))
+
+
+def _with_slices(placement: Placement, microbatches: int, slices: int, in_flight: int) -> Schedule:
+    lists = played(placement, microbatches, Loads.alike(placement, slices), in_flight)
+    assert lists is not None  # there is room for one microbatch on every rank
+    return of_items(lists)
+
+
+def of_items(lists: list[list[Item]]) -> Schedule:
+    """The schedule of (kind, microbatch, chunk) lists."""
+    return [[Action(*item) for item in items] for items in lists]
+
+
 def _build_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
     if chunks > 1:
         return interleaved_one_f_one_b(ranks, microbatches, chunks)
@@ -109,13 +137,19 @@ _BUILDERS: dict[str, Callable[[int, int, int], Schedule]] = {
     "zb_h1": zero_bubble,
     "zb_h2": lambda ranks, microbatches, chunks: zero_bubble(ranks, microbatches, chunks, extra_in_flight=True),
     "zb_auto": zero_bubble,  # the planner begins with these, and puts lists of its own into the plan
+    "zb_v": zb_v,
+    "v_half": v_half,
+    "v_min": v_min,
+    "zb_v_auto": zb_v,  # likewise
 }
 SCHEDULE_NAMES = tuple(_BUILDERS)
+V_SHAPED = ("zb_v", "v_half", "v_min", "zb_v_auto")
+"""Those on a V-shaped placement."""
 
 
 def placement_of(name: str, ranks: int, chunks: int = 1) -> Placement:
     """Where the stages of a schedule of that name sit."""
-    return Placement.interleaved(ranks, chunks)
+    return Placement.v_shaped(ranks, chunks) if name in V_SHAPED else Placement.interleaved(ranks, chunks)
 
 
 def build_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:

@@ -233,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
         "--schedule",
         choices=SCHEDULE_NAMES,
         default="1f1b",
-        help="order of forwards and backwards; zb_auto: lists of its own",
+        help="order of forwards and backwards; zb_auto, zb_v_auto: lists of its own",
     )
     parser.add_argument("--packs", help="packed index: judge layouts on the packs that training will run")
     parser.add_argument("--pack-iterations", type=int, default=4, help="how many iterations of them")

@@ -30,7 +30,7 @@ class State(NamedTuple):
     kinds: Ints
     """[ranks, actions] 0 F, 1 B, 2 W: the n-th of a kind is the n-th of its order. Without W, they are filled in."""
     orders: Ints
-    """[2, 2, items] Of forwards, and of backwards, which W follow: microbatch and chunk."""
+    """[ranks, 2, 2, items] Of forwards, and of backwards, which W follow: microbatch and chunk."""
     edges: Ints
     """[stages + 1] Stage s holds layers edges[s] .. edges[s + 1] - 1."""
     again: Ints
@@ -95,7 +95,7 @@ def anneal(
     """
     ranks, stages = state.kinds.shape[0], state.edges.size - 1
     microbatches, cases = costs.again.shape[1], costs.again.shape[2]
-    actions = 3 * state.orders.shape[2]
+    actions = 3 * state.orders.shape[3]
     done, ends = np.full((3, stages, microbatches), -2), np.empty((2, stages, microbatches, cases))
     board = Board(done, ends, np.empty((ranks, actions), dtype=np.int64))
     here = _step_seconds(state, costs, board, -1)
@@ -139,15 +139,25 @@ def _changed(state: State, costs: Costs, movable: bool, seed: int, at: int) -> S
 
 @njit(cache=True)
 def _exchange(orders: Ints, seed: int, at: int) -> None:  # pragma: no cover - compiled
-    """Exchange two neighbours; forwards of one chunk keep their order, in which their packs come."""
-    of, items = below(2, seed, at), orders.shape[2]
+    """Exchange two neighbours in the order of one rank, half of the time on all ranks where they are neighbours too.
+
+    Forwards of one chunk keep the order in which their packs come.
+    """
+    of, ranks, items = below(2, seed, at), orders.shape[0], orders.shape[3]
     if items == 1:
         return
-    i = below(items - 1, seed, at + 1)
-    if of == 0 and orders[of, CHUNK, i] == orders[of, CHUNK, i + 1]:
+    i, dice = below(items - 1, seed, at + 1), below(2 * ranks, seed, at + 2)
+    pair = orders[dice % ranks, of, :, i : i + 2].copy()
+    if of == 0 and pair[CHUNK, 0] == pair[CHUNK, 1]:
         return
-    for row in range(2):
-        orders[of, row, i], orders[of, row, i + 1] = orders[of, row, i + 1], orders[of, row, i]
+    for rank in range(ranks):
+        if dice < ranks and rank != dice:
+            continue
+        for k in range(items - 1):
+            found = orders[rank, of, :, k : k + 2]
+            if (found == pair).all():
+                found[:] = pair[:, ::-1]
+                break
 
 
 @njit(cache=True)
@@ -186,7 +196,7 @@ def _step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longe
     the bytes for its next action.
     """
     ranks, length = state.kinds.shape
-    stages, cases, items = state.edges.size - 1, costs.again.shape[2], state.orders.shape[2]
+    stages, cases, items = state.edges.size - 1, costs.again.shape[2], state.orders.shape[3]
     ranks_of, stages_of = costs.places
     kept, late, transient, room = _bytes(state, costs)
     seen, held, clock = np.zeros((ranks, 3), dtype=np.int64), np.zeros(ranks), np.zeros((ranks, cases))
@@ -200,7 +210,10 @@ def _step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longe
                     break
                 kind = state.kinds[rank, at] if at < length else WEIGHT
                 item, of = seen[rank, kind], min(kind, 1)
-                m, stage = state.orders[of, MICROBATCH, item], stages_of[rank, state.orders[of, CHUNK, item]]
+                m, stage = (
+                    state.orders[rank, of, MICROBATCH, item],
+                    stages_of[rank, state.orders[rank, of, CHUNK, item]],
+                )
                 source = stage - 1 if kind == FORWARD else stage + 1
                 takes = kind != WEIGHT and 0 <= source < stages
                 if takes and board.done[kind, source, m] != number:
@@ -216,7 +229,10 @@ def _step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longe
                     waits = takes and clock[rank, 0] < board.ends[kind, source, m, 0] + link[0]
                     if waits or held[rank] + needs > room[rank]:
                         kind, item, needs, takes = WEIGHT, seen[rank, WEIGHT], 0.0, False
-                        m, stage = state.orders[1, MICROBATCH, item], stages_of[rank, state.orders[1, CHUNK, item]]
+                        m, stage = (
+                            state.orders[rank, 1, MICROBATCH, item],
+                            stages_of[rank, state.orders[rank, 1, CHUNK, item]],
+                        )
                 if held[rank] + needs > room[rank]:
                     return np.inf
                 first, end = state.edges[stage], state.edges[stage + 1]

@@ -89,9 +89,9 @@ def _judged(problem: LayoutProblem, state: State) -> float:
 def _state(problem: LayoutProblem, layout: Layout) -> State:
     schedule = problem.schedule
     kinds = np.array([["FBW".index(action.kind) for action in actions] for actions in schedule])
-    orders = [[(a.microbatch, a.chunk) for a in schedule[0] if a.kind == kind] for kind in "FB"]
+    orders = [[[(a.microbatch, a.chunk) for a in actions if a.kind == k] for k in "FB"] for actions in schedule]
     again = np.ascontiguousarray(problem.counts(layout)[1][:, _RECOMPUTABLE])
-    return State(kinds, np.array(orders).transpose(0, 2, 1).copy(), np.array(layout.edges), again)
+    return State(kinds, np.array(orders).transpose(0, 1, 3, 2).copy(), np.array(layout.edges), again)
 
 
 def _layout(problem: LayoutProblem, state: State) -> Layout:
@@ -102,8 +102,8 @@ def _layout(problem: LayoutProblem, state: State) -> Layout:
 
 def _lists(state: State) -> Schedule:
     lists: Schedule = []
-    for kinds in state.kinds.tolist():
-        items = [iter(state.orders[min(kind, 1)].T.tolist()) for kind in range(3)]
+    for kinds, orders in zip(state.kinds.tolist(), state.orders, strict=True):
+        items = [iter(orders[min(kind, 1)].T.tolist()) for kind in range(3)]
         lists.append([Action("FBW"[kind], *next(items[kind])) for kind in kinds])
     return lists
 

@@ -1,8 +1,8 @@
 """From a method's name to ranked layouts, and from the best of them to a plan that says what was predicted and why."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weigh
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
 from omnibal_ext.plan import Plan
+from omnibal_ext.schedule import build_schedule
 from omnibal_ext.units import GIB
 
 METHODS = ("parameters", "layers", "profile", "bmp", "adapipe", "joint")
@@ -23,8 +24,8 @@ RECOMPUTE_RULES: dict[str, Callable[[LayoutProblem, Edges], Layout]] = {
     "fewest": fewest_that_fit,
     "full": recompute_all,
 }
-BUILT = "zb_auto"
-"""The schedule whose lists are built for the plan."""
+BUILT: dict[str, tuple[str, ...]] = {"zb_auto": (), "zb_v_auto": ("v_half", "v_min")}
+"""Schedules whose lists are built for the plan: beside their own, those of which others the search may begin with."""
 NEAR_LIMIT = 0.97
 """A stage within this share of the slowest one's seconds, or of the memory, counts as limited by it."""
 
@@ -74,13 +75,17 @@ def find_plan(
     problem: LayoutProblem, method: str, *, recompute: str = "fewest", radius: int = 1, top_k: int = 10,
     seconds: float = 4.0,
 ) -> tuple[LayoutProblem, list[Candidate]]:  # fmt: skip
-    """`find_layouts`; where the schedule is zb_auto, then lists for the best of them, and the layouts that fit these.
+    """`find_layouts`; for the schedules in `BUILT` then lists for the best of them, and the layouts that fit these.
 
-    The problem that comes back has the lists; its first candidate is never slower than with those of zb_h1. `seconds`
-    limit the joint search, and again the search for lists. Raises UserError as `find_layouts` does.
+    The problem that comes back has the lists; its first candidate is never slower than with those the search begins
+    with. `seconds` limit the joint search, and again the search for lists. Raises UserError as `find_layouts` does.
     """
-    candidates = find_layouts(problem, method, recompute=recompute, radius=radius, top_k=top_k, seconds=seconds)
-    if problem.schedule_name != BUILT:
+    others = BUILT.get(problem.schedule_name, ())
+    shape = (problem.ranks, problem.microbatches, problem.chunks)
+    starts = [problem, *(replace(problem, lists=build_schedule(name, *shape)) for name in others)]
+    options = {"recompute": recompute, "radius": radius, "top_k": top_k, "seconds": seconds / len(starts)}
+    problem, candidates = _fastest_start(starts, method, options)
+    if problem.schedule_name not in BUILT:
         return problem, candidates
     built, layout = build_lists(problem, candidates[0].layout, seconds, movable=method == "joint")
     if built is problem:
@@ -90,6 +95,17 @@ def find_plan(
         return built, [Candidate(f.layout, f.step_seconds) for f in found[:top_k]]
     fitting = [c.layout for c in candidates if built.fits(c.layout)]
     return built, sorted((Candidate(c, built.step_seconds(c)) for c in fitting), key=lambda c: c.step_seconds)
+
+
+def _fastest_start(
+    starts: Sequence[LayoutProblem], method: str, options: Mapping[str, Any]
+) -> tuple[LayoutProblem, list[Candidate]]:
+    """The problem whose best layout is fastest, and its layouts. Raises the last one's UserError if nothing fits."""
+    found: list[tuple[LayoutProblem, list[Candidate]]] = []
+    for number, start in enumerate(starts):
+        with suppress(*([UserError] if found or number < len(starts) - 1 else [])):
+            found.append((start, find_layouts(start, method, **options)))
+    return min(found, key=lambda one: one[1][0].step_seconds)
 
 
 def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:

@@ -29,6 +29,11 @@ SCHEDULES = (
     ("zb_h2", 1),
     ("zb_auto", 1),
     ("zb_auto", 2),
+    ("zb_v", 2),
+    ("zb_v", 3),
+    ("v_half", 2),
+    ("v_min", 2),
+    ("zb_v_auto", 2),
 )
 """Name and chunks a rank."""
 RECOMPUTE = ("none", "full", "cheap", "attention", "mlp", "both", "mixed")
@@ -99,7 +104,7 @@ class Case:
 
     def lists(self, plan: Plan, microbatches: int) -> Schedule | None:
         """Lists built for costs drawn at random, where the schedule has lists of its own."""
-        if self.schedule != BUILT or microbatches == 0:
+        if self.schedule not in BUILT or microbatches == 0:
             return None
         costs = np.random.default_rng(self.seed).uniform(0.1, 1.0, (len(KINDS), 6))
         profile = replace(
@@ -173,7 +178,7 @@ LAUNCHES = {
     "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
     "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16),
     "data and pipeline": Launch(4, 1, 2, seed=5, count=28, experts=2, dealt=8),
-    "long pipeline": Launch(4, 1, 4, seed=6, count=28),
+    "long pipeline": Launch(4, 1, 4, seed=30, count=28),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12, experts=4, dealt=6),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE),
 }

@@ -40,6 +40,24 @@ def test_virtual_stages_go_round_the_ranks() -> None:
     assert len(plan.build_schedule()) == 2
 
 
+def test_on_a_v_both_ends_are_on_the_last_rank_and_the_plan_says_so(tmp_path: Path) -> None:
+    plan = Plan.from_cuts(CHAIN, (2, 4, 6), virtual_pipeline_model_parallel_size=2, schedule="zb_v", num_microbatches=3)
+    plan.save(tmp_path / "plan.json")
+    found = Plan.load(tmp_path / "plan.json")
+    assert found.stage_ranks == found.placement.ranks_of == (1, 0, 0, 1)
+    other = dataclasses.replace(found, stage_ranks=(0, 1, 0, 1))
+    with pytest.raises(UserError, match=r"stage_ranks \[0, 1, 0, 1\] are not those of schedule zb_v, \[1, 0, 0, 1\]"):
+        other.validate()
+
+
+def test_a_plan_from_before_placements_is_interleaved() -> None:
+    plan = Plan.from_cuts(CHAIN, (2, 4, 6), virtual_pipeline_model_parallel_size=2)
+    record = {name: value for name, value in plan.to_record().items() if name != "stage_ranks"}
+    old = Plan.from_record(record)
+    old.validate()
+    assert old.placement == plan.placement
+
+
 LISTS = ("F0.0 F1.0 B0.0 B1.0 W0.0 W1.0", "F0.0 B0.0 W0.0 F1.0 B1.0 W1.0")
 
 

@@ -26,7 +26,7 @@ from omnibal_ext.layout.search import METHODS, find_layouts
 from .instances import random_problem
 
 VIT, LLM = KINDS.index("vit"), KINDS.index("llm")
-schedules = st.sampled_from(["1f1b", "gpipe", "zb_h1"])
+schedules = st.sampled_from(["1f1b", "gpipe", "zb_h1", "zb_v"])
 
 
 def _all_layouts(problem: LayoutProblem) -> Iterator[Layout]:

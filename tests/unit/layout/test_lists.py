@@ -18,7 +18,7 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.search import find_layouts, find_plan, make_plan
+from omnibal_ext.layout.search import BUILT, find_layouts, find_plan, make_plan
 from omnibal_ext.schedule import Action, Schedule, check_packs, check_schedule
 
 from .instances import random_problem
@@ -71,9 +71,9 @@ def test_lists_are_the_best_of_all_that_fit(seed: int) -> None:
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 10**6), st.integers(0, 3))
-def test_lists_never_lose_and_always_fit_and_run(seed: int, search: int) -> None:
-    problem = random_problem(seed, schedule_name="zb_auto")
+@given(st.integers(0, 10**6), st.integers(0, 3), st.sampled_from(list(BUILT)))
+def test_lists_never_lose_and_always_fit_and_run(seed: int, search: int, name: str) -> None:
+    problem = random_problem(seed, schedule_name=name)
     try:
         start = find_layouts(problem, "joint", seconds=0.0)[0]
     except UserError:
