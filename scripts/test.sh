@@ -10,9 +10,17 @@ fi
 echo "== lint =="
 ruff check .
 ruff format --check .
-echo "== types =="
-mypy omnibal_ext megatron/vlm tools
+# Types are checked beside the tests, and said behind them.
+types=$(mktemp)
+trap 'rm -f "$types"' EXIT
+mypy omnibal_ext megatron/vlm tools >"$types" 2>&1 &
+checked=$!
 echo "== tests =="
 # Three test processes for two cores: while some wait for their ranks another works. A file stays in one process, for its
 # fixtures.
-python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
+failed=0
+python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
+echo "== types =="
+wait "$checked" || failed=1
+cat "$types"
+exit "$failed"

@@ -1,4 +1,4 @@
-"""Twenty optimizer steps: all layouts end with the same weights; in half precision with the same gradients."""
+"""Twelve optimizer steps: all layouts end with the same weights; in half precision with the same gradients."""
 
 from pathlib import Path
 
