@@ -20,7 +20,7 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_plan, make_plan
-from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
+from omnibal_ext.layout.sweep import Outcome, ProfileSource, budgets_for, settings, sweep
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
@@ -125,15 +125,18 @@ def _profile_source(
     """Where the sweep's profiles come from, for which budgets, tensor- and expert-parallel sizes: analytic for any, or
     one measured file for its own."""
     if arguments.analytic:
-        if not (arguments.model and arguments.budgets):
-            raise UserError("--analytic needs --model and --budgets")
+        if not arguments.model:
+            raise UserError("--analytic needs --model")
+        if not (arguments.budgets or arguments.sweep):
+            raise UserError("--analytic needs --budgets, except with --sweep")
+        budgets = arguments.budgets or budgets_for(Sizes.load(arguments.sizes))
         architecture = preset(arguments.model)
 
         def source(vit: int, llm: int, t: int, d: int, e: int) -> Profile:
             device = arguments.analytic
             return analytic_profile(architecture, device, vit, llm, t, d, expert_model_parallel_size=e)
 
-        return source, arguments.budgets, arguments.tensor_sizes, arguments.expert_sizes
+        return source, budgets, arguments.tensor_sizes, arguments.expert_sizes
     if not arguments.profile:
         raise UserError("--sweep needs --profile, or --analytic with --model")
     profile = Profile.load(arguments.profile)
@@ -145,7 +148,8 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
     rows = []
     for outcome in outcomes:
         if outcome.problem:
-            speed, ideal = f"{outcome.samples_per_second:.2f}", f"{outcome.fraction_of_ideal:.1%}"
+            speed = f"{outcome.samples_per_second:.2f} ± {outcome.noise:.1%}"
+            ideal = f"{outcome.fraction_of_ideal:.1%}"
             rows.append((str(outcome.setting), outcome.problem.microbatches, speed, ideal))
     print_table("sweep", ("setting", "microbatches", "samples/s", "of the ideal"), rows)
     for outcome in outcomes:
@@ -251,7 +255,9 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--sizes", nargs="+", help="sizes of the samples (.json or .npz)")
     group.add_argument("--analytic", choices=tuple(DEVICES), help="price any setting on this device, without --profile")
     group.add_argument(*MODEL_FLAGS, help="preset to price with --analytic")
-    group.add_argument("--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic")
+    group.add_argument(
+        "--budgets", type=_budgets, help="TILESxTOKENS,... with --analytic; a sweep without them tries those that fit"
+    )
     group.add_argument("--tensor-sizes", type=_numbers, default=[1, 2, 4, 8], help="with --analytic")
     group.add_argument("--expert-sizes", type=_numbers, default=[1], help="with --analytic: ranks that experts lie on")
     group.add_argument("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])

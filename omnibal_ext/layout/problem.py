@@ -261,8 +261,17 @@ class LayoutProblem:
         held, again = self.counts(layout)
         return self.step_seconds_of_counts(held, again, layout.edges)
 
+    def iteration_seconds(self, layout: Layout) -> Floats:
+        """float64 [iterations]: simulated seconds of each, of its slowest data-parallel rank."""
+        held, again = self.counts(layout)
+        return np.asarray(self._case_seconds(held, again, layout.edges).reshape(self.cases).max(axis=1))
+
     def step_seconds_of_counts(self, held: Ints, again: Ints, edges: Sequence[int]) -> float:
         """`step_seconds` from int64 [stages, columns] counts and the cuts."""
+        return self.over_cases(self._case_seconds(held, again, edges))
+
+    def _case_seconds(self, held: Ints, again: Ints, edges: Sequence[int]) -> Floats:
+        """float64 [cases]: simulated seconds of every iteration on every data-parallel rank."""
         t, program = self.tables, self.program
         backward = np.tensordot(held, t.backward, 1) + np.tensordot(again, t.recompute, 1)
         weight = np.tensordot(held, t.weight, 1)
@@ -271,7 +280,7 @@ class LayoutProblem:
         seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
         ends = _case_ends(program.steps, program.ranks, seconds, self.links[np.array(edges[1:]) - 1])
         step = self.placement.by_rank(held @ t.step) + self.profile.iteration_seconds
-        return self.over_cases((ends + step).max(axis=1))
+        return np.asarray((ends + step).max(axis=1))
 
     def over_cases(self, seconds: Floats) -> float:
         """Mean over iterations of the slowest data-parallel rank, from float64 [cases]."""

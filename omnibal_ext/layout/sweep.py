@@ -3,23 +3,33 @@
 1. Every setting whose tensor x pipeline x data sizes make up the GPUs is tried, with chunks, schedules and budgets.
 2. Microbatches: as many packs as hold the global batch's samples, shared by the data-parallel ranks.
 3. The layout of the chosen method on the real packs; what cannot be planned is kept with the reason.
-4. Ranked by predicted samples a second.
+4. Judged on as many more iterations as it takes for the noise to be small; ranked by predicted samples a second.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
-from omnibal_ext.layout.workload import Workload, pack_workload
+from omnibal_ext.layout.workload import PackedCorpus, Workload, pack_corpus
+from omnibal_ext.packing.budget import STEP, choose_budgets
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 
+SEARCHED, JUDGED = 6, 32
+"""Iterations that layouts and lists are searched for, and that the best is judged on at least."""
+TIMES = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+"""Token budgets that are tried, over the longest sample."""
+MOST_NOISE = 0.003
+"""More iterations are judged until the standard error of their seconds is this share of them."""
 ProfileSource = Callable[[int, int, int, int, int], Profile]
 """(vit_budget, llm_budget, tensor, data, expert parallel size) -> profile; UserError where it has none."""
 
@@ -55,6 +65,12 @@ class Outcome:
     problem: LayoutProblem | None = None
     candidates: tuple[Candidate, ...] = ()
     samples_per_second: float = 0.0
+    noise: float = 0.0
+    """Its relative standard error, as some iterations of an epoch's were judged."""
+    step_seconds: float = 0.0
+    """Mean of these iterations."""
+    judged: Workload | None = None
+    """These iterations."""
     fraction_of_ideal: float = 0.0
     """Needed work (no padding, no recomputation) spread evenly over all ranks, over the predicted step."""
 
@@ -63,6 +79,8 @@ class Outcome:
         return asdict(self.setting) | {
             "num_microbatches": self.problem.microbatches if self.problem else None,
             "samples_per_second": self.samples_per_second,
+            "noise": self.noise,
+            "iterations": len(self.judged.packs.tiles) if self.judged else 0,
             "fraction_of_ideal": self.fraction_of_ideal,
             "reason": self.reason,
         }
@@ -92,6 +110,14 @@ def settings(
                 yield Setting(t, p, d, v, schedule, vit, llm, e)
 
 
+def budgets_for(sizes: Sizes) -> list[tuple[int, int]]:
+    """(tiles, tokens) of packs worth a try: tokens from the longest sample's to four times as many, and the tiles that
+    waste least with each."""
+    longest = int(sizes.tokens.max())
+    tokens = [-(-int(longest * times) // STEP) * STEP for times in TIMES]
+    return [(choose_budgets(sizes, llm_budget=budget)[0].vit_budget, budget) for budget in tokens]
+
+
 def sweep(
     points: Iterable[Setting],
     sizes: Sizes,
@@ -108,24 +134,23 @@ def sweep(
     """
 
     @cache
-    def workload(vit: int, llm: int, data_parallel: int, microbatches: int) -> Workload:
+    def packed(vit: int, llm: int, data_parallel: int, microbatches: int) -> PackedCorpus:
         options = PackOptions(packing, vit, llm, micro_batches=microbatches, data_parallel_size=data_parallel)
-        return pack_workload(sizes, options)
+        return pack_corpus(sizes, options)
 
     @cache
     def samples_per_pack(vit: int, llm: int) -> float:
-        few = workload(vit, llm, 1, 8)
-        return few.samples / 8
+        return float(packed(vit, llm, 1, 8).samples.mean())
 
     outcomes = []
     for point in points:
         try:
             vit, llm, d = point.vit_budget, point.llm_budget, point.data_parallel_size
             microbatches = max(1, round(global_batch / samples_per_pack(vit, llm) / d))
-            work = workload(vit, llm, d, microbatches)
+            corpus = packed(vit, llm, d, microbatches)
             tensor, experts = point.tensor_model_parallel_size, point.expert_model_parallel_size
-            profile = profile_source(work.vit_budget, work.llm_budget, tensor, d, experts)
-            outcomes.append(judge_setting(point, profile, work, memory_bytes, method, seconds))
+            profile = profile_source(corpus.vit_budget, corpus.llm_budget, tensor, d, experts)
+            outcomes.append(judge_setting(point, profile, corpus, memory_bytes, method, seconds))
         except UserError as error:
             outcomes.append(Outcome(point, reason=str(error)))
     return sorted(outcomes, key=lambda outcome: -outcome.samples_per_second)
@@ -134,16 +159,33 @@ def sweep(
 def judge_setting(
     point: Setting,
     profile: Profile,
-    work: Workload,
+    corpus: PackedCorpus,
     memory_bytes: float,
     method: str = "joint",
     seconds: float = 1.0,
     recompute: str = "fewest",
 ) -> Outcome:
     """Plan one setting. Raises UserError where it cannot be planned."""
-    shape = (point.pipeline_model_parallel_size, work.packs.tiles.shape[-1], point.chunks, point.schedule, memory_bytes)
-    problem = LayoutProblem(profile, *shape, packs=work.packs)
+    microbatches = corpus.iterations.shape[-1]
+    shape = (point.pipeline_model_parallel_size, microbatches, point.chunks, point.schedule, memory_bytes)
+    problem = LayoutProblem(profile, *shape, packs=corpus.workload(SEARCHED).packs)
     problem, candidates = find_plan(problem, method, recompute=recompute, seconds=seconds)
-    step = candidates[0].step_seconds
+    count, of = JUDGED, len(corpus.iterations)
+    while True:
+        work = corpus.workload(count)
+        taken = replace(problem, packs=work.packs).iteration_seconds(candidates[0].layout)
+        noise = _noise(taken, of)
+        if noise <= MOST_NOISE or count >= of:
+            break
+        count *= 2
     ideal = LayoutProblem(profile, *shape, packs=work.needed).ideal_seconds()
-    return Outcome(point, "", problem, tuple(candidates), work.samples / step, ideal / step)
+    step = float(taken.mean())
+    return Outcome(point, "", problem, tuple(candidates), corpus.mean_samples / step, noise, step, work, ideal / step)
+
+
+def _noise(seconds: NDArray[np.float64], of: int) -> float:
+    """Relative standard error of the mean, of some out of `of` iterations."""
+    count = len(seconds)
+    if count in (1, of):
+        return 0.0
+    return float(seconds.std(ddof=1) / seconds.mean() * np.sqrt((1 - count / of) / count))

@@ -16,6 +16,8 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 
+Ints = NDArray[np.int64]
+
 
 def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iterations: int = 4) -> PackSizes:
     """Iterations from the middle of equal parts of epoch 0, as int64 [iterations, data-parallel ranks, microbatches].
@@ -37,40 +39,66 @@ def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iter
     return packs_of_loads(np.asarray(index.loads), _some_iterations(stream, iterations))
 
 
-def _some_iterations(stream: PackStream, iterations: int) -> NDArray[np.int64]:
-    parts = min(iterations, stream.iterations_per_epoch)
-    chosen = (np.arange(parts) + 0.5) * stream.iterations_per_epoch / parts
-    return np.stack([stream.iteration(int(i)) for i in chosen])
+def _some_iterations(stream: PackStream, iterations: int) -> Ints:
+    return np.stack([stream.iteration(int(i)) for i in _spread(stream.iterations_per_epoch, iterations)])
+
+
+def _spread(of: int, count: int) -> Ints:
+    """The numbers in the middle of `count` equal parts of `of`; all where there are no more."""
+    parts = min(count, of)
+    return ((np.arange(parts) + 0.5) * of / parts).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A corpus packed one way, and some of its iterations."""
+    """Some iterations of a corpus that is packed one way."""
 
     packs: PackSizes
     """What the devices run, padding included: [iterations, data-parallel ranks, microbatches]."""
     needed: PackSizes
     """The same packs without padding."""
-    samples: float
-    """Mean samples of an iteration."""
     vit_budget: int
     llm_budget: int
 
 
-def pack_workload(sizes: Sizes, options: PackOptions, iterations: int = 6) -> Workload:
-    """Pack a corpus as training would, and keep some iterations. Raises UserError as packing does."""
+@dataclass(frozen=True, slots=True)
+class PackedCorpus:
+    """A corpus packed one way, as training would run it."""
+
+    loads: Ints
+    """[packs, 3] Tiles, tokens and sum of squared lengths that the devices run, padding included."""
+    needed: Ints
+    """The same without padding."""
+    samples: Ints
+    """[packs]"""
+    iterations: Ints
+    """[iterations, data-parallel ranks, microbatches] The packs of the first epoch."""
+    vit_budget: int
+    llm_budget: int
+
+    @property
+    def mean_samples(self) -> float:
+        """Of an iteration."""
+        return float(self.samples[self.iterations[self.iterations != EMPTY_PACK]].sum() / len(self.iterations))
+
+    def workload(self, iterations: int) -> Workload:
+        """So many iterations, out of equal parts of the epoch; all where there are no more."""
+        chosen = self.iterations[_spread(len(self.iterations), iterations)]
+        packs, needed = packs_of_loads(self.loads, chosen), packs_of_loads(self.needed, chosen)
+        return Workload(packs, needed, self.vit_budget, self.llm_budget)
+
+
+def pack_corpus(sizes: Sizes, options: PackOptions) -> PackedCorpus:
+    """Pack a corpus as training would. Raises UserError as packing does."""
     with tempfile.TemporaryDirectory() as folder:
         index, _ = build_index(sizes, Path(folder) / "index", options)
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
-        chosen = _some_iterations(stream, iterations)
-        bare = pack_loads(Packs(np.asarray(index.pack_offsets), np.asarray(index.sample_ids)), sizes)
-        counts = np.diff(index.pack_offsets)
-        samples = np.where(chosen == EMPTY_PACK, 0, counts[chosen]).sum() / len(chosen)
-        packs, needed = packs_of_loads(np.array(index.loads), chosen), packs_of_loads(bare, chosen)
-        return Workload(packs, needed, float(samples), index.vit_budget, index.llm_budget)
+        needed = pack_loads(Packs(np.asarray(index.pack_offsets), np.asarray(index.sample_ids)), sizes)
+        order, counts = stream.iterations(0, stream.iterations_per_epoch), np.diff(index.pack_offsets)
+        return PackedCorpus(np.array(index.loads), needed, counts, order, index.vit_budget, index.llm_budget)
 
 
-def packs_of_loads(loads: NDArray[np.int64], iterations: NDArray[np.int64]) -> PackSizes:
+def packs_of_loads(loads: Ints, iterations: Ints) -> PackSizes:
     """Sizes of packs numbered int64 [iterations, ranks, microbatches], from loads int64 [packs, 3] (tiles, tokens,
     sum of squared lengths); empty packs cost nothing."""
     sizes = np.where((iterations == EMPTY_PACK)[..., None], 0, loads[iterations])

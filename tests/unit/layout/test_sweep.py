@@ -1,12 +1,16 @@
 """The sweep uses all GPUs, ranks by samples a second, and keeps what cannot be planned with its reason."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.layout.sweep import settings, sweep
+from omnibal_ext.layout.sweep import Setting, _noise, budgets_for, judge_setting, settings, sweep
+from omnibal_ext.layout.workload import pack_corpus
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 
 
@@ -41,5 +45,41 @@ def test_outcomes_are_ranked_and_misfits_say_why() -> None:
     assert any("over the limit" in o.reason for o in outcomes)
     best = outcomes[0]
     assert best.problem is not None
-    step = best.problem.step_seconds(best.candidates[0].layout)
-    assert best.candidates[0].step_seconds == pytest.approx(step)
+    assert best.judged is not None
+    everything = replace(best.problem, packs=best.judged.packs)
+    assert best.step_seconds == pytest.approx(everything.step_seconds(best.candidates[0].layout))
+    assert best.samples_per_second == pytest.approx(64 / best.step_seconds, rel=0.1)
+    assert best.noise == 0  # all iterations of this small corpus were judged
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_noise_is_how_far_samples_a_second_lie_from_those_of_the_whole_epoch(seed: int) -> None:
+    """The standard error against the spread of many draws without putting back."""
+    random = np.random.default_rng(seed)
+    seconds = random.normal(1.0, 0.1, 400)
+    draws = [seconds[random.choice(400, 100, replace=False)] for _ in range(2000)]
+    spread = np.std([1 / drawn.mean() for drawn in draws]) * seconds.mean()
+    assert np.mean([_noise(drawn, 400) for drawn in draws[:200]]) == pytest.approx(spread, rel=0.1)
+    assert _noise(seconds, 400) == 0
+
+
+@pytest.mark.parametrize(("kinds", "few"), [([3], True), ([1, 3, 7], False)])
+def test_as_many_iterations_are_judged_as_the_noise_asks_for(kinds: list[int], few: bool) -> None:
+    random = np.random.default_rng(0)
+    tiles = random.choice(kinds, 20_000)
+    sizes = Sizes.from_arrays(tiles, 256 * tiles + random.integers(10, 800, 20_000))
+    options = PackOptions("balanced", 9, 4096, micro_batches=2, data_parallel_size=2)
+    corpus = pack_corpus(sizes, options)
+    point = Setting(2, 2, 2, 1, "1f1b", corpus.vit_budget, corpus.llm_budget)
+    outcome = judge_setting(point, _profile(corpus.vit_budget, corpus.llm_budget, 2, 2, 1), corpus, 1e12, "profile")
+    assert outcome.judged is not None
+    assert (len(outcome.judged.packs.tiles) == 32) == few
+    assert outcome.noise <= 0.003
+
+
+def test_budgets_to_try_hold_every_sample() -> None:
+    sizes = Sizes.from_arrays(np.array([1, 2, 9] * 50), np.array([300, 900, 2500] * 50))
+    found = budgets_for(sizes)
+    assert [tokens for _, tokens in found] == [2560, 3136, 3776, 5056, 7552, 10048]
+    assert all(tiles >= 9 for tiles, _ in found)
+    assert found[-1][0] > found[0][0]

@@ -9,7 +9,7 @@ import pytest
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import find_layouts
-from omnibal_ext.layout.workload import pack_workload, packs_of_index, packs_of_loads
+from omnibal_ext.layout.workload import pack_corpus, packs_of_index, packs_of_loads
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
@@ -64,9 +64,20 @@ def test_padding_runs_but_is_not_needed() -> None:
     random = np.random.default_rng(0)
     sizes = Sizes.from_arrays(random.integers(0, 4, 240), random.integers(1, 60, 240))
     options = PackOptions("random", 4, 128, micro_batches=3, data_parallel_size=2, samples_per_pack=4)
-    work = pack_workload(sizes, options, iterations=10)
-    assert (work.packs.tokens.shape, work.samples) == ((10, 2, 3), 24)
+    corpus = pack_corpus(sizes, options)
+    work = corpus.workload(10)
+    assert (work.packs.tokens.shape, corpus.mean_samples) == ((10, 2, 3), 24)
     assert work.needed.tokens.sum() == sizes.tokens.sum()  # ten iterations are all there are
     assert work.needed.squares.sum() == (sizes.tokens**2).sum()
     assert (work.packs.tokens >= work.needed.tokens).all()
     assert work.packs.tokens.sum() > 1.2 * work.needed.tokens.sum()
+
+
+def test_iterations_are_taken_out_of_equal_parts_of_the_epoch() -> None:
+    """Forty iterations of one pack of one sample of its own length: the middle ones of four times ten."""
+    sizes = Sizes.from_arrays(np.zeros(40, dtype=np.int64), np.arange(65, 105))
+    corpus = pack_corpus(sizes, PackOptions("balanced", 0, 128))
+    order = corpus.loads[corpus.iterations, 1].ravel()
+    assert sorted(order) == list(range(65, 105))
+    assert corpus.workload(4).packs.tokens.ravel().tolist() == order[[5, 15, 25, 35]].tolist()
+    assert corpus.workload(100).packs.tokens.ravel().tolist() == order.tolist()
