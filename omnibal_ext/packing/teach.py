@@ -28,10 +28,14 @@ class Features:
     """[P, kinds]"""
 
     def scaled(self) -> Floats:
-        """Return the features with mean 0 and deviation 1, [P, F]; those that are the same everywhere are left out."""
-        centred = self.values - self.values.mean(axis=0)
+        """Return what is to be mixed, with mean 0 and deviation 1, [P, F]: the features, and which packs have a kind.
+
+        What is the same everywhere is left out.
+        """
+        values = np.concatenate([self.values, self.has], axis=1)
+        centred = values - values.mean(axis=0)
         deviation = centred.std(axis=0)
-        varies = deviation > 1e-9 * np.maximum(1.0, np.abs(self.values).max(axis=0))
+        varies = deviation > 1e-9 * np.maximum(1.0, np.abs(values).max(axis=0))
         return np.ascontiguousarray(centred[:, varies] / deviation[varies])
 
 

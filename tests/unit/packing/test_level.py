@@ -1,5 +1,7 @@
 """The order of packs: no rank waits, and every iteration looks like the corpus."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,12 +9,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.corpora import UNTUNED
+from benchmarks.packing_grid import sources_of
 from omnibal_ext.packing.balanced import pack_balanced
+from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal, deal_level, stored_order
 from omnibal_ext.packing.level import order_packs
 from omnibal_ext.packing.metrics import rank_loads, wait
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 from omnibal_ext.packing.teach import Features, pack_features, spread_against_random
 from omnibal_ext.sizes import Sizes
@@ -135,3 +140,14 @@ def test_position_tells_nothing_of_size_or_source() -> None:
     tenth = len(samples) // 10  # no stretch of the epoch belongs to one source
     shares = [np.bincount(source[samples[i * tenth : (i + 1) * tenth]], minlength=3) / tenth for i in range(10)]
     assert np.allclose(shares, np.bincount(source) / len(source), atol=0.1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_few_iterations_miss_a_kind_that_is_in_a_third_of_the_packs(tmp_path: Path, seed: int) -> None:
+    """Videos fill packs that cost less than those with images: the few of them that have short samples are spread."""
+    make, (vit_budget, llm_budget) = UNTUNED["videos"]
+    sizes, sources = sources_of(make(6_000))
+    options = PackOptions(vit_budget=vit_budget, llm_budget=llm_budget, data_parallel_size=8, seed=seed)
+    _, summary = build_index(Corpus(sizes, sources), tmp_path / "index", options)
+    assert summary.wait <= 0.003
+    assert summary.kinds_missing <= 0.03

@@ -1,0 +1,146 @@
+"""What the order of packs does to the loss curve: the demo trained on the same samples in three orders.
+
+    bash scripts/quickstart.sh                      # makes data, profile and plan
+    python benchmarks/loss_curve.py [--quickstart runs/quickstart] [--epochs 3] [--seeds 0]
+
+    ours        even packs; an iteration is of packs from different parts of the corpus (`order_packs`)
+    alike       packs as they are found; an iteration is of packs that are alike in tiles, tokens and attention: a k-d
+                tree cut down to whole iterations, as groups of one level have them
+    random      the same packs as alike, in random order
+
+All train the same model from the same weights, with as many packs an iteration, on two pipeline ranks by the
+quickstart's plan. `loss` is the deviation of an iteration's loss from its trend, relative: of log(loss) about the mean
+of the `TREND` iterations on either side, of all epochs but the first. `tiles` and `samples` are the deviations of what
+iterations hold, over the mean. The last line is the ratio of ours to alike.
+"""
+
+import argparse
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from omnibal_ext.console import print_json, print_table
+from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.index import PackedIndex, write_index
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packs import TILES, Packs
+from omnibal_ext.packing.rows import halve
+from omnibal_ext.run_metrics import training_intervals
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+ROOT = Path(__file__).resolve().parents[1]
+ORDERS = ("ours", "alike", "random")
+TREND = 8
+SETTINGS = {
+    "lr": "3e-3",
+    "min-lr": "1e-4",
+    "lr-decay-style": "cosine",
+    "lr-warmup-iters": "40",
+    "init-method-std": "0.1",
+    "adam-beta2": "0.95",
+    "weight-decay": "0.01",
+    "clip-grad": "1.0",
+    "log-interval": "1",
+}
+"""Those of the quickstart."""
+
+
+def alike(loads: Ints, batch: int, seed: int) -> Ints:
+    """Order packs so that those of an iteration are alike in all loads; packs that fill no iteration come last."""
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(loads))
+    whole = order[: len(order) // batch * batch]
+    halve(np.ascontiguousarray((loads / np.maximum(1, loads.mean(axis=0))).T), whole, batch, 0.0)
+    return np.concatenate([generator.permutation(whole.reshape(-1, batch)).ravel(), order[len(whole) :]])
+
+
+def pack(corpus: Corpus, like: PackedIndex, folder: Path, order: str, seed: int) -> PackedIndex:
+    """Pack as `like` was, and in the `order`."""
+    names = ("vit_budget", "llm_budget", "micro_batches", "data_parallel_size", "pipeline_model_parallel_size")
+    options = PackOptions(**{name: like.manifest[name] for name in names}, seed=seed)
+    built_from = like.manifest["built_from"]
+    if order == "ours":
+        return build_index(corpus, folder, options, built_from)[0]
+    found, _ = build_index(corpus, folder, replace(options, seconds=0.0), built_from)
+    loads, batch = np.array(found.loads), found.global_batch
+    packs = Packs(np.array(found.pack_offsets), np.array(found.sample_ids))
+    chosen = alike(loads, batch, seed) if order == "alike" else np.random.default_rng(seed).permutation(len(packs))
+    manifest = {name: value for name, value in found.manifest.items() if name not in ("checksums", "sha256")}
+    return write_index(folder, packs.reordered(chosen), loads[chosen], manifest, ())
+
+
+def train(quickstart: Path, folder: Path, epochs: float, seed: int) -> Floats:
+    """Train the demo on the packs in `folder`; return the loss of every iteration."""
+    command = [sys.executable, str(ROOT / "tools" / "launch.py"), "--model", "tiny", "--from-scratch", "--progress"]
+    command += ["--data", str(quickstart / "train"), "--packs", str(folder / "packs"), "--run-dir", str(folder / "run")]
+    command += ["--plan", str(quickstart / "balanced" / "plan.json"), "--epochs", str(epochs)]
+    command += ["--nproc-per-node", "2", "--pipeline-model-parallel-size", "2", "--"]
+    for name, value in {**SETTINGS, "seed": str(1234 + seed)}.items():
+        command += [f"--{name}", value]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{folder / 'run'}: training failed: {done.stderr[-2000:]}")
+    return np.array([line["loss"] for line in training_intervals(folder / "run" / "metrics.jsonl")])
+
+
+def about_trend(losses: Floats, first: int) -> float:
+    """Return the deviation of log(loss) from the mean of its neighbours, from iteration `first` on.
+
+    A mean of 2 `TREND` neighbours varies too: 1 / (2 `TREND`) of the variance of a loss is not the loss' own.
+    """
+    logs = np.log(losses)
+    window = np.ones(2 * TREND + 1) / (2 * TREND)
+    window[TREND] = 0.0
+    apart = logs[TREND:-TREND] - np.convolve(logs, window, "valid")
+    return float(np.sqrt((apart[max(0, first - TREND) :] ** 2).mean() / (1 + 1 / (2 * TREND))))
+
+
+def spreads(index: PackedIndex) -> tuple[float, float]:
+    """Return the deviations of what iterations hold, over the mean: tiles and samples."""
+    batch = index.global_batch
+    values = np.stack([np.asarray(index.loads)[:, TILES], np.diff(index.pack_offsets)], axis=1)
+    iterations = values[: len(values) // batch * batch].reshape(-1, batch, 2).sum(axis=1)
+    tiles, samples = (iterations.std(axis=0) / iterations.mean(axis=0)).tolist()
+    return tiles, samples
+
+
+def main() -> None:
+    """Train, print, and end with the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quickstart", type=Path, default=ROOT / "runs" / "quickstart", help="folder of quickstart.sh")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of packs, orders and first weights")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    like = PackedIndex.open(arguments.quickstart / "packs-balanced")
+    corpus = Corpus.of_dataset(arguments.quickstart / "train", ())
+    found = {}
+    for order in ORDERS:
+        each = []
+        for seed in arguments.seeds:
+            folder = arguments.quickstart / "loss-curve" / f"{order}-{seed}"
+            index = pack(corpus, like, folder / "packs", order, seed)
+            losses = train(arguments.quickstart, folder, arguments.epochs, seed)
+            first = index.num_packs // index.global_batch
+            each.append([about_trend(losses, first), *spreads(index), float(losses[-first // 4 :].mean())])
+        found[order] = np.mean(each, axis=0).tolist()
+    if arguments.json:
+        print_json(found)
+        return
+    rows = [(order, *(f"{figure:.4f}" for figure in found[order])) for order in ORDERS]
+    print_table("Deviation of iterations", ("order", "loss", "tiles", "samples", "mean loss at the end"), rows)
+    print(f"ratio of the loss curve's spread, ours to alike: {found['ours'][0] / found['alike'][0]:.3f}")
+
+
+if __name__ == "__main__":
+    run_tool(main)
