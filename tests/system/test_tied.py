@@ -1,4 +1,4 @@
-"""Tied embeddings in training: copies on two ranks learn and are saved as one weight."""
+"""Tied embeddings in training: copies on two ranks, or on one rank of a V, learn and are saved as one weight."""
 
 from pathlib import Path
 
@@ -26,12 +26,17 @@ def test_a_tied_model_goes_on_in_another_layout(folder: Path, tmp_path: Path, fl
     architecture = preset(str(tmp_path))
     assert architecture.tied
     made_for = {"model": architecture.name, "model_hash": architecture.hash}
-    two, one = folder / "tied-two.json", folder / "tied-one.json"
+    two, one, vee = (folder / f"tied-{layout}.json" for layout in ("two", "one", "vee"))
     Plan.from_cuts(architecture.chain, (len(architecture.chain) - 2,), **made_for).save(two)
     Plan.from_cuts(architecture.chain, (), **made_for).save(one)
+    words, last = architecture.chain.index("word_embed"), len(architecture.chain) - 1
+    ends = Plan.from_cuts(architecture.chain, (words + 1, words + 2, last), schedule="zb_v", num_microbatches=4,
+                          virtual_pipeline_model_parallel_size=2, **made_for)  # fmt: skip
+    assert ends.placement.ranks_of[0] == ends.placement.ranks_of[-1]  # word embedding and head, each in its chunk
+    ends.save(vee)
     name = f"tied{len(flags)}"
     saved = ("--save", str(tmp_path / "checkpoints"), "--save-interval", "2", *flags)
-    whole = train(folder, name, two.name, 2, 4, *saved, model=str(tmp_path))
+    whole = train(folder, name, vee.name, 2, 4, *saved, model=str(tmp_path))
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
     loaded = ("--load", str(tmp_path / "checkpoints"), *flags)
     for plan, pipeline in ((one, 1), (two, 2)):

@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert held_out.num_packs % 3
     Plan.from_cuts(TINY.chain, (4,), [(2,), (7,)], model="tiny", model_hash=TINY.hash).save(folder / "two.json")
     Plan.from_cuts(TINY.chain, (), model="tiny", model_hash=TINY.hash).save(folder / "one.json")
-    chunks = Plan.from_cuts(TINY.chain, (3, 5, 9), model="tiny", model_hash=TINY.hash, schedule="zb_h1",
+    chunks = Plan.from_cuts(TINY.chain, (3, 5, 9), model="tiny", model_hash=TINY.hash, schedule="zb_v",
                             virtual_pipeline_model_parallel_size=2)  # fmt: skip
     chunks.save(folder / "chunks.json")
     return folder
@@ -106,7 +106,7 @@ def uninterrupted(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("plan", "pipeline", "evaluates"),
     [("two.json", 2, False), ("one.json", 1, True), ("chunks.json", 2, True)],
-    ids=["same layout, not evaluating", "other layout", "chunks and zero bubble"],
+    ids=["same layout, not evaluating", "other layout", "on a V, zero bubble"],
 )
 def test_resuming_goes_on_with_the_same_data_and_loss(
     folder: Path, uninterrupted: list[dict[str, Any]], plan: str, pipeline: int, evaluates: bool
