@@ -29,7 +29,8 @@ from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
 from omnibal_ext.layout.anneal import Costs, Places, State, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import COLUMNS, prefix_sums
-from omnibal_ext.schedule import Action, Schedule
+from omnibal_ext.playing import Loads, played
+from omnibal_ext.schedule import Action, Schedule, of_items
 from omnibal_ext.simulate import WEIGHT
 
 RUNS = 3
@@ -42,6 +43,8 @@ WARM_AGAIN = 0.01
 """The first on all cases."""
 A_CHANGE, AN_ACTION, A_CASE = 3e-6, 1e-8, 2e-9
 """Seconds of an idle core, about: of a change, beside each action; of an action in each case."""
+MOST_PLAYED = 40_000
+"""Actions of all ranks in lists that are played, a microbatch in flight more or fewer."""
 MOST_ACTIONS = 8000
 """Of a rank: longer lists have next to no bubble, and would not fit into a line of plan.json."""
 
@@ -75,6 +78,38 @@ def build_lists(
     best, _ = anneal(fastest, costs, share, WARM_AGAIN * an_action, cold, movable, RUNS * seed)
     built, found = _with_lists(problem, best)
     return (built, found) if built.step_seconds(found) < problem.step_seconds(layout) else (problem, layout)
+
+
+def play_lists(problem: LayoutProblem, layout: Layout) -> LayoutProblem:
+    """The problem with lists played in the layout's mean seconds and its bytes at the budgets (`omnibal_ext.playing`).
+
+    Of several, with more and fewer microbatches in flight, the fastest that fits; the problem itself where none of them
+    is faster than its own lists.
+    """
+    loads, fastest, least = _loads(problem, layout), problem, problem.step_seconds(layout)
+    shares = sorted(range(1, min(problem.microbatches, 2 * problem.ranks) + 1), key=lambda n: abs(n - problem.ranks))
+    tries = max(1, MOST_PLAYED // problem.program.steps.shape[1])
+    for in_flight in shares[:tries]:
+        lists = played(problem.placement, problem.microbatches, loads, in_flight)
+        if lists is not None:
+            other = replace(problem, lists=of_items(lists))
+            if other.fits(layout) and (took := other.step_seconds(layout)) < least:
+                fastest, least = other, took
+    return fastest
+
+
+def _loads(problem: LayoutProblem, layout: Layout) -> Loads:
+    cases = [problem.stage_costs(layout, case) for case in range(problem.cases[0] * problem.cases[1])]
+    whole = replace(problem, packs=None).stage_costs(layout)
+    again = [max(whole.transient[stages, 0]) for stages in problem.placement.stages_of]
+    room = problem.memory_bytes - problem.placement.by_rank(whole.fixed_bytes) - again
+    seconds = {
+        "F": np.mean([costs.forward for costs in cases], axis=(0, 2)),
+        "B": np.mean([costs.backward - costs.weight for costs in cases], axis=(0, 2)),
+        "W": np.mean([costs.weight for costs in cases], axis=(0, 2)),
+    }
+    columns = (whole.kept[:, 0], whole.late[:, 0], room)
+    return Loads({kind: row.tolist() for kind, row in seconds.items()}, *(column.tolist() for column in columns))
 
 
 def _with_lists(problem: LayoutProblem, state: State) -> tuple[LayoutProblem, Layout]:

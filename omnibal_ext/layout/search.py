@@ -11,7 +11,7 @@ import numpy as np
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.adapipe import adapipe_layout
 from omnibal_ext.layout.joint import joint_search
-from omnibal_ext.layout.lists import build_lists
+from omnibal_ext.layout.lists import build_lists, play_lists
 from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
@@ -26,6 +26,8 @@ RECOMPUTE_RULES: dict[str, Callable[[LayoutProblem, Edges], Layout]] = {
 }
 BUILT: dict[str, tuple[str, ...]] = {"zb_auto": (), "zb_v_auto": ("v_half", "v_min")}
 """Schedules whose lists are built for the plan: beside their own, those of which others the search may begin with."""
+ROUNDS = 3
+"""At most so many times lists are played for the best layout, and layouts searched for these lists, in turns."""
 NEAR_LIMIT = 0.97
 """A stage within this share of the slowest one's seconds, or of the memory, counts as limited by it."""
 
@@ -87,14 +89,26 @@ def find_plan(
     problem, candidates = _fastest_start(starts, method, options)
     if problem.schedule_name not in BUILT:
         return problem, candidates
+    for _ in range(ROUNDS):
+        other = play_lists(problem, candidates[0].layout)
+        if other is problem:
+            break
+        problem, candidates = other, _layouts_for(other, candidates[0].layout, candidates, method, seconds / 4, top_k)
     built, layout = build_lists(problem, candidates[0].layout, seconds, movable=method == "joint")
     if built is problem:
         return problem, candidates
+    return built, _layouts_for(built, layout, candidates, method, seconds / 4, top_k)
+
+
+def _layouts_for(
+    problem: LayoutProblem, best: Layout, candidates: list[Candidate], method: str, seconds: float, top_k: int
+) -> list[Candidate]:
+    """Layouts for the problem's new lists, of which `best` is one that fits; those of joint are searched anew."""
     if method == "joint":
-        found = joint_search(built, [layout.edges], [layout], seconds / 4)
-        return built, [Candidate(f.layout, f.step_seconds) for f in found[:top_k]]
-    fitting = [c.layout for c in candidates if built.fits(c.layout)]
-    return built, sorted((Candidate(c, built.step_seconds(c)) for c in fitting), key=lambda c: c.step_seconds)
+        found = joint_search(problem, [best.edges], [best], seconds)
+        return [Candidate(f.layout, f.step_seconds) for f in found[:top_k]]
+    fitting = [c.layout for c in candidates if problem.fits(c.layout)]
+    return sorted((Candidate(c, problem.step_seconds(c)) for c in fitting), key=lambda c: c.step_seconds)
 
 
 def _fastest_start(
