@@ -22,8 +22,9 @@ from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import run_tool
-from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.plan import Plan
+from omnibal_ext.report.timeline import layout_of
 
 SHAPE = Shape(
     "simulated",
@@ -110,7 +111,7 @@ def predict(costs: Profile, case: Case) -> tuple[float, list[float]]:
     plan = case.plan
     chunks = plan.virtual_pipeline_model_parallel_size
     problem = LayoutProblem(costs, 2, plan.num_microbatches, chunks, plan.schedule, packs=sizes_of(case.packs))
-    layout = Layout((0, *(s.layers[1] for s in plan.stages)), tuple(s.recompute for s in plan.stages))
+    layout = layout_of(plan)
     return problem.step_seconds(layout), problem.simulate(layout).peak_bytes.tolist()
 
 

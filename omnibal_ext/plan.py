@@ -98,6 +98,7 @@ class Plan:
         chain: Sequence[str],
         cuts: Sequence[int],
         recompute: Sequence[Sequence[int]] | None = None,
+        recompute_cheap: Sequence[Sequence[int]] | None = None,
         *,
         num_microbatches: int = 1,
         virtual_pipeline_model_parallel_size: int = 1,
@@ -105,13 +106,12 @@ class Plan:
     ) -> "Plan":
         """A validated plan that starts a new stage at every layer id in `cuts` (ascending, 0 and the end left out).
 
-        `recompute` lists, per stage, the layer ids to recompute.
+        `recompute` lists, per stage, the layer ids to recompute whole, `recompute_cheap` those whose cheap outputs are.
         """
         edges = (0, *cuts, len(chain))
-        ids = recompute if recompute is not None else [()] * (len(edges) - 1)
-        stages = tuple(
-            Stage((first, end), tuple(chosen)) for first, end, chosen in zip(edges[:-1], edges[1:], ids, strict=True)
-        )
+        nothing: list[tuple[int, ...]] = [()] * (len(edges) - 1)
+        ids = zip(pairwise(edges), recompute or nothing, recompute_cheap or nothing, strict=True)
+        stages = tuple(Stage(layers, tuple(whole), recompute_cheap=tuple(cheap)) for layers, whole, cheap in ids)
         ranks = len(stages) // virtual_pipeline_model_parallel_size
         placement = placement_of(fields.get("schedule", "1f1b"), ranks, virtual_pipeline_model_parallel_size)
         plan = cls(

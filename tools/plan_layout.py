@@ -23,7 +23,7 @@ from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_plan, make_
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, budgets_for, settings, sweep
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.index import PackedIndex
-from omnibal_ext.plan import Plan
+from omnibal_ext.plan import Plan, Stage
 from omnibal_ext.schedule import SCHEDULE_NAMES
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
@@ -171,6 +171,12 @@ def _budgets(text: str) -> list[tuple[int, int]]:
     return [(int(tiles), int(tokens)) for tiles, tokens in pairs]
 
 
+def _recomputed(plan: Plan, stage: Stage) -> str:
+    """Whole layers, and those of which it is what norms and activation functions give."""
+    cheap = _spans(plan, stage.recompute_cheap)
+    return ", ".join(filter(None, (_spans(plan, stage.recompute), cheap and f"cheap: {cheap}"))) or "-"
+
+
 def print_plan(plan: Plan) -> None:
     """The plan as people read it: a row a stage, the next-best layouts, the distance from the ideal."""
     predicted = plan.predicted
@@ -182,7 +188,7 @@ def print_plan(plan: Plan) -> None:
             (
                 where,
                 _spans(plan, range(*stage.layers)),
-                _spans(plan, stage.recompute) or "-",
+                _recomputed(plan, stage),
                 f"{predicted['stage_forward_seconds'][number] * 1e3:.2f}",
                 f"{predicted['stage_backward_seconds'][number] * 1e3:.2f}",
                 f"{predicted['stage_peak_bytes'][rank] / GIB:.2f}",

@@ -72,7 +72,7 @@ def adapipe_layout(problem: LayoutProblem, at_most: float = float("inf")) -> Lay
             "method adapipe found no layout that is not over the limit of memory; --method joint says by how much"
         )
     best = tails[0]
-    return Layout(best.edges, problem.recompute_ids(best.edges, np.array(best.again)))
+    return problem.layout(best.edges, np.array(best.again))
 
 
 def _put_before(

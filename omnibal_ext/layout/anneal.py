@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from omnibal_ext.layout.tables import KIND_OF_WAY
 from omnibal_ext.packing.random_bits import below
 from omnibal_ext.simulate import BACKWARD, FORWARD, WEIGHT
 
@@ -34,7 +35,7 @@ class State(NamedTuple):
     edges: Ints
     """[stages + 1] Stage s holds layers edges[s] .. edges[s + 1] - 1."""
     again: Ints
-    """[stages, 2] ViT and LLM layers that are recomputed."""
+    """[stages, ways] Layers that are recomputed, see `tables.WAYS`."""
 
 
 class Places(NamedTuple):
@@ -52,19 +53,21 @@ class Costs(NamedTuple):
     seconds: Floats
     """[3, layers + 1, microbatches, cases] Prefix sums of F, B and W."""
     again: Floats
-    """[2, microbatches, cases] Running a ViT layer, an LLM layer again."""
+    """[ways, microbatches, cases] What recomputing a layer takes."""
     links: Floats
     """[layers, microbatches, cases] Carrying a layer's output."""
     step: Floats
     """[layers + 1] Prefix sums of seconds once an iteration."""
     holds: Ints
-    """[2, layers + 1] Prefix sums: ViT layers, LLM layers."""
+    """[ways, layers + 1] Prefix sums: layers of the way's kind."""
     bytes: Floats
     """[3, layers + 1] Prefix sums: fixed, kept from F to B, and from B to W."""
     received: Floats
     """[layers + 1] Bytes kept of features that a stage receives which begins with each layer."""
     saved: Floats
-    """[2, 2] (kept, late) bytes that recomputing saves of a (ViT, LLM) layer."""
+    """[2, ways] (kept, late) bytes that recomputing a layer saves."""
+    offered: Ints
+    """The ways to choose from."""
     room: float
     """Bytes of a rank for its layers."""
     action_seconds: float
@@ -128,13 +131,23 @@ def _changed(state: State, costs: Costs, movable: bool, seed: int, at: int) -> S
             _move_cuts(changed.edges, seed, at + 1)
         if dice >= 1000 - RECOMPUTED or below(2, seed, at + 5) == 0:
             for draw in range(at + 6, at + 6 + 3 * (1 + below(2, seed, at + 12)), 3):
-                stage, kind = below(changed.again.shape[0], seed, draw), below(2, seed, draw + 1)
-                changed.again[stage, kind] += 2 * below(2, seed, draw + 2) - 1
-        for stage in range(changed.again.shape[0]):
-            for kind in range(2):
-                held = costs.holds[kind, changed.edges[stage + 1]] - costs.holds[kind, changed.edges[stage]]
-                changed.again[stage, kind] = max(0, min(changed.again[stage, kind], held))
+                stage, way = below(changed.again.shape[0], seed, draw), below(costs.offered.size, seed, draw + 1)
+                changed.again[stage, costs.offered[way]] += 2 * below(2, seed, draw + 2) - 1
+        _limit(changed, costs.holds)
     return changed
+
+
+@njit(cache=True)
+def _limit(state: State, holds: Ints) -> None:  # pragma: no cover - compiled
+    """Recompute no more layers than there are: first count those recomputed whole, which stand behind."""
+    stages, ways = state.again.shape
+    for stage in range(stages):
+        for way in range(ways - 1, -1, -1):
+            left = holds[way, state.edges[stage + 1]] - holds[way, state.edges[stage]]
+            for other in range(way + 1, ways):
+                if KIND_OF_WAY[other] == KIND_OF_WAY[way]:
+                    left -= state.again[stage, other]
+            state.again[stage, way] = max(0, min(state.again[stage, way], left))
 
 
 @njit(cache=True)
@@ -242,8 +255,8 @@ def _step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longe
                         clock_now = max(clock_now, board.ends[kind, source, m, case] + link[case])
                     clock_now += costs.seconds[kind, end, m, case] - costs.seconds[kind, first, m, case]
                     if kind == BACKWARD:
-                        clock_now += state.again[stage, 0] * costs.again[0, m, case]
-                        clock_now += state.again[stage, 1] * costs.again[1, m, case]
+                        for way in range(costs.again.shape[0]):
+                            clock_now += state.again[stage, way] * costs.again[way, m, case]
                     clock[rank, case] = clock_now + costs.action_seconds
                     if kind != WEIGHT:
                         board.ends[kind, stage, m, case] = clock[rank, case]
@@ -275,9 +288,9 @@ def _bytes(state: State, costs: Costs) -> tuple[Floats, Floats, Floats, Floats]:
         room[costs.places.ranks_of[stage]] -= costs.bytes[0, end] - costs.bytes[0, first]
         kept[stage] = costs.bytes[1, end] - costs.bytes[1, first] + costs.received[first]
         late[stage] = costs.bytes[2, end] - costs.bytes[2, first]
-        for kind in range(2):
-            kept[stage] -= state.again[stage, kind] * costs.saved[0, kind]
-            late[stage] -= state.again[stage, kind] * costs.saved[1, kind]
-            if state.again[stage, kind]:
-                transient[stage] = max(transient[stage], costs.saved[0, kind])
+        for way in range(costs.again.shape[0]):
+            kept[stage] -= state.again[stage, way] * costs.saved[0, way]
+            late[stage] -= state.again[stage, way] * costs.saved[1, way]
+            if state.again[stage, way]:
+                transient[stage] = max(transient[stage], costs.saved[0, way])
     return kept, late, transient, room

@@ -12,15 +12,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import KINDS
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.tables import prefix_sums
+from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
 from omnibal_ext.schedule import Action
 from omnibal_ext.simulate import BACKWARD, FORWARD
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_VIT, _LLM = KINDS.index("vit"), KINDS.index("llm")
 
 
 class Bounds:
@@ -77,25 +75,24 @@ class Bounds:
         problem, t = self.problem, self.problem.tables
         moments, *_ = problem.moments[problem.placement.ranks_of[s]]
         early, later = max(moments[:, :, 0].tolist(), key=sum)  # one moment of those that must fit
-        kept, recompute_kept = early * t.kept + later * t.late, early * t.recompute_kept + later * t.recompute_late
+        kept, saved = early * t.kept + later * t.late, early * t.saved + later * t.saved_late
         counts = problem.kind_counts[None] - problem.kind_counts[:, None]
         missing = problem.profile.overhead_bytes + counts @ (t.fixed + kept) - problem.memory_bytes
-        saved = np.maximum(kept - recompute_kept, 0.0)
         seconds = t.recompute.sum(axis=2)
         out = np.zeros((*missing.shape, seconds.shape[1]))
         if not np.isfinite(problem.memory_bytes):
             return out
         for case in range(seconds.shape[1]):
             left = np.maximum(missing, 0.0)
-            for kind in sorted((_VIT, _LLM), key=lambda k: seconds[k, case] / max(saved[k], 1e-300)):
-                take = np.minimum(left, counts[..., kind] * saved[kind])
-                out[..., case] += take / max(saved[kind], 1e-300) * seconds[kind, case]
+            for price, freed, kind in _steps(saved, seconds[:, case]):
+                take = np.minimum(left, counts[..., kind] * freed)
+                out[..., case] += take * price
                 left = left - take
             out[left > 1e-9 * problem.memory_bytes, case] = np.inf
         return out
 
     def prefix_bound(self, edges: list[int], held: Ints, again: Ints) -> float:
-        """Bound of all layouts that begin with the stages of `edges` (0, ..., e), counts int64 [stages, kinds]."""
+        """Bound of all layouts that begin with the stages of `edges` (0, ..., e); counts int64 [stages, ...]."""
         problem, t, e = self.problem, self.problem.tables, edges[-1]
         weight = np.tensordot(held, t.weight, 1) * problem.program.split_backward
         backward = np.tensordot(held, t.backward, 1) + np.tensordot(again, t.recompute, 1) - weight
@@ -107,6 +104,23 @@ class Bounds:
         ends = _prefix_ends(problem.program.steps, problem.ranks, seconds, links, there_and_back)
         step = problem.placement.by_rank(np.pad(held @ t.step, (0, problem.stages - len(held))))
         return problem.over_cases((ends + step).max(axis=1))
+
+
+def _steps(saved: Floats, seconds: Floats) -> list[tuple[float, float, int]]:
+    """(seconds a byte, bytes, kind) of recomputing a layer, and of recomputing more of it, the best price first.
+
+    Of a kind's ways only those are there that a mixture of others does not beat, each against the one before: prices
+    of a kind rise from step to step.
+    """
+    steps = []
+    for kind in dict.fromkeys(KIND_OF_WAY.tolist()):
+        ways, done, spent = [w for w in np.flatnonzero(kind == KIND_OF_WAY) if saved[w] > 0], 0.0, 0.0
+        while ways:
+            price, best = min(((seconds[w] - spent) / (saved[w] - done), w) for w in ways)
+            steps.append((float(price), float(saved[best] - done), kind))
+            done, spent = saved[best], seconds[best]
+            ways = [w for w in ways if saved[w] > done]
+    return sorted(steps)
 
 
 @njit(cache=True)

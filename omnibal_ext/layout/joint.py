@@ -19,12 +19,11 @@ from itertools import cycle, product
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import KINDS
 from omnibal_ext.layout.bounds import Bounds
 from omnibal_ext.layout.options import RankOptions
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import recompute_all
-from omnibal_ext.layout.tables import COLUMNS
+from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE
 
 Ints = NDArray[np.int64]
 LEAST_GAIN = 1e-9
@@ -90,10 +89,7 @@ def joint_search(
         recompute_all(problem, search.best.edges)
     ranked = sorted(search.seen.values(), key=lambda candidate: candidate.score)
     fitting = [c for c in ranked if c.short_bytes <= 0]
-    return [
-        Found(Layout(c.edges, problem.recompute_ids(c.edges, c.again)), c.seconds, proven and i == 0)
-        for i, c in enumerate(fitting)
-    ]
+    return [Found(problem.layout(c.edges, c.again), c.seconds, proven and i == 0) for i, c in enumerate(fitting)]
 
 
 class _Search:
@@ -104,7 +100,7 @@ class _Search:
         self.a_play = A_CALL + AN_ACTION * problem.program.steps.shape[1] * problem.cases[0] * problem.cases[1]
         self.options, self.bounds = RankOptions(problem), Bounds(problem)
         self.layers, self.stages = len(problem.profile.chain), problem.stages
-        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, COLUMNS), dtype=np.int64))
+        self.best = _Best(np.inf, np.inf, (), np.zeros((self.stages, len(WAYS)), dtype=np.int64))
         self.seen: dict[Edges, _Best] = {}
         self.moves = list(self._moves())
         self.work = (self.bounds.forward + self.bounds.backward).sum(axis=2)
@@ -131,7 +127,7 @@ class _Search:
         choices = [self.options.of(rank, held[mine]) for rank, mine in enumerate(stages_of)]
         self.spent += A_LOOK * ranks + A_CALL * (self.options.listed - listed)
         short = sum(self._short_bytes(rank, held[mine]) for rank, mine in enumerate(stages_of) if not choices[rank])
-        again = np.zeros_like(held)
+        again = np.zeros_like(self.best.again)
         if short > 0:
             return _Best(short, np.inf, edges, again)
         for rank in range(ranks):
@@ -150,9 +146,7 @@ class _Search:
         return self.problem.step_seconds_of_counts(held, again, edges)
 
     def _short_bytes(self, rank: int, held: Ints) -> float:
-        everything = np.zeros_like(held)
-        for kind in ("vit", "llm"):
-            everything[:, KINDS.index(kind)] = held[:, KINDS.index(kind)]
+        everything = held[:, KIND_OF_WAY] * WHOLE
         return max(1.0, self.problem.rank_bytes(rank, held, everything) - self.problem.memory_bytes)
 
     def walk(self, start: Edges, until: float) -> None:
@@ -241,9 +235,9 @@ class _Search:
         return True
 
     def _choices(self, stage: int, held: Ints) -> list[Ints]:
-        """Recompute counts [kinds] for the newest stage; with chunks they are chosen in `_finish`."""
+        """Recompute counts [ways] for the newest stage; with chunks they are chosen in `_finish`."""
         if self.problem.chunks > 1:
-            return [np.zeros(COLUMNS, dtype=np.int64)]
+            return [np.zeros(len(WAYS), dtype=np.int64)]
         return [choice[0] for choice in self.options.of(stage, held[-1:])]
 
     def _finish(self, edges: Edges, again: list[Ints]) -> bool:
@@ -256,7 +250,7 @@ class _Search:
         for way in product(*per_rank):
             if self.spent > self.prove_until:
                 return False
-            counts = np.empty_like(held)
+            counts = np.empty_like(self.best.again)
             for rank, chosen in enumerate(way):
                 counts[stages_of[rank]] = chosen
             took = self._play(held, counts, edges)

@@ -25,10 +25,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
 from omnibal_ext.layout.anneal import Costs, Places, State, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import COLUMNS, prefix_sums
+from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
 from omnibal_ext.playing import Loads, played
 from omnibal_ext.schedule import Action, Schedule, of_items
 from omnibal_ext.simulate import WEIGHT
@@ -125,14 +124,12 @@ def _state(problem: LayoutProblem, layout: Layout) -> State:
     schedule = problem.schedule
     kinds = np.array([["FBW".index(action.kind) for action in actions] for actions in schedule])
     orders = [[[(a.microbatch, a.chunk) for a in actions if a.kind == k] for k in "FB"] for actions in schedule]
-    again = np.ascontiguousarray(problem.counts(layout)[1][:, _RECOMPUTABLE])
+    again = problem.counts(layout)[1]
     return State(kinds, np.array(orders).transpose(0, 1, 3, 2).copy(), np.array(layout.edges), again)
 
 
 def _layout(problem: LayoutProblem, state: State) -> Layout:
-    again = np.zeros((problem.stages, COLUMNS), dtype=np.int64)
-    again[:, _RECOMPUTABLE] = state.again
-    return Layout(tuple(state.edges.tolist()), problem.recompute_ids(state.edges.tolist(), again))
+    return problem.layout(state.edges.tolist(), state.again)
 
 
 def _lists(state: State) -> Schedule:
@@ -145,18 +142,18 @@ def _lists(state: State) -> Schedule:
 
 def _costs(problem: LayoutProblem) -> Costs:
     t, kinds, profile = problem.tables, problem.kind_ids, problem.profile
-    saved = np.stack([t.kept - t.recompute_kept, t.late - t.recompute_late])
     return Costs(
         seconds=_cases_last(
             np.stack([prefix_sums(problem.per_layer(one)) for one in (t.forward, t.backward - t.weight, t.weight)])
         ),
-        again=_cases_last(t.recompute[_RECOMPUTABLE]),
+        again=_cases_last(t.recompute),
         links=_cases_last(problem.links),
         step=prefix_sums(problem.per_layer(t.step)),
-        holds=np.stack([prefix_sums((kinds == kind).astype(np.int64)) for kind in _RECOMPUTABLE]),
+        holds=np.stack([prefix_sums((kinds == kind).astype(np.int64)) for kind in KIND_OF_WAY]),
         bytes=np.stack([prefix_sums(problem.per_layer(one)) for one in (t.fixed, t.kept, t.late)]),
         received=problem.received @ t.kept,
-        saved=np.ascontiguousarray(saved[:, _RECOMPUTABLE]),
+        saved=np.stack([t.saved, t.saved_late]),
+        offered=np.flatnonzero(t.offered),
         room=float(problem.memory_bytes - profile.overhead_bytes),
         action_seconds=float(profile.action_seconds),
         iteration_seconds=float(profile.iteration_seconds),
@@ -173,6 +170,3 @@ def _mean(costs: Costs) -> Costs:
 
 def _cases_last(table: NDArray) -> NDArray:
     return np.ascontiguousarray(table.swapaxes(-1, -2))
-
-
-_RECOMPUTABLE = [KINDS.index(kind) for kind in RECOMPUTABLE_KINDS]

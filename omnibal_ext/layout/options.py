@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import KINDS
+from omnibal_ext.layout.frontier import minimal
 from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE
 
 Ints = NDArray[np.int64]
-_VIT, _LLM = KINDS.index("vit"), KINDS.index("llm")
+Axis = tuple[int, int]
+"""A chunk and a way."""
 LARGEST_GRID = 200_000
 
 
@@ -19,9 +21,10 @@ class RankOptions:
     Step time grows with every count, so of the counts that fit only the minimal ones can be best. (More recomputation
     may need more bytes: the layer that is run again comes on top where weight gradients keep it from falling away.)
 
-    1. Lay out all counts of the rank's stages as a grid, one axis a stage and kind.
+    1. Lay out all counts of the rank's stages as a grid, one axis a stage and way.
     2. Mark where the bytes fit.
-    3. Keep the marked points whose neighbour one layer less, on every axis, is not marked.
+    3. Keep the marked points whose neighbour one layer less, on every axis, is not marked; of these, those that take
+       least time in some kind of layer of some stage.
     4. If all microbatches are equal and the rank has one stage, keep only the one that adds the least time.
     """
 
@@ -30,8 +33,7 @@ class RankOptions:
         self.exact = True
         """False once a rank had too many counts to list and only some were looked at."""
         self._known: dict[tuple[int, bytes], list[Ints]] = {}
-        tables = problem.tables
-        self._again = tables.recompute.sum(axis=(1, 2))
+        self._seconds = problem.tables.recompute.sum(axis=(1, 2))
 
     @property
     def listed(self) -> int:
@@ -39,59 +41,76 @@ class RankOptions:
         return len(self._known)
 
     def of(self, rank: int, held: Ints) -> list[Ints]:
-        """int64 [chunks, kinds] each, least time added first; none if the rank cannot fit. `held` likewise."""
+        """int64 [chunks, ways] each, least time added first; none if the rank cannot fit. `held` [chunks, columns]."""
         key = (rank, held.tobytes())
         if key not in self._known:
             found = self._minimal(rank, held)
-            found.sort(key=lambda again: float((again @ self._again).sum()))
+            found.sort(key=lambda again: float((again @ self._seconds).sum()))
             level = self.problem.packs is None and self.problem.chunks == 1
             self._known[key] = found[:1] if level else found
         return self._known[key]
 
     def _minimal(self, rank: int, held: Ints) -> list[Ints]:
-        if held.shape[0] == 1:
-            return self._minimal_of_one_stage(rank, held)
-        axes = [(chunk, kind) for chunk in range(held.shape[0]) for kind in (_VIT, _LLM) if held[chunk, kind]]
-        nothing = np.zeros_like(held)
-        if self.problem.rank_bytes(rank, held, nothing) <= self.problem.memory_bytes:
+        problem, nothing = self.problem, np.zeros((len(held), len(WAYS)), dtype=np.int64)
+        if len(held) == 1:
+            counts = minimal(problem.stage_bytes[rank], held[0], self._seconds, problem.tables.offered)
+            return [again[None] for again in counts]
+        if problem.rank_bytes(rank, held, nothing) <= problem.memory_bytes:
             return [nothing]
-        shape = tuple(int(held[axis]) + 1 for axis in axes)
+        layers = held[:, KIND_OF_WAY] * problem.tables.offered
+        axes = list(zip(*(places.tolist() for places in np.nonzero(layers)), strict=True))
+        shape = tuple(int(layers[axis]) + 1 for axis in axes)
         if not axes or np.prod(shape) > LARGEST_GRID:
             self.exact &= not axes
-            return list(self._first_of_greedy(rank, held, axes))
-        counts = np.zeros((int(np.prod(shape)), *held.shape), dtype=np.int64)
-        for (chunk, kind), index in zip(axes, np.indices(shape).reshape(len(axes), -1), strict=True):
-            counts[:, chunk, kind] = index
-        fits = (self.problem.bytes_of_counts(rank, held, counts) <= self.problem.memory_bytes).reshape(shape)
-        minimal = fits.copy()
+            return [] if not axes else list(self._first_of_greedy(rank, held, axes))
+        counts = np.zeros((int(np.prod(shape)), *nothing.shape), dtype=np.int64)
+        for (chunk, way), index in zip(axes, np.indices(shape).reshape(len(axes), -1), strict=True):
+            counts[:, chunk, way] = index
+        there = (counts[..., WHOLE] + counts[..., ~WHOLE] <= held[:, KIND_OF_WAY[WHOLE]]).all(axis=(1, 2))
+        marked = (there & (problem.bytes_of_counts(rank, held, counts) <= problem.memory_bytes)).reshape(shape)
+        keep = marked.copy()
         for axis in range(len(axes)):
-            less = np.roll(fits, 1, axis=axis)
+            less = np.roll(marked, 1, axis=axis)
             np.moveaxis(less, axis, 0)[0] = False
-            minimal &= ~less
-        return list(counts[minimal.ravel()])
+            keep &= ~less
+        return list(self._undominated(counts[keep.ravel()]))
 
-    def _minimal_of_one_stage(self, rank: int, held: Ints) -> list[Ints]:
-        """The same row by row: with more ViT layers recomputed, only fewer LLM layers are of interest."""
-        border: list[Ints] = []
-        again, fewer = np.zeros_like(held), int(held[0, _LLM]) + 1
-        for vit in range(int(held[0, _VIT]) + 1):
-            again[0, _VIT] = vit
-            for llm in range(fewer):
-                again[0, _LLM] = llm
-                if self.problem.stage_fits(rank, held[0], again[0]):
-                    border.append(again.copy())
-                    fewer = llm
+    def _undominated(self, counts: Ints) -> Ints:
+        """Those than which none takes less time in one kind of a stage and no more in any; of equals the first."""
+        taken = counts * self._seconds
+        taken = np.concatenate([*(taken[..., WHOLE] + taken[..., ~WHOLE]).swapaxes(0, 1)], axis=-1)
+        keep: list[int] = []
+        for one in np.lexsort(taken.T[::-1]).tolist():  # none is dominated by one that comes behind it
+            if not (taken[keep] <= taken[one]).all(axis=1).any():
+                keep.append(one)
+        return counts[sorted(keep)]
+
+    def _first_of_greedy(self, rank: int, held: Ints, axes: list[Axis]) -> Iterator[Ints]:
+        """Too many to list: add layers where they give back most bytes a second, until the rank fits.
+
+        A layer recomputed whole takes the place of one whose cheap outputs are.
+        """
+        problem, saved, in_flight = self.problem, self.problem.tables.saved, self.problem.held[rank].max(axis=0)
+        again = np.zeros((len(held), len(WAYS)), dtype=np.int64)
+        axes = sorted(axes, key=lambda a: -in_flight[a[0]] * saved[a[1]] / max(self._seconds[a[1]], 1e-300))
+        for chunk, way in axes:
+            layers = held[chunk, KIND_OF_WAY[way]]
+            others = np.flatnonzero((KIND_OF_WAY[way] == KIND_OF_WAY) & (np.arange(len(WAYS)) != way))
+            for count in range(1, int(layers) + 1):
+                if again[chunk, others].sum() + count > layers and not WHOLE[way]:
                     break
-        return border
-
-    def _first_of_greedy(self, rank: int, held: Ints, axes: list[tuple[int, int]]) -> Iterator[Ints]:
-        """Too many to list: add layers where they give back most bytes a second, until the rank fits."""
-        tables, in_flight = self.problem.tables, self.problem.held[rank].max(axis=0)
-        saved = tables.kept - tables.recompute_kept
-        again = np.zeros_like(held)
-        for axis in sorted(axes, key=lambda a: -in_flight[a[0]] * saved[a[1]] / max(self._again[a[1]], 1e-300)):
-            for count in range(1, int(held[axis]) + 1):
-                again[axis] = count
-                if self.problem.rank_bytes(rank, held, again) <= self.problem.memory_bytes:
-                    yield again.copy()
+                again[chunk, way] = count
+                again[chunk, others] = np.minimum(again[chunk, others], layers - count)
+                if problem.rank_bytes(rank, held, again) <= problem.memory_bytes:
+                    yield self._without_the_needless(rank, held, again, axes)
                     return
+
+    def _without_the_needless(self, rank: int, held: Ints, again: Ints, axes: list[Axis]) -> Ints:
+        """Take back what was added last as far as the rank fits without it."""
+        for axis in reversed(axes):
+            while again[axis]:
+                again[axis] -= 1
+                if self.problem.rank_bytes(rank, held, again) > self.problem.memory_bytes:
+                    again[axis] += 1
+                    break
+        return again

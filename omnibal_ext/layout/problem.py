@@ -1,16 +1,16 @@
 """What a layout is judged by: simulated step time on the packs, and bytes on every rank at the budgets.
 
-A layout cuts the chain at `edges` and recomputes some layers of each stage:
+A layout cuts the chain at `edges` and recomputes some layers of each stage, whole or what is cheap of them:
 
-    edges      0        4          7       9           stage s holds layers edges[s] .. edges[s + 1] - 1
-    recompute  (1, 2)   ()         (7,)                 layer ids
+    edges            0        4          7       9     stage s holds layers edges[s] .. edges[s + 1] - 1
+    recompute        (1, 2)   ()         (7,)          layer ids
+    recompute_cheap  (3,)     (5, 6)     ()
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -19,7 +19,18 @@ from numpy.typing import NDArray
 from omnibal_ext.chain import FULL, KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.tables import COLUMNS, FULL_COLUMN, KindTables, kind_tables, prefix_sums
+from omnibal_ext.layout.frontier import StageBytes, fits
+from omnibal_ext.layout.tables import (
+    BY_KIND,
+    COLUMNS,
+    FULL_COLUMN,
+    KIND_OF_WAY,
+    WAYS,
+    WHOLE,
+    KindTables,
+    kind_tables,
+    prefix_sums,
+)
 from omnibal_ext.placement import Placement
 from omnibal_ext.schedule import Schedule, build_schedule, placement_of
 from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
@@ -27,15 +38,21 @@ from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compi
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Edges = tuple[int, ...]
-_VIT, _PROJECTOR, _WORDS, _LLM, _HEAD = (KINDS.index(k) for k in ("vit", "projector", "word_embed", "llm", "head"))
+_WAYS_OF = {kind: ways for kind, *ways in BY_KIND}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the chain is cut, and which layer ids of each stage are recomputed."""
+    """Where the chain is cut, and which layer ids of each stage are recomputed: whole, or their cheap outputs."""
 
     edges: tuple[int, ...]
     recompute: tuple[tuple[int, ...], ...]
+    recompute_cheap: tuple[tuple[int, ...], ...] = ()
+    """Empty: of no stage any."""
+
+    def of_stage(self, stage: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of one stage: the layers recomputed whole, and those of which it is what is cheap."""
+        return self.recompute[stage], self.recompute_cheap[stage] if self.recompute_cheap else ()
 
 
 @dataclass(frozen=True)
@@ -128,11 +145,14 @@ class LayoutProblem:
         return [vectors.sum(axis=1) for vectors, *_ in self.moments]
 
     def counts(self, layout: Layout) -> tuple[Ints, Ints]:
-        """int64 [stages, columns]: layers of each kind a stage holds (and features it receives), and recomputes."""
+        """int64 [stages, columns]: layers of each kind a stage holds (and features it receives); [stages, ways]: those
+        that it recomputes in each way."""
         held = self.slices(layout.edges)
-        again = np.zeros_like(held)
-        for s, ids in enumerate(layout.recompute):
-            np.add.at(again[s], self.kind_ids[list(ids)], 1)
+        again = np.zeros((len(held), len(WAYS)), dtype=np.int64)
+        for whole, of_stages in ((True, layout.recompute), (False, layout.recompute_cheap)):
+            for s, ids in enumerate(of_stages):
+                kinds = self.kind_ids[list(ids)]
+                again[s] += ((kinds[:, None] == KIND_OF_WAY) & (whole == WHOLE)).sum(axis=0)
         return held, again
 
     def slices(self, edges: Sequence[int]) -> Ints:
@@ -177,18 +197,17 @@ class LayoutProblem:
         return max(self.stage_peak_bytes(layout)) <= self.memory_bytes
 
     def rank_bytes(self, rank: int, held: Ints, again: Ints) -> float:
-        """Peak bytes of a rank; counts are int64 [chunks, columns] of its stages. See `bytes_of_counts`."""
+        """Peak bytes of a rank; counts are int64 [chunks, ...] of its stages. See `bytes_of_counts`."""
         return float(self.bytes_of_counts(rank, held, again[None])[0])
 
     def bytes_of_counts(self, rank: int, held: Ints, again: Ints) -> Floats:
-        """Peak bytes of a rank for many recompute counts int64 [ways, chunks, columns] of its stages: float64 [ways].
+        """Peak bytes of a rank for many recompute counts int64 [many, chunks, ways] of its stages: float64 [many].
 
         Overhead + weights + the worst of all moments: its microbatches x bytes kept, and in a chunk's B the layer that
         is being run again.
         """
         tables = self.tables
-        kept = (held - again) @ tables.kept + again @ tables.recompute_kept
-        late = (held - again) @ tables.late + again @ tables.recompute_late
+        kept, late = held @ tables.kept - again @ tables.saved, held @ tables.late - again @ tables.saved_late
         fixed = self.profile.overhead_bytes + held.sum(axis=0) @ tables.fixed
         between, *in_chunks = [
             (kept @ vectors[:, 0].T + late @ vectors[:, 1].T).max(axis=1) for vectors in self.moments[rank]
@@ -197,64 +216,58 @@ class LayoutProblem:
         return np.asarray(fixed + np.maximum(between, in_backward.max(axis=1)))
 
     def stage_fits(self, rank: int, held: Ints, again: Ints) -> bool:
-        """Whether a rank of one stage fits; counts [kinds]. `bytes_of_counts` without arrays, for the searches."""
-        fixed, kept, recompute_kept, late, recompute_late, saved, moments = self._plain_tables
-        between, in_backward = moments[rank]
-        total, a_microbatch, late_one = self.profile.overhead_bytes, 0.0, 0.0
-        counts, recomputed = held.tolist(), again.tolist()
-        for k, count in enumerate(counts):
-            if not count:
-                continue
-            total += count * fixed[k]
-            a_microbatch += (count - recomputed[k]) * kept[k] + recomputed[k] * recompute_kept[k]
-            late_one += (count - recomputed[k]) * late[k] + recomputed[k] * recompute_late[k]
-        vit, llm = (saved[_VIT] if recomputed[_VIT] else 0.0), (saved[_LLM] if recomputed[_LLM] else 0.0)
-        if not self.program.split_backward:
-            after = (counts[_LLM] - recomputed[_LLM]) * kept[_LLM] + counts[_HEAD] * kept[_HEAD]
-            llm = max(0.0, llm - after)
-            after += recomputed[_LLM] * recompute_kept[_LLM] + (counts[_VIT] - recomputed[_VIT]) * kept[_VIT]
-            vit = max(0.0, vit - after - counts[_PROJECTOR] * kept[_PROJECTOR] - counts[_WORDS] * kept[_WORDS])
-        most = max(early * a_microbatch + later * late_one for early, later in between)
-        within = max(early * a_microbatch + later * late_one for early, later in in_backward) + max(vit, llm)
-        return total + max(most, within) <= self.memory_bytes
+        """Whether a rank of one stage fits; counts [columns] and [ways]. `bytes_of_counts` as searches ask for it."""
+        return bool(fits(self.stage_bytes[rank], held, again))
 
     @cached_property
-    def _plain_tables(self) -> tuple[Any, ...]:
-        """Lists by kind, and by rank the moments of its one stage."""
-        t = self.tables
-        saved = np.maximum(t.kept - t.recompute_kept, 0.0)
-        moments = [[vectors[:, :, 0].tolist() for vectors in of_rank[:2]] for of_rank in self.moments]
-        by_kind = (t.fixed, t.kept, t.recompute_kept, t.late, t.recompute_late, saved)
-        return (*(column.tolist() for column in by_kind), moments)
+    def stage_bytes(self) -> list[StageBytes]:
+        """Of every rank, if it has one stage, what says whether that fits."""
+        t, room = self.tables, float(self.memory_bytes - self.profile.overhead_bytes)
+        found = []
+        for between, in_backward, *_ in self.moments:
+            moments = (np.ascontiguousarray(between[:, :, 0]), np.ascontiguousarray(in_backward[:, :, 0]))
+            split = self.program.split_backward
+            found.append(StageBytes(t.fixed, t.kept, t.late, t.saved, t.saved_late, *moments, room, split))
+        return found
 
     def transient(self, held: Ints, again: Ints) -> Floats:
-        """Bytes above the held ones while a stage's backward recomputes; counts [..., kinds] -> float64 [...].
+        """Bytes above the held ones while a stage's backward recomputes; counts [..., columns], [..., ways] ->
+        float64 [...].
 
-        The recomputed layers come first in the stage, and those after a layer are done with when it is run again
-        (zero-bubble lists keep them for W).
+        Of each kind those recomputed whole come first in the stage, then those of which it is what is cheap; and what
+        comes after a layer is done with when it is run again (zero-bubble lists keep it for W). Cheap outputs are taken
+        to be there all at once, which is a little more than there is.
         """
-        kept, saved = self.tables.kept, np.maximum(self.tables.kept - self.tables.recompute_kept, 0.0)
-        vit, llm = again[..., _VIT] > 0, again[..., _LLM] > 0
-        if self.program.split_backward:
-            return np.maximum(saved[_VIT] * vit, saved[_LLM] * llm)
-        after_llm = (held - again)[..., _LLM] * kept[_LLM] + held[..., _HEAD] * kept[_HEAD]
-        between = held[..., _PROJECTOR] * kept[_PROJECTOR] + held[..., _WORDS] * kept[_WORDS]
-        after_vit = (held - again)[..., _VIT] * kept[_VIT] + between + after_llm
-        after_vit = after_vit + again[..., _LLM] * self.tables.recompute_kept[_LLM]
-        return np.maximum(0.0, np.maximum((saved[_VIT] - after_vit) * vit, (saved[_LLM] - after_llm) * llm))
+        t, freed = self.tables, not self.program.split_backward
+        after, most = np.zeros(again.shape[:-1]), np.zeros(again.shape[:-1])
+        for kind in range(len(KINDS) - 1, -1, -1):
+            after = after + held[..., kind] * t.kept[kind]
+            for way in _WAYS_OF.get(kind, ()):
+                after = after - again[..., way] * t.kept[kind]
+            for way in _WAYS_OF.get(kind, ()):
+                most = np.maximum(most, (t.saved[way] - after * freed) * (again[..., way] > 0))
+                after = after + again[..., way] * (t.kept[kind] - t.saved[way])
+        return most
 
     def stage_peak_bytes(self, layout: Layout) -> list[float]:
         """Peak bytes of every pipeline rank, at the budgets."""
         held, again = self.counts(layout)
         return [self.rank_bytes(rank, held[mine], again[mine]) for rank, mine in enumerate(self.placement.stages_of)]
 
-    def recompute_ids(self, edges: Sequence[int], again: Ints) -> tuple[tuple[int, ...], ...]:
-        """The layer ids behind recompute counts int64 [stages, kinds]: the first layers of a kind in the stage."""
-        ids = []
-        for s, (first, end) in enumerate(pairwise(edges)):
-            of_kind = {k: [i for i in range(first, end) if self.kind_ids[i] == k] for k in (_VIT, _LLM)}
-            ids.append(tuple(of_kind[_VIT][: again[s, _VIT]] + of_kind[_LLM][: again[s, _LLM]]))
-        return tuple(ids)
+    def layout(self, edges: Sequence[int], again: Ints) -> Layout:
+        """The layout behind recompute counts int64 [stages, ways]: of a kind, the stage's first layers are recomputed
+        whole, and of those that follow what is cheap."""
+        found = []
+        for counts, (first, end) in zip(again.tolist(), pairwise(edges), strict=True):
+            whole: list[int] = []
+            cheap: list[int] = []
+            for kind, cheap_way, whole_way in BY_KIND:
+                ids = [i for i in range(first, end) if self.profile.chain[i] == KINDS[kind]]
+                whole += ids[: counts[whole_way]]
+                cheap += ids[counts[whole_way] :][: counts[cheap_way]]
+            found.append((tuple(whole), tuple(cheap)))
+        whole_of_stages, cheap_of_stages = zip(*found, strict=True)
+        return Layout(tuple(edges), whole_of_stages, cheap_of_stages if any(cheap_of_stages) else ())
 
     def step_seconds(self, layout: Layout) -> float:
         """Simulated step time: mean over iterations of the slowest data-parallel rank."""
@@ -267,7 +280,7 @@ class LayoutProblem:
         return np.asarray(self._case_seconds(held, again, layout.edges).reshape(self.cases).max(axis=1))
 
     def step_seconds_of_counts(self, held: Ints, again: Ints, edges: Sequence[int]) -> float:
-        """`step_seconds` from int64 [stages, columns] counts and the cuts."""
+        """`step_seconds` from int64 [stages, columns] and [stages, ways] counts and the cuts."""
         return self.over_cases(self._case_seconds(held, again, edges))
 
     def _case_seconds(self, held: Ints, again: Ints, edges: Sequence[int]) -> Floats:
@@ -292,8 +305,8 @@ class LayoutProblem:
         t = self.tables
         at = [table[:, case] for table in (t.forward, t.backward, t.recompute, t.weight, t.load)]
         forward, backward, recompute, weight, load = at
-        kept = ((held - again) * t.kept + again * t.recompute_kept) @ load
-        late = ((held - again) * t.late + again * t.recompute_late) @ load
+        kept = (held * t.kept) @ load - (again * t.saved) @ load[KIND_OF_WAY]
+        late = (held * t.late) @ load - (again * t.saved_late) @ load[KIND_OF_WAY]
         transient = self.transient(held, again)
         action, places = self.profile.action_seconds, map(self.placement.rank_and_chunk, range(self.stages))
         once_a_rank = np.array([chunk == 0 for _, chunk in places])

@@ -10,14 +10,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.tables import COLUMNS
+from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE
 from omnibal_ext.units import GIB
 
 Ints = NDArray[np.int64]
-_VIT, _LLM = KINDS.index("vit"), KINDS.index("llm")
+_VIT, _LLM = WAYS.index(("whole", "vit")), WAYS.index(("whole", "llm"))
 
 
 def recompute_all(problem: LayoutProblem, edges: Edges) -> Layout:
@@ -36,7 +36,7 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
     2. Take the first that fits.
     """
     held, everything = problem.counts(_everything(problem, edges))
-    again = np.zeros_like(held)
+    again = np.zeros_like(everything)
     for rank, mine in enumerate(problem.placement.stages_of):
         ways = _ways_of_one_stage if problem.chunks == 1 else _ways_of_many_stages
         for way in ways(problem, rank, everything[mine]):
@@ -45,12 +45,12 @@ def fewest_that_fit(problem: LayoutProblem, edges: Edges) -> Layout:
                 break
         else:
             _refuse_misfits(problem, _everything(problem, edges))
-    return Layout(edges, problem.recompute_ids(edges, again))
+    return problem.layout(edges, again)
 
 
 def _ways_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
-    """All recompute counts int64 [1, kinds], fewest layers first."""
-    saved = {kind: _saved(problem, kind) for kind in (_VIT, _LLM)}
+    """All recompute counts int64 [1, ways], fewest layers first."""
+    saved = problem.tables.saved
     pairs = [(vit, llm) for vit in range(most[0, _VIT] + 1) for llm in range(most[0, _LLM] + 1)]
     for vit, llm in sorted(pairs, key=lambda pair: (sum(pair), -pair[0] * saved[_VIT] - pair[1] * saved[_LLM])):
         way = np.zeros_like(most)
@@ -59,22 +59,18 @@ def _ways_of_one_stage(problem: LayoutProblem, rank: int, most: Ints) -> Iterato
 
 
 def _ways_of_many_stages(problem: LayoutProblem, rank: int, most: Ints) -> Iterator[Ints]:
-    """Recompute counts int64 [chunks, kinds], one more layer each time, the one that saves most bytes in flight."""
+    """Recompute counts int64 [chunks, ways], one more layer each time, the one that saves most bytes in flight."""
     way = np.zeros_like(most)
     in_flight = problem.held[rank].max(axis=0)
     order = sorted(
         ((chunk, kind) for chunk in range(problem.chunks) for kind in (_VIT, _LLM)),
-        key=lambda place: -in_flight[place[0]] * _saved(problem, place[1]),
+        key=lambda place: -in_flight[place[0]] * problem.tables.saved[place[1]],
     )
     yield way.copy()
     for chunk, kind in order:
         for _ in range(most[chunk, kind]):
             way[chunk, kind] += 1
             yield way.copy()
-
-
-def _saved(problem: LayoutProblem, kind: int) -> float:
-    return float(problem.tables.kept[kind] - problem.tables.recompute_kept[kind])
 
 
 def leanest_edges(problem: LayoutProblem) -> Edges:
@@ -86,8 +82,8 @@ def leanest_edges(problem: LayoutProblem) -> Edges:
        later stage at least one.
     """
     tables, kinds, stages = problem.tables, problem.kind_ids, problem.stages
-    can = np.isin(np.arange(COLUMNS), (_VIT, _LLM))
-    kept = np.where(can, tables.recompute_kept, tables.kept)
+    kept = tables.kept.copy()
+    kept[KIND_OF_WAY[WHOLE]] -= tables.saved[WHOLE]
     places = map(problem.placement.rank_and_chunk, range(stages))
     in_flight = [problem.held[rank][:, chunk].max() for rank, chunk in places]
     prefix = [np.concatenate([[0.0], np.cumsum((tables.fixed + n * kept)[kinds])]) for n in in_flight]

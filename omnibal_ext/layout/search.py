@@ -15,7 +15,8 @@ from omnibal_ext.layout.lists import build_lists, play_lists
 from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
-from omnibal_ext.plan import Plan
+from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE
+from omnibal_ext.plan import Plan, Stage
 from omnibal_ext.schedule import build_schedule
 from omnibal_ext.units import GIB
 
@@ -132,7 +133,9 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
         layouts.append(adapipe_layout(problem, min(map(problem.step_seconds, layouts), default=np.inf)))
     tables = problem.tables
     whole = (tables.forward + tables.backward).sum(axis=(1, 2))
-    weights = (whole, whole + tables.recompute.sum(axis=(1, 2)))
+    again = whole.copy()
+    again[KIND_OF_WAY[WHOLE]] += tables.recompute[WHOLE].sum(axis=(1, 2))
+    weights = (whole, again)
     starts = [even_edges(problem.per_layer(weight), problem.stages) for weight in weights]
     starts.append(leanest_edges(problem))
     found = joint_search(problem, starts, layouts, seconds)
@@ -161,6 +164,7 @@ def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) 
         profile.chain,
         best.layout.edges[1:-1],
         best.layout.recompute,
+        best.layout.recompute_cheap,
         num_microbatches=problem.microbatches,
         virtual_pipeline_model_parallel_size=problem.chunks,
         tensor_model_parallel_size=profile.tensor_model_parallel_size,
@@ -205,9 +209,9 @@ def _limits(problem: LayoutProblem, layout: Layout, seconds: Any, peaks: list[fl
     """Per stage: "time" if its rank paces the pipeline, "memory" if it recomputes to fit, both, or "none"."""
     by_rank = problem.placement.by_rank(seconds)
     limits = []
-    for rank, ids in zip(problem.placement.ranks_of, layout.recompute, strict=True):
+    for stage, rank in enumerate(problem.placement.ranks_of):
         slow = by_rank[rank] >= NEAR_LIMIT * by_rank.max()
-        full = bool(ids) or peaks[rank] >= NEAR_LIMIT * problem.memory_bytes
+        full = any(layout.of_stage(stage)) or peaks[rank] >= NEAR_LIMIT * problem.memory_bytes
         limits.append(" and ".join(["time"] * bool(slow) + ["memory"] * full) or "none")
     return limits
 
@@ -215,14 +219,20 @@ def _limits(problem: LayoutProblem, layout: Layout, seconds: Any, peaks: list[fl
 def _alternative(problem: LayoutProblem, best: Candidate, other: Candidate) -> dict[str, Any]:
     slower = other.step_seconds / best.step_seconds - 1
     again = sum(map(len, other.layout.recompute)) - sum(map(len, best.layout.recompute))
+    cheap = sum(map(len, other.layout.recompute_cheap)) - sum(map(len, best.layout.recompute_cheap))
     slowest, reference = (float(_rank_seconds(problem, c.layout).max()) for c in (other, best))
     why = f"{slower:.2%} slower; its slowest rank works {slowest / reference - 1:+.2%}, {again:+d} recomputed layers"
-    stages = [
-        {"layers": list(layers), "recompute": list(ids)}
-        for layers, ids in zip(pairwise(other.layout.edges), other.layout.recompute, strict=True)
-    ]
+    why += f", {cheap:+d} of which it is what is cheap" * bool(cheap)
+    edges = pairwise(other.layout.edges)
+    stages = [Stage(layers, *_recomputed(other.layout, number)).to_record() for number, layers in enumerate(edges)]
     predicted = predictions(problem, other.layout) | {"proven_best": False}
     return {"stages": stages, "step_seconds": other.step_seconds, "why": why, "predicted": predicted}
+
+
+def _recomputed(layout: Layout, stage: int) -> tuple[tuple[int, ...], ...]:
+    """As `Stage` takes it."""
+    whole, cheap = layout.of_stage(stage)
+    return whole, (), (), cheap
 
 
 def _rank_seconds(problem: LayoutProblem, layout: Layout) -> Any:

@@ -3,14 +3,20 @@
 A stage is a row of counts, `COLUMNS` of them: its layers of each kind; then the features that it receives, of which one
 beside the output of a layer takes as many bytes as that output until its backward; and those of its ViT layers that see
 whole images where the others see windows: what such a layer takes longer.
+
+What of a stage is recomputed is a row of counts too, one for each of `WAYS`: a level and a kind of layer.
+
+    kept < cheap (outputs of norms and of the activation function) < whole (everything but the layer's input)
 """
 
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import FULL, KINDS
+from omnibal_ext.chain import FULL, KINDS, RECOMPUTABLE_KINDS
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 
 Floats = NDArray[np.float64]
@@ -19,27 +25,39 @@ Floats = NDArray[np.float64]
 FULL_COLUMN = 2 * len(KINDS)
 COLUMNS = FULL_COLUMN + 1
 _VIT = KINDS.index("vit")
+LEVELS = ("cheap", "whole")
+WAYS = tuple(product(LEVELS, RECOMPUTABLE_KINDS))
+KIND_OF_WAY = np.array([KINDS.index(kind) for _, kind in WAYS])
+"""[ways] The column of each."""
+WHOLE = np.array([level == "whole" for level, _ in WAYS])
+"""[ways] Which of them are whole layers."""
+BY_KIND = tuple((KINDS.index(k), WAYS.index(("cheap", k)), WAYS.index(("whole", k))) for k in RECOMPUTABLE_KINDS)
+"""Of the kinds that are recomputed the column, and their ways."""
 
 
 @dataclass(frozen=True, slots=True)
 class KindTables:
-    """Costs by column (kinds in the order of `KINDS`): seconds float64 [columns, cases, microbatches], bytes
-    float64 [columns]."""
+    """Costs by column (kinds in the order of `KINDS`), seconds float64 [columns, cases, microbatches] and bytes
+    float64 [columns]; what recomputation takes and saves by way, [ways, ...]."""
 
     forward: Floats
     backward: Floats
-    recompute: Floats
     weight: Floats
     transfer: Floats
     load: Floats
     """Units over the budget, [columns, cases, microbatches]."""
     kept: Floats
-    recompute_kept: Floats
     late: Floats
     """Between B and W where the schedule splits the backward."""
-    recompute_late: Floats
     fixed: Floats
     step: Floats
+    recompute: Floats
+    """Of a kind, all levels are the same share of a forward on every microbatch."""
+    saved: Floats
+    """Of what is kept, by a layer recomputed."""
+    saved_late: Floats
+    offered: NDArray[np.bool_]
+    """[ways] What the profile has figures of; whole layers always."""
 
 
 def prefix_sums(per_layer: NDArray) -> NDArray:
@@ -54,7 +72,27 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
     full = _row(profile, packs, microbatches, split_backward, FULL) if profile.full_layers else rows[_VIT]
     rows[_VIT], longer = _apart(rows[_VIT], full, len(profile.full_layers) / max(1, profile.chain.count("vit")))
     rows.append(longer)
-    return KindTables(*(np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True)))
+    *by_column, again = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
+    ways = [_way(profile.layers.get(kind), level) for level, kind in WAYS]
+    shares, saved, saved_late, offered = (np.array(values) for values in zip(*ways, strict=True))
+    recompute = again[KIND_OF_WAY] * shares[:, None, None]
+    figures: list[Any] = [*by_column, recompute, saved, saved_late, offered]
+    return KindTables(*figures)
+
+
+def _way(cost: LayerCost | None, level: str) -> tuple[float, float, float, bool]:
+    """Of recomputing a layer so: seconds over those of the whole layer, bytes saved of the kept and of the late ones,
+    whether it may be chosen. Cheap outputs may where they give back bytes."""
+    if cost is None:
+        return 0.0, 0.0, 0.0, level == "whole"
+    at_once = cost.late_bytes is None
+    if level == "whole":
+        return 1.0, cost.saved_bytes, cost.saved_bytes * at_once, True
+    seconds, kept = cost.recompute_cheap_seconds, cost.recompute_cheap_kept_bytes
+    if seconds is None or kept is None or kept >= cost.kept_bytes:
+        return 0.0, 0.0, 0.0, False
+    saved = cost.kept_bytes - kept
+    return seconds / cost.extra_seconds if cost.extra_seconds else 0.0, saved, saved * at_once, True
 
 
 def _row(
@@ -62,7 +100,7 @@ def _row(
 ) -> tuple[Floats, ...]:
     shape = (1 if packs is None else packs.tiles.shape[0] * packs.tiles.shape[1], microbatches)
     if kind not in profile.layers:
-        return (*[np.zeros(shape)] * 6, *[np.zeros(())] * 6)
+        return (*[np.zeros(shape)] * 5, *[np.zeros(())] * 4, np.zeros(shape))
     cost = profile.layers[kind]
     if packs is None:
         load = np.ones(shape)
@@ -79,27 +117,25 @@ def _row(
     weight = backward * (share if profile.mode(kind) == "trained" else 0.0)
     transfer = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * cost.output_bytes * load
     recompute = forward * (cost.extra_seconds / cost.forward_seconds)
-    return forward, backward, recompute, weight, transfer, load, *map(np.asarray, _bytes(cost))
+    return forward, backward, weight, transfer, load, *map(np.asarray, _bytes(cost)), recompute
 
 
 def _apart(vit: tuple[Floats, ...], full: tuple[Floats, ...], share: float) -> tuple[tuple[Floats, ...], ...]:
     """The row of a ViT layer, and of what one of the `share` of them that is `full` takes longer; running one again
     takes the mean of both, for counts of recomputed layers do not tell them apart."""
     more = [f - v for f, v in zip(full, vit, strict=True)]
-    forward, backward, recompute, weight, *others = vit
-    row = (forward, backward, recompute + share * more[2], weight, *others)
-    return row, (more[0], more[1], np.zeros_like(forward), more[3], *map(np.zeros_like, others))
+    seconds, others, recompute = vit[:3], vit[3:-1], vit[-1]
+    row = (*seconds, *others, recompute + share * more[-1])
+    return row, (*more[:3], *map(np.zeros_like, others), np.zeros_like(recompute))
 
 
 def _received(profile: Profile, row: tuple[Floats, ...], kind: str) -> tuple[Floats, ...]:
     """A feature received beside the output of a kind, whose own row is given."""
-    nothing, load = np.zeros_like(row[0]), row[5]
+    nothing, load = np.zeros_like(row[0]), row[4]
     held = profile.layers[kind].output_bytes if kind in profile.layers else 0.0
-    return (*[nothing] * 5, load, *map(np.asarray, (held, held, 0.0, 0.0, 0.0, 0.0)))
+    return (*[nothing] * 4, load, *map(np.asarray, (held, 0.0, 0.0, 0.0)), nothing)
 
 
 def _bytes(cost: LayerCost) -> tuple[float, ...]:
-    # Keeping more than the whole layer would make recomputing a loss of memory; nothing here plans that.
-    recompute_kept = min(cost.recompute_kept_bytes, cost.kept_bytes)
-    late = (cost.kept_bytes, recompute_kept) if cost.late_bytes is None else (cost.late_bytes, cost.late_bytes)
-    return cost.kept_bytes, recompute_kept, *late, cost.weight_bytes, cost.step_seconds
+    late = cost.kept_bytes if cost.late_bytes is None else cost.late_bytes
+    return cost.kept_bytes, late, cost.weight_bytes, cost.step_seconds

@@ -107,7 +107,7 @@ def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
         gain = 2 * now / many.step_seconds(layout) - 1
         words = f"{many.microbatches} microbatches an iteration"
         found.append(Change(words, f"tools/pack_data.py --micro-batches {many.microbatches}", gain))
-    if any(layout.recompute):
+    if any((*layout.recompute, *layout.recompute_cheap)):
         bare = Layout(layout.edges, tuple(() for _ in layout.recompute))
         needs = max(problem.stage_peak_bytes(bare)) / GIB
         gain = now / problem.step_seconds(bare) - 1

@@ -3,7 +3,7 @@
 Colours come from the page's style sheet, by class. Every function returns markup that needs no escaping.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import ceil, floor, log10
 
@@ -168,14 +168,18 @@ def histogram(title: str, values: Sequence[float], limit: float = 0.0, bins: int
     return _figure(f"{words}, most {ordered[-1]:,}", PLOT + AXIS, drawn)
 
 
-def chain_svg(names: Sequence[str], edges: Sequence[int], recompute: Iterable[int], weights: Sequence[float]) -> Markup:
-    """The layer chain as boxes as wide as their seconds, cut into stages; recomputed layers hatched."""
-    total, at, drawn, again = sum(weights) or 1.0, 0.0, [], set(recompute)
+def chain_svg(
+    names: Sequence[str], edges: Sequence[int], recomputed: Mapping[str, Collection[int]], weights: Sequence[float]
+) -> Markup:
+    """The layer chain as boxes as wide as their seconds, cut into stages; recomputed layers, by what is recomputed of
+    them in words, hatched."""
+    total, at, drawn = sum(weights) or 1.0, 0.0, []
     for layer, (name, weight) in enumerate(zip(names, weights, strict=True)):
         part = name.split(".")[0]
-        kind = f"{part} again" if layer in again else part
+        again = [what for what, layers in recomputed.items() if layer in layers]
+        kind = f"{part} again" if again else part
         width = 100 * weight / total
-        words = f"{name}: {weight / total:.1%} of the work" + (", recomputed" if layer in again else "")
+        words = ", ".join([f"{name}: {weight / total:.1%} of the work", *again])
         box = "<rect class='link {}' x='{:.4f}%' width='{:.4f}%' y='22' height='34'><title>{}</title></rect>"
         drawn.append(Markup(box).format(kind, at, width, words))
         if layer in edges:

@@ -118,7 +118,10 @@ class SubjectView:
         plan, profile = self.subject.plan, self.subject.profile
         costs = [profile.layers[kind] for kind in profile.cost_kinds]
         weights = [cost.forward_seconds + cost.backward_seconds for cost in costs]
-        again = [layer for stage in plan.stages for layer in stage.recompute]
+        again = {
+            "recomputed": {layer for stage in plan.stages for layer in stage.recompute},
+            "norms and activation recomputed": {layer for stage in plan.stages for layer in stage.recompute_cheap},
+        }
         return draw.chain_svg(layer_names(plan.chain), self.subject.layout.edges, again, weights)
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 from omnibal_ext.chain import KINDS, PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import FULL_COLUMN
+from omnibal_ext.layout.tables import COLUMNS, FULL_COLUMN, KIND_OF_WAY
 from omnibal_ext.placement import Placement
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import Action, giver
@@ -105,7 +105,8 @@ class Timeline:
 def layout_of(plan: Plan) -> Layout:
     """The plan's cuts and recomputed layers."""
     edges = (0, *(stage.layers[1] for stage in plan.stages))
-    return Layout(edges, tuple(stage.recompute for stage in plan.stages))
+    cheap = tuple(stage.recompute_cheap for stage in plan.stages)
+    return Layout(edges, tuple(stage.recompute for stage in plan.stages), cheap if any(cheap) else ())
 
 
 def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutProblem:
@@ -160,7 +161,9 @@ class _Pieces:
             found = self._by_part(t.weight, self.held[stage], action, "weight", KINDS[::-1])
         else:
             seconds = t.backward - t.weight if self.split else t.backward
-            again = self._by_part(t.recompute, self.again[stage], action, "recompute", KINDS[::-1])
+            by_kind = np.zeros((COLUMNS, *t.recompute.shape[1:]))
+            np.add.at(by_kind, KIND_OF_WAY, t.recompute * self.again[stage][:, None, None])
+            again = self._by_part(by_kind, np.ones(COLUMNS), action, "recompute", KINDS[::-1])
             back = self._by_part(seconds, self.held[stage], action, "backward", KINDS[::-1])
             parts = dict.fromkeys(piece.part for piece in (*back, *again))
             found = [piece for part in parts for piece in (*again, *back) if piece.part == part]

@@ -26,19 +26,28 @@ from omnibal_ext.layout.search import METHODS, find_layouts
 from .instances import random_problem
 
 VIT, LLM = KINDS.index("vit"), KINDS.index("llm")
+Ids = tuple[int, ...]
 schedules = st.sampled_from(["1f1b", "gpipe", "zb_h1", "zb_v"])
 
 
 def _all_layouts(problem: LayoutProblem) -> Iterator[Layout]:
-    """Every cut with every number of recomputed ViT and LLM layers in every stage."""
-    layers = len(problem.profile.chain)
+    """Every cut with every number of ViT and LLM layers recomputed whole, and cheaply, in every stage."""
+    layers, stages = len(problem.profile.chain), range(problem.stages)
     for inner in combinations(range(1, layers), problem.stages - 1):
         edges = (0, *inner, layers)
-        held, _ = problem.counts(Layout(edges, ((),) * problem.stages))
-        for counts in product(*(product(range(row[VIT] + 1), range(row[LLM] + 1)) for row in held)):
-            again = np.zeros_like(held)
-            again[:, [VIT, LLM]] = counts
-            yield Layout(edges, problem.recompute_ids(edges, again))
+        ways = [list(product(_mixtures(problem, edges, s, VIT), _mixtures(problem, edges, s, LLM))) for s in stages]
+        for chosen in product(*ways):
+            whole, cheap = ([vit[i] + llm[i] for vit, llm in chosen] for i in range(2))
+            yield Layout(edges, tuple(whole), tuple(cheap) if any(cheap) else ())
+
+
+def _mixtures(problem: LayoutProblem, edges: tuple[int, ...], stage: int, kind: int) -> Iterator[tuple[Ids, Ids]]:
+    """Layers of a kind in a stage that are recomputed whole, and cheaply where the profile says what that gives."""
+    layers = tuple(i for i in range(edges[stage], edges[stage + 1]) if problem.profile.chain[i] == KINDS[kind])
+    cheap = problem.profile.layers[KINDS[kind]].recompute_cheap_seconds is not None
+    for whole in range(len(layers) + 1):
+        for some in range(whole, len(layers) + 1 if cheap else whole + 1):
+            yield layers[:whole], layers[whole:some]
 
 
 def _brute_force(problem: LayoutProblem) -> float:

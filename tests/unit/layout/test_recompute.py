@@ -12,7 +12,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.partition import even_edges, layer_weights
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
-from omnibal_ext.layout.tables import COLUMNS
+from omnibal_ext.layout.tables import COLUMNS, KIND_OF_WAY, WAYS, WHOLE
 
 from .instances import make_profile, random_problem
 
@@ -49,13 +49,14 @@ def test_fewest_that_fit_is_the_fewest_of_all_for_one_stage_a_rank(seed: int) ->
         return
     assert max(problem.stage_peak_bytes(layout)) <= problem.memory_bytes
     held, again = problem.counts(layout)
-    saved = problem.tables.kept - problem.tables.recompute_kept
+    saved = problem.tables.saved
     for rank in range(problem.ranks):
         chosen = (again[rank].sum(), -again[rank] @ saved)
+        assert not again[rank] @ ~WHOLE, "whole layers are counted"
         better = (  # fewer, or as many that save more
             counts
-            for counts in product(*(range(n + 1) for n in held[rank]))
-            if (sum(counts), -np.array(counts) @ saved + 1e-9) < chosen and not any(counts[k] for k in (0, 2, 3, 5))
+            for counts in product(*(range(n + 1) for n in held[rank, KIND_OF_WAY] * WHOLE))
+            if (sum(counts), -np.array(counts) @ saved + 1e-9) < chosen
         )
         assert all(
             problem.rank_bytes(rank, held[[rank]], np.array([counts])) > problem.memory_bytes for counts in better
@@ -88,7 +89,8 @@ def test_promised_bytes_are_never_below_those_of_any_schedule_and_chunks(seed: i
 def test_the_quick_answer_whether_a_stage_fits_is_the_exact_one(seed: int, schedule: str, pick: int) -> None:
     random, problem = np.random.default_rng(pick), random_problem(seed, schedule_name=schedule, chunks=1)
     held = random.integers(0, 4, COLUMNS)
-    again = np.minimum(held, random.integers(0, 4, COLUMNS)) * np.isin(np.arange(COLUMNS), (1, 4))
+    whole = np.minimum(held[KIND_OF_WAY], random.integers(0, 4, len(WAYS))) * WHOLE
+    again = whole + np.minimum(held[KIND_OF_WAY] - np.tile(whole[WHOLE], 2), random.integers(0, 4, len(WAYS))) * ~WHOLE
     needed = problem.rank_bytes(0, held[None], again[None])
     assert replace(problem, memory_bytes=needed * 1.000001).stage_fits(0, held, again)
     assert not replace(problem, memory_bytes=needed * 0.999999).stage_fits(0, held, again)
@@ -110,7 +112,7 @@ def test_the_leanest_cut_has_the_smallest_fullest_stage(seed: int) -> None:
 
     def fullest(edges: tuple[int, ...]) -> float:
         held, again = problem.counts(recompute_all(replace(problem, memory_bytes=np.inf), edges))
-        kept = (held - again) @ tables.kept + again @ tables.recompute_kept
+        kept = held @ tables.kept - again @ tables.saved
         return max(float(held[s] @ tables.fixed + problem.held[s].max() * kept[s]) for s in range(problem.stages))
 
     cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), problem.stages - 1)]

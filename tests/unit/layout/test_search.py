@@ -12,6 +12,7 @@ from omnibal_ext.costs.profile import LayerCost
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import METHODS, find_layouts, make_plan
+from omnibal_ext.report.timeline import layout_of
 
 from .instances import make_profile, random_problem
 
@@ -28,12 +29,14 @@ def test_every_plan_fits_and_predicts_what_is_simulated(seed: int, method: str, 
     assert [c.step_seconds for c in candidates] == sorted(c.step_seconds for c in candidates)
     plan = make_plan(problem, candidates, method)
     plan.validate()
+    assert layout_of(plan) == candidates[0].layout
     assert max(plan.predicted["stage_peak_bytes"]) <= problem.memory_bytes
     played = [problem.simulate(candidates[0].layout, case).step_seconds for case in range(1)]
     if problem.cases == (1, 1):
         assert plan.predicted["step_seconds"] == pytest.approx(played[0])
     assert 0 <= plan.predicted["fraction_of_ideal"] <= 1 + 1e-9
     for number, other in enumerate(plan.alternatives):
+        assert layout_of(plan.alternative(number)) == candidates[1 + number].layout
         assert plan.alternative(number).stages != plan.stages
         assert other["step_seconds"] >= plan.predicted["step_seconds"]
 
@@ -86,3 +89,21 @@ def test_what_a_stage_takes_beside_its_layers_is_in_every_action_and_every_step(
     actions = len(plain.schedule[0])
     assert with_constants.step_seconds(layout) == pytest.approx(plain.step_seconds(layout) + 0.25 * actions + 3.0)
     assert with_constants.simulate(layout).step_seconds == pytest.approx(with_constants.step_seconds(layout))
+
+
+@pytest.mark.parametrize("memory", [60, 90])
+def test_cheap_outputs_are_given_up_before_whole_layers(memory: int) -> None:
+    """At a price of next to nothing; and whole layers only where the cheap ones give back too little."""
+    costs = make_profile().layers
+    costs |= {
+        kind: replace(cost, recompute_cheap_seconds=1e-3 * cost.forward_seconds, recompute_cheap_kept_bytes=kept)
+        for kind, cost, kept in (("vit", costs["vit"], 5.0), ("llm", costs["llm"], 4.0))
+    }
+    problem = LayoutProblem(make_profile(4, 4, costs), ranks=1, microbatches=4, memory_bytes=160.0 + memory)
+    plan = make_plan(problem, find_layouts(problem, "joint"), "joint")
+    (stage,) = plan.stages
+    bare = LayoutProblem(make_profile(4, 4), ranks=1, microbatches=4, memory_bytes=160.0 + memory)
+    without = find_layouts(bare, "joint")[0]
+    assert len(stage.recompute) < len(without.layout.recompute[0]) or not any(without.layout.recompute)
+    assert plan.predicted["step_seconds"] <= without.step_seconds
+    assert bool(stage.recompute_cheap) == any(without.layout.recompute)

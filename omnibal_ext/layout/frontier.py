@@ -1,0 +1,151 @@
+"""Which recompute counts of a rank with one stage are worth looking at: the compiled part of `options`.
+
+Of a kind all levels take the same share of a forward on every microbatch, so its counts have one order in time:
+
+    recomputed of the ViT layers    nothing   1 cheap   2 cheap   1 whole   1 whole, 1 cheap   ...
+    least of the LLM layers         no fit    3 whole   3 whole   1 cheap   nothing
+    worth looking at                                             *
+                                              *                             *
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from omnibal_ext.chain import KINDS
+from omnibal_ext.layout.tables import BY_KIND, KIND_OF_WAY
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+ROUNDING = 1e-9
+_KINDS = len(KINDS)
+_WAYS_OF = np.array([ways for _, *ways in BY_KIND])
+"""[2, 2] Of ViT and of LLM layers: cheap outputs, whole layers."""
+
+
+class StageBytes(NamedTuple):
+    """What says whether a rank with one stage fits; bytes by column of `tables`, or by way."""
+
+    fixed: Floats
+    kept: Floats
+    late: Floats
+    saved: Floats
+    saved_late: Floats
+    between: Ints
+    """[vectors, 2] Between actions: microbatches before the end of their B, and between B and W."""
+    in_backward: Ints
+    """The same in a B."""
+    room: float
+    split_backward: bool
+
+
+@njit(cache=True)
+def fits(stage: StageBytes, held: Ints, again: Ints) -> bool:  # pragma: no cover - compiled
+    """Whether a stage fits; counts [columns] and [ways]. As `LayoutProblem.bytes_of_counts` and `transient` say."""
+    total, kept, late = 0.0, 0.0, 0.0
+    for column in range(held.size):
+        total += held[column] * stage.fixed[column]
+        kept += held[column] * stage.kept[column]
+        late += held[column] * stage.late[column]
+    for way in range(again.size):
+        kept -= again[way] * stage.saved[way]
+        late -= again[way] * stage.saved_late[way]
+    after, transient = 0.0, 0.0
+    for kind in range(_KINDS - 1, -1, -1):
+        after += held[kind] * stage.kept[kind]
+        for way in range(again.size):
+            if KIND_OF_WAY[way] == kind:
+                after -= again[way] * stage.kept[kind]
+        for way in range(again.size):
+            if KIND_OF_WAY[way] == kind:
+                if again[way]:
+                    transient = max(transient, stage.saved[way] - (0.0 if stage.split_backward else after))
+                after += again[way] * (stage.kept[kind] - stage.saved[way])
+    most = 0.0
+    for early, later in stage.between:
+        most = max(most, early * kept + later * late)
+    for early, later in stage.in_backward:
+        most = max(most, early * kept + later * late + transient)
+    return total + most <= stage.room
+
+
+@njit(cache=True)
+def minimal(stage: StageBytes, held: Ints, seconds: Floats, offered: NDArray[np.bool_]) -> Ints:  # pragma: no cover
+    """Counts int64 [found, ways] that fit, none of which takes longer than another in both kinds; `seconds` [ways].
+
+    1. Bring all counts of each kind into their order in time.
+    2. For those of the ViT one after the other: the first of the LLM that fits, if it takes less than any so far. It
+       is not among the first ones, of which none saves what is missing even if running again took no bytes.
+    """
+    of_vit, of_llm = _WAYS_OF[0], _WAYS_OF[1]
+    vit = _in_time(held[KIND_OF_WAY[of_vit[0]]], seconds[of_vit], offered[of_vit])
+    llm = _in_time(held[KIND_OF_WAY[of_llm[0]]], seconds[of_llm], offered[of_llm])
+    most_saved, missing = _most_saved(stage, llm, of_llm), _missing(stage, held)
+    found, limit = [], np.inf
+    again = np.zeros(seconds.size, dtype=np.int64)
+    for i in range(len(vit)):
+        again[of_vit] = vit[i]
+        first = 0
+        for moment in range(len(missing)):
+            need = missing[moment] - _saved(stage, moment, vit[i], of_vit)
+            first = max(first, np.searchsorted(most_saved[moment], need))
+        for j in range(first, len(llm)):
+            taken = llm[j, 0] * seconds[of_llm[0]] + llm[j, 1] * seconds[of_llm[1]]
+            if taken >= limit:
+                break
+            again[of_llm] = llm[j]
+            if fits(stage, held, again):
+                found.append(again.copy())
+                limit = taken
+                break
+    out = np.empty((len(found), seconds.size), dtype=np.int64)
+    for i in range(len(found)):
+        out[i] = found[i]
+    return out
+
+
+@njit(cache=True)
+def _missing(stage: StageBytes, held: Ints) -> Floats:  # pragma: no cover - compiled
+    """[vectors] Between actions, the bytes that a stage lacks with nothing recomputed, less rounding."""
+    fixed, kept, late = 0.0, 0.0, 0.0
+    for column in range(held.size):
+        fixed += held[column] * stage.fixed[column]
+        kept += held[column] * stage.kept[column]
+        late += held[column] * stage.late[column]
+    slack = ROUNDING * (fixed + kept + late)
+    return stage.between[:, 0] * kept + stage.between[:, 1] * late + fixed - stage.room - slack
+
+
+@njit(cache=True)
+def _saved(stage: StageBytes, moment: int, counts: Ints, ways: Ints) -> float:  # pragma: no cover - compiled
+    early, later, saved = stage.between[moment, 0], stage.between[moment, 1], 0.0
+    for place in range(ways.size):
+        saved += counts[place] * (early * stage.saved[ways[place]] + later * stage.saved_late[ways[place]])
+    return saved
+
+
+@njit(cache=True)
+def _most_saved(stage: StageBytes, counts: Ints, ways: Ints) -> Floats:  # pragma: no cover - compiled
+    """[vectors, counts] The most that counts up to each save at every moment between actions."""
+    most = np.zeros((len(stage.between), len(counts)))
+    for moment in range(len(stage.between)):
+        for i in range(len(counts)):
+            saved = _saved(stage, moment, counts[i], ways)
+            most[moment, i] = max(saved, most[moment, i - 1]) if i else saved
+    return most
+
+
+@njit(cache=True)
+def _in_time(layers: int, seconds: Floats, offered: NDArray[np.bool_]) -> Ints:  # pragma: no cover - compiled
+    """[counts, 2] All numbers of layers recomputed cheaply and whole, those that take least time first."""
+    most = layers if offered[0] else 0
+    counts = np.empty(((most + 1) * (layers + 1), 2), dtype=np.int64)
+    taken, number = np.empty(len(counts)), 0
+    for whole in range(layers + 1):
+        for cheap in range(min(most, layers - whole) + 1):
+            counts[number, 0], counts[number, 1] = cheap, whole
+            taken[number] = cheap * seconds[0] + whole * seconds[1]
+            number += 1
+    return counts[:number][np.argsort(taken[:number], kind="mergesort")]
