@@ -52,6 +52,16 @@ def measure(sizes: Sizes, folder: str, options: PackOptions) -> Summary:
     return build_index(sizes, Path(folder) / "index", options)[1]
 
 
+def measure_all(sizes: Sizes, folder: str) -> dict[tuple[str, int], Summary]:
+    """Measure every method with one and with two microbatches, which other programs level."""
+    options = {
+        (method, micro_batches): PackOptions(method, *BUDGETS[-1], micro_batches=micro_batches, data_parallel_size=2)
+        for method in METHODS
+        for micro_batches in (1, 2)
+    }
+    return {case: measure(sizes, folder, one) for case, one in options.items()}
+
+
 def isf_in_plain_python(sizes: Sizes, vit_budget: int, llm_budget: int, passes: int = 10) -> int:
     """Count the packs of ISF written with lists and dictionaries, as its authors released it (the slow baseline)."""
     pool = [{"vit_num": v, "token_num": t} for v, t in zip(sizes.tiles.tolist(), sizes.tokens.tolist(), strict=True)]
@@ -163,10 +173,7 @@ def main() -> None:
     sizes, name = load(arguments.sizes)
     print(f"{name}: {len(sizes):,} samples, {int(sizes.tiles.sum()):,} tiles, {int(sizes.tokens.sum()):,} tokens")
     with tempfile.TemporaryDirectory() as folder:
-        for method in METHODS:  # compile outside the clock
-            few = sizes.take(np.arange(min(2000, len(sizes))))
-            for micro_batches in (1, 2):  # packs are levelled by one program or the other
-                measure(few, folder, PackOptions(method, *BUDGETS[-1], micro_batches, 2))
+        measure_all(sizes.take(np.arange(min(2000, len(sizes)))), folder)  # compile outside the clock
         methods = compare_methods(sizes, folder, arguments.data_parallel_size, arguments.samples_per_pack)
         compare_budgets(sizes, folder, arguments.data_parallel_size)
         speed, _ = compare_speed(sizes, folder, arguments.data_parallel_size, arguments.most_samples)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything once, on a laptop: demo data, preprocess, pack, profile, plan, train on two pipeline ranks, evaluate;
 # the balanced way and the unbalanced one, on the same samples. What is there already is not done again.
-#   [EPOCHS=5] bash scripts/quickstart.sh [output folder, default runs/quickstart]
+#   [EPOCHS=6] bash scripts/quickstart.sh [output folder, default runs/quickstart]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 OUT="${1:-runs/quickstart}"
 SAMPLES=4000 EPOCHS="${EPOCHS:-3}" VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=800
