@@ -200,6 +200,11 @@ def _check_experts(args: Namespace) -> None:
             f"--fp16 with --expert-model-parallel-size {args.expert_model_parallel_size}: core learns a loss scale for "
             "the experts apart from the one that the loss is scaled by; give --bf16, or --loss-scale"
         )
+    if args.dist_ckpt_optim_fully_reshardable:
+        raise UserError(
+            "--dist-ckpt-optim-fully-reshardable: core mixes up the experts' weights where it loads what it saved so; "
+            "leave it out"
+        )
     if args.fp8:
         raise UserError(
             f"--fp8-format {args.fp8}: experts multiply in the model's precision, which is most of what this model "

@@ -21,8 +21,8 @@ from tests.unit.hf import models
 
 transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--analytic", "a100")
-TENSOR_PARALLEL = ("llava-1.5",)
-"""Families that two ranks train so, the others as a pipeline."""
+WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
+"""How two ranks train a family, the others as a pipeline."""
 
 
 FAMILIES = (
@@ -174,7 +174,7 @@ def trained(request: pytest.FixtureRequest, demo: Path, tmp_path_factory: pytest
     build(request.param, demo, folder)
     films = sorted(folder.glob("films.jsonl"))
     inputs = ("--input", folder / "demo/train.jsonl", *films)
-    way = "tensor" if request.param in TENSOR_PARALLEL else "pipeline"
+    way = WAYS.get(request.param, "pipeline")
     words = ("--model", folder / "model", *inputs, "--run-dir", folder / "run", *LAUNCH)
     words = (*words, f"--{way}-model-parallel-size", 2, "--", "--save-interval", 2, "--log-interval", 1)
     with pytest.MonkeyPatch.context() as patch:

@@ -37,6 +37,7 @@ def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dic
         "packs": sha256_of(Path(args.packs) / "manifest.json"),
         "global_batch_size": args.global_batch_size,
         "consumed_packs": args.consumed_train_samples,
+        "expert_ranks": args.expert_model_parallel_size,
         "buckets": None if args.dist_ckpt_optim_fully_reshardable else _buckets(args, plan),
         "flags": _flags(args),
     }
@@ -46,7 +47,7 @@ def check_goes_on(run: Mapping[str, Any], args: Namespace, architecture: Archite
     """The flags in which a run differs from what a save says of it, as "NAME NOW (was BEFORE)".
 
     Raises UserError if it is no continuation: another model, dataset, packs, or schedule of the optimizer; or if the
-    optimizer's state lies in other buckets.
+    optimizer's state lies on other experts' ranks, or in other buckets.
     """
     now = describe_run(args, architecture, plan)
     for name, what in (("model_hash", f"--model {args.preset}"), ("data", f"--data {args.data}"),
@@ -64,9 +65,20 @@ def check_goes_on(run: Mapping[str, Any], args: Namespace, architecture: Archite
             f"unlike the run so far: {', '.join(schedules)}; --override-opt-param-scheduler takes what is given now, "
             "--use-checkpoint-opt-param-scheduler what was"
         )
-    if (saved := run.get("buckets")) and not (args.finetune or args.no_load_optim):
-        _check_buckets(saved, _buckets(args, plan) or {})
+    if not (args.finetune or args.no_load_optim):
+        _check_expert_ranks(run.get("expert_ranks", 1), args.expert_model_parallel_size)
+        if saved := run.get("buckets"):
+            _check_buckets(saved, _buckets(args, plan) or {})
     return list(differ.values())
+
+
+def _check_expert_ranks(saved: int, now: int) -> None:
+    """Core keeps the state of dealt experts in an optimizer of its own, whatever the optimizer."""
+    if saved != now:
+        raise UserError(
+            f"--expert-model-parallel-size {now}, but the optimizer's state was saved with {saved}; go on with that, "
+            "or take the weights without the state, which load at any: --no-load-optim"
+        )
 
 
 def _buckets(args: Namespace, plan: Plan) -> dict[str, Any] | None:
@@ -78,7 +90,6 @@ def _buckets(args: Namespace, plan: Plan) -> dict[str, Any] | None:
         "layers of stages": [list(stage.layers) for stage in plan.stages],
         "pipeline ranks": plan.pipeline_model_parallel_size,
         "tensor-parallel ranks": args.tensor_model_parallel_size,
-        "expert-parallel ranks": args.expert_model_parallel_size,
         "weights in a bucket": largest if args.overlap_grad_reduce else None,
         "buckets": args.ddp_num_buckets,
         "frozen parts": list(args.freeze),

@@ -54,7 +54,6 @@ def test_the_same_run_goes_on(args: Namespace) -> None:
         ({"ddp_bucket_size": 1000}, "weights in a bucket 1000 (was 40000000)"),
         ({"data_parallel_size": 64}, "weights in a bucket 64000000 (was 40000000)"),
         ({"tensor_model_parallel_size": 2}, "tensor-parallel ranks 2 (was 1)"),
-        ({"expert_model_parallel_size": 2}, "expert-parallel ranks 2 (was 1)"),
         ({"freeze": ["vit"]}, "frozen parts ['vit'] (was [])"),
         ({"use_distributed_optimizer": False}, "pipeline ranks None (was 2)"),
     ],
@@ -63,6 +62,17 @@ def test_buckets_of_other_flags_are_refused_with_what_helps(args: Namespace, fla
     with pytest.raises(UserError, match="--no-load-optim") as refusal:
         check_goes_on(saved(args), changed(args, **flags), TINY, PLAN)
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 4)])
+def test_the_state_of_experts_elsewhere_is_refused(args: Namespace, distributed: bool, before: int, now: int) -> None:
+    first = changed(args, use_distributed_optimizer=distributed, expert_model_parallel_size=before)
+    other = changed(first, expert_model_parallel_size=now)
+    with pytest.raises(UserError, match=f"size {now}, but .* saved with {before}.*--no-load-optim"):
+        check_goes_on(saved(first), other, TINY, PLAN)
+    assert not check_goes_on(saved(first), first, TINY, PLAN)
+    check_goes_on(saved(first), changed(other, no_load_optim=True), TINY, PLAN)
 
 
 def test_buckets_of_another_cut_are_refused(args: Namespace) -> None:

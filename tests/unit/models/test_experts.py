@@ -166,6 +166,10 @@ COMPLETE = "--lr 1e-3 --train-iters 3 --global-batch-size 1"
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 3", ("3 does not divide the 128 experts",)),
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 0", ("at least 1",)),
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 2", ("2 does not divide the 1 ranks",)),
+        (
+            "--model qwen3-vl-30b-a3b --use-distributed-optimizer --dist-ckpt-optim-fully-reshardable",
+            ("mixes up the experts", "leave it out"),
+        ),
         ("--model tiny --expert-model-parallel-size 2", ("2: model 'tiny' has no experts",)),
         ("--model qwen3-vl-30b-a3b --moe-router-topk 4", ("it is 8", "--preset")),
         ("--model qwen3-vl-30b-a3b --moe-grouped-gemm", ("refused", "linear layers of its own")),

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -106,6 +106,42 @@ def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, 
             count = weight.numel()
             assert weight.std().item() == pytest.approx(spread, rel=4 / math.sqrt(2 * count)), f"{name}.{weight_name}"
             assert abs(weight.mean().item()) < 4.5 * spread / math.sqrt(count), f"{name}.{weight_name}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """One rank's view of a process group in which nothing is exchanged."""
+
+    ranks: int
+    here: int
+
+    def size(self) -> int:
+        return self.ranks
+
+    def rank(self) -> int:
+        return self.here
+
+
+@pytest.mark.parametrize("dealt", [2, 4])
+def test_an_expert_starts_alike_wherever_it_lies(
+    inputs: TrainingInputs, drawn_on: str, monkeypatch: pytest.MonkeyPatch, dealt: int
+) -> None:
+    """Bit for bit, as with all experts on one rank; and so does all beside the experts."""
+    chain = chain_of(inputs, "experts", seed=17)
+    link = chain.kinds.index("llm")
+    whole = dict(chain.build(link).named_parameters())
+    found = set()
+    for rank in range(dealt):
+        monkeypatch.setattr(parallel_state, "_EXPERT_MODEL_PARALLEL_GROUP", Group(dealt, rank))
+        monkeypatch.setattr(parallel_state, "_MPU_EXPERT_MODEL_PARALLEL_RANK", rank)
+        first = rank * harness.EXPERTS.language.experts.count // dealt
+        for name, weight in chain.build(link).named_parameters():
+            among_all = harness.LOCAL_EXPERT.sub(
+                lambda local, first=first: f"local_experts.{first + int(local[1])}.", name
+            )
+            assert torch.equal(weight, whole[among_all]), among_all
+            found.add(among_all)
+    assert found == set(whole)
 
 
 @pytest.mark.parametrize("model", ["small", "tied"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from megatron.vlm import platform
-from megatron.vlm.preflight import machine, memory, saving
+from megatron.vlm.preflight import machine, memory, run, saving
 from megatron.vlm.preflight.findings import Note, refuse, run_checks
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
@@ -137,6 +137,18 @@ def test_memory_of_a_rank_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
         memory.check_memory(args, huge, bare, needs - 0.1)
     args.use_distributed_optimizer, args.data_parallel_size = True, 4
     assert memory.check_memory(args, huge, bare, count * (6 + 12 / 4) / 32 / GIB + 0.1)
+
+
+def test_a_plan_for_experts_on_other_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"vit_budget": 40, "llm_budget": 320}
+    plan = Plan.from_cuts(TINY.chain, (), profile_hash="made", expert_model_parallel_size=4, **counts)
+    monkeypatch.setattr(run.PackedIndex, "open", lambda _: SimpleNamespace(**counts))
+    args = arguments(plan="plan.json", packs="packs", global_batch_size=1)
+    started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan))
+    with pytest.raises(UserError, match="made for expert_model_parallel_size 4, not 1; plan again"):
+        run._check_plan(started)
+    args.expert_model_parallel_size = 4
+    assert run._check_plan(started)
 
 
 @pytest.mark.parametrize(("tensor", "data", "dealt"), [(1, 8, 1), (1, 8, 8), (2, 8, 4), (2, 4, 1)])
