@@ -15,6 +15,7 @@ ranks, with their all-reduces and the heads of zeros that fill up the ViT; `of w
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache
@@ -259,37 +260,47 @@ def memory_table() -> None:
 
 
 def best_table(seconds: float) -> dict[str, dict[str, float]]:
-    """Our best on the same GPUs, memory and work, beside the paper's method and unbalanced training."""
+    """Our best on the same GPUs, memory and work, beside the paper's method and unbalanced training.
+
+    Interleaved and V-shaped placements in rows of their own; the ratios are of the better one.
+    """
     rows, ratios = [], {}
-    points = [*settings(GPUS, (2,), (4,), (3, 4, 5), ("zb_auto",), BUDGETS)]
-    points += settings(GPUS, (4,), (2,), (4,), ("zb_auto",), BUDGETS)
+    interleaved = [*settings(GPUS, (2,), (4,), (3, 4, 5), ("zb_auto",), BUDGETS)]
+    interleaved += settings(GPUS, (4,), (2,), (4,), ("zb_auto",), BUDGETS)
+    v_shaped = [*settings(GPUS, (2,), (4,), (2, 4), ("zb_v_auto",), BUDGETS)]
     for batch in GLOBAL_BATCHES:
         unbalanced, paper = (
             judged(how, batch, PAPER, cut, again, 0) for _, _, how, cut, again in (CHAIN[0], CHAIN[-1])
         )
-        # All are searched a little, the best of them thoroughly.
-        tried = [judged("balanced", batch, point, "joint", "fewest", seconds / 10) for point in points]
-        tried.sort(key=share_of_ideal, reverse=True)
-        finalists = [judged("balanced", batch, one.setting, "joint", "fewest", seconds) for one in tried[:FINALISTS]]
-        best = max(finalists, key=share_of_ideal)
-        ours, *others = map(share_of_ideal, (best, unbalanced, paper))
-        found = {
-            "over_unbalanced": ours / others[0],
-            "over_paper": ours / others[1],
-            "of_ideal": ours,
-            "of_work": share_of_ideal(best, tensor=1),
-            "of_text_only": text_only_share(best, seconds),
-        }
-        ratios[str(batch)] = found | {"noise": best.noise}
-        recomputed = sum(map(len, best.candidates[0].layout.recompute))
-        shares = (f"{value:.3f}" for value in found.values())
-        rows.append((batch, best.setting, recomputed, f"{others[1]:.3f}", *shares, f"{best.noise:.1%}"))
+        others = share_of_ideal(unbalanced), share_of_ideal(paper)
+        for best in (_best_of(points, batch, seconds) for points in (interleaved, v_shaped)):
+            ours = share_of_ideal(best)
+            found = {
+                "over_unbalanced": ours / others[0],
+                "over_paper": ours / others[1],
+                "of_ideal": ours,
+                "of_work": share_of_ideal(best, tensor=1),
+                "of_text_only": text_only_share(best, seconds),
+            }
+            if ours > ratios.get(str(batch), {"of_ideal": 0.0})["of_ideal"]:
+                ratios[str(batch)] = found | {"noise": best.noise}
+            recomputed = sum(map(len, best.candidates[0].layout.recompute))
+            shares = (f"{value:.3f}" for value in found.values())
+            rows.append((batch, best.setting, recomputed, f"{others[1]:.3f}", *shares, f"{best.noise:.1%}"))
     columns = (
         "a step", "ours", "recomputed", "paper of ideal", "over unbalanced", "over paper", "of ideal", "of work",
         "of text-only", "noise",
     )  # fmt: skip
     print_table("our best for the same GPUs, memory and work", columns, rows)
     return ratios
+
+
+def _best_of(points: Sequence[Setting], batch: Batch, seconds: float) -> Outcome:
+    """All are searched a little, the best of them thoroughly."""
+    tried = [judged("balanced", batch, point, "joint", "fewest", seconds / 10) for point in points]
+    tried.sort(key=share_of_ideal, reverse=True)
+    finalists = [judged("balanced", batch, one.setting, "joint", "fewest", seconds) for one in tried[:FINALISTS]]
+    return max(finalists, key=share_of_ideal)
 
 
 def text_only_share(outcome: Outcome, seconds: float) -> float:

@@ -93,6 +93,16 @@ def test_a_tensor_crosses_once_each_way_between_neighbours() -> None:
         assert target.rank - source.rank == (1 if made.action.kind == "F" else -1)
 
 
+def test_on_a_v_nothing_crosses_at_the_turn() -> None:
+    problem, _, timeline = timeline_of(1, ranks=2, microbatches=4, chunks=2, schedule_name="zb_v")
+    crossings = timeline.transfers()
+    assert len(crossings) == 2 * 2 * 4 * problem.cases[1]  # two of three borders, there and back
+    for made, source, taken, target in crossings:
+        assert {made.stage, taken.stage} in ({0, 1}, {2, 3})
+        assert (source.rank == 1) == (made.stage in (0, 3))
+        assert source.rank != target.rank
+
+
 @pytest.mark.parametrize("seed", [0, 3, 4])
 def test_the_trace_has_every_action_once_with_its_pieces_inside(seed: int) -> None:
     _, _, timeline = timeline_of(seed)
