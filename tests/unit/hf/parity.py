@@ -101,7 +101,7 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
 def load(architecture: Architecture, folder: Path, args: Namespace) -> Stage:
     """Our model, its weights read by Megatron from the converted checkpoint."""
     plan = single_stage_plan(architecture.chain, model=architecture.name, model_hash=architecture.hash)
-    values = {**vars(args), **_preset_defaults(architecture, plan)}
+    values = {**vars(args), **_preset_defaults(architecture, plan, args)}
     values["sequence_parallel"] = args.tensor_model_parallel_size > 1 and architecture.language.experts is not None
     language = language_config(Namespace(**values), architecture)
     chain = Chain(architecture, language, vision_config(language, architecture), vocab_size=256, seed=3)
