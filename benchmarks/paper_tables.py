@@ -192,11 +192,12 @@ def layout_table() -> dict[str, Any]:
         except UserError:
             verdict = "theirs does not fit in simulation"
         within[model] = {"ours": ours, "published": published, "within_one_layer": near, "why": verdict}
-        again = tuple(map(len, best.layout.recompute))
+        counts = [map(len, best.layout.of_stage(stage)) for stage in range(p)]
+        again = [f"{whole}+{cheap}" if cheap else whole for whole, cheap in counts]
         rows.append(
             (model, f"{t},{p},{d}", _words(published), _words(ours), _words(recomputed), _words(again), verdict)
         )
-    columns = ("model", "TP,PP,DP", "layers published", "ours", "recomputed published", "ours", "")
+    columns = ("model", "TP,PP,DP", "layers published", "ours", "recomputed published", "ours whole+cheap", "")
     print_table("layouts: transformer layers a stage", columns, rows)
     return within
 
@@ -284,7 +285,7 @@ def best_table(seconds: float) -> dict[str, dict[str, float]]:
             }
             if ours > ratios.get(str(batch), {"of_ideal": 0.0})["of_ideal"]:
                 ratios[str(batch)] = found | {"noise": best.noise}
-            recomputed = sum(map(len, best.candidates[0].layout.recompute))
+            recomputed = _recomputed(best.candidates[0].layout)
             shares = (f"{value:.3f}" for value in found.values())
             rows.append((batch, best.setting, recomputed, f"{others[1]:.3f}", *shares, f"{best.noise:.1%}"))
     columns = (
@@ -329,6 +330,12 @@ def share_of_ideal(outcome: Outcome, tensor: int = PAPER.tensor_model_parallel_s
     profile = analytic_profile(preset(MODEL), "a100", VIT_BUDGET, LLM_BUDGET, tensor, d)
     pipeline = LayoutProblem(profile, 1, needed.tiles.shape[-1], packs=needed)
     return pipeline.ideal_seconds() * tensor / (GPUS / d) / outcome.step_seconds
+
+
+def _recomputed(layout: Layout) -> str:
+    """Layers recomputed whole, and those of which it is what is cheap."""
+    whole, cheap = (sum(map(len, of_stages)) for of_stages in (layout.recompute, layout.recompute_cheap))
+    return f"{whole}, {cheap} cheap"
 
 
 def _words(values: Any) -> str:
