@@ -42,9 +42,10 @@ def random_problem(seed: int, **changes: Any) -> LayoutProblem:
             late_bytes=heavy * kept * float(random.uniform(0.1, 1.2)) if seed % 2 else None,
         )  # fmt: skip
     if seed % 3:  # of some kind, or of both, a level that is cheap
+        cheap = np.random.default_rng((seed, 2))
         for kind in (("vit",), ("llm",), ("vit", "llm"))[seed % 5 % 3]:
-            cost, share = costs[kind], float(random.uniform(0.02, 0.7))
-            saved = float(random.uniform(0.1, 0.9)) * (cost.kept_bytes - cost.recompute_kept_bytes)
+            cost, share = costs[kind], float(cheap.uniform(0.02, 0.7))
+            saved = float(cheap.uniform(0.1, 0.9)) * (cost.kept_bytes - cost.recompute_kept_bytes)
             costs[kind] = replace(
                 cost, recompute_cheap_seconds=share * cost.forward_seconds,
                 recompute_cheap_kept_bytes=cost.kept_bytes - saved,

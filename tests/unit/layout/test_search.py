@@ -91,7 +91,7 @@ def test_what_a_stage_takes_beside_its_layers_is_in_every_action_and_every_step(
     assert with_constants.simulate(layout).step_seconds == pytest.approx(with_constants.step_seconds(layout))
 
 
-@pytest.mark.parametrize("memory", [60, 90])
+@pytest.mark.parametrize("memory", [30, 45, 60])
 def test_cheap_outputs_are_given_up_before_whole_layers(memory: int) -> None:
     """At a price of next to nothing; and whole layers only where the cheap ones give back too little."""
     costs = make_profile().layers
