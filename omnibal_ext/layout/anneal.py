@@ -1,6 +1,7 @@
 """Simulated annealing over schedule lists and layouts: the compiled part of `lists`.
 
 A state is played in one pass: each rank goes on until it waits for a neighbour who is not so far, round and round.
+Numbers are assigned one by one: assigning slices takes numba longer to compile than all else.
 """
 
 from typing import NamedTuple
@@ -160,16 +161,17 @@ def _exchange(orders: Ints, seed: int, at: int) -> None:  # pragma: no cover - c
     if items == 1:
         return
     i, dice = below(items - 1, seed, at + 1), below(2 * ranks, seed, at + 2)
-    pair = orders[dice % ranks, of, :, i : i + 2].copy()
-    if of == 0 and pair[CHUNK, 0] == pair[CHUNK, 1]:
+    mine = orders[dice % ranks, of]
+    m, c, next_m, next_c = mine[MICROBATCH, i], mine[CHUNK, i], mine[MICROBATCH, i + 1], mine[CHUNK, i + 1]
+    if of == 0 and c == next_c:
         return
     for rank in range(ranks):
         if dice < ranks and rank != dice:
             continue
+        ms, cs = orders[rank, of, MICROBATCH], orders[rank, of, CHUNK]
         for k in range(items - 1):
-            found = orders[rank, of, :, k : k + 2]
-            if (found == pair).all():
-                found[:] = pair[:, ::-1]
+            if ms[k] == m and cs[k] == c and ms[k + 1] == next_m and cs[k + 1] == next_c:
+                ms[k], cs[k], ms[k + 1], cs[k + 1] = next_m, next_c, m, c
                 break
 
 
@@ -196,7 +198,8 @@ def _move_cuts(edges: Ints, seed: int, at: int) -> None:  # pragma: no cover - c
     last = first if below(2, seed, at + 1) else first + below(inner - first + 1, seed, at + 2)
     by = (1 + below(2, seed, at + 3)) * (2 * below(2, seed, at + 4) - 1)
     if edges[first - 1] < edges[first] + by and edges[last] + by < edges[last + 1]:
-        edges[first : last + 1] += by
+        for cut in range(first, last + 1):
+            edges[cut] += by
 
 
 @njit(cache=True)
@@ -271,10 +274,16 @@ def _step_seconds(  # noqa: PLR0912, PLR0915 (calls in the loop would take longe
     if left:
         return np.inf
     for stage in range(stages):
-        clock[ranks_of[stage]] += costs.step[state.edges[stage + 1]] - costs.step[state.edges[stage]]
+        step = costs.step[state.edges[stage + 1]] - costs.step[state.edges[stage]]
+        for case in range(cases):
+            clock[ranks_of[stage], case] += step
     total = 0.0
-    for case in range(0, cases, costs.replicas):
-        total += clock[:, case : case + costs.replicas].max()
+    for first in range(0, cases, costs.replicas):
+        slowest = 0.0
+        for case in range(first, first + costs.replicas):
+            for rank in range(ranks):
+                slowest = max(slowest, clock[rank, case])
+        total += slowest
     return total / (cases // costs.replicas) + costs.iteration_seconds
 
 

@@ -108,7 +108,10 @@ def _doubled(room: Ints) -> Ints:
     larger = np.full((2 * len(room), room.shape[1]), -1, np.int64)
     level = 1
     while level < len(room):
-        larger[2 * level : 3 * level] = room[level : 2 * level]
+        for node in range(level, 2 * level):
+            for size in range(room.shape[1]):
+                larger[node + level, size] = room[node, size]
         level *= 2
-    larger[1] = room[1]
+    for size in range(room.shape[1]):
+        larger[1, size] = room[1, size]
     return larger
