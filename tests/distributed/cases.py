@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, layer_chain
 from omnibal_ext.costs.profile import LayerCost
 from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -197,6 +197,12 @@ TRAINING = {
     "data and pipeline": Launch(4, 1, 2, seed=14, count=3, questions=8),
 }
 """Launches that take optimizer steps."""
+
+
+def compile_lists() -> None:
+    """Have numba compile what builds lists, and keep it: else every rank compiles it, all at the same time."""
+    case = Case(Question.draw(1, seed=0)[0], "zb_auto", 1, "none", False, False, 0)
+    case.lists(case.plan(layer_chain(1, 1), 2), 2)
 
 
 def questions() -> set[Question]:

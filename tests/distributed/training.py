@@ -34,6 +34,7 @@ def main() -> None:
         harness.start(harness.SMALL, 1, 1, flags)
         found = {question: one_process(question) for question in questions(names.split(","))}
         torch.save(found, path)
+        cases.compile_lists()
         print("RESULT " + json.dumps({str(question): loss for question, (loss, _) in found.items()}))
     else:
         launch = cases.TRAINING[names]
