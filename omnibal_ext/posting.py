@@ -15,8 +15,8 @@ at every step for all that it has posted: by induction over the order, no synchr
 
 from dataclasses import dataclass
 
+from omnibal_ext.actions import Action, Schedule, check_schedule, dependencies, taker
 from omnibal_ext.placement import Placement
-from omnibal_ext.schedule import Action, Schedule, check_schedule, dependencies, taker
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
+from omnibal_ext.actions import Action, Schedule, check_schedule
 from omnibal_ext.placement import Placement
-from omnibal_ext.schedule import Action, Schedule, check_schedule
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

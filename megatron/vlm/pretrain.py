@@ -43,12 +43,12 @@ from megatron.vlm.preflight.run import Run, check_run
 from megatron.vlm.recorder import Recorder, recorded_iterations
 from megatron.vlm.stage_meter import StageMeter
 from megatron.vlm.weights import apply_weights
+from omnibal_ext.actions import Action
 from omnibal_ext.costs.operations import ModelOperations, peak_operations
 from omnibal_ext.locks import only_job
 from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.run_metrics import TIMELINE
-from omnibal_ext.schedule import Action
 
 
 class Trainer:

@@ -28,8 +28,8 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.platform import Moment, allocated_bytes
 from megatron.vlm.profiling.kept import KeptBytes
+from omnibal_ext.actions import Action
 from omnibal_ext.chain import PART_OF
-from omnibal_ext.schedule import Action
 
 WARM_UP = 3  # iterations
 OTHER = "other"

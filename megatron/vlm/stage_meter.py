@@ -21,8 +21,8 @@ from torch import Tensor
 
 from megatron.vlm.meters import of_all_ranks
 from megatron.vlm.platform import Moment, peak_bytes, to_device
+from omnibal_ext.actions import Action
 from omnibal_ext.plan import Plan
-from omnibal_ext.schedule import Action
 from omnibal_ext.units import GIB
 
 WARM_UP = 2  # iterations

@@ -12,9 +12,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from omnibal_ext.actions import Action
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
-from omnibal_ext.schedule import Action
 from omnibal_ext.simulate import BACKWARD, FORWARD
 
 Floats = NDArray[np.float64]

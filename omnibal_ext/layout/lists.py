@@ -25,11 +25,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.actions import Action, Schedule, of_items
 from omnibal_ext.layout.anneal import Costs, Places, State, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
 from omnibal_ext.playing import Loads, played
-from omnibal_ext.schedule import Action, Schedule, of_items
 from omnibal_ext.simulate import WEIGHT
 
 RUNS = 3

@@ -16,7 +16,8 @@ from megatron.training import get_args
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
-from omnibal_ext.schedule import Action, counts_of, splits_backward
+from omnibal_ext.actions import Action, counts_of
+from omnibal_ext.schedule import splits_backward
 from tests.distributed import cases, harness
 
 

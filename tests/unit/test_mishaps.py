@@ -25,9 +25,9 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.mishaps import BadSamples, BadSteps
 from megatron.vlm.pretrain import Trainer
 from megatron.vlm.stage_meter import StageMeter
+from omnibal_ext.actions import Action
 from omnibal_ext.errors import UserError
 from omnibal_ext.run_metrics import training_intervals
-from omnibal_ext.schedule import Action
 from tests.distributed import harness
 from tests.distributed.harness import get_model
 from tests.unit.alone import megatron_alone

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnibal_ext.actions import check_packs, check_schedule, of_items
 from omnibal_ext.placement import Placement
 from omnibal_ext.playing import Loads, played
-from omnibal_ext.schedule import build_schedule, check_packs, check_schedule, of_items
+from omnibal_ext.schedule import build_schedule
 from omnibal_ext.simulate import Simulation, StageCosts, compile_schedule, simulate
 from tests.unit.drawn import placements
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnibal_ext.actions import Action, Schedule
 from omnibal_ext.errors import UserError
 from omnibal_ext.placement import Placement
 from omnibal_ext.posting import Post, Postings, with_posts
-from omnibal_ext.schedule import SCHEDULE_NAMES, Action, Schedule, build_schedule, placement_of
+from omnibal_ext.schedule import SCHEDULE_NAMES, build_schedule, placement_of
 from tests.unit.drawn import drawn_lists, placements
 
 Send = tuple[str, int, int]

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from megatron.vlm.pipeline.progress import Progress
-from omnibal_ext.schedule import Action
+from omnibal_ext.actions import Action
 
 
 def said_after(capsys: pytest.CaptureFixture[str], words: str) -> str:

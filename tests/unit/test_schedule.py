@@ -6,15 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omnibal_ext.actions import Action, check_packs, check_schedule, in_flight_limits
 from omnibal_ext.errors import UserError
 from omnibal_ext.schedule import (
     SCHEDULE_NAMES,
-    Action,
     build_schedule,
-    check_packs,
-    check_schedule,
     gpipe,
-    in_flight_limits,
     interleaved_one_f_one_b,
     one_f_one_b,
     placement_of,

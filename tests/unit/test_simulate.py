@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omnibal_ext.actions import Action, Schedule
 from omnibal_ext.errors import UserError
 from omnibal_ext.placement import Placement
-from omnibal_ext.schedule import SCHEDULE_NAMES, Action, Schedule, build_schedule, one_f_one_b, placement_of
+from omnibal_ext.schedule import SCHEDULE_NAMES, build_schedule, one_f_one_b, placement_of
 from omnibal_ext.simulate import StageCosts, compile_schedule, simulate, step_seconds
 from tests.unit.drawn import drawn_lists, placements
 

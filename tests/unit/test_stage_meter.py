@@ -10,9 +10,9 @@ import torch
 
 from megatron.vlm import platform, stage_meter
 from megatron.vlm.stage_meter import JUDGED, StageMeter, beside_plan, bubble, drift_warning
+from omnibal_ext.actions import Action
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.plan import Plan
-from omnibal_ext.schedule import Action
 from omnibal_ext.simulate import StageCosts, compile_schedule, simulate
 
 REPORT = {"bubble": 0.3}

@@ -15,9 +15,9 @@ from megatron.vlm import pretrain
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import again
 from megatron.vlm.pretrain import Trainer
+from omnibal_ext.actions import Action
 from omnibal_ext.chain import PARTS
 from omnibal_ext.plan import Plan, Stage
-from omnibal_ext.schedule import Action
 from tests.distributed import harness
 from tests.distributed.harness import get_model
 from tests.unit.alone import megatron_alone

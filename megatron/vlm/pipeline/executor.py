@@ -21,16 +21,10 @@ from megatron.vlm.pipeline.data_parallel import OrderedReductions
 from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
+from omnibal_ext.actions import Schedule, check_packs, counts_of, has_weight_gradients
 from omnibal_ext.placement import Placement
 from omnibal_ext.posting import Postings, with_posts
-from omnibal_ext.schedule import (
-    Schedule,
-    build_schedule,
-    check_packs,
-    counts_of,
-    has_weight_gradients,
-    placement_of,
-)
+from omnibal_ext.schedule import build_schedule, placement_of
 
 
 def install(executor: Callable[..., Any]) -> None:

@@ -19,9 +19,9 @@ from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.data_parallel import finish_gathers, start_gathers
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
+from omnibal_ext.actions import Action, giver, taker
 from omnibal_ext.placement import Placement
 from omnibal_ext.posting import Post
-from omnibal_ext.schedule import Action, giver, taker
 
 Watch = Callable[[Action], contextlib.AbstractContextManager[Any]]
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 
-from omnibal_ext.schedule import Action
+from omnibal_ext.actions import Action
 
 SHARE = 0.8
 """Of --distributed-timeout-minutes, after which a rank speaks."""
