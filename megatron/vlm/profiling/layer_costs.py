@@ -75,7 +75,7 @@ class KindMeasurement:
             found["split"] = self.split.run
         if self.kind in VISION_KINDS:
             found["empty"] = self._run("", synthetic_pack(self.chain.architecture, 0, self.packs[0].lengths))
-        return found | ({"second forward": self._second_forward} if self.modes else {})
+        return found
 
     def make_room(self) -> None:
         """Of all that was timed only the plain layers are left, for their optimizer."""
@@ -102,8 +102,6 @@ class KindMeasurement:
         each = {name: tuple(s / self.count for s in taken) for name, taken in seconds.items()}
         forward, backward = zip(*(each[str(number)] for number in range(len(self.packs))), strict=True)
         added = {mode: each[mode][0] for mode in self.modes}
-        if self.modes:  # whatever disturbed the difference: it is a forward at least
-            added["recompute"] = max(added["recompute"], each["second forward"][0])
         extra = {f"{mode}_seconds": max(0.0, taken) for mode, taken in added.items()}
         extra |= {f"{mode}_kept_bytes": self.kept[mode] for mode in self.modes}
         _, b, w = each.get("split", (None, None, 0.0))
@@ -153,12 +151,6 @@ class KindMeasurement:
         """
         again = self._run(mode, self.packs[0])
         return lambda: (sum(again()) - sum(plain()),)
-
-    def _second_forward(self) -> Seconds:
-        """Seconds of a forward that keeps nothing."""
-        step = Step(self.chain, self.module, self.packs[0])
-        with torch.no_grad():
-            return timed(step.forward)
 
     def _kept(self, mode: str) -> float:
         """Bytes kept for the backward pass, the input among them."""
