@@ -25,6 +25,7 @@ from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.timeline import layout_of
+from omnibal_ext.schedule import splits_backward
 
 SHAPE = Shape(
     "simulated",
@@ -73,6 +74,11 @@ def main() -> None:
     print_table(f"{len(cases)} cases, {rounds} rounds", columns, rows)
     right, pairs = ranked(steps)
     print(f"pairs that differ by more than {LARGER:.0%}: {right} of {pairs} ranked right")
+    for kind in KINDS:
+        of_kind = [error for case, error in zip(cases, errors, strict=True) if kind(case)]
+        others = [error for case, error in zip(cases, errors, strict=True) if not kind(case)]
+        apart = statistics.median(of_kind) - statistics.median(others)
+        print(f"{kind.__doc__}: median error {statistics.median(of_kind):+.1%}, {apart:+.1%} beside the others")
     print(f"median error of peak bytes: {_median_size(byte_errors):.1%}, largest {max(map(abs, byte_errors)):.1%}")
     order = "right" if right == pairs else "wrong"
     print(f"median error of the step: {_median_size(errors):.1%}; rank order {order}")
@@ -85,6 +91,25 @@ def packings(seed: int = 0) -> dict[str, Packs]:
     uneven = [(int(t), (int(t) * 10, int(t) * 10, int(t) * 12)) for t in tiles]
     uneven[1] = uneven[4] = (0, (32,) * 6)
     return {"level": level, "uneven": tuple(uneven)}
+
+
+def _uneven(case: Case) -> bool:
+    """uneven packs"""
+    return case.name.startswith("uneven")
+
+
+def _split(case: Case) -> bool:
+    """zero bubble"""
+    return splits_backward(case.plan.schedule)
+
+
+def _recomputed(case: Case) -> bool:
+    """recomputed"""
+    return any(stage.recompute for stage in case.plan.stages)
+
+
+KINDS = (_uneven, _split, _recomputed)
+"""Kinds of cases that should be no further off than the others."""
 
 
 def _cases(name: str, packs: Packs) -> list[Case]:

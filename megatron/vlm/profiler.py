@@ -3,12 +3,13 @@
 1. Transfers and reductions between two ranks (`profiling.transfers`), where there are two.
 2. Every kind of layer (`profiling.layer_costs`), as a stage in Megatron's DDP wrapper, so that gradients are
    accumulated as in training. All ranks measure at the same time: they share the machine as they do in training.
-3. The optimizer's step as a constant and a time for each weight, from all kinds together.
+3. The optimizer's step as a constant, from all kinds together, and a time for each weight of a kind: layers of many
+   small tensors take longer.
 4. What an action takes beside its layers (`profiling.action_costs`).
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,10 +75,13 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         k.make_room()
     steps = stopwatch.measure({kind: k.optimizer_runs(args) for kind, k in trained.items()})
     action, iteration = measure_actions(args, chain.architecture, stopwatch)
-    per_iteration, per_weight = fit_line([(k.trained * k.count, steps[kind]["step"][0]) for kind, k in trained.items()])
+    stepped = {kind: (k.trained * k.count, steps[kind]["step"][0]) for kind, k in trained.items()}
+    per_iteration, per_weight = seconds_of_weights(stepped)
     layers = {
         kind: k.cost(
-            seconds[kind], weight_bytes(args, job, k), step_seconds(job, k.trained, k.dealt, per_weight, links)
+            seconds[kind],
+            weight_bytes(args, job, k),
+            step_seconds(job, k.trained, k.dealt, per_weight.get(kind, 0.0), links),
         )
         for kind, k in measured.items()
     }
@@ -133,6 +137,12 @@ def _held_alike(job: Job, trained: float, dealt: float) -> tuple[tuple[float, fl
     """Weights, and how many ranks have the same: of all but dealt experts, and of those."""
     ranks = job.tensor_parallel * job.data_parallel
     return (trained - dealt, job.data_parallel), (dealt, ranks / job.expert_parallel)
+
+
+def seconds_of_weights(stepped: Mapping[str, tuple[float, float]]) -> tuple[float, dict[str, float]]:
+    """(constant, of one weight of each kind), from (weights, seconds) of an optimizer's step of each kind."""
+    constant, _ = fit_line(list(stepped.values()))
+    return constant, {kind: max(0.0, seconds - constant) / weights for kind, (weights, seconds) in stepped.items()}
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
-from megatron.vlm.profiler import Job, fit_line, step_seconds
+from megatron.vlm.profiler import Job, fit_line, seconds_of_weights, step_seconds
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import _some, fit_seconds
 from megatron.vlm.profiling.stopwatch import WARM_UP, Stopwatch, at_usual_pace
@@ -119,6 +119,18 @@ def test_an_optimizer_step_is_a_constant_and_a_time_a_weight() -> None:
     assert fit_line([(10.0, 3.0), (20.0, 5.0), (40.0, 9.0)]) == pytest.approx((1.0, 0.2))
     assert fit_line([(10.0, 1.0), (20.0, 5.0)])[0] == 0.0  # never less than nothing
     assert fit_line([(10.0, 1.0)]) == pytest.approx((0.0, 0.1))
+
+
+def test_a_layer_of_many_small_tensors_takes_longer_for_each_of_its_weights() -> None:
+    """Three kinds on a line of 1 + .2 a weight, and one above: the constant is the line's, the rest each kind's own."""
+    stepped = {"llm": (40.0, 9.0), "head": (20.0, 5.0), "projector": (10.0, 3.0)}
+    constant, own = seconds_of_weights(stepped)
+    assert (constant, own) == (pytest.approx(1.0), pytest.approx(dict.fromkeys(stepped, 0.2)))
+    constant, own = seconds_of_weights({**stepped, "vit": (20.0, 9.0)})
+    for kind, (weights, seconds) in {**stepped, "vit": (20.0, 9.0)}.items():
+        assert constant + weights * own[kind] == pytest.approx(seconds)
+    assert own["vit"] > 1.5 * own["head"]
+    assert seconds_of_weights({"llm": (10.0, 1.0), "head": (20.0, 0.0)})[1]["head"] == 0.0
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(1, 0.0), (2, 1.0), (4, 1.5)])
