@@ -173,18 +173,18 @@ class Launch:
 
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=0, count=12),
-    "pipeline": Launch(2, 1, 2, seed=1, count=40),
-    "tensor": Launch(2, 2, 1, seed=2, count=20),
+    "pipeline": Launch(2, 1, 2, seed=1, count=32),
+    "tensor": Launch(2, 2, 1, seed=2, count=14),
     "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
     "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16),
-    "data and pipeline": Launch(4, 1, 2, seed=5, count=28, experts=2, dealt=8),
+    "data and pipeline": Launch(4, 1, 2, seed=5, count=22, experts=2, dealt=7),
     "long pipeline": Launch(4, 1, 4, seed=30, count=28),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12, experts=4, dealt=6),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE),
 }
 STRICT = {
-    "two ranks": Launch(2, 1, 2, seed=21, count=24),
-    "three ranks": Launch(3, 1, 3, seed=22, count=20),
+    "two ranks": Launch(2, 1, 2, seed=21, count=16),
+    "three ranks": Launch(3, 1, 3, seed=22, count=16),
     "four ranks": Launch(4, 1, 4, seed=23, count=16),
     "two pipelines": Launch(4, 1, 2, seed=24, count=16, experts=2, dealt=6),
     "pipelines of two": Launch(4, 2, 2, seed=26, count=16),

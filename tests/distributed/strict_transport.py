@@ -1,7 +1,7 @@
 """Run under torchrun: cases over a transport as strict as NCCL's worst, ended by every rank.
 
 strict_transport.py parity LAUNCH ANSWERS.pt [flag...]      one iteration
-strict_transport.py training LAUNCH ANSWERS.pt [flag...]    twelve optimizer steps
+strict_transport.py training LAUNCH ANSWERS.pt [flag...]    eight optimizer steps
 
 Gloo forgives what hangs on a GPU. Here a send is not done before its receive is posted, and at random moments (before
 and after every action, before every message) a rank waits for all that it has posted, as a device synchronisation does:

@@ -1,4 +1,4 @@
-"""Twelve optimizer steps: all layouts end with the same weights; in half precision with the same gradients."""
+"""Eight optimizer steps: all layouts end with the same weights; in half precision with the same gradients."""
 
 from pathlib import Path
 

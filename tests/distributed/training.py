@@ -1,4 +1,4 @@
-"""Run under torchrun: twelve optimizer steps of generated layouts, against one process's.
+"""Run under torchrun: eight optimizer steps of generated layouts, against one process's.
 
 training.py compare LAUNCH ANSWERS.pt [flag...]
     for every case the largest difference of any weight, and of the last loss
@@ -23,7 +23,7 @@ from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.plan import Plan, single_stage_plan
 from tests.distributed import cases, harness
 
-STEPS = 12
+STEPS = 8
 PACKS = "one of many"
 
 

@@ -19,7 +19,6 @@ MODELS = {
     "internvl-chat-1.5": (4, 9, 4096),
     "internvit-6b+llama3-8b": (1, 9, 4096),
     "internvit-6b+internlm2-20b": (2, 9, 4096),
-    "internvit-6b+yi-34b": (4, 9, 4096),
     "internvit-6b+llama3-70b": (4, 9, 4096),
     "internvit-6b+qwen1.5-110b": (8, 9, 4096),
     "internvl3.5-8b": (2, 9, 4096),

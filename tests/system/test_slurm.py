@@ -146,7 +146,7 @@ def test_a_job_that_is_signalled_and_then_preempted_ends_with_the_weights_of_an_
     cluster: Cluster, folder: Path, undisturbed: tuple[list[float], dict[str, torch.Tensor]]
 ) -> None:
     """First the signal that `#SBATCH --signal=B:USR1@180` asks of Slurm, sent by us."""
-    job, log = train(cluster, folder, "disturbed", 4, **SIGNALLED), folder / "disturbed.log"  # slow, as it saves often
+    job, log = train(cluster, folder, "disturbed", 6, **SIGNALLED), folder / "disturbed.log"  # slow, as it saves often
     until(lambda: log.exists() and "after iteration 3/" in log.read_text(), 240)
     cluster.run("scancel", "--batch", "--signal=USR1", job)
     until(lambda: cluster.job(job)["Restarts"] == "1", 120)

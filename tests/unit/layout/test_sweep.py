@@ -36,10 +36,10 @@ def test_experts_are_dealt_over_what_divides_the_ranks_of_a_stage() -> None:
 def test_outcomes_are_ranked_and_misfits_say_why() -> None:
     random = np.random.default_rng(0)
     sizes = Sizes.from_arrays(random.integers(1, 5, 600), random.integers(1100, 1600, 600))
-    points = settings(32, (1, 2), (2, 4), (1,), ("1f1b", "zb_h1"), ((9, 4096),))
+    points = settings(32, (1, 2), (4,), (1,), ("1f1b", "zb_h1"), ((9, 4096),))
     outcomes = sweep(points, sizes, 64, 80e9, _profile, seconds=0.05)
     speeds = [o.samples_per_second for o in outcomes]
-    assert len(outcomes) == 8
+    assert len(outcomes) == 4
     assert speeds == sorted(speeds, reverse=True)
     assert all(o.reason if o.problem is None else 0 < o.fraction_of_ideal < 1 for o in outcomes)
     assert any("over the limit" in o.reason for o in outcomes)
