@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from shapes.counter import Event, compiled, run_as_kernel
@@ -118,3 +118,9 @@ def move(module: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
                 moved = torch.nn.Parameter(weight.detach().to("shapes", dtype), requires_grad=weight.requires_grad)
                 vars(moved).update({key: value for key, value in vars(weight).items() if key not in vars(moved)})
                 part._parameters[name] = moved
+
+
+def end(answer: str) -> NoReturn:
+    """Say it, and leave without taking the interpreter down: threads of torch's may be left over, and abort it then."""
+    print(answer, flush=True)
+    os._exit(0)

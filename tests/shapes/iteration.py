@@ -35,7 +35,7 @@ def main() -> None:
                 for schedule in ("1f1b", "zb_h1"):
                     found = iteration(name, tensor, pipeline, rank, tiles, tokens, schedule)
                     result.setdefault(name, {})[f"{schedule} {rank}"] = found
-    print("RESULT " + json.dumps(result))
+    device.end("RESULT " + json.dumps(result))
 
 
 def iteration(

@@ -30,7 +30,7 @@ def main() -> None:
         for name, tensor, tiles, tokens in sizes:
             device.rank_of(int(tensor))
             result[name] = measure(name, int(tensor), int(tiles), int(tokens), kind == "engine")
-    print("RESULT " + json.dumps(result))
+    device.end("RESULT " + json.dumps(result))
 
 
 def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> dict[str, Answer]:
