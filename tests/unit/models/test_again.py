@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch
@@ -103,3 +104,19 @@ def test_an_output_without_gradients_is_only_computed() -> None:
     assert again.run_again(torch.exp, x).grad_fn is None
     with torch.no_grad():
         assert again.run_again(torch.exp, x.requires_grad_()).grad_fn is None
+
+
+def test_the_input_of_a_linear_layer_is_let_go_once_it_is_multiplied() -> None:
+    """Counters of what autograd saves do not see this: of two hooks on saved tensors the inner one alone is called."""
+    norm, linear, outputs = torch.nn.LayerNorm(8), torch.nn.Linear(8, 4), []
+    again.keep_where_from(linear)
+
+    def watched(entering: Tensor) -> Tensor:
+        out: Tensor = norm(entering)
+        outputs.append(StorageWeakRef(out.untyped_storage()))
+        return out
+
+    out = linear(again.run_again(watched, torch.randn(3, 8, requires_grad=True)))
+    assert [one.expired() for one in outputs] == [True]
+    out.sum().backward()
+    assert [one.expired() for one in outputs] == [True, True]
