@@ -9,6 +9,7 @@ trained in turns by the real executor. Needs two idle cores; what disturbs one d
 import argparse
 import statistics
 import sys
+from collections.abc import Callable
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -74,11 +75,11 @@ def main() -> None:
     print_table(f"{len(cases)} cases, {rounds} rounds", columns, rows)
     right, pairs = ranked(steps)
     print(f"pairs that differ by more than {LARGER:.0%}: {right} of {pairs} ranked right")
-    for kind in KINDS:
-        of_kind = [error for case, error in zip(cases, errors, strict=True) if kind(case)]
-        others = [error for case, error in zip(cases, errors, strict=True) if not kind(case)]
+    for kind, holds in KINDS.items():
+        of_kind = [error for case, error in zip(cases, errors, strict=True) if holds(case)]
+        others = [error for case, error in zip(cases, errors, strict=True) if not holds(case)]
         apart = statistics.median(of_kind) - statistics.median(others)
-        print(f"{kind.__doc__}: median error {statistics.median(of_kind):+.1%}, {apart:+.1%} beside the others")
+        print(f"{kind}: median error {statistics.median(of_kind):+.1%}, {apart:+.1%} beside the others")
     print(f"median error of peak bytes: {_median_size(byte_errors):.1%}, largest {max(map(abs, byte_errors)):.1%}")
     order = "right" if right == pairs else "wrong"
     print(f"median error of the step: {_median_size(errors):.1%}; rank order {order}")
@@ -93,22 +94,11 @@ def packings(seed: int = 0) -> dict[str, Packs]:
     return {"level": level, "uneven": tuple(uneven)}
 
 
-def _uneven(case: Case) -> bool:
-    """uneven packs"""
-    return case.name.startswith("uneven")
-
-
-def _split(case: Case) -> bool:
-    """zero bubble"""
-    return splits_backward(case.plan.schedule)
-
-
-def _recomputed(case: Case) -> bool:
-    """recomputed"""
-    return any(stage.recompute for stage in case.plan.stages)
-
-
-KINDS = (_uneven, _split, _recomputed)
+KINDS: dict[str, Callable[[Case], bool]] = {
+    "uneven packs": lambda case: case.name.startswith("uneven"),
+    "zero bubble": lambda case: splits_backward(case.plan.schedule),
+    "recomputed": lambda case: any(stage.recompute for stage in case.plan.stages),
+}
 """Kinds of cases that should be no further off than the others."""
 
 

@@ -23,6 +23,7 @@ from megatron.vlm.profiling.layer_costs import KindMeasurement
 from megatron.vlm.profiling.stopwatch import Stopwatch
 from megatron.vlm.profiling.transfers import Links, measure_links
 from megatron.vlm.single import single_process
+from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.costs.profile import Profile
 
 GRADIENT_BYTES = 4  # gradients are reduced in fp32
@@ -135,8 +136,8 @@ def step_seconds(job: Job, trained: float, dealt: float, per_weight: float, link
 
 def _held_alike(job: Job, trained: float, dealt: float) -> tuple[tuple[float, float], ...]:
     """Weights, and how many ranks have the same: of all but dealt experts, and of those."""
-    ranks = job.tensor_parallel * job.data_parallel
-    return (trained - dealt, job.data_parallel), (dealt, ranks / job.expert_parallel)
+    _, alike = expert_shares(job.tensor_parallel, job.data_parallel, job.expert_parallel)
+    return (trained - dealt, job.data_parallel), (dealt, alike)
 
 
 def seconds_of_weights(stepped: Mapping[str, tuple[float, float]]) -> tuple[float, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Over which ranks the experts of a layer may be dealt."""
+"""Over which ranks the experts of a layer may be dealt, and are shared out."""
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
@@ -21,3 +21,10 @@ def check_expert_ranks(architecture: Architecture, ranks: int, of: int | None = 
             f"{flag} does not divide the {of} ranks (tensor x data parallel) over which experts are dealt; give one "
             "that does, or other parallel sizes"
         )
+
+
+def expert_shares(tensor: int, data: int, ranks: int) -> tuple[int, float]:
+    """Over how many ranks experts are shared out that are dealt over `ranks` (1: cut over the tensor-parallel ranks),
+    and how many ranks then have the same ones."""
+    shares = ranks if ranks > 1 else tensor
+    return shares, tensor * data / shares

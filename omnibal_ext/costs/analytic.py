@@ -18,7 +18,7 @@ by `works.layer_works`; of it, on one of t tensor-parallel ranks:
 from dataclasses import dataclass, replace
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.expert_ranks import check_expert_ranks
+from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
 from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.works import BYTES, Work, cost_works
@@ -49,11 +49,8 @@ class _Ranks:
     def weights(self, work: Work) -> tuple[tuple[float, float], ...]:
         """Weights that a rank has, and ranks that have the same: of all but experts, of experts."""
         others, experts = work.parameters - work.expert_parameters, work.expert_parameters
-        shares = self.experts if self.experts > 1 else self.tensor
-        return (
-            (others / work.shares(self.tensor), self.data),
-            (experts / shares, self.tensor * self.data / shares),
-        )
+        shares, alike = expert_shares(self.tensor, self.data, self.experts)
+        return (others / work.shares(self.tensor), self.data), (experts / shares, alike)
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ class LayoutProblem:
     def iteration_seconds(self, layout: Layout) -> Floats:
         """float64 [iterations]: simulated seconds of each, of its slowest data-parallel rank."""
         held, again = self.counts(layout)
-        return np.asarray(self._case_seconds(held, again, layout.edges).reshape(self.cases).max(axis=1))
+        return self._slowest(self._case_seconds(held, again, layout.edges))
 
     def step_seconds_of_counts(self, held: Ints, again: Ints, edges: Sequence[int]) -> float:
         """`step_seconds` from int64 [stages, columns] and [stages, ways] counts and the cuts."""
@@ -298,7 +298,11 @@ class LayoutProblem:
 
     def over_cases(self, seconds: Floats) -> float:
         """Mean over iterations of the slowest data-parallel rank, from float64 [cases]."""
-        return float(seconds.reshape(self.cases).max(axis=1).mean())
+        return float(self._slowest(seconds).mean())
+
+    def _slowest(self, seconds: Floats) -> Floats:
+        """Of every iteration its slowest data-parallel rank: float64 [cases] -> [iterations]."""
+        return np.asarray(seconds.reshape(self.cases).max(axis=1))
 
     def stage_costs(self, layout: Layout, case: int = 0) -> StageCosts:
         """What the simulator needs, for one case (iteration x data-parallel rank)."""

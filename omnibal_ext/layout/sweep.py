@@ -20,14 +20,11 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_plan
 from omnibal_ext.layout.workload import PackedCorpus, Workload, pack_corpus
-from omnibal_ext.packing.budget import STEP, choose_budgets
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 
 SEARCHED, JUDGED = 6, 32
 """Iterations that layouts and lists are searched for, and that the best is judged on at least."""
-TIMES = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
-"""Token budgets that are tried, over the longest sample."""
 MOST_NOISE = 0.003
 """More iterations are judged until the standard error of their seconds is this share of them."""
 ProfileSource = Callable[[int, int, int, int, int], Profile]
@@ -110,14 +107,6 @@ def settings(
                 yield Setting(t, p, d, v, schedule, vit, llm, e)
 
 
-def budgets_for(sizes: Sizes) -> list[tuple[int, int]]:
-    """(tiles, tokens) of packs worth a try: tokens from the longest sample's to four times as many, and the tiles that
-    waste least with each."""
-    longest = int(sizes.tokens.max())
-    tokens = [-(-int(longest * times) // STEP) * STEP for times in TIMES]
-    return [(choose_budgets(sizes, llm_budget=budget)[0].vit_budget, budget) for budget in tokens]
-
-
 def sweep(
     points: Iterable[Setting],
     sizes: Sizes,
@@ -175,7 +164,7 @@ def judge_setting(
         work = corpus.workload(count)
         taken = replace(problem, packs=work.packs).iteration_seconds(candidates[0].layout)
         noise = _noise(taken, of)
-        if noise <= MOST_NOISE or count >= of:
+        if noise <= MOST_NOISE:  # of all iterations there is none
             break
         count *= 2
     ideal = LayoutProblem(profile, *shape, packs=work.needed).ideal_seconds()

@@ -13,6 +13,7 @@ STEP = 64  # token budgets are multiples of it
 TRIED_SAMPLES = 20_000  # packed for each pair; a pair's waste hardly depends on how many there are
 ROOM = (1.0, 1.02, 1.06)  # token budget over what the tile budget holds on average
 MOST_TILE_BUDGETS = 8
+TIMES = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # token budgets of a sweep, over the longest sample
 NEAR_BOUND = 1.004  # packs over lower bound; a pair above it is taken only where none is below
 
 
@@ -63,6 +64,19 @@ def choose_budgets(
     return trials[0], trials
 
 
+def budgets_for(sizes: Sizes) -> list[tuple[int, int]]:
+    """(tiles, tokens) of packs worth a try: tokens from the longest sample's to four times as many, and the tiles that
+    waste least with each."""
+    longest = int(sizes.tokens.max())
+    tokens = [_in_steps(longest * times) for times in TIMES]
+    return [(choose_budgets(sizes, llm_budget=budget)[0].vit_budget, budget) for budget in tokens]
+
+
+def _in_steps(tokens: float) -> int:
+    """The next multiple of `STEP`."""
+    return -(-int(tokens) // STEP) * STEP
+
+
 def _pairs(
     sizes: Sizes, vit_budget: int | None, llm_budget: int | None, max_llm_budget: int | None, samples_per_pack: float
 ) -> list[tuple[int, int]]:
@@ -88,7 +102,7 @@ def _pairs(
     for vit in vits:
         average = vit * mean_tokens / mean_tiles if mean_tiles > 0 and vit > 0 else samples_per_pack * mean_tokens
         for room in ROOM:
-            llm = max(-(-int(average * room) // STEP) * STEP, most_tokens)
+            llm = max(_in_steps(average * room), most_tokens)
             pairs.add((vit, min(llm, limit) if limit is not None else llm))
     return sorted(pairs)
 

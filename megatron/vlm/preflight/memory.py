@@ -8,6 +8,7 @@ import psutil
 from megatron.vlm import platform
 from megatron.vlm.preflight.findings import Note
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.chain import gradient_mode
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.works import layer_works
@@ -53,14 +54,13 @@ def _state_bytes(args: Namespace, architecture: Architecture) -> float:
     trained_experts = 0 if "llm" in args.freeze else experts
     half = args.bf16 or args.fp16
     weight, gradient, state = (2, 4, 12) if half else (4, 4, 8)
-    tensor, needed = args.tensor_model_parallel_size, 0.0
-    experts_share = dealt if dealt > 1 else tensor
-    for every, taught, share in (
-        (total - experts, trained - trained_experts, tensor),
-        (experts, trained_experts, experts_share),
+    tensor, data, needed = args.tensor_model_parallel_size, args.data_parallel_size, 0.0
+    for every, taught, (share, alike) in (
+        (total - experts, trained - trained_experts, (tensor, data)),
+        (experts, trained_experts, expert_shares(tensor, data, dealt)),
     ):
-        alike = tensor * args.data_parallel_size / share if args.use_distributed_optimizer else 1
-        needed += (every * weight + taught * (gradient + state / alike)) / share
+        states = state / (alike if args.use_distributed_optimizer else 1)
+        needed += (every * weight + taught * (gradient + states)) / share
     return needed / args.pipeline_model_parallel_size
 
 

@@ -40,8 +40,6 @@ class KindMeasurement:
         self.packs = _packs(chain, kind, *budgets)
         self.module = wrapped_stage(chain, self.link, self.link + self.count)
         self.mode = chain.gradient_mode(self.link)
-        self.cheap: Any = None
-        """The same layers, built to compute their cheap outputs again."""
         weights = list(self.module.parameters())
         self.parameters = sum(map(_whole_size, weights)) // self.count
         self.weights = sum(weight.numel() for weight in weights) / self.count
@@ -51,8 +49,8 @@ class KindMeasurement:
         self.dealt = sum(dealt) / self.count
         """Of those, of experts that lie on some ranks."""
         self.modes = MODES if chain.kinds[self.link] in RECOMPUTABLE_KINDS and self.mode != "idle" else ()
-        if self.modes:
-            self.cheap = wrapped_stage(chain, self.link, self.link + self.count, cheap=True)
+        self.cheap = wrapped_stage(chain, self.link, self.link + self.count, cheap=True) if self.modes else None
+        """The same layers, built to compute their cheap outputs again."""
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
         self.split = SplitBackward(args, chain, self.link, self.count, self.packs[0]) if self.trained else None
