@@ -21,11 +21,13 @@ import socket
 import sys
 import time
 import traceback
+from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+import numba
 import psutil
 
 from omnibal_ext.launch.processes import descendants
@@ -60,6 +62,7 @@ def main() -> None:
     """Import what programs need, then serve; a fork comes out of `serve` with its job."""
     for module in PRELOADED:
         importlib.import_module(module)
+    warm_up()
     gc.collect()
     gc.freeze()  # or a fork would copy every page that its collector looks at
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -72,6 +75,14 @@ def main() -> None:
             become(serve_interpreters(listener, ended))
     if job := serve():
         become(job)
+
+
+def warm_up() -> None:
+    """Do what programs do first: numba readies its compiler, Megatron reads the help of its flags."""
+    from megatron.vlm.flags.parser import add_megatron_arguments
+
+    numba.njit(lambda: 0)()
+    add_megatron_arguments(ArgumentParser())
 
 
 def serve() -> Job | None:

@@ -5,14 +5,22 @@ import difflib
 import os
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, NoReturn
 
+from megatron.training.argument_utils import ArgumentGroupFactory
 from megatron.training.arguments import add_megatron_arguments
 
 from megatron.vlm.flags.lists import Standing, standings
 from omnibal_ext.errors import UserError
 
 USAGE = "torchrun ... -m megatron.vlm.pretrain --model NAME --plan F --data D --packs P --train-iters N --lr L [flags]"
+
+
+# Megatron reads its flags' help out of the sources of its configurations, for the parser it makes itself and for ours:
+# once a process is enough.
+_help_of = cache(partial(ArgumentGroupFactory._get_field_docstrings, object.__new__(ArgumentGroupFactory)))
+ArgumentGroupFactory._get_field_docstrings = lambda _, configuration: _help_of(configuration)
 
 
 class Parser(ArgumentParser):
