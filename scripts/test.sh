@@ -19,6 +19,7 @@ echo "== tests =="
 # Three test processes for two cores: while some wait for their ranks another works. A file stays in one process, for its
 # fixtures.
 failed=0
+unset PYTHONDONTWRITEBYTECODE # many of them start Pythons of their own: the first compiles our modules, for all
 python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
 echo "== types =="
 wait "$checked" || failed=1

@@ -24,7 +24,7 @@ from tests.slurm_cluster import Cluster, missing, slurm, until
 REASON = missing()
 pytestmark = [pytest.mark.starts, pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")]
 PYTHON = str(ROOT / "tests/warm_python.py")
-SAMPLES, ITERATIONS = 60, 48
+SAMPLES, ITERATIONS = 60, 36
 SIGNALLED = {"COLD_MODULES": "omnibal_ext.launch.torchrun", "PYTHON_EXEC": PYTHON}
 """The launcher hands a signal to the children of torchrun, which therefore is no fork of another process."""
 ODD = "a b  'c' \"d\" $(touch oh) `touch oh` \\ * é"
@@ -59,7 +59,7 @@ def folder(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data/*.jsonl": f"{folder}/demo/train*.jsonl", "/images": f"{folder}/demo", "/scratch": folder,
         "--model InternVL-Chat-V1-5 --tokenizer-model ": small, "--array=0-15": "--array=0-1", "python ": f"{PYTHON} ",
         "(sbatch ": f"(sbatch {own}", "\nsbatch ": f"\nsbatch {own}",
-        "--vit-budget auto": "--vit-budget 40", "--llm-budget auto": "--llm-budget 320",
+        "--vit-budget auto": "--vit-budget 16", "--llm-budget auto": "--llm-budget 160",
         "--micro-batches 16 --data-parallel-size 8": "--micro-batches 2",
     })  # fmt: skip
     assert cluster.wait(packed) == {"COMPLETED"}, logs(folder)

@@ -1,18 +1,17 @@
 """A rank ends with one line and the exit code of the reason; of several ranks one speaks."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
 
+from tests.programs import environment, warm_interpreter
+
 pytestmark = pytest.mark.starts
-ROOT = Path(__file__).parents[2]
 REFUSED = "raise UserError('x: too large; make it smaller')"
 # Waits where no Python handler can run, as in a collective: a mutex of C's that is locked twice.
 WAITS = (
@@ -22,18 +21,19 @@ WAITS = (
 BROKEN = "raise ValueError('ours')"
 
 
-def start(code: str, **environment: str) -> subprocess.Popen[str]:
-    program = f"""
+def start(folder: Path, code: str, **variables: str) -> subprocess.Popen[str]:
+    program = folder / "rank.py"
+    program.write_text(f"""
 from megatron.vlm.ending import run_rank
 from omnibal_ext.errors import UserError
 def main():
     {code}
 run_rank(main)
-"""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    command = [sys.executable, "-W", "ignore", "-c", program]
+""")
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [warm_interpreter(), program], env=environment(**variables), stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def as_ranks_of_one_job(code: str, count: int, folder: Path) -> list[subprocess.Popen[str]]:
@@ -41,7 +41,7 @@ def as_ranks_of_one_job(code: str, count: int, folder: Path) -> list[subprocess.
     where = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(STORE.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     where["TORCHELASTIC_RESTART_COUNT"] = folder.name  # a job of its own
     return [
-        start(code, RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(folder / f"{rank}.json"), **where)
+        start(folder, code, RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(folder / f"{rank}.json"), **where)
         for rank in range(count)
     ]
 
@@ -76,17 +76,17 @@ def test_a_signal_ends_waiting_ranks_with_one_line(tmp_path: Path, number: signa
     assert line.count("\n") == 1
 
 
-def test_our_own_fault_keeps_its_traceback() -> None:
-    rank = start(BROKEN)
+def test_our_own_fault_keeps_its_traceback(tmp_path: Path) -> None:
+    rank = start(tmp_path, BROKEN)
     _, said = rank.communicate(timeout=120)
     assert rank.returncode == 1
     assert "Traceback" in said
     assert "ValueError: ours" in said
 
 
-def test_a_signal_that_someone_else_handles_is_theirs() -> None:
+def test_a_signal_that_someone_else_handles_is_theirs(tmp_path: Path) -> None:
     """As Megatron's --exit-signal-handler does, which saves a checkpoint first."""
     code = "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: print('saving'))"
-    rank = start(f"{code}; os.kill(os.getpid(), signal.SIGTERM); time.sleep(1); print('done')")
+    rank = start(tmp_path, f"{code}; os.kill(os.getpid(), signal.SIGTERM); time.sleep(1); print('done')")
     out, said = rank.communicate(timeout=120)
     assert (rank.returncode, out, said) == (0, "saving\ndone\n", "")

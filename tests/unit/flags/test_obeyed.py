@@ -2,19 +2,15 @@
 
 import math
 import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-pytestmark = pytest.mark.starts
+from tests.programs import run_ranks
 
-ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.starts
 Trace = dict[str, Any]
 
 
@@ -22,13 +18,7 @@ Trace = dict[str, Any]
 def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trace]:
     """One start of Megatron runs all cases."""
     path = tmp_path_factory.mktemp("steps") / "steps.pt"
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        port = str(server.getsockname()[1])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.unit.flags.steps", str(path), port]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_ranks("tests.unit.flags.steps", 1, [str(path)])
     found: dict[str, Trace] = torch.load(path, weights_only=False)
     return found
 

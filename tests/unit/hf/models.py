@@ -235,10 +235,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
 }
 
 
-def build(family: str, seed: int) -> torch.nn.Module:
-    """A model of that family; every weight is random, those too that transformers starts from zero or one."""
+def classes(family: str) -> tuple[Any, Any]:
+    """Transformers' configuration and model."""
     import transformers
 
+    prefix = FAMILIES[family][0]
+    return getattr(transformers, f"{prefix}Config"), getattr(transformers, f"{prefix}ForConditionalGeneration")
+
+
+def build(family: str, seed: int) -> torch.nn.Module:
+    """A model of that family; every weight is random, those too that transformers starts from zero or one."""
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith("Qwen"):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
@@ -253,8 +259,8 @@ def build(family: str, seed: int) -> torch.nn.Module:
     if prefix == "LlavaOnevision":
         side = vision["image_size"]
         fields = {"image_grid_pinpoints": [[side * h, side * w] for h in range(1, 7) for w in range(1, 7)], **fields}
-    config = getattr(transformers, f"{prefix}Config")(vision_config=vision, text_config=text, **fields)
-    model: torch.nn.Module = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
+    make_config, make_model = classes(family)
+    model: torch.nn.Module = make_model(make_config(vision_config=vision, text_config=text, **fields))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():

@@ -1,4 +1,6 @@
-"""Run as a program on one or several tensor-parallel ranks: every family against transformers, a pack against samples.
+"""Run as a program on one or several tensor-parallel ranks: families against transformers, a pack against its samples.
+
+parity.py FAMILY...
 
 Prints, for each family, the largest difference of logits and loss, and of gradients relative to each weight's largest;
 and whether the weights that Megatron saves go back to Hugging Face bit by bit.
@@ -6,7 +8,9 @@ and whether the weights that Megatron saves go back to Hugging Face bit by bit.
 
 import json
 import os
+import queue
 import shutil
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -15,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 from torch import Tensor
@@ -39,6 +44,8 @@ from tests.engine.names import weights_by_checkpoint_name
 from tests.unit.hf import models
 from tests.unit.hf.models import IMAGE_TOKEN, SIDE, VIDEO_TOKEN, Sample, Shown
 
+CLASSES = [models.classes(family) for family in models.FAMILIES]
+"""Looked up here, where the fork server imports what they need for all ranks."""
 # Several images, one image, none, one again, one of many tiles: wide, high, square and small ones.
 IMAGES = [[(50, 20), (16, 40)], [(33, 31)], [], [(100, 9)], [(90, 61)]]
 # At native resolution, rows and columns of squares: some fill windows of two, one is a single row, one a square.
@@ -50,6 +57,7 @@ VIDEOS = [[(3, 5), (4, 1, 3, 0.4)], [(1, 1)], [], [(2, 2), (2, 3, 3, 1.3), (3, 2
 def main() -> None:
     ranks = int(os.environ["WORLD_SIZE"])
     result = {}
+    filesystem_async._results_queue = queue.SimpleQueue()  # as the trainer has it; core starts a process for its own
     with single_process(
         "tiny",
         [
@@ -62,7 +70,7 @@ def main() -> None:
     ) as inputs:
         folders: list[str] = [tempfile.mkdtemp()]
         torch.distributed.broadcast_object_list(folders)
-        for number, family in enumerate(models.FAMILIES):
+        for number, family in enumerate(sys.argv[1:]):
             found = compare(family, Path(folders[0]) / str(number), inputs.args)
             everywhere: list[dict[str, float]] = [{} for _ in range(ranks)]
             torch.distributed.all_gather_object(everywhere, found)
