@@ -173,15 +173,15 @@ class Launch:
 
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=0, count=12),
-    "pipeline": Launch(2, 1, 2, seed=1, count=32),
+    "pipeline": Launch(2, 1, 2, seed=167, count=16),
     "tensor": Launch(2, 2, 1, seed=2, count=14),
     "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
-    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16),
-    "data and pipeline": Launch(4, 1, 2, seed=5, count=22, experts=2, dealt=7),
-    "long pipeline": Launch(4, 1, 4, seed=30, count=28),
+    "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5),
+    "long pipeline": Launch(4, 1, 4, seed=167, count=16),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12, experts=4, dealt=6),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE),
 }
+"""Two tensor- and two pipeline-parallel ranks without Transformer Engine are among the strict ones."""
 STRICT = {
     "two ranks": Launch(2, 1, 2, seed=21, count=16),
     "three ranks": Launch(3, 1, 3, seed=22, count=16),
@@ -189,7 +189,7 @@ STRICT = {
     "two pipelines": Launch(4, 1, 2, seed=24, count=16, experts=2, dealt=6),
     "pipelines of two": Launch(4, 2, 2, seed=26, count=16),
 }
-"""Launches over a strict transport; what they ask is answered for those above."""
+"""Launches over a strict transport."""
 TRAINING = {
     "pipeline": Launch(2, 1, 2, seed=11, count=8, questions=8),
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
@@ -206,5 +206,5 @@ def compile_lists() -> None:
 
 
 def questions() -> set[Question]:
-    """All that any launch asks."""
-    return {case.question for launch in LAUNCHES.values() for case in launch.cases()}
+    """All that any launch asks of one iteration."""
+    return {case.question for launch in (LAUNCHES | STRICT).values() for case in launch.cases()}

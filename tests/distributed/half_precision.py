@@ -7,7 +7,6 @@ first chunk's configuration, gradients carry the scale.
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -30,6 +29,7 @@ FEW = replace(
 )
 """A token whose experts are nearly as likely may go through others than in fp32: among few, in fp16, none does."""
 harness.MODELS[FEW.name] = FEW
+QUESTION = cases.Question("", (), "all", "square")
 MODELS = (("small", torch.bfloat16), ("small", torch.float16), (FEW.name, torch.float16))
 
 
@@ -37,8 +37,9 @@ def main() -> None:
     del sys.argv[1:]
     args, worst = harness.start(harness.SMALL, 1, 2), {}
     for model, dtype in MODELS:
+        expected = in_full_precision(args, model, dtype)
         for schedule, chunks in SCHEDULES:
-            loss, gradient = differences(args, model, dtype, schedule, chunks)
+            loss, gradient = differences(args, model, dtype, schedule, chunks, expected)
             name = f"{model} {str(dtype).removeprefix('torch.')} {schedule} {chunks}"
             worst |= {f"{name}: loss": loss, f"{name}: gradients": gradient}
     harness.report(worst)
@@ -46,20 +47,15 @@ def main() -> None:
     torch.distributed.destroy_process_group()
 
 
-def differences(args: Namespace, name: str, dtype: torch.dtype, schedule: str, chunks: int) -> tuple[float, float]:
+def differences(
+    args: Namespace, name: str, dtype: torch.dtype, schedule: str, chunks: int, expected: harness.Result
+) -> tuple[float, float]:
     """Of the loss and of the gradients, in units of the last bit."""
-    args.params_dtype, args.bf16, args.fp16 = dtype, dtype == torch.bfloat16, dtype == torch.float16
-    args.accumulate_allreduce_grads_in_fp32 = True
-    chain = harness.build_chain(args, harness.MODELS[name])
-    stage = Stage(chain, 0, len(chain.kinds))
-    weights = {name: weight.detach().float() for name, weight in stage.named_parameters()}
-    packs = [rounded(pack, dtype) for pack in harness.sample_packs(model=name)]
-    question = cases.Question(name, (), "all", "square")
-    plan = cases.Case(question, schedule, chunks, "mixed", False, False, seed=chunks).plan(chain.kinds, 2)
+    chain = in_precision(args, name, dtype)
+    plan = cases.Case(QUESTION, schedule, chunks, "mixed", False, False, seed=chunks).plan(chain.kinds, 2)
     model = harness.build_model(chain, plan)
     get_model_config(model[0]).grad_scale_func = lambda loss: loss * LOSS_SCALE
-    loss = harness.run_iteration(model, plan, packs, Executor(schedule), question.reduction)
-    expected = in_full_precision(args, name, packs, question.reduction, weights)
+    loss = harness.run_iteration(model, plan, rounded_packs(name, dtype), Executor(schedule), QUESTION.reduction)
     unit, worst = 2.0 ** -BITS[dtype], 0.0
     for weight, mine in harness.gradients(model).items():
         wanted = expected.gradients[weight]
@@ -67,16 +63,24 @@ def differences(args: Namespace, name: str, dtype: torch.dtype, schedule: str, c
     return abs(loss - expected.loss) / unit, worst / unit
 
 
-def rounded(pack: Microbatch, dtype: torch.dtype) -> Microbatch:
-    return replace(pack, pixels=None if pack.pixels is None else pack.pixels.to(dtype).float())
+def in_full_precision(args: Namespace, name: str, dtype: torch.dtype) -> harness.Result:
+    """Loss and gradients of one process in fp32, of the weights that a chain of `dtype` starts with."""
+    chain = in_precision(args, name, dtype)
+    stage = Stage(chain, 0, len(chain.kinds))
+    weights = {name: weight.detach().float() for name, weight in stage.named_parameters()}
+    exact = in_precision(args, name, torch.float32)
+    return harness.reference(exact, rounded_packs(name, dtype), QUESTION.reduction, weights)
 
 
-def in_full_precision(
-    args: Namespace, name: str, packs: Sequence[Microbatch], reduction: str, weights: dict[str, torch.Tensor]
-) -> harness.Result:
-    """Loss and gradients of one process in fp32."""
-    args.params_dtype, args.bf16, args.fp16 = torch.float32, False, False
-    return harness.reference(harness.build_chain(args, harness.MODELS[name]), packs, reduction, weights)
+def in_precision(args: Namespace, name: str, dtype: torch.dtype) -> harness.Chain:
+    args.params_dtype, args.bf16, args.fp16 = dtype, dtype == torch.bfloat16, dtype == torch.float16
+    args.accumulate_allreduce_grads_in_fp32 = True
+    return harness.build_chain(args, harness.MODELS[name])
+
+
+def rounded_packs(name: str, dtype: torch.dtype) -> list[Microbatch]:
+    packs = harness.sample_packs(model=name)
+    return [replace(pack, pixels=None if pack.pixels is None else pack.pixels.to(dtype).float()) for pack in packs]
 
 
 if __name__ == "__main__":

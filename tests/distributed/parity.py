@@ -15,7 +15,6 @@ from megatron.core.utils import get_model_config
 from megatron.training import get_args
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Microbatch
 from omnibal_ext.actions import Action, counts_of
 from omnibal_ext.schedule import splits_backward
 from tests.distributed import cases, harness
@@ -67,7 +66,7 @@ def difference(
     executor = make_executor(plan.schedule, lists)
     if case.overlap:
         # Core counts gradients in the first iteration and overlaps from the second, however many packs either has.
-        harness.run_iteration(model, plan, _half(packs), executor, case.question.reduction)
+        harness.run_iteration(model, plan, packs[: args.data_parallel_size], executor, case.question.reduction)
         get_model_config(model[0]).finalize_model_grads_func = harness.finalize_what_is_under_way
     loss = harness.run_iteration(model, plan, packs, executor, case.question.reduction)
     if lists is not None:
@@ -75,12 +74,6 @@ def difference(
         ran = executor._postings[counts_of(lists)][rank]
         assert [step for step in ran if isinstance(step, Action)] == lists[rank], "ran other lists than its own"
     return harness.compare(model, answers[case.question], loss)
-
-
-def _half(packs: list[Microbatch]) -> list[Microbatch]:
-    """At least one a data-parallel rank."""
-    ranks = get_args().data_parallel_size
-    return packs[: max(1, len(packs) // (2 * ranks)) * ranks]
 
 
 if __name__ == "__main__":

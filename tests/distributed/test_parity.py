@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from omnibal_ext.chain import layer_chain
-from tests.distributed.cases import LAUNCHES
+from tests.distributed.cases import LAUNCHES, STRICT
 from tests.distributed.conftest import run_program
 
 TOLERANCE = 1e-5
@@ -22,11 +22,12 @@ def test_every_case_equals_one_process(answers: Path, name: str) -> None:
 
 
 def test_features_are_cut_everywhere_on_their_way() -> None:
-    """Between every two links of the model whose features jump, also where images come with them."""
+    """Between every two links of the model whose features jump, also where images come with them: here, or in
+    test_strict_transport.py."""
     chain = layer_chain(4, 4)
     first = {
         stage.layers[0]
-        for launch in LAUNCHES.values()
+        for launch in (LAUNCHES | STRICT).values()
         for case in launch.cases()
         if launch.pipeline > 1 and case.question.model == "features" and case.question.packs != "text only"
         for stage in case.plan(chain, launch.pipeline).stages
