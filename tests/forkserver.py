@@ -33,10 +33,14 @@ import psutil
 from omnibal_ext.launch.processes import descendants
 
 PRELOADED = (
-    *("megatron.vlm.pretrain", "tests.distributed.harness", "omnibal_ext.layout", "omnibal_ext.packing.build"),
+    *("megatron.vlm.pretrain", "tests.distributed.harness", "omnibal_ext.layout.sweep", "omnibal_ext.packing.build"),
+    *("omnibal_ext.report.page", "omnibal_ext.report.picture", "omnibal_ext.report.trace", "omnibal_ext.candidates"),
+    *("omnibal_ext.launch.conversations", "omnibal_ext.launch.reporting", "omnibal_ext.launch.weights"),
+    *("megatron.vlm.data.demo", "megatron.vlm.data.preprocess", "megatron.vlm.hf.check"),
     # What those import late:
     *("torch.distributed.run", "megatron.core.tokenizers.text.text_tokenizer", "megatron.core.models.mimo"),
-    *("numba.typed", "scipy.linalg"),
+    *("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "megatron.core.tokenizers.text.models"),
+    *("numba.typed", "scipy.linalg", "sklearn.datasets", "PIL.ImageDraw", "rich._emoji_codes"),
 )
 GRACE_SECONDS = 10.0
 """What other ranks have to end by themselves once one has failed."""
@@ -78,11 +82,17 @@ def main() -> None:
 
 
 def warm_up() -> None:
-    """Do what programs do first: numba readies its compiler, Megatron reads the help of its flags."""
+    """Do what programs do first: images and flags' help are made ready to be read, numba to compile."""
+    from PIL import Image
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
     from megatron.vlm.flags.parser import add_megatron_arguments
 
+    Image.init()
     numba.njit(lambda: 0)()
     add_megatron_arguments(ArgumentParser())
+    # torchrun logs the method it is in; torch looks through the files of all modules to find its name.
+    dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
 
 def serve() -> Job | None:
