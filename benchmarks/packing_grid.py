@@ -73,10 +73,10 @@ def measured(order: Ints, loads: Ints, seconds: Floats, features: Features, rank
     return [wait(rank_loads(iterations, seconds)), *spread, *ratios]
 
 
-def even(packs: Packs, sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, one_sum: bool) -> Packs:
+def even(packs: Packs, sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, micro: int) -> Packs:
     """Make packs even, as `epoch.even` does for an index."""
     columns = np.column_stack([sizes.tiles.astype(np.int64), sizes.tokens])
-    return even_packs(packs, columns, np.array(budgets), costs.of_samples(sizes, one_sum), seed=0)
+    return even_packs(packs, columns, np.array(budgets), costs.of_samples(sizes, micro == 1), micro, seed=0)
 
 
 def compare_orders(
@@ -88,7 +88,7 @@ def compare_orders(
     found, costs = pack_balanced(sizes, *budgets, seed=0), costs_of(name, model)
     rows = []
     for micro in MICRO_BATCHES[:2]:
-        packs = even(found, sizes, budgets, costs, one_sum=micro == 1)
+        packs = even(found, sizes, budgets, costs, micro)
         loads = pack_loads(packs, sizes)
         features = pack_features(Corpus(sizes, sources), packs, loads, LOADS)
         seconds = costs.waited_for(loads, LOADS, one_sum=micro == 1)

@@ -77,7 +77,7 @@ def even(packs: Packs, sizes: Sizes, options: PackOptions, costs: PackCosts, see
     columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
     budgets = np.array([options.vit_budget, options.llm_budget, *limits.values()])
     seconds = costs.of_samples(sizes, options.one_sum)
-    return even_packs(packs, np.column_stack(columns), budgets, seconds, seed, options.seconds)
+    return even_packs(packs, np.column_stack(columns), budgets, seconds, options.micro_batches, seed, options.seconds)
 
 
 def _pack_part(
