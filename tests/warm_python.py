@@ -34,7 +34,7 @@ def main() -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
             signal.signal(number, lambda number, _: server.sendall(bytes([number])))
         server.sendall(json.dumps(request).encode() + b"\n")
-        code = int(b"".join(iter(lambda: server.recv(16), b"")))
+        code = int(server.recv(16))  # and no more: behind it an error may come, for a signal that nobody has read
     if code < 0:  # ended by a signal, so end alike
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)

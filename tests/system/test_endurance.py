@@ -54,14 +54,14 @@ def test_a_disk_that_fills_up_in_a_save_is_said_in_a_line_and_nothing_is_lost(fo
     """There was room when the run started. What was half written is no save."""
     with small_disk(folder / "disk", 64) as disk:
         saves = disk / "checkpoints"
-        run = kills.start(folder, "full", 60, warm_interpreter(), "--save", saves, "--save-interval", 30)
+        run = kills.start(folder, "full", 30, warm_interpreter(), "--save", saves, "--save-interval", 15)
         until(lambda: kills.reached(folder, "full") > 0 or run.poll() is not None, 240)
         with (disk / "others").open("wb") as file, suppress(OSError):
             file.write(bytes(shutil.disk_usage(disk).free - 2**21))
         assert run.wait(240) == 2
         log = (folder / "full.log").read_text()
         said = [line for line in log.splitlines() if line.startswith("error:")]
-        where = f"error: --save {saves}: no space left for the save of iteration 30"
+        where = f"error: --save {saves}: no space left for the save of iteration 15"
         assert said == [f"{where}; make room and start again: the run goes on from its last whole save"]
         assert "Traceback" not in log
         assert not Checkpoints(saves).exist

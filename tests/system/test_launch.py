@@ -13,6 +13,9 @@ from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
 from tests.system.test_training import complete, make_dataset, pack, tool
 
+BUDGETS = 8, 128
+"""Of tiles and of tokens."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -20,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("launch")
     make_dataset(folder, samples=48)
     for count in (4, 1):
-        pack(folder, micro_batches=count, output=str(count))
+        pack(folder, count, str(count), *BUDGETS)
     return folder
 
 
@@ -111,13 +114,13 @@ def test_what_cannot_be_planned_is_refused_in_one_line(
 
 def test_a_profile_of_another_model_or_other_frozen_parts_is_refused(folder: Path) -> None:
     wrong = folder / "wrong.json"
-    tool("profile_layers.py", "--model", "internvl-chat-1.5", "--analytic", "a100", "--vit-budget", 40,
-         "--llm-budget", 320, "--output", wrong)  # fmt: skip
+    tiles, tokens = BUDGETS
+    words = ("--analytic", "a100", "--vit-budget", tiles, "--llm-budget", tokens, "--output", wrong)
+    tool("profile_layers.py", "--model", "internvl-chat-1.5", *words)
     done = launch(folder, "refused", 4, "--profile", wrong, "--dry-run")
     assert done.returncode == 2
     assert preset("tiny").hash in done.stderr
-    tool("profile_layers.py", "--model", "tiny", "--analytic", "a100", "--vit-budget", 40, "--llm-budget", 320,
-         "--freeze", "vit", "--output", wrong)  # fmt: skip
+    tool("profile_layers.py", "--model", "tiny", *words, "--freeze", "vit")
     done = launch(folder, "refused", 4, "--profile", wrong, "--dry-run")
     assert done.returncode == 2
     assert "'frozen': ['vit']" in done.stderr

@@ -48,9 +48,9 @@ def make_dataset(folder: Path, samples: int, heldout_samples: int = 4) -> None:
     tool("preprocess_data.py", *sources, *text, *tiles, "--output-dir", folder / "data")
 
 
-def pack(folder: Path, micro_batches: int, output: str) -> None:
-    """Pack `folder`/data into `folder`/`output`."""
-    budgets = ("--vit-budget", 40, "--llm-budget", 320, "--micro-batches", micro_batches)
+def pack(folder: Path, micro_batches: int, output: str, vit_budget: int = 40, llm_budget: int = 320) -> None:
+    """Pack `folder`/data into `folder`/`output`; small budgets are profiled and trained on in less time."""
+    budgets = ("--vit-budget", vit_budget, "--llm-budget", llm_budget, "--micro-batches", micro_batches)
     tool("pack_data.py", "--data", folder / "data", "--method", "isf", *budgets, "--output-dir", folder / output)
 
 
@@ -300,7 +300,8 @@ def test_packs_of_another_dataset_are_refused(folder: Path) -> None:
 
 
 def test_dry_run_profiles_plans_and_shows_the_command(folder: Path) -> None:
-    flags = ("--preset", "tiny", "--data", folder / "data", "--packs", folder / "packs", "--run-dir", folder / "dry")
+    pack(folder, micro_batches=4, output="small", vit_budget=8, llm_budget=128)
+    flags = ("--preset", "tiny", "--data", folder / "data", "--packs", folder / "small", "--run-dir", folder / "dry")
     shape = ("--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--dry-run", "--json", "--from-scratch", "--")
     shape = (*shape, "--train-iters", 1, "--lr", "1e-3")
     shown = json.loads(tool("launch.py", *flags, *shape).stdout)
