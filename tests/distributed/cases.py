@@ -193,8 +193,8 @@ STRICT = {
 TRAINING = {
     "pipeline": Launch(2, 1, 2, seed=11, count=8, questions=8),
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
-    "data": Launch(2, 1, 1, seed=13, count=3, questions=8, experts=2, dealt=2),
-    "data and pipeline": Launch(4, 1, 2, seed=14, count=3, questions=8),
+    "data": Launch(2, 1, 1, seed=22, count=3, questions=8, experts=2, dealt=2),
+    "data and pipeline": Launch(4, 1, 2, seed=22, count=3, questions=8),
 }
 """Launches that take optimizer steps."""
 
