@@ -5,10 +5,12 @@ strict_transport.py training LAUNCH ANSWERS.pt [flag...]    eight optimizer step
 
 Gloo forgives what hangs on a GPU. Here a send is not done before its receive is posted, and at random moments (before
 and after every action, before every message) a rank waits for all that it has posted, as a device synchronisation does:
-messages of the pipeline both ways, reductions of gradients and gathers of weights.
+messages of the pipeline both ways, reductions of gradients and gathers of weights. A gathered weight is no number until
+someone waits for it.
 """
 
 import contextlib
+import math
 import random
 import sys
 from collections.abc import Iterator
@@ -81,18 +83,44 @@ class StrictCommunicator(Communicator):
         return receive
 
 
+class Gathers(Once):
+    """Gathers whose results arrive when they are waited for."""
+
+    def __init__(self, work: dist.Work, results: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(work)
+        self.results = results
+
+    def wait(self) -> None:
+        super().wait()
+        while self.results:
+            weights, result = self.results.pop()
+            weights.copy_(result)
+
+
 def post_collectives(posted: list[Once]) -> None:
     """Have the reductions and gathers that core starts beside computing waited for like messages."""
-    original = param_and_grad_buffer._coalescing_manager
+    original, gather = param_and_grad_buffer._coalescing_manager, param_and_grad_buffer.dist_all_gather_func
+    results: list[tuple[Tensor, Tensor]] = []
+
+    def gather_beside(weights: Tensor, own: Tensor, async_op: bool, **options: Any) -> Any:
+        if not async_op:
+            return gather(weights, own, async_op=async_op, **options)
+        result, kept = torch.empty_like(weights), own.clone()
+        weights.fill_(math.nan)
+        own.copy_(kept)
+        results.append((weights, result))
+        return gather(result, kept, async_op=async_op, **options)
 
     @contextlib.contextmanager
     def manager(*arguments: Any, **options: Any) -> Iterator[Any]:
         with original(*arguments, **options) as started:
             yield started
-        started.works = [Once(work) for work in started.works]
+        started.works = [Gathers(work, results.copy()) for work in started.works]
+        results.clear()
         posted.extend(started.works)
 
     param_and_grad_buffer._coalescing_manager = manager
+    param_and_grad_buffer.dist_all_gather_func = gather_beside
 
 
 def main() -> None:
