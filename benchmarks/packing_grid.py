@@ -5,10 +5,11 @@
 For each corpus the same packs run in our order, in a random one and sorted by length, at 8, 32 and 256 ranks with 1, 4
 and 16 microbatches. `wait` is the share of device time spent waiting. `sizes` and `sources` are the spread of iteration
 means over a random order's (1 is as good as random, 0 is always the same), the worst of all sizes and of all sources;
-`least` is what sizes cannot fall below in any order of the same packs that waits for 3 thousandths (`least.py`); and
-`missing` the share of iterations without a kind of sample, of the kind that is missing most beyond a random order's.
-Packs are made even for what ranks wait for (`even.py`): with one microbatch all seconds, else each part's. The last
-line is the ratio of waiting to the random order's, over the whole grid.
+`as found` is that of sizes against a random order of the packs before they were made even, which differ more; `least`
+is what sizes cannot fall below in any order of the same packs that waits for 3 thousandths (`least.py`); and `missing`
+the share of iterations without a kind of sample, of the kind that is missing most beyond a random order's. Packs are
+made even for what ranks wait for (`even.py`): with one microbatch all seconds, else each part's. The last line is the
+ratio of waiting to the random order's, over the whole grid.
 """
 
 import argparse
@@ -86,6 +87,7 @@ def compare_orders(
     make, budgets = UNTUNED[name]
     sizes, sources = sources_of(make(samples))
     found, costs = pack_balanced(sizes, *budgets, seed=0), costs_of(name, model)
+    plain = pack_features(Corpus(sizes, sources), found, pack_loads(found, sizes), LOADS).values.std(axis=0)
     rows = []
     for micro in MICRO_BATCHES[:2]:
         packs = even(found, sizes, budgets, costs, micro)
@@ -94,22 +96,32 @@ def compare_orders(
         seconds = costs.waited_for(loads, LOADS, one_sum=micro == 1)
         for ranks, own in ((r, m) for r in all_ranks for m in MICRO_BATCHES if (m == 1) == (micro == 1)):
             if ranks * own * 3 <= len(packs):
-                rows.append(_row(name, loads, seconds, features, costs.tile_seconds, ranks, own))
+                rows.append(_row(name, loads, seconds, features, plain, costs.tile_seconds, ranks, own))
     return rows
 
 
 def _row(
-    name: str, loads: Ints, seconds: Floats, features: Features, tile_seconds: float, ranks: int, micro: int
+    name: str,
+    loads: Ints,
+    seconds: Floats,
+    features: Features,
+    plain: Floats,
+    tile_seconds: float,
+    ranks: int,
+    micro: int,
 ) -> tuple[list[object], float, float]:
     order = order_packs(seconds, features.scaled(), ranks, micro, seed=0)
     chance = np.random.default_rng(0).permutation(len(order))
     length = np.argsort(loads[:, TOKENS], kind="stable")
     own, random, grouped = (measured(one, loads, seconds, features, ranks, micro) for one in (order, chance, length))
     batch = ranks * micro
-    iterations = deal(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
+    groups = order[: len(order) // batch * batch].reshape(-1, batch)
+    iterations, sizes = deal(groups, ranks), len(LOADS)
+    less = features.values.std(axis=0)[:sizes] / plain[:sizes]
+    found = float((spread_against_random(groups, features.values)[:sizes] * less).max())
     least = least_spread(iterations, loads, seconds, tile_seconds, max(WAIT_ENOUGH, own[0]))
     row: list[object] = [name, ranks, micro, len(iterations), f"{random[0]:.4f}", f"{grouped[0]:.4f}", f"{own[0]:.4f}"]
-    row += [f"{grouped[1]:.2f}", f"{own[1]:.2f}", f"{least:.2f}", f"{own[2]:.2f}", f"{own[3]:.3f}"]
+    row += [f"{grouped[1]:.2f}", f"{own[1]:.2f}", f"{found:.2f}", f"{least:.2f}", f"{own[2]:.2f}", f"{own[3]:.3f}"]
     return [*row, f"{own[4]:.4f}", f"{own[5]:.4f}"], own[0], random[0]
 
 
@@ -145,8 +157,8 @@ def main() -> None:
     arguments = parser.parse_args()
     compare_packs(arguments.samples)
     columns = (
-        "corpus", "ranks", "micro", "steps", "wait: random", "by length", "ours", "sizes: by length", "ours", "least",
-        "sources", "missing", "Dist ViT", "LLM",
+        "corpus", "ranks", "micro", "steps", "wait: random", "by length", "ours", "sizes: by length", "ours",
+        "as found", "least", "sources", "missing", "Dist ViT", "LLM",
     )  # fmt: skip
     ours = random = 0.0
     for model in arguments.model:
