@@ -176,12 +176,12 @@ LAUNCHES = {
     "pipeline": Launch(2, 1, 2, seed=167, count=16),
     "tensor": Launch(2, 2, 1, seed=2, count=14),
     "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
+    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16),
     "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5),
     "long pipeline": Launch(4, 1, 4, seed=167, count=16),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12, experts=4, dealt=6),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE),
 }
-"""Two tensor- and two pipeline-parallel ranks without Transformer Engine are among the strict ones."""
 STRICT = {
     "two ranks": Launch(2, 1, 2, seed=21, count=16),
     "three ranks": Launch(3, 1, 3, seed=22, count=16),

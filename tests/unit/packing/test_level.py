@@ -142,6 +142,15 @@ def test_position_tells_nothing_of_size_or_source() -> None:
     assert np.allclose(shares, np.bincount(source) / len(source), atol=0.1)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_kind_that_is_in_few_packs_is_in_every_iteration(seed: int) -> None:
+    """One pack of eight has it; the pack's sums do not tell."""
+    has = np.random.default_rng(seed).permutation(1600) % 8 == 0
+    features = Features(("rare",), np.zeros((1600, 1)), ("rare",), has[:, None])
+    order = order_packs(np.ones((1600, 1)), features.scaled(), 8, 1, seed)
+    assert has[order].reshape(-1, 8).any(axis=1).mean() > 0.95
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_few_iterations_miss_a_kind_that_is_in_a_third_of_the_packs(tmp_path: Path, seed: int) -> None:
     """Videos fill packs that cost less than those with images: the few of them that have short samples are spread."""
