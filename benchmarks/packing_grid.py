@@ -28,13 +28,14 @@ from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal
-from omnibal_ext.packing.even import even_packs
+from omnibal_ext.packing.epoch import even
 from omnibal_ext.packing.first_fit import pack_first_fit
 from omnibal_ext.packing.isf import pack_isf
 from omnibal_ext.packing.least import least_spread
 from omnibal_ext.packing.level import WAIT_ENOUGH, order_packs
 from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
-from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs, pack_loads
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, pack_loads
 from omnibal_ext.packing.teach import Features, missing_kinds, pack_features, spread_against_random
 from omnibal_ext.sizes import Sizes
 
@@ -61,8 +62,11 @@ def sources_of(sizes: Sizes) -> tuple[Sizes, tuple[Source, ...]]:
     return sizes.take(order), tuple(Source(f"source {number}", count) for number, count in enumerate(parts))
 
 
-def measured(order: Ints, loads: Ints, seconds: Floats, features: Features, ranks: int, micro: int) -> list[float]:
-    """Return wait, the spread of sizes and of sources, kinds missing, and the DistRatios of tiles and of tokens."""
+def measured(
+    order: Ints, loads: Ints, seconds: Floats, features: Features, less: Floats, ranks: int, micro: int
+) -> list[float]:
+    """Return wait, the spread of sizes and of sources, kinds missing, the DistRatios of tiles and of tokens; and the
+    spread of sizes against packs whose sizes spread so much more that ours spread `less` [sizes] than they."""
     batch = ranks * micro
     groups = order[: len(order) // batch * batch].reshape(-1, batch)
     spreads = spread_against_random(groups, features.values)
@@ -71,13 +75,7 @@ def measured(order: Ints, loads: Ints, seconds: Floats, features: Features, rank
     iterations = deal(groups, ranks)
     ratios = [dist_ratio(rank_loads(iterations, loads[:, column])) for column in (TILES, TOKENS)]
     spread = [spreads[:sizes].max(), spreads[sizes:].max(initial=0), max(0.0, (missing - expected).max(initial=0))]
-    return [wait(rank_loads(iterations, seconds)), *spread, *ratios]
-
-
-def even(packs: Packs, sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, micro: int) -> Packs:
-    """Make packs even, as `epoch.even` does for an index."""
-    columns = np.column_stack([sizes.tiles.astype(np.int64), sizes.tokens])
-    return even_packs(packs, columns, np.array(budgets), costs.of_samples(sizes, micro == 1), micro, seed=0)
+    return [wait(rank_loads(iterations, seconds)), *spread, *ratios, float((spreads[:sizes] * less).max())]
 
 
 def compare_orders(
@@ -90,13 +88,15 @@ def compare_orders(
     plain = pack_features(Corpus(sizes, sources), found, pack_loads(found, sizes), LOADS).values.std(axis=0)
     rows = []
     for micro in MICRO_BATCHES[:2]:
-        packs = even(found, sizes, budgets, costs, micro)
+        options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], micro_batches=micro)
+        packs = even(found, sizes, options, costs, seed=0)
         loads = pack_loads(packs, sizes)
         features = pack_features(Corpus(sizes, sources), packs, loads, LOADS)
-        seconds = costs.waited_for(loads, LOADS, one_sum=micro == 1)
+        seconds = costs.waited_for(loads, LOADS, options.one_sum)
+        less = (features.values.std(axis=0) / plain)[: len(LOADS)]
         for ranks, own in ((r, m) for r in all_ranks for m in MICRO_BATCHES if (m == 1) == (micro == 1)):
             if ranks * own * 3 <= len(packs):
-                rows.append(_row(name, loads, seconds, features, plain, costs.tile_seconds, ranks, own))
+                rows.append(_row(name, loads, seconds, features, less, costs.tile_seconds, ranks, own))
     return rows
 
 
@@ -105,7 +105,7 @@ def _row(
     loads: Ints,
     seconds: Floats,
     features: Features,
-    plain: Floats,
+    less: Floats,
     tile_seconds: float,
     ranks: int,
     micro: int,
@@ -113,15 +113,14 @@ def _row(
     order = order_packs(seconds, features.scaled(), ranks, micro, seed=0)
     chance = np.random.default_rng(0).permutation(len(order))
     length = np.argsort(loads[:, TOKENS], kind="stable")
-    own, random, grouped = (measured(one, loads, seconds, features, ranks, micro) for one in (order, chance, length))
+    own, random, grouped = (
+        measured(one, loads, seconds, features, less, ranks, micro) for one in (order, chance, length)
+    )
     batch = ranks * micro
-    groups = order[: len(order) // batch * batch].reshape(-1, batch)
-    iterations, sizes = deal(groups, ranks), len(LOADS)
-    less = features.values.std(axis=0)[:sizes] / plain[:sizes]
-    found = float((spread_against_random(groups, features.values)[:sizes] * less).max())
+    iterations = deal(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
     least = least_spread(iterations, loads, seconds, tile_seconds, max(WAIT_ENOUGH, own[0]))
     row: list[object] = [name, ranks, micro, len(iterations), f"{random[0]:.4f}", f"{grouped[0]:.4f}", f"{own[0]:.4f}"]
-    row += [f"{grouped[1]:.2f}", f"{own[1]:.2f}", f"{found:.2f}", f"{least:.2f}", f"{own[2]:.2f}", f"{own[3]:.3f}"]
+    row += [f"{grouped[1]:.2f}", f"{own[1]:.2f}", f"{own[6]:.2f}", f"{least:.2f}", f"{own[2]:.2f}", f"{own[3]:.3f}"]
     return [*row, f"{own[4]:.4f}", f"{own[5]:.4f}"], own[0], random[0]
 
 

@@ -208,6 +208,7 @@ def _best_exchange(
     """
     one, other = pair
     room, other_room = budgets - state.loads[one], budgets - state.loads[other]
+    half = (state.sums[one] - state.sums[other]) / 2
     best, run, other_run = _apart(state.sums, one, other) - EVEN**2, -1, -1
     ways, start = 0, 0
     for number in range(counts[0]):
@@ -222,9 +223,8 @@ def _best_exchange(
                 break
             ways += 1
             distance = 0.0
-            for part in range(state.sums.shape[1]):
-                half = (state.sums[one, part] - state.sums[other, part]) / 2
-                distance += (half - own.seconds[gone, part] + others.seconds[come, part]) ** 2
+            for part in range(len(half)):
+                distance += (half[part] - own.seconds[gone, part] + others.seconds[come, part]) ** 2
             if distance >= best:
                 continue
             fits = True

@@ -22,7 +22,7 @@ BROKEN = "raise ValueError('ours')"
 
 
 def start(folder: Path, code: str, **variables: str) -> subprocess.Popen[str]:
-    program = folder / "rank.py"
+    program = folder / f"rank{variables.get('RANK', '')}.py"  # one each: another may be reading its own
     program.write_text(f"""
 from megatron.vlm.ending import run_rank
 from omnibal_ext.errors import UserError

@@ -76,13 +76,13 @@ def test_packs_of_one_rank_make_up_for_each_other_unless_they_are_far_apart(seed
     make, budgets = UNTUNED["heavy tails, wide"]
     sizes = make(4_000)
     found = pack_balanced(sizes, *budgets, seed=seed)
+    before = {frozenset(own) for own in np.split(found.sample_ids, found.pack_offsets[1:-1])}
     left, deviations = [], []
     for micro_batches in (1, 4):
         options = PackOptions(
             vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=8, micro_batches=micro_batches
         )
         after = even(found, sizes, options, PackCosts.of_model(), seed)
-        before = {frozenset(own) for own in np.split(found.sample_ids, found.pack_offsets[1:-1])}
         left.append(sum(frozenset(own) in before for own in np.split(after.sample_ids, after.pack_offsets[1:-1])))
         deviations.append(spread(sizes, after, one_sum=False)[0])
     assert left[1] > 3 * left[0]
