@@ -8,6 +8,7 @@ Loops run so many steps as the sizes say, never so many as a clock says: the sam
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from omnibal_ext.packing.deal import deal_level, stored_order
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.mix import mixed_iterations
-from omnibal_ext.packing.rows import halve
+from omnibal_ext.packing.rows import halve, lift_cheapest
 from omnibal_ext.packing.trade import trade
 
 Ints = NDArray[np.int64]
@@ -23,10 +24,24 @@ Floats = NDArray[np.float64]
 
 WAIT_ENOUGH = 0.003  # share of time spent waiting; of orders that wait for less, the one that mixes most is taken
 WAIT_TO_SPEND = 0.0028  # of it for mixing; an epoch's last iteration, of what is left, may wait for longer
-# Packs that stay together, one or a row, and how unlike packs of a leaf may be: the share of time that ranks would
-# wait, were they not dealt level. The first way mixes most, the last one waits least.
-WAYS = (("pack", 0.005), ("row", 0.01), ("row", 0.005), ("row", 0.0025), ("row", 0.0))
 STEPS_A_SECOND = 4_000_000  # swaps looked at
+
+
+class Way(NamedTuple):
+    """How iterations are made."""
+
+    rows: bool  # rows stay together, so that fewer orders are possible, and all of them level
+    unlike: float  # share of time that ranks would wait for packs of one leaf, were they not dealt level
+    lifted: float = 0.0  # share of what may be waited that is spent on the cheapest packs at once
+
+
+# The first ways mix most, the last one waits least.
+WAYS = (
+    (Way(rows=False, unlike=0.005),),
+    tuple(Way(rows=True, unlike=0.005, lifted=lifted) for lifted in (0.8, 0.5, 0.0)),
+    (Way(rows=True, unlike=0.0025),),
+    (Way(rows=True, unlike=0.0),),
+)
 
 
 def order_packs(
@@ -41,12 +56,14 @@ def order_packs(
     """Order packs by iteration; `deal.deal` gives each rank its own.
 
     1. Set packs aside at even steps from cheap to dear, so many that the others fill iterations; they come last.
-    2. Halve the others at the part whose seconds spread most, down to leaves that cost as good as the same.
+    2. Halve the others at the part whose seconds spread most, down to leaves that cost as good as the same; the
+       cheapest packs as if they cost what most do.
     3. Make iterations of rows (or single packs) from stretches of this order; swap rows between iterations, then packs
        of one leaf, until each iteration is near the mean in all features.
     4. Deal the packs of each iteration so that the ranks' sums are level in every part. Swap packs between iterations
        again, as long as that brings more mixing than waiting, and little waiting in all (`trade`).
-    5. Do 2 to 4 in the ways of `WAYS`, until one leaves next to no waiting; else take the one that leaves least.
+    5. Do 2 to 4 in the ways of `WAYS`, until some leave next to no waiting, and take the one of them whose worst
+       feature spreads least; else the one that leaves least waiting.
     6. Shuffle the iterations.
 
     Args:
@@ -65,38 +82,34 @@ def order_packs(
     if iterations == 0:
         return aside
     others = np.random.default_rng(seed).permutation(others)
-    best, least = others[None], math.inf
-    for unit, unlike in WAYS:
-        width = 1 if unit == "pack" else data_parallel_size
-        dealt = _iterations(seconds, features, others, (data_parallel_size, micro_batches), width, unlike, seed, effort)
-        dealt = trade(seconds, features, dealt, WAIT_TO_SPEND, seed, effort)
-        waiting = wait(rank_loads(dealt, seconds))
-        if waiting < least:
-            best, least = stored_order(dealt), waiting
-        if waiting <= WAIT_ENOUGH:
+    shape = data_parallel_size, micro_batches
+    best, least = others[None], (math.inf, math.inf)
+    for ways in WAYS:
+        for way in ways:
+            dealt = _iterations(seconds, features, others, shape, way, seed, effort)
+            too_long = max(0.0, wait(rank_loads(dealt, seconds)) - WAIT_ENOUGH)
+            spread = (features[dealt].sum(axis=(1, 2)) ** 2).mean(axis=0).max(initial=0)
+            if (too_long, spread) < least:
+                best, least = stored_order(dealt), (too_long, spread)
+        if least[0] == 0:
             break
     return np.concatenate([np.random.default_rng((seed, 1)).permutation(best).ravel(), aside])
 
 
 def _iterations(
-    seconds: Floats,
-    features: Floats,
-    packs: Ints,
-    shape: tuple[int, int],
-    width: int,
-    unlike: float,
-    seed: int,
-    effort: float,
+    seconds: Floats, features: Floats, packs: Ints, shape: tuple[int, int], way: Way, seed: int, effort: float
 ) -> Ints:
     """Make iterations of D ranks x M microbatches of all `packs`, in one way; return them dealt, [I, D, M]."""
     ranks, micro_batches = shape
     # The fullest of D ranks is sqrt(2 ln D) deviations above the mean or less; one deviation is 1.25 mean distances.
-    share = unlike * micro_batches / (1.25 * math.sqrt(2 * math.log(max(2, ranks))))
-    order = packs.copy()
-    leaves = halve(np.ascontiguousarray(seconds.T), order, width, share * float(seconds.sum(axis=1).mean()))
+    share = way.unlike * micro_batches / (1.25 * math.sqrt(2 * math.log(max(2, ranks))))
+    order, width = packs.copy(), ranks if way.rows else 1
+    columns = np.ascontiguousarray(lift_cheapest(seconds, way.lifted * WAIT_TO_SPEND).T)
+    leaves = halve(columns, order, width, share * float(seconds.sum(axis=1).mean()))
     iterations = len(packs) // (ranks * micro_batches)
     steps = int(effort * STEPS_A_SECOND)
-    return deal_level(seconds, mixed_iterations(features, order, leaves, width, iterations, seed, steps), ranks)
+    groups = mixed_iterations(features, order, leaves, width, iterations, seed, steps)
+    return trade(seconds, features, deal_level(seconds, groups, ranks), WAIT_TO_SPEND, seed, effort)
 
 
 def _set_aside(by_cost: Ints, count: int, together: NDArray[np.bool_] | None) -> tuple[Ints, Ints]:

@@ -15,10 +15,12 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal, deal_level, stored_order
+from omnibal_ext.packing.epoch import even
 from omnibal_ext.packing.level import order_packs
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.packing.rows import lift_cheapest
 from omnibal_ext.packing.teach import Features, pack_features, spread_against_random
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import published_files
@@ -119,6 +121,28 @@ def test_more_seconds_mix_no_worse() -> None:
         whole = order[: len(order) // 16 * 16].reshape(-1, 16)
         spreads.append(float((spread_against_random(whole, features.values) ** 2).sum()))
     assert spreads[0] > spreads[1] >= spreads[2] * 0.97
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_waiting_is_spent_on_packs_that_lack_most(seed: int) -> None:
+    """Packs of long texts have room for few tiles: among themselves they would make iterations of few tiles (.34)."""
+    make, budgets = UNTUNED["heavy tails, wide"]
+    sizes, costs = make(16_000), PackCosts.of_model("internvl-chat-1.5")
+    options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], micro_batches=4)
+    packs = even(pack_balanced(sizes, *budgets, seed=seed), sizes, options, costs, seed)
+    loads = pack_loads(packs, sizes)
+    features = (loads - loads.mean(axis=0)) / loads.std(axis=0)
+    seconds = costs.waited_for(loads, LOADS, one_sum=False)
+    iterations = deal(order_packs(seconds, features, 16, 4, seed)[: len(packs) // 64 * 64].reshape(-1, 64), 16)
+    assert wait(rank_loads(iterations, seconds)) <= 0.003
+    assert spread_against_random(iterations.reshape(-1, 64), loads)[0] <= 0.25
+
+
+@pytest.mark.parametrize(("spent", "lifted"), [(5.9, [4, 6, 9]), (6, [10, 6, 9]), (9.9, [10, 6, 9]), (10, [10, 10, 9])])
+def test_the_cheapest_packs_are_lifted_first_and_for_no_more_than_may_be_spent(spent: float, lifted: list[int]) -> None:
+    seconds = np.array([[4.0], [6.0], [9.0], [10.0], [10.0], [10.0], [11.0]])
+    result = lift_cheapest(seconds, spent / 60 + 1e-12)
+    assert result[:, 0].tolist() == [*lifted, 10, 10, 10, 11]
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
