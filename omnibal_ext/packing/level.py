@@ -62,8 +62,8 @@ def order_packs(
        of one leaf, until each iteration is near the mean in all features.
     4. Deal the packs of each iteration so that the ranks' sums are level in every part. Swap packs between iterations
        again, as long as that brings more mixing than waiting, and little waiting in all (`trade`).
-    5. Do 2 to 4 in the ways of `WAYS`, until some leave next to no waiting, and take the one of them whose worst
-       feature spreads least; else the one that leaves least waiting.
+    5. Do 2 to 4 in the ways of `WAYS`, until some leave next to no waiting, and take the one of them that mixes most;
+       else the one that leaves least waiting.
     6. Shuffle the iterations.
 
     Args:
@@ -88,7 +88,7 @@ def order_packs(
         for way in ways:
             dealt = _iterations(seconds, features, others, shape, way, seed, effort)
             too_long = max(0.0, wait(rank_loads(dealt, seconds)) - WAIT_ENOUGH)
-            spread = (features[dealt].sum(axis=(1, 2)) ** 2).mean(axis=0).max(initial=0)
+            spread = float((features[dealt].sum(axis=(1, 2)) ** 2).sum())
             if (too_long, spread) < least:
                 best, least = stored_order(dealt), (too_long, spread)
         if least[0] == 0:
