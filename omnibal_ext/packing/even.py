@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.packing.random_bits import below
+from omnibal_ext.packing.twins import LOOKS_A_SECOND, MOST_LOOKS, in_order_of_the_fullest, swap_twins
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -27,6 +28,7 @@ RUNS = DRAWN * (DRAWN + 1) // 2 + 1
 MET = 4  # packs of which the furthest away is met
 QUIET = 40  # meetings that better nothing, for each pack, after which packs are as even as they get
 EVEN = 1e-5  # distance from even, in seconds of a mean pack, at which two packs have no need to meet
+ROUNDS = 2  # of meetings and of twins
 MADE_UP_FOR = 0.014  # the same, where a rank runs other packs in the same iteration
 
 
@@ -64,7 +66,8 @@ def even_packs(
     1. Each pack in turn meets the furthest away of `MET` others, drawn at random.
     2. Up to `DRAWN` samples of each are drawn, in a random order. Of all ways to exchange a run of the one order for a
        run of the other that keep the budgets, the one is taken that leaves the two nearest to each other in all parts.
-    3. Repeat until meetings bring nothing any more, or `effort` is spent.
+    3. Repeat until meetings bring nothing any more, or their share of `effort` is spent.
+    4. Swap samples that are as long as each other (`twins.py`), and begin again, `ROUNDS` times in all.
 
     Args:
         sizes: of each sample, [N, K].
@@ -75,17 +78,29 @@ def even_packs(
     """
     if not worth_evening(packs, effort) or not seconds.any():
         return packs
+    costs = seconds * (len(packs) / seconds.sum())
+    steps = int(effort * min(STEPS_A_SECOND, MOST_STEPS * len(packs)))
+    looks = int(effort * min(LOOKS_A_SECOND, MOST_LOOKS * len(sizes)))
+    tolerance = (EVEN if micro_batches == 1 else MADE_UP_FOR) ** 2
+    order = in_order_of_the_fullest(
+        sizes, np.add.reduceat(sizes[packs.sample_ids], packs.pack_offsets[:-1]), budgets, seed
+    )
+    for turn in range(ROUNDS):
+        state = _state(packs, costs, sizes)
+        _even(costs, sizes, budgets, state, tolerance, seed + turn, steps // ROUNDS)
+        owners, sums, loads = state.owners, state.sums, state.loads
+        swap_twins(order, costs, sizes, budgets, owners, sums, loads, tolerance, seed + turn, looks // ROUNDS)
+        packs = Packs(offsets_of(np.bincount(owners, minlength=len(packs))), np.argsort(owners, kind="stable"))
+    return packs
+
+
+def _state(packs: Packs, costs: Floats, sizes: Ints) -> _State:
     ids, starts = packs.sample_ids, packs.pack_offsets[:-1]
     owners, behind = np.empty(len(ids), np.int64), np.full(len(ids), -1, np.int64)
     owners[ids] = np.repeat(np.arange(len(packs)), packs.counts)
     behind[ids[:-1]] = np.where(owners[ids[:-1]] == owners[ids[1:]], ids[1:], -1)
-    costs = seconds * (len(packs) / seconds.sum())
     sums, loads = np.add.reduceat(costs[ids], starts), np.add.reduceat(sizes[ids], starts)
-    state = _State(ids[starts], behind, owners, packs.counts, sums, loads)
-    steps = effort * min(STEPS_A_SECOND, MOST_STEPS * len(packs))
-    tolerance = EVEN if micro_batches == 1 else MADE_UP_FOR
-    _even(costs, sizes, budgets, state, tolerance**2, seed, int(steps))
-    return Packs(offsets_of(np.bincount(owners, minlength=len(packs))), np.argsort(owners, kind="stable"))
+    return _State(ids[starts], behind, owners, packs.counts, sums, loads)
 
 
 @numba.njit(cache=True)

@@ -1,0 +1,82 @@
+"""Packs that are full still give way: samples as long as each other change places, for what else they bring.
+
+    a text of 812 tokens goes for three images and a question, of 812 tokens, in another pack as full as this one
+
+Two packs drawn at random hardly have two such samples. So samples stand in the order of the size that packs are full
+of, and each meets others that stand near.
+"""
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.random_bits import below
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+LOOKS_A_SECOND = 20_000_000  # at two samples
+MOST_LOOKS = 100  # of a sample: more bring next to nothing
+NEAR = 64  # places apart
+
+
+def in_order_of_the_fullest(sizes: Ints, loads: Ints, budgets: Ints, seed: int) -> Ints:
+    """Return the samples in ascending order of the size of which packs have most of the budget, equal ones at random.
+
+    Args:
+        sizes: of each sample, [N, K].
+        loads: of each pack, [P, K].
+        budgets: [K].
+    """
+    fullest = int(np.argmax(loads.mean(axis=0) / budgets))
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    return order[np.argsort(sizes[order, fullest], kind="stable")]
+
+
+@numba.njit(cache=True)
+def swap_twins(
+    order: Ints,
+    costs: Floats,
+    sizes: Ints,
+    budgets: Ints,
+    owners: Ints,
+    sums: Floats,
+    loads: Ints,
+    tolerance: float,
+    seed: int,
+    looks: int,
+) -> None:
+    """Swap samples that stand near each other in `order`, where that brings their packs nearer to each other.
+
+    Args:
+        order: [N] samples.
+        costs: of each sample, [N, parts]; and `sums` of each pack, [P, parts], changed in place.
+        sizes: of each sample, [N, K]; and `loads` of each pack, [P, K], changed in place, never above `budgets` [K].
+        owners: the pack of each sample, [N], changed in place.
+        tolerance: squared distance of two packs from their mean below which they are left alone.
+    """
+    for look in range(looks):
+        place = below(len(order), seed, 2 * look)
+        other = place + 1 + below(NEAR, seed, 2 * look + 1)
+        if other >= len(order):
+            continue
+        one, two = order[place], order[other]
+        here, there = owners[one], owners[two]
+        before, after = 0.0, 0.0
+        for part in range(costs.shape[1]):
+            half = (sums[here, part] - sums[there, part]) / 2
+            moved = costs[two, part] - costs[one, part]
+            before += half * half
+            after += (half + moved) * (half + moved)
+        if here == there or before < tolerance or after >= before:
+            continue
+        fits = True
+        for size in range(len(budgets)):
+            more = sizes[two, size] - sizes[one, size]
+            fits &= loads[here, size] + more <= budgets[size] and loads[there, size] - more <= budgets[size]
+        if fits:
+            owners[one], owners[two] = there, here
+            sums[here] += costs[two] - costs[one]
+            sums[there] += costs[one] - costs[two]
+            loads[here] += sizes[two] - sizes[one]
+            loads[there] += sizes[one] - sizes[two]
