@@ -54,7 +54,7 @@ Floats = NDArray[np.float64]
 Pattern = tuple[int, ...]  # types of the samples of a pack, ascending
 
 STEP = 0.002  # of a mean pack, from level to level; within it waiting costs nothing
-CHEAPEST, DEAREST = 0.3, 1.35  # levels, in mean packs
+CHEAPEST = 0.3  # level, in mean packs; what is cheaper counts as this
 TANGENTS = 9  # to a square, on either side
 NEW = 60  # patterns a round, at most
 CLOSE = 0.03  # of the program's value, at which a bound is near enough
@@ -105,6 +105,7 @@ def problem_of(sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: 
     seconds = np.stack([tiles, tokens, tokens**2], axis=1) @ units
     mean = float((seconds * share).sum()) + constant
     room = budgets[1] // unit
+    most = budgets[0], room, int(tokens.max()) * room
     slopes = np.geomspace(0.03, 4, TANGENTS) * near
     return Problem(
         tiles,
@@ -112,9 +113,9 @@ def problem_of(sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: 
         tokens**2,
         share,
         seconds / mean,
-        (budgets[0], room, int(tokens.max()) * room),
+        most,
         units / mean,
-        np.arange(CHEAPEST, DEAREST, STEP) - constant / mean,
+        np.arange(CHEAPEST - constant / mean, float(most @ units) / mean + STEP, STEP),
         np.concatenate([[0.0], slopes, -slopes]),
     )
 
@@ -205,7 +206,7 @@ def solve(problem: Problem, patterns: list[Pattern]) -> tuple[float, Prices]:
         method="highs",
     )
     if found.status != 0:
-        raise UserError(f"the linear program: {found.message}; try another --unit")
+        raise UserError(f"the linear program: {found.message}")
     upper = -found.ineqlin.marginals
     weights, slopes = upper[:-2].reshape(-1, levels), problem.tangents[:, None]
     return float(found.fun), Prices(
@@ -225,17 +226,12 @@ def saved(problem: Problem, prices: Prices) -> tuple[Floats, Ints, NDArray[np.in
     own = level_below(problem, seconds)
     every = np.arange(len(problem.levels))
     beyond = np.arange(problem.budgets[0] + 1)[:, None] - problem.mean
-    cheapest = np.stack(
-        [
-            (prices.slope * beyond - prices.touch + prices.waiting * waited(problem, np.array([low]), every))[
-                :, low:
-            ].min(1)
-            for low in every
-        ],
-        axis=1,
-    )
+    cheapest = np.empty((problem.budgets[0] + 1, len(every)))
+    for low in every:
+        cost = prices.slope * beyond - prices.touch + prices.waiting * waited(problem, np.array([low]), every)
+        cheapest[:, low] = cost[:, low:].min(axis=1)
     saving = worth - cheapest[t, own] - prices.pack
-    saving[(worth <= NEVER / 2) | (seconds > problem.levels[-1])] = NEVER
+    saving[worth <= NEVER / 2] = NEVER
     return saving, own, among
 
 
