@@ -69,23 +69,18 @@ def whole(mean: float, ranks: int, waiting: float) -> float:
 def short(units: Ints, micro_batches: int, waiting: float) -> float:
     """Return the least variance of iterations' mean ranks, where no pack makes up for those of few units.
 
-    1. A pack that misses more of the fullest pack's units than M mean packs do leaves its rank so many units short, by
-       the difference d at least, whatever else the rank runs.
-    2. Iterations are short by h: the ranks of its packs wait for d - h, all together for no more than D times the
-       iteration's waiting. What is waited goes to the packs of the largest d.
-    3. D of the packs can share an iteration's h, and more only if it is the shorter: so each counts h^2 / D.
+    1. A pack that misses more of the fullest pack's units than M mean packs do leaves its rank short of the mean by so
+       many, d at least, whatever else the rank runs.
+    2. In an iteration, let the fullest rank be short by m (below 0: have more than the mean) and the mean rank by h. The
+       rank of each d waits for w >= d - m, so h >= (sum of d + m (D - their number)) / D, and
+       h^2 >= m (sum of d) / D >= (sum of d (d - w)) / D.
+    3. So waiting takes d / D off the squares for each unit: most for the packs of the largest d, which get it all.
     """
     missing = units.max() - units
     shortness = np.sort(np.maximum(0.0, missing - micro_batches * float(missing.mean())))[::-1]
     allowed = waiting * len(units) / micro_batches
-    # Cut the largest down to one height, the lowest for which what is cut off stays allowed.
-    cut = np.cumsum(shortness) - np.arange(1, len(units) + 1) * np.append(shortness[1:], 0.0)
-    longest = int(np.searchsorted(cut, allowed))
-    if longest == len(units):
-        return 0.0
-    height = (float(shortness[: longest + 1].sum()) - allowed) / (longest + 1)
-    squares = (longest + 1) * height**2 + float((shortness[longest + 1 :] ** 2).sum())
-    return squares * micro_batches / len(units)
+    waits = np.clip(allowed - (np.cumsum(shortness) - shortness), 0, shortness)
+    return float((shortness * (shortness - waits)).sum()) * micro_batches / len(units)
 
 
 def least_spread(iterations: Ints, loads: Ints, seconds: Floats, tile_seconds: float, limit: float) -> float:

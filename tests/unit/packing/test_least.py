@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omnibal_ext.packing.least import least_spread
+from omnibal_ext.packing.least import least_spread, short
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.teach import spread_against_random
 
@@ -77,3 +77,10 @@ def test_nothing_makes_up_for_packs_without_tiles() -> None:
         found = least_found(loads, seconds, shape, 0.0)
         assert tight * found <= bounds[0] <= found
         assert bounds[0] > bounds[1] > bounds[2]
+
+
+def test_waiting_is_taken_off_where_it_brings_most() -> None:
+    """Four packs 7.6 tiles short of the mean and four 1.6: so much waiting as one of the first asks for."""
+    units = np.array([0] * 4 + [6] * 4 + [8] * 92)
+    for waiting, squares in ((0.0, 4 * 7.6**2), (0.076, 3 * 7.6**2), (0.076 * 3.5, 7.6 * 7.6 * 0.5), (0.076 * 4, 0)):
+        assert short(units, 1, waiting) == pytest.approx((squares + 4 * 1.6**2) / 100)
