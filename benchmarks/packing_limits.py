@@ -1,4 +1,4 @@
-"""What no packs and no order of them could do: how much the tiles of iterations differ at least where nobody waits.
+"""What no packs and no order of them could do: how much iterations differ at least where nobody waits.
 
     python benchmarks/packing_limits.py --corpus "single tiles"
 
@@ -9,7 +9,10 @@ budgets allow, not only over those that our packer makes:
     packs       each cut of the corpus into no more packs than ours is allowed, and each mixture of such cuts
     iterations  each pack runs at a level, the seconds of the dearest pack beside it, and waits for what it is cheaper;
                 the packs of a level may be shared out at will, so iterations of a level need not differ
-    least       the squares of levels' mean tiles less the corpus', with waiting of up to 3 thousandths in all
+    least       the squares of levels' mean tiles, or mean seconds, less the corpus'; waiting is 3 thousandths in all
+
+Seconds are made of tiles, tokens and attention, so one of these differs as much as they do, in random orders: the bound
+on seconds, over what the three spread in a random order, each times its seconds, is one on the worst of them.
 
 Packs are found as they are needed (column generation): those of the highest value at the current prices, by dynamic
 programming over tiles, tokens and sum(len^2). Each round yields a bound that holds (Lagrange), whatever comes later.
@@ -64,8 +67,9 @@ UNITS = {"two points": 50, "single tiles": 32, "near budget": 64, "anti-correlat
 
 
 class Problem(NamedTuple):
-    """Samples by type, and what bounds a pack; sizes in units."""
+    """Samples by type, what bounds a pack, and what iterations should have as much of as others; sizes in units."""
 
+    of_seconds: bool  # else of tiles
     tiles: Ints  # [K]
     tokens: Ints  # [K]
     squares: Ints  # [K]
@@ -76,10 +80,11 @@ class Problem(NamedTuple):
     levels: Floats  # [J] in mean packs
     tangents: Floats  # [Y] deviations at which a square is touched
 
-    @property
-    def mean(self) -> float:
-        """Tiles of a mean pack."""
-        return float((self.tiles * self.share).sum())
+    def beyond(self, tiles: Floats, level: Ints) -> Floats:
+        """Return the tiles, or seconds, of packs beyond those of a mean one."""
+        if not self.of_seconds:
+            return tiles - float((self.tiles * self.share).sum())
+        return self.levels[level] + STEP / 2 - float((self.seconds * self.share).sum())
 
 
 class Prices(NamedTuple):
@@ -92,7 +97,15 @@ class Prices(NamedTuple):
     waiting: float
 
 
-def problem_of(sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: int, unit: int, near: float) -> Problem:
+def problem_of(
+    sizes: Sizes,
+    budgets: tuple[int, int],
+    costs: PackCosts,
+    packs: int,
+    unit: int,
+    near: float,
+    of_seconds: bool = False,
+) -> Problem:
     """Count the types of samples, whose tokens are whole units; squares are touched at about the deviation `near`."""
     types, counts = np.unique(
         np.stack([sizes.tiles.astype(np.int64), sizes.tokens // unit], axis=1), axis=0, return_counts=True
@@ -108,6 +121,7 @@ def problem_of(sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: 
     most = budgets[0], room, int(tokens.max()) * room
     slopes = np.geomspace(0.03, 4, TANGENTS) * near
     return Problem(
+        of_seconds,
         tiles,
         tokens,
         tokens**2,
@@ -174,8 +188,10 @@ def solve(problem: Problem, patterns: list[Pattern]) -> tuple[float, Prices]:
     where = np.concatenate(patterns).astype(np.int64), np.repeat(np.arange(count), lengths)
     amounts = csr_matrix((np.ones(sum(lengths)), where), shape=(types, count))
     own = level_below(problem, problem.seconds @ amounts)
-    kinds, kind = np.unique(np.stack([problem.tiles @ amounts, own], axis=1), axis=0, return_inverse=True)
-    tiles, lowest = kinds[:, 0], kinds[:, 1].astype(np.int64)
+    tiles = problem.tiles @ amounts * (not problem.of_seconds)
+    kinds, kind = np.unique(np.stack([tiles, own], axis=1), axis=0, return_inverse=True)
+    lowest = kinds[:, 1].astype(np.int64)
+    beyond = problem.beyond(kinds[:, 0], lowest)
     at = np.concatenate([np.arange(low, levels) for low in lowest])
     of = np.repeat(np.arange(len(kinds)), levels - lowest)
     placed, squares = count + np.arange(len(at)), count + len(at) + np.arange(levels)
@@ -190,7 +206,7 @@ def solve(problem: Problem, patterns: list[Pattern]) -> tuple[float, Prices]:
     touching = [
         rows(
             levels,
-            (2 * slope * (tiles[of] - problem.mean) - slope**2, at, placed),
+            (2 * slope * beyond[of] - slope**2, at, placed),
             (-np.ones(levels), one_each, squares),
         )
         for slope in problem.tangents
@@ -225,9 +241,10 @@ def saved(problem: Problem, prices: Prices) -> tuple[Floats, Ints, NDArray[np.in
     seconds = problem.unit_seconds[0] * t + problem.unit_seconds[1] * n + problem.unit_seconds[2] * q
     own = level_below(problem, seconds)
     every = np.arange(len(problem.levels))
-    beyond = np.arange(problem.budgets[0] + 1)[:, None] - problem.mean
+    tiles = np.arange(problem.budgets[0] + 1)[:, None]
     cheapest = np.empty((problem.budgets[0] + 1, len(every)))
     for low in every:
+        beyond = problem.beyond(tiles, np.full_like(tiles, low))
         cost = prices.slope * beyond - prices.touch + prices.waiting * waited(problem, np.array([low]), every)
         cheapest[:, low] = cost[:, low:].min(axis=1)
     saving = worth - cheapest[t, own] - prices.pack
@@ -259,7 +276,7 @@ def new_patterns(problem: Problem, saving: Floats, own: Ints, among: NDArray[np.
 
 
 def least_spread(problem: Problem, patterns: set[Pattern]) -> float:
-    """Return the least spread of iterations' mean tiles, of all packs in any order; some packs begin the search."""
+    """Return the least spread of iterations' means, of all packs in any order; some packs begin the search."""
     known, bound = sorted(patterns), 0.0
     while True:
         value, prices = solve(problem, known)
@@ -267,7 +284,7 @@ def least_spread(problem: Problem, patterns: set[Pattern]) -> float:
         bound = max(bound, value - max(0.0, float(saving.max())))
         more = [pattern for pattern in new_patterns(problem, saving, own, among) if pattern not in patterns]
         if not more or value - bound < CLOSE * value:
-            return math.sqrt(bound)
+            return max(0.0, math.sqrt(bound) - problem.of_seconds * STEP / 2)
         known += sorted(set(more))
         patterns |= set(more)
 
@@ -285,13 +302,21 @@ def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[
     seconds = costs.waited_for(loads, LOADS, True)
     order = order_packs(seconds, pack_features(corpus, packs, loads, LOADS).scaled(), ranks, 1, seed=0)
     groups = order[: len(order) // ranks * ranks].reshape(-1, ranks)
-    spread = float(loads[groups, TILES].mean(axis=1).std())
-    random = [float(pack_loads(some, sizes)[:, TILES].std()) / math.sqrt(ranks) for some in (packs, found)]
-    problem = problem_of(sizes, budgets, costs, len(found), unit, spread)
-    least = least_spread(problem, patterns_of(found, sizes, problem, unit) | patterns_of(packs, sizes, problem, unit))
+    spread = loads[groups].mean(axis=1).std(axis=0)
+    random = [pack_loads(some, sizes).std(axis=0) / math.sqrt(ranks) for some in (packs, found)]
+    near = float(spread[TILES]), float((seconds[groups, 0].mean(axis=1) / seconds.mean()).std())
+    least = []
+    for of_seconds in (False, True):
+        problem = problem_of(sizes, budgets, costs, len(found), unit, near[of_seconds], of_seconds)
+        patterns = patterns_of(found, sizes, problem, unit) | patterns_of(packs, sizes, problem, unit)
+        least.append(least_spread(problem, patterns))
     waiting = wait(rank_loads(deal(groups, ranks), seconds))
-    figures = [f"{top / below:.2f}" for below in random for top in (spread, least)]
-    return [name, unit, len(found), f"{problem.mean:.2f}", f"{waiting:.4f}", f"{spread:.3f}", f"{least:.3f}", *figures]
+    figures: list[object] = [name, unit, len(found), f"{waiting:.4f}", f"{near[0]:.3f}", f"{least[0]:.3f}"]
+    figures += [f"{near[1]:.4f}", f"{least[1]:.4f}"]
+    for below in random:
+        worst = max(least[0] / below[TILES], least[1] / float(below @ (problem.unit_seconds / [1, unit, unit**2])))
+        figures += [f"{(spread / below).max():.2f}", f"{worst:.2f}"]
+    return figures
 
 
 def main() -> None:
@@ -307,10 +332,10 @@ def main() -> None:
         for name in arguments.corpus
     ]
     columns = (
-        "corpus", "unit", "packs", "tiles", "wait", "spread", "least",
-        "over random", "least", "over as found", "least",
+        "corpus", "unit", "packs", "wait", "tiles", "least", "seconds", "least",
+        "sizes", "least", "as found", "least",
     )  # fmt: skip
-    print_table(f"Tiles of iterations, one microbatch a rank, costs of {arguments.model}", columns, rows)
+    print_table(f"Spread of iterations of one microbatch a rank, costs of {arguments.model}", columns, rows)
 
 
 if __name__ == "__main__":

@@ -71,8 +71,8 @@ def short(units: Ints, micro_batches: int, waiting: float) -> float:
 
     1. A pack that misses more of the fullest pack's units than M mean packs do leaves its rank short of the mean by so
        many, d at least, whatever else the rank runs.
-    2. In an iteration, let the fullest rank be short by m (below 0: have more than the mean) and the mean rank by h. The
-       rank of each d waits for w >= d - m, so h >= (sum of d + m (D - their number)) / D, and
+    2. In an iteration, let the fullest rank be short by m (below 0: have more than the mean) and the mean rank by h.
+       The rank of each d waits for w >= d - m, so h >= (sum of d + m (D - their number)) / D, and
        h^2 >= m (sum of d) / D >= (sum of d (d - w)) / D.
     3. So waiting takes d / D off the squares for each unit: most for the packs of the largest d, which get it all.
     """

@@ -44,32 +44,35 @@ def orders(packs: list[int]) -> Iterator[list[tuple[int, int]]]:
             yield [(packs[0], other), *rest]
 
 
-def least_of_all(samples: list[Sample], packs: int, budgets: tuple[int, int]) -> float:
-    mean, least = sum(tiles for tiles, _ in samples) / packs, np.inf
+def least_of_all(samples: list[Sample], packs: int, budgets: tuple[int, int], of_seconds: bool = False) -> float:
+    """Spread of the mean tiles of iterations, or of their mean seconds over those of a mean pack."""
+    least = np.inf
     for cut in cuts(samples, packs, budgets):
         costs, tiles = [seconds(pack) for pack in cut], [sum(sample[0] for sample in pack) for pack in cut]
+        values = np.array(costs) / np.mean(costs) if of_seconds else np.array(tiles)
         for order in orders(list(range(packs))):
             dearest = sum(2 * max(costs[a], costs[b]) for a, b in order)
             if 1 - sum(costs) / dearest <= WAIT_ENOUGH:
-                squares = [((tiles[a] + tiles[b]) / 2 - mean) ** 2 for a, b in order]
+                squares = [((values[a] + values[b]) / 2 - values.mean()) ** 2 for a, b in order]
                 least = min(least, sum(squares) / len(squares))
     return float(np.sqrt(least))
 
 
-def bound(samples: list[Sample], packs: int, budgets: tuple[int, int]) -> float:
+def bound(samples: list[Sample], packs: int, budgets: tuple[int, int], of_seconds: bool = False) -> float:
     sizes = Sizes.from_arrays(np.array([tiles for tiles, _ in samples]), np.array([tokens for _, tokens in samples]))
-    problem = problem_of(sizes, budgets, COSTS, packs, 1, 1.0)
+    problem = problem_of(sizes, budgets, COSTS, packs, 1, 0.1 if of_seconds else 1.0, of_seconds)
     types = sorted(set(samples))
     patterns = {tuple(sorted(types.index(sample) for sample in pack)) for pack in next(cuts(samples, packs, budgets))}
     return least_spread(problem, patterns)
 
 
+@pytest.mark.parametrize("of_seconds", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_no_cut_and_no_order_of_few_samples_is_below_the_bound(seed: int) -> None:
+def test_no_cut_and_no_order_of_few_samples_is_below_the_bound(seed: int, of_seconds: bool) -> None:
     generator = np.random.default_rng(seed)
     pairs = [(int(generator.integers(0, 4)), int(generator.integers(2, 7))) for _ in range(4)]
     samples = [sample for sample in pairs for _ in (0, 1)]  # each twice: some order keeps nobody waiting
-    assert bound(samples, 4, (8, 12)) <= least_of_all(samples, 4, (8, 12)) + 1e-9
+    assert bound(samples, 4, (8, 12), of_seconds) <= least_of_all(samples, 4, (8, 12), of_seconds) + 1e-9
 
 
 def test_packs_of_one_sample_run_with_their_like() -> None:
@@ -77,6 +80,8 @@ def test_packs_of_one_sample_run_with_their_like() -> None:
     samples = [(1, 8), (1, 8), (3, 8), (3, 8)]
     assert least_of_all(samples, 4, (4, 8)) == 1.0
     assert 0.95 < bound(samples, 4, (4, 8)) <= 1.0
+    differ = least_of_all(samples, 4, (4, 8), of_seconds=True)
+    assert 0.93 * differ < bound(samples, 4, (4, 8), of_seconds=True) <= differ
 
 
 def test_packs_that_can_be_alike_have_no_bound() -> None:
