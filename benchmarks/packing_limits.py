@@ -286,7 +286,7 @@ def least_spread(problem: Problem, patterns: set[Pattern]) -> float:
         if not more or value - bound < CLOSE * value:
             return max(0.0, math.sqrt(bound) - problem.of_seconds * STEP / 2)
         known += sorted(set(more))
-        patterns |= set(more)
+        patterns = patterns | set(more)
 
 
 def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[object]:
@@ -305,16 +305,17 @@ def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[
     spread = loads[groups].mean(axis=1).std(axis=0)
     random = [pack_loads(some, sizes).std(axis=0) / math.sqrt(ranks) for some in (packs, found)]
     near = float(spread[TILES]), float((seconds[groups, 0].mean(axis=1) / seconds.mean()).std())
-    least = []
-    for of_seconds in (False, True):
-        problem = problem_of(sizes, budgets, costs, len(found), unit, near[of_seconds], of_seconds)
-        patterns = patterns_of(found, sizes, problem, unit) | patterns_of(packs, sizes, problem, unit)
-        least.append(least_spread(problem, patterns))
+    tiles, time = (
+        problem_of(sizes, budgets, costs, len(found), unit, near[of_seconds], of_seconds)
+        for of_seconds in (False, True)
+    )
+    patterns = patterns_of(found, sizes, tiles, unit) | patterns_of(packs, sizes, tiles, unit)
+    least = least_spread(tiles, patterns), least_spread(time, patterns)
     waiting = wait(rank_loads(deal(groups, ranks), seconds))
     figures: list[object] = [name, unit, len(found), f"{waiting:.4f}", f"{near[0]:.3f}", f"{least[0]:.3f}"]
     figures += [f"{near[1]:.4f}", f"{least[1]:.4f}"]
     for below in random:
-        worst = max(least[0] / below[TILES], least[1] / float(below @ (problem.unit_seconds / [1, unit, unit**2])))
+        worst = max(least[0] / below[TILES], least[1] / float(below @ (tiles.unit_seconds / [1, unit, unit**2])))
         figures += [f"{(spread / below).max():.2f}", f"{worst:.2f}"]
     return figures
 

@@ -82,9 +82,7 @@ def even_packs(
     steps = int(effort * min(STEPS_A_SECOND, MOST_STEPS * len(packs)))
     looks = int(effort * min(LOOKS_A_SECOND, MOST_LOOKS * len(sizes)))
     tolerance = (EVEN if micro_batches == 1 else MADE_UP_FOR) ** 2
-    order = in_order_of_the_fullest(
-        sizes, np.add.reduceat(sizes[packs.sample_ids], packs.pack_offsets[:-1]), budgets, seed
-    )
+    order = in_order_of_the_fullest(sizes, budgets, seed)
     for turn in range(ROUNDS):
         state = _state(packs, costs, sizes)
         _even(costs, sizes, budgets, state, tolerance, seed + turn, steps // ROUNDS)

@@ -38,14 +38,18 @@ def alike(values: Floats, seconds: Floats, limit: float) -> Floats:
         return np.zeros(values.shape[1])
     cheaper = np.sort(seconds.max() - seconds)[::-1]
     allowed = limit / (1 - limit) * seconds.mean() * len(seconds)
-    before = np.cumsum(cheaper) - cheaper
-    squares = float((cheaper * np.clip(allowed - before, 0, cheaper)).sum()) / len(seconds)
+    squares = float((cheaper * _paid(cheaper, allowed)).sum()) / len(seconds)
     within = min(1.0, squares / float(seconds.var()))
     deviation = values.std(axis=0)
     covariance = (values - values.mean(axis=0)).T @ (seconds - seconds.mean()) / len(seconds)
     together = np.abs(covariance) / (np.where(deviation > 0, deviation, 1.0) * seconds.std())
     angle = math.asin(math.sqrt(within)) + np.arccos(np.clip(together, 0.0, 1.0))
     return np.where(angle < math.pi / 2, np.cos(angle) ** 2, 0.0)
+
+
+def _paid(amounts: Floats, allowed: float) -> Floats:
+    """Return what is paid of each amount, of the first ones all, if no more than `allowed` is paid together."""
+    return np.clip(allowed - (np.cumsum(amounts) - amounts), 0, amounts)
 
 
 def whole(mean: float, ranks: int, waiting: float) -> float:
@@ -79,8 +83,7 @@ def short(units: Ints, micro_batches: int, waiting: float) -> float:
     missing = units.max() - units
     shortness = np.sort(np.maximum(0.0, missing - micro_batches * float(missing.mean())))[::-1]
     allowed = waiting * len(units) / micro_batches
-    waits = np.clip(allowed - (np.cumsum(shortness) - shortness), 0, shortness)
-    return float((shortness * (shortness - waits)).sum()) * micro_batches / len(units)
+    return float((shortness * (shortness - _paid(shortness, allowed))).sum()) * micro_batches / len(units)
 
 
 def least_spread(iterations: Ints, loads: Ints, seconds: Floats, tile_seconds: float, limit: float) -> float:

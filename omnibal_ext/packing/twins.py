@@ -20,15 +20,14 @@ MOST_LOOKS = 100  # of a sample: more bring next to nothing
 NEAR = 64  # places apart
 
 
-def in_order_of_the_fullest(sizes: Ints, loads: Ints, budgets: Ints, seed: int) -> Ints:
+def in_order_of_the_fullest(sizes: Ints, budgets: Ints, seed: int) -> Ints:
     """Return the samples in ascending order of the size of which packs have most of the budget, equal ones at random.
 
     Args:
         sizes: of each sample, [N, K].
-        loads: of each pack, [P, K].
         budgets: [K].
     """
-    fullest = int(np.argmax(loads.mean(axis=0) / budgets))
+    fullest = int(np.argmax(sizes.sum(axis=0) / budgets))
     order = np.random.default_rng(seed).permutation(len(sizes))
     return order[np.argsort(sizes[order, fullest], kind="stable")]
 
