@@ -27,7 +27,7 @@ def in_order_of_the_fullest(sizes: Ints, budgets: Ints, seed: int) -> Ints:
         sizes: of each sample, [N, K].
         budgets: [K].
     """
-    fullest = int(np.argmax(sizes.sum(axis=0) / budgets))
+    fullest = int(np.argmax(sizes.sum(axis=0) / np.maximum(budgets, 1)))
     order = np.random.default_rng(seed).permutation(len(sizes))
     return order[np.argsort(sizes[order, fullest], kind="stable")]
 

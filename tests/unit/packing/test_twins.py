@@ -30,7 +30,7 @@ def test_swaps_keep_budgets_and_sums_and_only_bring_packs_nearer(
     np.add.at(sums, owners, costs)
     np.add.at(loads, owners, sizes)
     budgets, spread = loads.max(axis=0) + generator.integers(0, 3), sums.var(axis=0).sum()
-    order = in_order_of_the_fullest(sizes, np.maximum(budgets, 1), seed)
+    order = in_order_of_the_fullest(sizes, budgets, seed)
     swap_twins(order, costs, sizes, budgets, owners, sums, loads, tolerance, seed, 60_000)
     assert np.array_equal(np.bincount(owners, minlength=packs), np.bincount(before, minlength=packs))
     assert np.allclose(sums, [costs[owners == pack].sum(axis=0) for pack in range(packs)])
@@ -52,6 +52,8 @@ def test_samples_stand_in_the_order_of_the_size_that_packs_are_full_of() -> None
     sizes = np.array([[5, 10], [1, 30], [3, 20], [2, 20]])
     assert sizes[in_order_of_the_fullest(sizes, np.array([6, 50]), 0), 0].tolist() == [1, 2, 3, 5]
     assert sizes[in_order_of_the_fullest(sizes, np.array([9, 40]), 0), 1].tolist() == [10, 20, 20, 30]
+    text = sizes * [0, 1]  # a model without images has no tiles, nor room for any
+    assert text[in_order_of_the_fullest(text, np.array([0, 40]), 0), 1].tolist() == [10, 20, 20, 30]
 
 
 @pytest.mark.parametrize("seed", range(2))
