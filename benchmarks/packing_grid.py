@@ -14,6 +14,7 @@ ratio of waiting to the random order's, over the whole grid.
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +29,14 @@ from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal
-from omnibal_ext.packing.epoch import even
+from omnibal_ext.packing.epoch import even, ordered
 from omnibal_ext.packing.first_fit import pack_first_fit
 from omnibal_ext.packing.isf import pack_isf
 from omnibal_ext.packing.least import least_spread
-from omnibal_ext.packing.level import WAIT_ENOUGH, order_packs
+from omnibal_ext.packing.level import WAIT_ENOUGH
 from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, pack_loads
+from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs, pack_loads
 from omnibal_ext.packing.teach import Features, missing_kinds, pack_features, spread_against_random
 from omnibal_ext.sizes import Sizes
 
@@ -90,35 +91,29 @@ def compare_orders(
     for micro in MICRO_BATCHES[:2]:
         options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], micro_batches=micro)
         packs = even(found, sizes, options, costs, seed=0)
-        loads = pack_loads(packs, sizes)
-        features = pack_features(Corpus(sizes, sources), packs, loads, LOADS)
-        seconds = costs.waited_for(loads, LOADS, options.one_sum)
-        less = (features.values.std(axis=0) / plain)[: len(LOADS)]
         for ranks, own in ((r, m) for r in all_ranks for m in MICRO_BATCHES if (m == 1) == (micro == 1)):
             if ranks * own * 3 <= len(packs):
-                rows.append(_row(name, loads, seconds, features, less, costs.tile_seconds, ranks, own))
+                shape = replace(options, data_parallel_size=ranks, micro_batches=own)
+                rows.append(_row(name, Corpus(sizes, sources), packs, plain, shape, costs))
     return rows
 
 
 def _row(
-    name: str,
-    loads: Ints,
-    seconds: Floats,
-    features: Features,
-    less: Floats,
-    tile_seconds: float,
-    ranks: int,
-    micro: int,
+    name: str, corpus: Corpus, packs: Packs, plain: Floats, options: PackOptions, costs: PackCosts
 ) -> tuple[list[object], float, float]:
-    order = order_packs(seconds, features.scaled(), ranks, micro, seed=0)
+    ranks, micro, batch = options.data_parallel_size, options.micro_batches, options.global_batch
+    packs = ordered(corpus, packs, options, costs, seed=0)
+    loads = pack_loads(packs, corpus.sizes)
+    features, seconds = pack_features(corpus, packs, loads, LOADS), costs.waited_for(loads, LOADS, options.one_sum)
+    less = (features.values.std(axis=0) / plain)[: len(LOADS)]
+    order = np.arange(len(packs))
     chance = np.random.default_rng(0).permutation(len(order))
     length = np.argsort(loads[:, TOKENS], kind="stable")
     own, random, grouped = (
         measured(one, loads, seconds, features, less, ranks, micro) for one in (order, chance, length)
     )
-    batch = ranks * micro
     iterations = deal(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
-    least = least_spread(iterations, loads, seconds, tile_seconds, max(WAIT_ENOUGH, own[0]))
+    least = least_spread(iterations, loads, seconds, costs.tile_seconds, max(WAIT_ENOUGH, own[0]))
     row: list[object] = [name, ranks, micro, len(iterations), f"{random[0]:.4f}", f"{grouped[0]:.4f}", f"{own[0]:.4f}"]
     row += [f"{grouped[1]:.2f}", f"{own[1]:.2f}", f"{own[6]:.2f}", f"{least:.2f}", f"{own[2]:.2f}", f"{own[3]:.3f}"]
     return [*row, f"{own[4]:.4f}", f"{own[5]:.4f}"], own[0], random[0]

@@ -11,16 +11,18 @@ from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.deal import deal_level, stored_order
+from omnibal_ext.packing.deal import deal, deal_level, stored_order
 from omnibal_ext.packing.even import even_packs, worth_evening
+from omnibal_ext.packing.exchange import Samples, exchange_samples, worth_exchanging
 from omnibal_ext.packing.isf import pack_isf
-from omnibal_ext.packing.level import order_packs
+from omnibal_ext.packing.level import WAIT_TO_SPEND, order_packs
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 from omnibal_ext.packing.teach import pack_features
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class Epoch(NamedTuple):
@@ -37,6 +39,7 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     1. Take each part's samples; those that `reasons` is above 0 for are left out, or set apart.
     2. Pack each part, and in it each group of samples that may share packs, for itself; let its packs cost the same.
     3. Order the packs of each part; those that fill no iteration come behind all parts.
+    4. Let samples of each part change iterations, one for one, where these teach better then.
 
     Raises:
         UserError: the weights leave no sample.
@@ -47,11 +50,21 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     parts = [samples for samples in corpus.epoch_samples(epoch, options.seed, packed, most_parts) if len(samples)]
     if not parts:
         raise UserError(f"epoch {epoch} has no samples: raise --weights, or pack more input files")
-    done = [_pack_part(corpus, samples, reasons, options, costs, seed) for samples in parts]
-    packs = Packs.concatenate(done)
-    loads = pack_loads(packs, corpus.sizes, options.pad)
-    order, groups = _ordered(corpus, done, packs, loads, options, costs, seed)
-    return Epoch(packs.reordered(order), loads[order], groups)
+    done, groups, rest = [], [], Packs.concatenate([])
+    for samples in parts:
+        part, kin = _pack_part(corpus, samples, reasons, options, costs, seed)
+        if options.method == "balanced":
+            part = ordered(corpus, part, options, costs, seed, kin, _holds(part, rest))
+        else:
+            part = part.reordered(baseline_order(len(part), options, seed))
+        groups.append(len(part) // options.global_batch)
+        whole = groups[-1] * options.global_batch
+        done.append(part.part(0, whole))
+        rest = Packs.concatenate([rest, part.part(whole, len(part))])
+    if options.method == "balanced":
+        rest = _level(rest, corpus.sizes, options, costs)
+    packs = Packs.concatenate([*done, rest])
+    return Epoch(packs, pack_loads(packs, corpus.sizes, options.pad), groups)
 
 
 def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> Packs:
@@ -73,17 +86,65 @@ def even(packs: Packs, sizes: Sizes, options: PackOptions, costs: PackCosts, see
     """Make packs that cost as much as each other, as far as the budgets let them."""
     if not worth_evening(packs, options.seconds):
         return packs
+    columns, budgets = _budgeted(sizes, options)
+    seconds = costs.of_samples(sizes, options.one_sum)
+    return even_packs(packs, columns, budgets, seconds, options.micro_batches, seed, options.seconds)
+
+
+def ordered(
+    corpus: Corpus,
+    packs: Packs,
+    options: PackOptions,
+    costs: PackCosts,
+    seed: int,
+    kin: Ints | None = None,
+    together: NDArray[np.bool_] | None = None,
+) -> Packs:
+    """Return packs by iteration, those that fill none last; samples change iterations where these teach better then.
+
+    Args:
+        kin: number of each pack; only packs of the same number exchange samples, [P]. Without, all do.
+        together: packs that are not left for last, if the others suffice, [P].
+    """
+    kin = np.zeros(len(packs), np.int64) if kin is None else kin
+    names = (*LOADS, *corpus.sizes.more)
+    loads = pack_loads(packs, corpus.sizes)
+    seconds = costs.waited_for(loads, names, options.one_sum)
+    features = pack_features(corpus, packs, loads, names).scaled()
+    shape = options.data_parallel_size, options.micro_batches
+    order = order_packs(seconds, features, *shape, seed, options.seconds, together)
+    packs, kin, seconds = packs.reordered(order), kin[order], seconds[order]
+    whole = len(packs) // options.global_batch * options.global_batch
+    run = _exchanged(corpus, packs.part(0, whole), options, costs, seed, kin[:whole], seconds[:whole])
+    return Packs.concatenate([run, packs.part(whole, len(packs))])
+
+
+def _exchanged(
+    corpus: Corpus, packs: Packs, options: PackOptions, costs: PackCosts, seed: int, kin: Ints, seconds: Floats
+) -> Packs:
+    """Let samples of packs, which fill iterations as they stand, change places; `seconds` [P, parts] are the packs'."""
+    ids = packs.sample_ids
+    if not worth_exchanging(len(ids), options.seconds):
+        return packs
+    alone = Packs(np.arange(len(ids) + 1), ids)
+    features = pack_features(corpus, alone, pack_loads(alone, corpus.sizes), (*LOADS, *corpus.sizes.more))
+    columns, budgets = _budgeted(corpus.sizes, options)
+    samples = Samples(columns[ids], costs.of_samples(corpus.sizes, options.one_sum)[ids], features.values, features.has)
+    dealt = deal(np.arange(len(packs)).reshape(-1, options.global_batch), options.data_parallel_size)
+    return exchange_samples(packs, samples, budgets, seconds, kin, dealt, WAIT_TO_SPEND, seed, options.seconds)
+
+
+def _budgeted(sizes: Sizes, options: PackOptions) -> tuple[Ints, Ints]:
+    """Return the sizes of samples that have a budget, [N, K], and the budgets [K]."""
     limits = {name: budget for name, budget in options.budgets.items() if budget}
     columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
-    budgets = np.array([options.vit_budget, options.llm_budget, *limits.values()])
-    seconds = costs.of_samples(sizes, options.one_sum)
-    return even_packs(packs, np.column_stack(columns), budgets, seconds, options.micro_batches, seed, options.seconds)
+    return np.column_stack(columns), np.array([options.vit_budget, options.llm_budget, *limits.values()])
 
 
 def _pack_part(
     corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, seed: int
-) -> Packs:
-    """Pack samples of a corpus, evenly; oversize ones get packs of their own."""
+) -> tuple[Packs, Ints]:
+    """Pack samples of a corpus, evenly; oversize ones get packs of their own. Return the packs and their kin [P]."""
     oversize = samples[reasons[samples] > 0] if reasons.any() else samples[:0]
     if len(oversize):
         samples = samples[reasons[samples] == 0]
@@ -96,7 +157,8 @@ def _pack_part(
         parts.append(Packs(packs.pack_offsets, members[packs.sample_ids]))
     if len(oversize):
         parts.append(Packs(np.arange(len(oversize) + 1), oversize))
-    return parts[0] if len(parts) == 1 else Packs.concatenate(parts)
+    kin = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return parts[0] if len(parts) == 1 else Packs.concatenate(parts), kin
 
 
 def _members(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
@@ -113,46 +175,19 @@ def _members(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
     yield from np.split(samples[order], borders)
 
 
-def _ordered(
-    corpus: Corpus, parts: list[Packs], packs: Packs, loads: Ints, options: PackOptions, costs: PackCosts, seed: int
-) -> tuple[Ints, list[int]]:
-    """Return the packs of an epoch in the order in which they run, and how many groups each part has."""
-    batch = options.global_batch
-    names = (*LOADS, *corpus.sizes.more)
-    seconds = costs.waited_for(loads, names, options.one_sum)
-    features = pack_features(corpus, packs, loads, names).scaled() if options.method == "balanced" else None
-    first, ordered, rest, groups = 0, [], np.zeros(0, np.int64), []
-    for part in parts:
-        own = np.arange(first, first + len(part))
-        if features is not None:
-            again = _holds(part, packs, rest)
-            order = order_packs(
-                seconds[own],
-                features[own],
-                options.data_parallel_size,
-                options.micro_batches,
-                seed,
-                options.seconds,
-                again,
-            )
-        else:
-            order = baseline_order(len(part), options, seed)
-        groups.append(len(part) // batch)
-        ordered.append(own[order[: groups[-1] * batch]])
-        rest = np.concatenate([rest, own[order[groups[-1] * batch :]]])
-        first += len(part)
-    more = rest[: len(rest) // batch * batch].reshape(-1, batch)
-    if options.method == "balanced":
-        more = stored_order(deal_level(seconds, more, options.data_parallel_size))
-    return np.concatenate([*ordered, more.ravel(), rest[more.size :]]), groups
+def _level(packs: Packs, sizes: Sizes, options: PackOptions, costs: PackCosts) -> Packs:
+    """Return packs so that those which fill iterations, as they stand, keep ranks level."""
+    whole = np.arange(len(packs) // options.global_batch * options.global_batch).reshape(-1, options.global_batch)
+    seconds = costs.waited_for(pack_loads(packs, sizes), (*LOADS, *sizes.more), options.one_sum)
+    order = stored_order(deal_level(seconds, whole, options.data_parallel_size)).ravel()
+    return packs.reordered(np.concatenate([order, np.arange(len(order), len(packs))]))
 
 
-def _holds(part: Packs, packs: Packs, chosen: Ints) -> NDArray[np.bool_] | None:
-    """Return which packs of a part hold a sample of the `chosen` packs, if any are chosen."""
-    if len(chosen) == 0:
+def _holds(packs: Packs, others: Packs) -> NDArray[np.bool_] | None:
+    """Return which packs hold a sample of some others, if there are others."""
+    if len(others) == 0:
         return None
-    taken = packs.reordered(chosen).sample_ids
-    return np.logical_or.reduceat(np.isin(part.sample_ids, taken), part.pack_offsets[:-1])
+    return np.logical_or.reduceat(np.isin(packs.sample_ids, others.sample_ids), packs.pack_offsets[:-1])
 
 
 def baseline_order(packs: int, options: PackOptions, seed: int) -> Ints:

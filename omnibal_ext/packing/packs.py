@@ -40,6 +40,11 @@ class Packs:
         shift += np.arange(len(shift))
         return Packs(offsets, self.sample_ids[shift])
 
+    def part(self, first: int, end: int) -> "Packs":
+        """Return the packs from `first` to before `end`."""
+        offsets = self.pack_offsets[first : end + 1]
+        return Packs(offsets - offsets[0], self.sample_ids[offsets[0] : offsets[-1]])
+
     @classmethod
     def concatenate(cls, parts: Sequence["Packs"]) -> "Packs":
         """Put the packs of several packings one after the other."""

@@ -69,13 +69,19 @@ def swap_twins(
             after += (half + moved) * (half + moved)
         if here == there or before < tolerance or after >= before:
             continue
-        fits = True
-        for size in range(len(budgets)):
-            more = sizes[two, size] - sizes[one, size]
-            fits &= loads[here, size] + more <= budgets[size] and loads[there, size] - more <= budgets[size]
-        if fits:
+        if still_fit(sizes, loads, budgets, here, there, one, two):
             owners[one], owners[two] = there, here
             sums[here] += costs[two] - costs[one]
             sums[there] += costs[one] - costs[two]
             loads[here] += sizes[two] - sizes[one]
             loads[there] += sizes[one] - sizes[two]
+
+
+@numba.njit(cache=True)
+def still_fit(sizes: Ints, loads: Ints, budgets: Ints, here: int, there: int, one: int, two: int) -> bool:
+    """Whether both packs keep the budgets if sample `one` of the pack `here` goes for sample `two` of the other."""
+    for size in range(len(budgets)):
+        more = sizes[two, size] - sizes[one, size]
+        if loads[here, size] + more > budgets[size] or loads[there, size] - more > budgets[size]:
+            return False
+    return True

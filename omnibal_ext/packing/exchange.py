@@ -1,0 +1,194 @@
+"""Samples change iterations: one goes for another that costs as much, where both iterations teach better then.
+
+    a cheap iteration of long videos only         video of 662 tokens, of the source with few
+    one of the same cost, rich in short samples   video of 660 tokens, of the source with many
+
+Packs are what makes an iteration level, so whole packs leave little choice where they hardly cost the same. Samples of
+equal cost are of many sizes, sources and kinds; exchanged one for one, they leave packs as level as they were.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.iterations import (
+    ROUNDS,
+    Iterations,
+    falling_prices,
+    further,
+    iterations_of,
+    most_to_wait,
+    replace,
+    waited,
+    waited_longer,
+)
+from omnibal_ext.packing.packs import Packs
+from omnibal_ext.packing.random_bits import below
+from omnibal_ext.packing.twins import NEAR, in_order_of_the_fullest, still_fit
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+LOOKS_A_SECOND = 10_000_000  # at two samples
+LEAST_LOOKS, MOST_LOOKS = 8, 100  # of a sample: fewer are not worth the while, more bring next to nothing
+
+
+class Samples(NamedTuple):
+    """The samples of packs, in the order in which packs hold them."""
+
+    sizes: Ints  # [N, K]
+    seconds: Floats  # [N, parts] what each adds to its pack
+    features: Floats  # [N, F] what each adds to what its iteration should have as much of as others
+    kinds: NDArray[np.bool_]  # [N, kinds] those of which no iteration should have none
+
+
+class _Places(NamedTuple):
+    """Where samples and packs are."""
+
+    owners: Ints  # [N] the pack of each sample
+    kin: Ints  # [P]
+    runs_on: Ints  # [P] rank, counted through all iterations
+    loads: Ints  # [P, K]
+    held: Ints  # [I, kinds] samples of each kind
+
+
+def worth_exchanging(samples: int, effort: float) -> bool:
+    """Whether there is time for each sample to meet others."""
+    return samples > 0 and effort * LOOKS_A_SECOND >= LEAST_LOOKS * samples
+
+
+def exchange_samples(
+    packs: Packs,
+    samples: Samples,
+    budgets: Ints,
+    seconds: Floats,
+    kin: Ints,
+    dealt: Ints,
+    limit: float,
+    seed: int,
+    effort: float = 1.0,
+) -> Packs:
+    """Return packs of the same number of samples each, whose iterations are nearer to the mean in all features.
+
+    1. Samples stand in the order of their seconds, or in that of the fullest size. Two that stand near are drawn.
+    2. They change places where the features' squared distances, and iterations that miss a kind, fall by more than the
+       price of what is waited longer; if budgets hold, packs are of one kin, and no more than `limit` is waited.
+    3. Repeat, at a falling price of waiting. An iteration that misses a kind is as bad as one that is as far from the
+       mean, in one feature, as random ones are.
+
+    Args:
+        budgets: of the sizes of `samples`, [K].
+        seconds: of each pack, [P, parts].
+        kin: number of each pack; only packs of the same number exchange samples, [P].
+        dealt: all packs, [I, D, M].
+        limit: share of time spent waiting.
+        effort: nominal seconds; counts steps, so that the same seed gives the same packs anywhere.
+    """
+    count = len(packs.sample_ids)
+    looks = int(effort * min(LOOKS_A_SECOND, MOST_LOOKS * count))
+    iterations, ranks, micro_batches = dealt.shape
+    if iterations < 2 or not worth_exchanging(count, effort) or not seconds.any():
+        return packs
+    starts, unit = packs.pack_offsets[:-1], iterations * ranks / seconds.sum()
+    features, features_of_packs = _scaled(samples.features, starts)
+    samples = samples._replace(seconds=samples.seconds * unit, features=features)
+    state = iterations_of(seconds * unit, features_of_packs, dealt)
+    runs_on = np.empty(len(packs), np.int64)
+    runs_on[dealt.ravel()] = np.arange(dealt.size) // micro_batches
+    owners = np.repeat(np.arange(len(packs)), packs.counts)
+    held = np.zeros((iterations, samples.kinds.shape[1]), np.int64)
+    np.add.at(held, runs_on[owners] // ranks, samples.kinds)
+    places = _Places(owners, kin, runs_on, np.add.reduceat(samples.sizes, starts), held)
+    random = np.random.default_rng(seed).permutation(count)
+    by_seconds = random[np.argsort(samples.seconds.sum(axis=1)[random], kind="stable")]
+    orders = by_seconds, in_order_of_the_fullest(samples.sizes, budgets, seed)
+    allowed, waiting = most_to_wait(limit, state), waited(state)
+    for number, price in enumerate(falling_prices(state, allowed)):
+        for way, order in enumerate(orders):
+            prices = price, float(ranks * micro_batches)
+            steps = 2 * (seed + number) + way, looks // (2 * ROUNDS)
+            waiting = _round(order, samples, budgets, places, state, prices, waiting, allowed, *steps)
+    return Packs(packs.pack_offsets, packs.sample_ids[np.argsort(owners, kind="stable")])
+
+
+def _scaled(features: Floats, starts: Ints) -> tuple[Floats, Floats]:
+    """Return features of samples and of packs, in deviations of the packs'; those of packs have mean 0."""
+    of_packs = np.add.reduceat(features, starts)
+    deviation = of_packs.std(axis=0)
+    varies = deviation > 1e-9 * np.maximum(1.0, np.abs(of_packs).max(axis=0))
+    of_packs, scale = of_packs[:, varies], deviation[varies]
+    return np.ascontiguousarray(features[:, varies] / scale), (of_packs - of_packs.mean(axis=0)) / scale
+
+
+@numba.njit(cache=True)
+def _round(
+    order: Ints,
+    samples: Samples,
+    budgets: Ints,
+    places: _Places,
+    state: Iterations,
+    prices: tuple[float, float],
+    waiting: float,
+    allowed: float,
+    seed: int,
+    looks: int,
+) -> float:
+    """Look at pairs of samples that stand near each other in `order`; return what is waited then."""
+    ranks = state.loads.shape[1]
+    price, missing = prices
+    seconds, features = samples.seconds, samples.features
+    for look in range(looks):
+        place = below(len(order), seed, 2 * look)
+        another = place + 1 + below(NEAR, seed, 2 * look + 1)
+        if another >= len(order):
+            continue
+        one, two = order[place], order[another]
+        here, there = places.owners[one], places.owners[two]
+        rank, other_rank = places.runs_on[here], places.runs_on[there]
+        first, second = rank // ranks, other_rank // ranks
+        if first == second or places.kin[here] != places.kin[there]:
+            continue
+        change = further(state, first, second, features[one], features[two])
+        change += missing * _missing_more(samples.kinds, places.held, first, second, one, two)
+        if not still_fit(samples.sizes, places.loads, budgets, here, there, one, two):
+            continue
+        more = waited_longer(state, first, rank % ranks, seconds[one], seconds[two])
+        more += waited_longer(state, second, other_rank % ranks, seconds[two], seconds[one])
+        if change + price * more < -1e-9 and (more <= 0 or waiting + more <= allowed):
+            waiting += more
+            replace(state, first, rank % ranks, seconds[one], seconds[two], features[one], features[two])
+            replace(state, second, other_rank % ranks, seconds[two], seconds[one], features[two], features[one])
+            _move(samples, places, one, there, second, first)
+            _move(samples, places, two, here, first, second)
+    return waiting
+
+
+@numba.njit(cache=True)
+def _missing_more(kinds: NDArray[np.bool_], held: Ints, first: int, second: int, one: int, two: int) -> float:
+    """Return by how many more iterations miss a kind, if sample `one` goes from the first to the second for `two`."""
+    more = 0.0
+    for kind in range(kinds.shape[1]):
+        if kinds[one, kind] == kinds[two, kind]:
+            continue
+        loses, gains = (first, second) if kinds[one, kind] else (second, first)
+        if held[loses, kind] == 1:
+            more += 1.0
+        if held[gains, kind] == 0:
+            more -= 1.0
+    return more
+
+
+@numba.njit(cache=True)
+def _move(samples: Samples, places: _Places, sample: int, to: int, iteration: int, left: int) -> None:
+    """Put a sample into a pack that runs in an iteration, from one that runs in the iteration `left`."""
+    before = places.owners[sample]
+    places.owners[sample] = to
+    for size in range(samples.sizes.shape[1]):
+        places.loads[before, size] -= samples.sizes[sample, size]
+        places.loads[to, size] += samples.sizes[sample, size]
+    for kind in range(samples.kinds.shape[1]):
+        if samples.kinds[sample, kind]:
+            places.held[left, kind] -= 1
+            places.held[iteration, kind] += 1
