@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 LOOKS_A_SECOND = 10_000_000  # at two samples
-LEAST_LOOKS, MOST_LOOKS = 8, 100  # of a sample: fewer are not worth the while, more bring next to nothing
+LEAST_LOOKS, MOST_LOOKS = 8, 50  # of a sample: fewer are not worth the while, more bring little
 
 
 class Samples(NamedTuple):

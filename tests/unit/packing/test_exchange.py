@@ -1,0 +1,159 @@
+"""Samples change iterations: packs keep counts, budgets and kin, ranks wait no longer, and iterations teach better."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.exchange import Samples, exchange_samples
+from omnibal_ext.packing.metrics import rank_loads, wait
+from omnibal_ext.packing.packs import Packs
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Case(NamedTuple):
+    """Packs in iterations, and what their samples are."""
+
+    packs: Packs
+    samples: Samples  # in the order of sample numbers
+    budgets: Ints
+    constant: Floats  # [parts] seconds of a pack without samples
+    dealt: Ints
+
+    def exchanged(self, kin: Ints, limit: float, seed: int, effort: float) -> Packs:
+        held = Samples(*(column[self.packs.sample_ids] for column in self.samples))
+        seconds = added_up(self.packs, self.samples.seconds) + self.constant
+        return exchange_samples(self.packs, held, self.budgets, seconds, kin, self.dealt, limit, seed, effort)
+
+    def waits(self, packs: Packs) -> float:
+        return wait(rank_loads(self.dealt, added_up(packs, self.samples.seconds) + self.constant))
+
+    def squares(self, packs: Packs) -> float:
+        """What is to be small: squares of features in deviations of the packs as they were, and kinds that miss."""
+        scale = added_up(self.packs, self.samples.features).std(axis=0)
+        features = added_up(packs, self.samples.features)
+        deviations = (features - features.mean(axis=0)) / np.where(scale > 1e-9, scale, np.inf)
+        kinds = added_up(packs, self.samples.kinds.astype(np.float64))
+        batch = self.dealt[0].size
+        return float(
+            (deviations[self.dealt].sum(axis=(1, 2)) ** 2).sum()
+            + batch * (kinds[self.dealt].sum(axis=(1, 2)) == 0).sum()
+        )
+
+
+def added_up(packs: Packs, values: Floats) -> Floats:
+    return np.stack([values[packs.sample_ids[a:b]].sum(axis=0) for a, b in pairwise(packs.pack_offsets)])
+
+
+def a_case(generator: np.random.Generator, shape: tuple[int, int, int], room: int, parts: int) -> Case:
+    counts = generator.integers(1, 6, int(np.prod(shape)))
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    samples = int(offsets[-1])
+    packs = Packs(offsets, generator.permutation(samples))
+    sizes = generator.integers(1, 9, (samples, 2))
+    features = np.column_stack([sizes, generator.normal(size=samples)])
+    kinds = generator.random((samples, 2)) < [0.3, 0.1]
+    seconds = sizes @ generator.uniform(0.1, 1, (2, parts))
+    loads = added_up(packs, sizes.astype(np.float64)).astype(np.int64)
+    dealt = generator.permutation(len(packs)).reshape(shape)
+    return Case(packs, Samples(sizes, seconds, features, kinds), loads.max(axis=0) + room, np.ones(parts), dealt)
+
+
+@given(
+    st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(1, 3)),
+    st.integers(0, 6),
+    st.integers(1, 2),
+    st.sampled_from([0.003, 0.1, 0.3]),
+    st.integers(0, 999),
+)
+def test_exchanges_keep_counts_budgets_and_kin_and_wait_no_longer_than_the_limit(
+    shape: tuple[int, int, int], room: int, parts: int, limit: float, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    case = a_case(generator, shape, room, parts)
+    kin = generator.integers(0, 2, len(case.packs))
+    after = case.exchanged(kin, limit, seed, 1.0)
+    assert np.array_equal(after.pack_offsets, case.packs.pack_offsets)
+    of_kin = np.repeat(kin, case.packs.counts)
+    for number in range(2):
+        held, had = after.sample_ids[of_kin == number], case.packs.sample_ids[of_kin == number]
+        assert np.array_equal(np.sort(held), np.sort(had))
+    assert (added_up(after, case.samples.sizes.astype(np.float64)) <= case.budgets).all()
+    before = case.waits(case.packs)
+    assert case.waits(after) <= max(limit, before) + 1e-9
+    if case.waits(after) >= before - 1e-12:
+        assert case.squares(after) <= case.squares(case.packs) + 1e-6
+    again = case.exchanged(kin, limit, seed, 1.0)
+    assert np.array_equal(after.sample_ids, again.sample_ids)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", [(5, 2, 1), (4, 2, 2), (3, 3, 2)])
+def test_in_the_end_no_exchange_of_two_samples_is_left_to_make(shape: tuple[int, int, int], seed: int) -> None:
+    case = a_case(np.random.default_rng(seed), shape, 2, 1)
+    limit, kin = 0.25, np.zeros(len(case.packs), np.int64)
+    after = case.exchanged(kin, limit, seed, 60.0)
+    assert case.squares(after) < 0.5 * case.squares(case.packs)
+    # What packs deviate by is counted as at the start, for both.
+    ids, owners = after.sample_ids, np.repeat(np.arange(len(after)), after.counts)
+    left = case.squares(after)
+    for i in range(len(ids)):
+        for j in range(i + 1, len(ids)):
+            if owners[i] == owners[j]:
+                continue
+            other = ids.copy()
+            other[i], other[j] = ids[j], ids[i]
+            packs = Packs(after.pack_offsets, other)
+            fits = (added_up(packs, case.samples.sizes.astype(np.float64)) <= case.budgets).all()
+            if fits and case.waits(packs) <= min(limit, case.waits(after)):
+                assert case.squares(packs) >= left - 1e-3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_samples_of_equal_cost_spread_sources_that_packs_cannot(seed: int) -> None:
+    """Dear packs hold one source, nearly, and cheap ones the other: packs have no choice, samples of one size have."""
+    generator = np.random.default_rng(seed)
+    dear = np.repeat([0, 1], 800)
+    source = np.where(generator.random(1600) < 0.1, 1 - dear, dear)
+    tokens = np.where(generator.random(1600) < 0.5, 10, 10 + dear)
+    packs = Packs(np.arange(0, 1601, 4), np.arange(1600))
+    sizes = tokens[:, None].astype(np.int64)
+    kinds = np.stack([source == 0, source == 1], axis=1)
+    features = np.column_stack([tokens, source - source.mean()]).astype(np.float64)
+    samples = Samples(sizes, tokens[:, None] / 10.0, features, kinds)
+    loads = added_up(packs, sizes.astype(np.float64))
+    dealt = np.argsort(loads[:, 0], kind="stable").reshape(50, 8, 1)
+    case = Case(packs, samples, np.array([44]), np.zeros(1), dealt)
+    after = case.exchanged(np.zeros(400, np.int64), 0.003, seed, 1.0)
+
+    def shares(packs: Packs) -> Floats:
+        return added_up(packs, source[:, None].astype(np.float64))[dealt].sum(axis=(1, 2, 3))
+
+    assert shares(case.packs).std() > 8
+    assert shares(after).std() < 1.5
+    assert case.waits(after) <= max(0.003, case.waits(packs))
+
+
+def test_an_iteration_that_misses_a_kind_gets_a_sample_of_it() -> None:
+    """Thirty samples of a kind in fifteen iterations of thirty: all have one then."""
+    packs = Packs(np.arange(0, 61, 2), np.arange(60))
+    kinds = np.zeros((60, 1), np.bool_)
+    kinds[:30] = True
+    samples = Samples(np.ones((60, 1), np.int64), np.ones((60, 1)), np.zeros((60, 1)), kinds)
+    dealt = np.arange(30).reshape(30, 1, 1)
+    after = Case(packs, samples, np.array([2]), np.zeros(1), dealt).exchanged(np.zeros(30, np.int64), 0.003, 0, 1.0)
+    assert added_up(after, kinds.astype(np.float64)).tolist() == [[1.0]] * 30
+
+
+def test_nothing_moves_without_time_or_where_nothing_costs() -> None:
+    case = a_case(np.random.default_rng(0), (4, 2, 1), 4, 1)
+    kin = np.zeros(len(case.packs), np.int64)
+    assert np.array_equal(case.exchanged(kin, 0.1, 0, 0.0).sample_ids, case.packs.sample_ids)
+    free = case._replace(samples=case.samples._replace(seconds=0 * case.samples.seconds), constant=np.zeros(1))
+    assert np.array_equal(free.exchanged(kin, 0.1, 0, 1.0).sample_ids, case.packs.sample_ids)
