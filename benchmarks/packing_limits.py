@@ -44,12 +44,11 @@ from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal
-from omnibal_ext.packing.epoch import even
-from omnibal_ext.packing.level import WAIT_ENOUGH, order_packs
+from omnibal_ext.packing.epoch import even, ordered
+from omnibal_ext.packing.level import WAIT_ENOUGH
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import LOADS, TILES, Packs, pack_loads
-from omnibal_ext.packing.teach import pack_features
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
@@ -297,11 +296,12 @@ def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[
     sizes = Sizes.from_arrays(sizes.tiles, tokens)
     corpus = Corpus(sizes, (Source(name, samples),))
     found = pack_balanced(sizes, *budgets, seed=0)
-    packs = even(found, sizes, PackOptions(vit_budget=budgets[0], llm_budget=budgets[1]), costs, seed=0)
+    options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=ranks)
+    evened = even(found, sizes, options, costs, seed=0)
+    packs = ordered(corpus, evened, options, costs, seed=0)
     loads = pack_loads(packs, sizes)
     seconds = costs.waited_for(loads, LOADS, True)
-    order = order_packs(seconds, pack_features(corpus, packs, loads, LOADS).scaled(), ranks, 1, seed=0)
-    groups = order[: len(order) // ranks * ranks].reshape(-1, ranks)
+    groups = np.arange(len(packs) // ranks * ranks).reshape(-1, ranks)
     spread = loads[groups].mean(axis=1).std(axis=0)
     random = [pack_loads(some, sizes).std(axis=0) / math.sqrt(ranks) for some in (packs, found)]
     near = float(spread[TILES]), float((seconds[groups, 0].mean(axis=1) / seconds.mean()).std())
@@ -309,7 +309,7 @@ def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[
         problem_of(sizes, budgets, costs, len(found), unit, near[of_seconds], of_seconds)
         for of_seconds in (False, True)
     )
-    patterns = patterns_of(found, sizes, tiles, unit) | patterns_of(packs, sizes, tiles, unit)
+    patterns = patterns_of(found, sizes, tiles, unit) | patterns_of(evened, sizes, tiles, unit)
     least = least_spread(tiles, patterns), least_spread(time, patterns)
     waiting = wait(rank_loads(deal(groups, ranks), seconds))
     figures: list[object] = [name, unit, len(found), f"{waiting:.4f}", f"{near[0]:.3f}", f"{least[0]:.3f}"]

@@ -150,16 +150,16 @@ def _round(
         first, second = rank // ranks, other_rank // ranks
         if first == second or places.kin[here] != places.kin[there]:
             continue
-        change = further(state, first, second, features[one], features[two])
+        change = further(state, first, second, features, one, two)
         change += missing * _missing_more(samples.kinds, places.held, first, second, one, two)
         if not still_fit(samples.sizes, places.loads, budgets, here, there, one, two):
             continue
-        more = waited_longer(state, first, rank % ranks, seconds[one], seconds[two])
-        more += waited_longer(state, second, other_rank % ranks, seconds[two], seconds[one])
+        more = waited_longer(state, first, rank % ranks, seconds, one, two)
+        more += waited_longer(state, second, other_rank % ranks, seconds, two, one)
         if change + price * more < -1e-9 and (more <= 0 or waiting + more <= allowed):
             waiting += more
-            replace(state, first, rank % ranks, seconds[one], seconds[two], features[one], features[two])
-            replace(state, second, other_rank % ranks, seconds[two], seconds[one], features[two], features[one])
+            replace(state, first, rank % ranks, seconds, features, one, two)
+            replace(state, second, other_rank % ranks, seconds, features, two, one)
             _move(samples, places, one, there, second, first)
             _move(samples, places, two, here, first, second)
     return waiting

@@ -60,35 +60,35 @@ def falling_prices(iterations: Iterations, allowed: float) -> Iterator[float]:
 
 
 @numba.njit(cache=True)
-def waited_longer(iterations: Iterations, number: int, rank: int, gone: Floats, come: Floats) -> float:
-    """Return by how much the fullest ranks of an iteration grow, in all parts, if on a rank one thing makes way."""
+def waited_longer(iterations: Iterations, number: int, rank: int, costs: Floats, gone: int, come: int) -> float:
+    """Return by how much the fullest ranks of an iteration grow, in all parts, if one thing of `costs` makes way."""
     more = 0.0
-    for part in range(len(gone)):
+    for part in range(costs.shape[1]):
         others = iterations.highest[number, part, 1 if iterations.fullest[number, part] == rank else 0]
-        own = iterations.loads[number, rank, part] + come[part] - gone[part]
+        own = iterations.loads[number, rank, part] + costs[come, part] - costs[gone, part]
         more += max(others, own) - iterations.highest[number, part, 0]
     return more
 
 
 @numba.njit(cache=True)
-def further(iterations: Iterations, here: int, there: int, gone: Floats, come: Floats) -> float:
-    """Return what two iterations' squares of features grow by if the features that are `gone` here go there."""
+def further(iterations: Iterations, here: int, there: int, features: Floats, gone: int, come: int) -> float:
+    """Return what two iterations' squares of features grow by if what is `gone` here goes there, for what has come."""
     change = 0.0
-    for feature in range(len(gone)):
-        moved = come[feature] - gone[feature]
+    for feature in range(features.shape[1]):
+        moved = features[come, feature] - features[gone, feature]
         change += 2 * moved * (iterations.sums[here, feature] - iterations.sums[there, feature] + moved)
     return change
 
 
 @numba.njit(cache=True)
 def replace(
-    iterations: Iterations, number: int, rank: int, gone: Floats, come: Floats, features_gone: Floats, features: Floats
+    iterations: Iterations, number: int, rank: int, costs: Floats, features: Floats, gone: int, come: int
 ) -> None:
-    """Let one thing on a rank make way for another one: seconds [parts] and features [F] of both."""
-    for part in range(len(gone)):
-        iterations.loads[number, rank, part] += come[part] - gone[part]
-    for feature in range(len(features)):
-        iterations.sums[number, feature] += features[feature] - features_gone[feature]
+    """Let one thing on a rank make way for another one."""
+    for part in range(costs.shape[1]):
+        iterations.loads[number, rank, part] += costs[come, part] - costs[gone, part]
+    for feature in range(features.shape[1]):
+        iterations.sums[number, feature] += features[come, feature] - features[gone, feature]
     _find_fullest(iterations, number)
 
 

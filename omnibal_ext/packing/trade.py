@@ -94,14 +94,14 @@ def _round(
         first, second = rank_one // ranks, rank_other // ranks
         if first == second:
             continue
-        more = waited_longer(state, first, rank_one % ranks, costs[one], costs[other])
-        more += waited_longer(state, second, rank_other % ranks, costs[other], costs[one])
+        more = waited_longer(state, first, rank_one % ranks, costs, one, other)
+        more += waited_longer(state, second, rank_other % ranks, costs, other, one)
         if more > 0 and waiting + more > allowed:
             continue
-        if price * more + further(state, first, second, features[one], features[other]) < -1e-9:
+        if price * more + further(state, first, second, features, one, other) < -1e-9:
             waiting += more
             slots[places[one]], slots[places[other]] = other, one
             places[one], places[other] = places[other], places[one]
-            replace(state, first, rank_one % ranks, costs[one], costs[other], features[one], features[other])
-            replace(state, second, rank_other % ranks, costs[other], costs[one], features[other], features[one])
+            replace(state, first, rank_one % ranks, costs, features, one, other)
+            replace(state, second, rank_other % ranks, costs, features, other, one)
     return waiting
