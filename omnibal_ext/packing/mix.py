@@ -54,12 +54,11 @@ def _swap_rows(features: Floats, units: Ints, sums: Floats, seed: int, steps: in
             break
         one = turn % iterations
         other = (one + 1 + below(iterations - 1, seed, turn)) % iterations
-        apart = sums[one] - sums[other]
         best, best_i, best_j = -1e-9, -1, -1
         for pair in range(pairs):
             place = pair if pairs == size * size else below(size * size, seed + turn, pair)
             i, j = place // size, place % size
-            change = _change(features, apart, units[one, i], units[other, j])
+            change = _change(features, sums, one, other, units[one, i], units[other, j])
             if change < best:
                 best, best_i, best_j = change, i, j
         quiet += 1
@@ -85,7 +84,7 @@ def _swap_packs(
                 one, other = iteration[i], iteration[j]
                 if one == other:
                     continue
-                if _change(features, sums[one] - sums[other], order[i], order[j]) < -1e-9:
+                if _change(features, sums, one, other, order[i], order[j]) < -1e-9:
                     moved = features[order[j]] - features[order[i]]
                     sums[one] += moved
                     sums[other] -= moved
@@ -93,10 +92,10 @@ def _swap_packs(
 
 
 @numba.njit(cache=True)
-def _change(features: Floats, apart: Floats, here: int, there: int) -> float:
-    """Return half of what a swap adds to two groups' squared distances from the mean; `apart` is one less the other."""
+def _change(features: Floats, sums: Floats, one: int, other: int, here: int, there: int) -> float:
+    """Return half of what a swap adds to two groups' squared distances from the mean."""
     change = 0.0
     for feature in range(features.shape[1]):
         moved = features[there, feature] - features[here, feature]
-        change += moved * (apart[feature] + moved)
+        change += moved * (sums[one, feature] - sums[other, feature] + moved)
     return change
