@@ -31,7 +31,7 @@ from omnibal_ext.packing.twins import NEAR, in_order_of_the_fullest, still_fit
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-LOOKS_A_SECOND = 10_000_000  # at two samples
+LOOKS_A_SECOND = 5_000_000  # at two samples
 LEAST_LOOKS, MOST_LOOKS = 8, 50  # of a sample: fewer are not worth the while, more bring little
 
 
