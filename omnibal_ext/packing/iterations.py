@@ -7,6 +7,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.packing.mix import change_of_squares
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -73,11 +75,7 @@ def waited_longer(iterations: Iterations, number: int, rank: int, costs: Floats,
 @numba.njit(cache=True)
 def further(iterations: Iterations, here: int, there: int, features: Floats, gone: int, come: int) -> float:
     """Return what two iterations' squares of features grow by if what is `gone` here goes there, for what has come."""
-    change = 0.0
-    for feature in range(features.shape[1]):
-        moved = features[come, feature] - features[gone, feature]
-        change += 2 * moved * (iterations.sums[here, feature] - iterations.sums[there, feature] + moved)
-    return change
+    return 2 * change_of_squares(features, iterations.sums, here, there, gone, come)
 
 
 @numba.njit(cache=True)

@@ -58,7 +58,7 @@ def _swap_rows(features: Floats, units: Ints, sums: Floats, seed: int, steps: in
         for pair in range(pairs):
             place = pair if pairs == size * size else below(size * size, seed + turn, pair)
             i, j = place // size, place % size
-            change = _change(features, sums, one, other, units[one, i], units[other, j])
+            change = change_of_squares(features, sums, one, other, units[one, i], units[other, j])
             if change < best:
                 best, best_i, best_j = change, i, j
         quiet += 1
@@ -84,7 +84,7 @@ def _swap_packs(
                 one, other = iteration[i], iteration[j]
                 if one == other:
                     continue
-                if _change(features, sums, one, other, order[i], order[j]) < -1e-9:
+                if change_of_squares(features, sums, one, other, order[i], order[j]) < -1e-9:
                     moved = features[order[j]] - features[order[i]]
                     sums[one] += moved
                     sums[other] -= moved
@@ -92,7 +92,7 @@ def _swap_packs(
 
 
 @numba.njit(cache=True)
-def _change(features: Floats, sums: Floats, one: int, other: int, here: int, there: int) -> float:
+def change_of_squares(features: Floats, sums: Floats, one: int, other: int, here: int, there: int) -> float:
     """Return half of what a swap adds to two groups' squared distances from the mean."""
     change = 0.0
     for feature in range(features.shape[1]):
