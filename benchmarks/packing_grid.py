@@ -67,7 +67,7 @@ def measured(
     order: Ints, loads: Ints, seconds: Floats, features: Features, less: Floats, ranks: int, micro: int
 ) -> list[float]:
     """Return wait, the spread of sizes and of sources, kinds missing, the DistRatios of tiles and of tokens; and the
-    spread of sizes against packs whose sizes spread so much more that ours spread `less` [sizes] than they."""
+    spread of sizes and of sources against packs that differ so much more that ours differ `less` [F] than they."""
     batch = ranks * micro
     groups = order[: len(order) // batch * batch].reshape(-1, batch)
     spreads = spread_against_random(groups, features.values)
@@ -76,7 +76,9 @@ def measured(
     iterations = deal(groups, ranks)
     ratios = [dist_ratio(rank_loads(iterations, loads[:, column])) for column in (TILES, TOKENS)]
     spread = [spreads[:sizes].max(), spreads[sizes:].max(initial=0), max(0.0, (missing - expected).max(initial=0))]
-    return [wait(rank_loads(iterations, seconds)), *spread, *ratios, float((spreads[:sizes] * less).max())]
+    as_found = spreads * less
+    found = [float(as_found[:sizes].max()), float(as_found[sizes:].max(initial=0))]
+    return [wait(rank_loads(iterations, seconds)), *spread, *ratios, *found]
 
 
 def compare_orders(
@@ -86,7 +88,6 @@ def compare_orders(
     make, budgets = UNTUNED[name]
     sizes, sources = sources_of(make(samples))
     found, costs = pack_balanced(sizes, *budgets, seed=0), costs_of(name, model)
-    plain = pack_features(Corpus(sizes, sources), found, pack_loads(found, sizes), LOADS).values.std(axis=0)
     rows = []
     for micro in MICRO_BATCHES[:2]:
         options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], micro_batches=micro)
@@ -94,18 +95,19 @@ def compare_orders(
         for ranks, own in ((r, m) for r in all_ranks for m in MICRO_BATCHES if (m == 1) == (micro == 1)):
             if ranks * own * 3 <= len(packs):
                 shape = replace(options, data_parallel_size=ranks, micro_batches=own)
-                rows.append(_row(name, Corpus(sizes, sources), packs, plain, shape, costs))
+                rows.append(_row(name, Corpus(sizes, sources), packs, found, shape, costs))
     return rows
 
 
 def _row(
-    name: str, corpus: Corpus, packs: Packs, plain: Floats, options: PackOptions, costs: PackCosts
+    name: str, corpus: Corpus, packs: Packs, found: Packs, options: PackOptions, costs: PackCosts
 ) -> tuple[list[object], float, float]:
     ranks, micro, batch = options.data_parallel_size, options.micro_batches, options.global_batch
-    packs = ordered(corpus, packs, options, costs, seed=0)
+    plain = pack_features(corpus, found, pack_loads(found, corpus.sizes), LOADS).deviations()
+    packs = ordered(corpus, packs, found, options, costs, seed=0)
     loads = pack_loads(packs, corpus.sizes)
     features, seconds = pack_features(corpus, packs, loads, LOADS), costs.waited_for(loads, LOADS, options.one_sum)
-    less = (features.values.std(axis=0) / plain)[: len(LOADS)]
+    less = features.values.std(axis=0) / np.where(plain > 0, plain, 1.0)[: features.values.shape[1]]
     order = np.arange(len(packs))
     chance = np.random.default_rng(0).permutation(len(order))
     length = np.argsort(loads[:, TOKENS], kind="stable")
@@ -115,8 +117,8 @@ def _row(
     iterations = deal(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
     least = least_spread(iterations, loads, seconds, costs.tile_seconds, max(WAIT_ENOUGH, own[0]))
     row: list[object] = [name, ranks, micro, len(iterations), f"{random[0]:.4f}", f"{grouped[0]:.4f}", f"{own[0]:.4f}"]
-    row += [f"{grouped[1]:.2f}", f"{own[1]:.2f}", f"{own[6]:.2f}", f"{least:.2f}", f"{own[2]:.2f}", f"{own[3]:.3f}"]
-    return [*row, f"{own[4]:.4f}", f"{own[5]:.4f}"], own[0], random[0]
+    row += [f"{grouped[1]:.2f}", f"{own[1]:.2f}", f"{own[6]:.2f}", f"{least:.2f}", f"{own[2]:.2f}", f"{own[7]:.2f}"]
+    return [*row, f"{own[3]:.3f}", f"{own[4]:.4f}", f"{own[5]:.4f}"], own[0], random[0]
 
 
 def compare_packs(samples: int) -> None:
@@ -152,7 +154,7 @@ def main() -> None:
     compare_packs(arguments.samples)
     columns = (
         "corpus", "ranks", "micro", "steps", "wait: random", "by length", "ours", "sizes: by length", "ours",
-        "as found", "least", "sources", "missing", "Dist ViT", "LLM",
+        "as found", "least", "sources", "as found", "missing", "Dist ViT", "LLM",
     )  # fmt: skip
     ours = random = 0.0
     for model in arguments.model:

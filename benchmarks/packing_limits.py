@@ -298,7 +298,7 @@ def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[
     found = pack_balanced(sizes, *budgets, seed=0)
     options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=ranks)
     evened = even(found, sizes, options, costs, seed=0)
-    packs = ordered(corpus, evened, options, costs, seed=0)
+    packs = ordered(corpus, evened, found, options, costs, seed=0)
     loads = pack_loads(packs, sizes)
     seconds = costs.waited_for(loads, LOADS, True)
     groups = np.arange(len(packs) // ranks * ranks).reshape(-1, ranks)

@@ -52,9 +52,9 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
         raise UserError(f"epoch {epoch} has no samples: raise --weights, or pack more input files")
     done, groups, rest = [], [], Packs.concatenate([])
     for samples in parts:
-        part, kin = _pack_part(corpus, samples, reasons, options, costs, seed)
+        part, found, kin = _pack_part(corpus, samples, reasons, options, costs, seed)
         if options.method == "balanced":
-            part = ordered(corpus, part, options, costs, seed, kin, _holds(part, rest))
+            part = ordered(corpus, part, found, options, costs, seed, kin, _holds(part, rest))
         else:
             part = part.reordered(baseline_order(len(part), options, seed))
         groups.append(len(part) // options.global_batch)
@@ -94,6 +94,7 @@ def even(packs: Packs, sizes: Sizes, options: PackOptions, costs: PackCosts, see
 def ordered(
     corpus: Corpus,
     packs: Packs,
+    found: Packs,
     options: PackOptions,
     costs: PackCosts,
     seed: int,
@@ -103,6 +104,8 @@ def ordered(
     """Return packs by iteration, those that fill none last; samples change iterations where these teach better then.
 
     Args:
+        found: packs before they were made even. Iterations of these, in a random order, teach well enough, so that what
+            these packs differ by is what counts as much in each feature.
         kin: number of each pack; only packs of the same number exchange samples, [P]. Without, all do.
         together: packs that are not left for last, if the others suffice, [P].
     """
@@ -110,26 +113,36 @@ def ordered(
     names = (*LOADS, *corpus.sizes.more)
     loads = pack_loads(packs, corpus.sizes)
     seconds = costs.waited_for(loads, names, options.one_sum)
-    features = pack_features(corpus, packs, loads, names).scaled()
+    deviations = pack_features(corpus, found, pack_loads(found, corpus.sizes), names).deviations()
+    features = pack_features(corpus, packs, loads, names).scaled(deviations)
     shape = options.data_parallel_size, options.micro_batches
     order = order_packs(seconds, features, *shape, seed, options.seconds, together)
     packs, kin, seconds = packs.reordered(order), kin[order], seconds[order]
     whole = len(packs) // options.global_batch * options.global_batch
-    run = _exchanged(corpus, packs.part(0, whole), options, costs, seed, kin[:whole], seconds[:whole])
+    run = _exchanged(corpus, packs.part(0, whole), deviations, options, costs, seed, kin[:whole], seconds[:whole])
     return Packs.concatenate([run, packs.part(whole, len(packs))])
 
 
 def _exchanged(
-    corpus: Corpus, packs: Packs, options: PackOptions, costs: PackCosts, seed: int, kin: Ints, seconds: Floats
+    corpus: Corpus,
+    packs: Packs,
+    deviations: Floats,
+    options: PackOptions,
+    costs: PackCosts,
+    seed: int,
+    kin: Ints,
+    seconds: Floats,
 ) -> Packs:
     """Let samples of packs, which fill iterations as they stand, change places; `seconds` [P, parts] are the packs'."""
     ids = packs.sample_ids
     if not worth_exchanging(len(ids), options.seconds):
         return packs
     alone = Packs(np.arange(len(ids) + 1), ids)
-    features = pack_features(corpus, alone, pack_loads(alone, corpus.sizes), (*LOADS, *corpus.sizes.more))
+    each = pack_features(corpus, alone, pack_loads(alone, corpus.sizes), (*LOADS, *corpus.sizes.more))
+    deviations = deviations[: each.values.shape[1]]
+    features = np.ascontiguousarray(each.values[:, deviations > 0] / deviations[deviations > 0])
     columns, budgets = _budgeted(corpus.sizes, options)
-    samples = Samples(columns[ids], costs.of_samples(corpus.sizes, options.one_sum)[ids], features.values, features.has)
+    samples = Samples(columns[ids], costs.of_samples(corpus.sizes, options.one_sum)[ids], features, each.has)
     dealt = deal(np.arange(len(packs)).reshape(-1, options.global_batch), options.data_parallel_size)
     return exchange_samples(packs, samples, budgets, seconds, kin, dealt, WAIT_TO_SPEND, seed, options.seconds)
 
@@ -143,22 +156,24 @@ def _budgeted(sizes: Sizes, options: PackOptions) -> tuple[Ints, Ints]:
 
 def _pack_part(
     corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, seed: int
-) -> tuple[Packs, Ints]:
-    """Pack samples of a corpus, evenly; oversize ones get packs of their own. Return the packs and their kin [P]."""
+) -> tuple[Packs, Packs, Ints]:
+    """Pack samples; oversize ones get packs of their own. Return the packs, those that were found, and the kin [P]."""
     oversize = samples[reasons[samples] > 0] if reasons.any() else samples[:0]
     if len(oversize):
         samples = samples[reasons[samples] == 0]
-    parts = []
+    parts, found = [], []
     for members in _members(corpus, samples):
         sizes = corpus.sizes if len(members) == len(corpus.sizes) else corpus.sizes.take(members)  # none twice
         packs = pack(sizes, options, seed)
+        found.append(Packs(packs.pack_offsets, members[packs.sample_ids]))
         if options.method == "balanced":
             packs = even(packs, sizes, options, costs, seed)
         parts.append(Packs(packs.pack_offsets, members[packs.sample_ids]))
     if len(oversize):
         parts.append(Packs(np.arange(len(oversize) + 1), oversize))
+        found.append(parts[-1])
     kin = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    return parts[0] if len(parts) == 1 else Packs.concatenate(parts), kin
+    return Packs.concatenate(parts), Packs.concatenate(found), kin
 
 
 def _members(corpus: Corpus, samples: Ints) -> Iterator[Ints]:

@@ -4,7 +4,8 @@
     one of the same cost, rich in short samples   video of 660 tokens, of the source with many
 
 Packs are what makes an iteration level, so whole packs leave little choice where they hardly cost the same. Samples of
-equal cost are of many sizes, sources and kinds; exchanged one for one, they leave packs as level as they were.
+equal cost are of many sizes, sources and kinds; exchanged one for one, they leave packs as level as they were. A pack
+that has room takes a sample for nothing: what all packs lack is the same in all iterations then.
 """
 
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from omnibal_ext.packing.iterations import (
     waited,
     waited_longer,
 )
-from omnibal_ext.packing.packs import Packs
+from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.packing.random_bits import below
 from omnibal_ext.packing.twins import NEAR, in_order_of_the_fullest, still_fit
 
@@ -36,7 +37,7 @@ LEAST_LOOKS, MOST_LOOKS = 8, 50  # of a sample: fewer are not worth the while, m
 
 
 class Samples(NamedTuple):
-    """The samples of packs, in the order in which packs hold them."""
+    """The samples of packs, in the order in which packs hold them; features are in deviations of packs."""
 
     sizes: Ints  # [N, K]
     seconds: Floats  # [N, parts] what each adds to its pack
@@ -48,6 +49,7 @@ class _Places(NamedTuple):
     """Where samples and packs are."""
 
     owners: Ints  # [N] the pack of each sample
+    counts: Ints  # [P] samples
     kin: Ints  # [P]
     runs_on: Ints  # [P] rank, counted through all iterations
     loads: Ints  # [P, K]
@@ -70,11 +72,13 @@ def exchange_samples(
     seed: int,
     effort: float = 1.0,
 ) -> Packs:
-    """Return packs of the same number of samples each, whose iterations are nearer to the mean in all features.
+    """Return as many packs of the same samples, in iterations that are nearer to the mean in all features.
 
-    1. Samples stand in the order of their seconds, or in that of the fullest size. Two that stand near are drawn.
+    1. Samples stand in the order of their seconds, in that of the fullest size, or at random. Two that stand near are
+       drawn.
     2. They change places where the features' squared distances, and iterations that miss a kind, fall by more than the
-       price of what is waited longer; if budgets hold, packs are of one kin, and no more than `limit` is waited.
+       price of what is waited longer; if budgets hold, packs are of one kin, and no more than `limit` is waited. Else
+       the one joins the other in its pack, if that does.
     3. Repeat, at a falling price of waiting. An iteration that misses a kind is as bad as one that is as far from the
        mean, in one feature, as random ones are.
 
@@ -92,34 +96,26 @@ def exchange_samples(
     if iterations < 2 or not worth_exchanging(count, effort) or not seconds.any():
         return packs
     starts, unit = packs.pack_offsets[:-1], iterations * ranks / seconds.sum()
-    features, features_of_packs = _scaled(samples.features, starts)
-    samples = samples._replace(seconds=samples.seconds * unit, features=features)
-    state = iterations_of(seconds * unit, features_of_packs, dealt)
+    features = np.add.reduceat(samples.features, starts)
+    each = Samples(*(np.concatenate([values, np.zeros_like(values[:1])]) for values in samples))  # the last is nothing
+    each = each._replace(seconds=each.seconds * unit)
+    state = iterations_of(seconds * unit, features - features.mean(axis=0), dealt)
     runs_on = np.empty(len(packs), np.int64)
     runs_on[dealt.ravel()] = np.arange(dealt.size) // micro_batches
     owners = np.repeat(np.arange(len(packs)), packs.counts)
     held = np.zeros((iterations, samples.kinds.shape[1]), np.int64)
     np.add.at(held, runs_on[owners] // ranks, samples.kinds)
-    places = _Places(owners, kin, runs_on, np.add.reduceat(samples.sizes, starts), held)
+    places = _Places(owners, packs.counts, kin, runs_on, np.add.reduceat(samples.sizes, starts), held)
     random = np.random.default_rng(seed).permutation(count)
     by_seconds = random[np.argsort(samples.seconds.sum(axis=1)[random], kind="stable")]
-    orders = by_seconds, in_order_of_the_fullest(samples.sizes, budgets, seed)
+    orders = by_seconds, in_order_of_the_fullest(samples.sizes, budgets, seed), random
     allowed, waiting = most_to_wait(limit, state), waited(state)
     for number, price in enumerate(falling_prices(state, allowed)):
         for way, order in enumerate(orders):
             prices = price, float(ranks * micro_batches)
-            steps = 2 * (seed + number) + way, looks // (2 * ROUNDS)
-            waiting = _round(order, samples, budgets, places, state, prices, waiting, allowed, *steps)
-    return Packs(packs.pack_offsets, packs.sample_ids[np.argsort(owners, kind="stable")])
-
-
-def _scaled(features: Floats, starts: Ints) -> tuple[Floats, Floats]:
-    """Return features of samples and of packs, in deviations of the packs'; those of packs have mean 0."""
-    of_packs = np.add.reduceat(features, starts)
-    deviation = of_packs.std(axis=0)
-    varies = deviation > 1e-9 * np.maximum(1.0, np.abs(of_packs).max(axis=0))
-    of_packs, scale = of_packs[:, varies], deviation[varies]
-    return np.ascontiguousarray(features[:, varies] / scale), (of_packs - of_packs.mean(axis=0)) / scale
+            steps = 3 * (seed + number) + way, looks // (3 * ROUNDS)
+            waiting = _round(order, each, budgets, places, state, prices, waiting, allowed, *steps)
+    return Packs(offsets_of(places.counts), packs.sample_ids[np.argsort(owners, kind="stable")])
 
 
 @numba.njit(cache=True)
@@ -138,7 +134,7 @@ def _round(
     """Look at pairs of samples that stand near each other in `order`; return what is waited then."""
     ranks = state.loads.shape[1]
     price, missing = prices
-    seconds, features = samples.seconds, samples.features
+    seconds, features, nothing = samples.seconds, samples.features, len(order)
     for look in range(looks):
         place = below(len(order), seed, 2 * look)
         another = place + 1 + below(NEAR, seed, 2 * look + 1)
@@ -150,18 +146,23 @@ def _round(
         first, second = rank // ranks, other_rank // ranks
         if first == second or places.kin[here] != places.kin[there]:
             continue
-        change = further(state, first, second, features, one, two)
-        change += missing * _missing_more(samples.kinds, places.held, first, second, one, two)
-        if not still_fit(samples.sizes, places.loads, budgets, here, there, one, two):
-            continue
-        more = waited_longer(state, first, rank % ranks, seconds, one, two)
-        more += waited_longer(state, second, other_rank % ranks, seconds, two, one)
-        if change + price * more < -1e-9 and (more <= 0 or waiting + more <= allowed):
-            waiting += more
-            replace(state, first, rank % ranks, seconds, features, one, two)
-            replace(state, second, other_rank % ranks, seconds, features, two, one)
-            _move(samples, places, one, there, second, first)
-            _move(samples, places, two, here, first, second)
+        for come in (two, nothing):
+            if come == nothing and places.counts[here] == 1:
+                continue
+            if not still_fit(samples.sizes, places.loads, budgets, here, there, one, come):
+                continue
+            change = further(state, first, second, features, one, come)
+            change += missing * _missing_more(samples.kinds, places.held, first, second, one, come)
+            more = waited_longer(state, first, rank % ranks, seconds, one, come)
+            more += waited_longer(state, second, other_rank % ranks, seconds, come, one)
+            if change + price * more < -1e-9 and (more <= 0 or waiting + more <= allowed):
+                waiting += more
+                replace(state, first, rank % ranks, seconds, features, one, come)
+                replace(state, second, other_rank % ranks, seconds, features, come, one)
+                _move(samples, places, one, there, second, first)
+                if come != nothing:
+                    _move(samples, places, come, here, first, second)
+                break
     return waiting
 
 
@@ -185,6 +186,8 @@ def _move(samples: Samples, places: _Places, sample: int, to: int, iteration: in
     """Put a sample into a pack that runs in an iteration, from one that runs in the iteration `left`."""
     before = places.owners[sample]
     places.owners[sample] = to
+    places.counts[before] -= 1
+    places.counts[to] += 1
     for size in range(samples.sizes.shape[1]):
         places.loads[before, size] -= samples.sizes[sample, size]
         places.loads[to, size] += samples.sizes[sample, size]

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.packing.deal import deal_level, stored_order
+from omnibal_ext.packing.lift import lift
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.mix import mixed_iterations
-from omnibal_ext.packing.rows import halve, lift_cheapest
+from omnibal_ext.packing.rows import halve
 from omnibal_ext.packing.trade import trade
 
 Ints = NDArray[np.int64]
@@ -32,16 +33,18 @@ class Way(NamedTuple):
 
     rows: bool  # rows stay together, so that fewer orders are possible, and all of them level
     unlike: float  # share of time that ranks would wait for packs of one leaf, were they not dealt level
-    lifted: float = 0.0  # share of what may be waited that is spent on the cheapest packs at once
+    lifted: float = 0.0  # share of what may be waited that is spent on packs among dearer ones at once
 
 
 # The first ways mix most, the last one waits least.
 WAYS = (
     (Way(rows=False, unlike=0.005),),
-    tuple(Way(rows=True, unlike=0.005, lifted=lifted) for lifted in (0.8, 0.5, 0.0)),
+    (Way(rows=True, unlike=0.005), Way(rows=True, unlike=0.001, lifted=0.9)),
     (Way(rows=True, unlike=0.0025),),
     (Way(rows=True, unlike=0.0),),
 )
+LESS, LEAST_LIFTED = 0.05, 0.4  # where lifting makes ranks wait too long, so much less is lifted, and what was too long
+LIGHTEST = 0.25  # weight of a feature that hardly differs between iterations; the one that differs most has 1
 
 
 def order_packs(
@@ -56,14 +59,15 @@ def order_packs(
     """Order packs by iteration; `deal.deal` gives each rank its own.
 
     1. Set packs aside at even steps from cheap to dear, so many that the others fill iterations; they come last.
-    2. Halve the others at the part whose seconds spread most, down to leaves that cost as good as the same; the
-       cheapest packs as if they cost what most do.
+    2. Halve the others at the part whose seconds spread most, down to leaves that cost as good as the same; some packs
+       as if they cost what dearer ones do (`lift`).
     3. Make iterations of rows (or single packs) from stretches of this order; swap rows between iterations, then packs
        of one leaf, until each iteration is near the mean in all features.
     4. Deal the packs of each iteration so that the ranks' sums are level in every part. Swap packs between iterations
        again, as long as that brings more mixing than waiting, and little waiting in all (`trade`).
-    5. Do 2 to 4 in the ways of `WAYS`, until some leave next to no waiting, and take the one of them that mixes most;
-       else the one that leaves least waiting.
+    5. Do 2 to 4 in the ways of `WAYS`, each of which gives most weight to what the one before mixed worst, until some
+       leave next to no waiting. Take the one of them that mixes most, where the worst counts most (the sum of fourth
+       powers); else the one that leaves least waiting.
     6. Shuffle the iterations.
 
     Args:
@@ -83,14 +87,20 @@ def order_packs(
         return aside
     others = np.random.default_rng(seed).permutation(others)
     shape = data_parallel_size, micro_batches
-    best, least = others[None], (math.inf, math.inf)
+    best, least, weights = others[None], (math.inf, math.inf), np.ones(features.shape[1])
     for ways in WAYS:
-        for way in ways:
-            dealt = _iterations(seconds, features, others, shape, way, seed, effort)
+        left = list(ways)
+        while left:
+            way = left.pop(0)
+            dealt = _iterations(seconds, features * weights, others, shape, way, seed, effort)
             too_long = max(0.0, wait(rank_loads(dealt, seconds)) - WAIT_ENOUGH)
-            spread = float((features[dealt].sum(axis=(1, 2)) ** 2).sum())
-            if (too_long, spread) < least:
-                best, least = stored_order(dealt), (too_long, spread)
+            squares = (features[dealt].sum(axis=(1, 2)) ** 2).sum(axis=0)
+            if (too_long, float((squares**2).sum())) < least:
+                best, least = stored_order(dealt), (too_long, float((squares**2).sum()))
+            less = way.lifted - too_long / WAIT_TO_SPEND - LESS
+            if too_long > 0 and less > LEAST_LIFTED:
+                left.append(way._replace(lifted=less))
+            weights = np.maximum(LIGHTEST, np.sqrt(squares / max(1e-12, squares.max(initial=0.0))))
         if least[0] == 0:
             break
     return np.concatenate([np.random.default_rng((seed, 1)).permutation(best).ravel(), aside])
@@ -104,8 +114,9 @@ def _iterations(
     # The fullest of D ranks is sqrt(2 ln D) deviations above the mean or less; one deviation is 1.25 mean distances.
     share = way.unlike * micro_batches / (1.25 * math.sqrt(2 * math.log(max(2, ranks))))
     order, width = packs.copy(), ranks if way.rows else 1
-    columns = np.ascontiguousarray(lift_cheapest(seconds, way.lifted * WAIT_TO_SPEND).T)
-    leaves = halve(columns, order, width, share * float(seconds.sum(axis=1).mean()))
+    unlike = share * float(seconds.sum(axis=1).mean())
+    lifted = lift(seconds, features, packs, unlike, way.lifted * WAIT_TO_SPEND, seed, effort)
+    leaves = halve(np.ascontiguousarray(lifted.T), order, width, unlike)
     iterations = len(packs) // (ranks * micro_batches)
     steps = int(effort * STEPS_A_SECOND)
     groups = mixed_iterations(features, order, leaves, width, iterations, seed, steps)

@@ -8,25 +8,6 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def lift_cheapest(seconds: Floats, spent: float) -> Floats:
-    """Return seconds in which the cheapest packs cost what the middle one does, in every part.
-
-    A pack that lacks something keeps ranks waiting for so much, wherever it runs. Among its like nobody waits, but all
-    lack it, and no iteration is less like the corpus: what may be waited brings most here.
-
-    Args:
-        seconds: [P, parts]; not changed.
-        spent: share of all seconds that may be waited so.
-    """
-    missing = np.maximum(0.0, np.median(seconds, axis=0) - seconds)
-    total = missing.sum(axis=1)
-    cheapest = np.argsort(-total, kind="stable")
-    paid = cheapest[np.cumsum(total[cheapest]) <= spent * seconds.sum()]
-    lifted = seconds.copy()
-    lifted[paid] += missing[paid]
-    return lifted
-
-
 @numba.njit(cache=True)
 def halve(columns: Floats, order: Ints, row_size: int, tolerance: float) -> Ints:
     """Rearrange `order` in place so that neighbours are alike: halve at the column that spreads most, again and again.

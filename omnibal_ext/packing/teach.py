@@ -27,16 +27,20 @@ class Features:
     has: NDArray[np.bool_]
     """[P, kinds]"""
 
-    def scaled(self) -> Floats:
-        """Return what is to be mixed, with mean 0 and deviation 1, [P, F]: the features, and which packs have a kind.
-
-        What is the same everywhere is left out.
-        """
+    def deviations(self) -> Floats:
+        """Return by how much packs differ in each feature, and in which kinds they have, [F + kinds]; 0: in nothing."""
         values = np.concatenate([self.values, self.has], axis=1)
-        centred = values - values.mean(axis=0)
-        deviation = centred.std(axis=0)
-        varies = deviation > 1e-9 * np.maximum(1.0, np.abs(values).max(axis=0))
-        return np.ascontiguousarray(centred[:, varies] / deviation[varies])
+        deviations = values.std(axis=0)
+        return np.where(deviations > 1e-9 * np.maximum(1.0, np.abs(values).max(axis=0)), deviations, 0.0)
+
+    def scaled(self, deviations: Floats) -> Floats:
+        """Return what is to be mixed, with mean 0 and in `deviations`: the features, and which packs have a kind.
+
+        What has no deviation is left out.
+        """
+        varies = deviations > 0
+        values = np.concatenate([self.values, self.has], axis=1)[:, varies]
+        return np.ascontiguousarray((values - values.mean(axis=0)) / deviations[varies])
 
 
 def pack_features(corpus: Corpus, packs: Packs, loads: Ints, names: tuple[str, ...]) -> Features:
