@@ -155,14 +155,15 @@ def test_what_is_mixed_worst_counts_most(seed: int) -> None:
     assert spread_against_random(groups, features).max() <= 1.71
 
 
-def test_where_lifting_waits_too_long_less_is_lifted() -> None:
-    """A few packs are far dearer than the others: 5.40 if nothing is lifted then."""
-    generator = np.random.default_rng(0)
+@pytest.mark.parametrize("seed", range(2))
+def test_where_lifting_waits_too_long_less_is_lifted(seed: int) -> None:
+    """A few packs are far dearer than the others: 5.30 if nothing is lifted then."""
+    generator = np.random.default_rng(seed)
     seconds = 1 + 0.03 * generator.exponential(size=3_200)
     features = cost_and_others(seconds, generator)
-    groups = order_packs(seconds[:, None], features, 32, 1, 0).reshape(-1, 32)
+    groups = order_packs(seconds[:, None], features, 32, 1, seed).reshape(-1, 32)
     assert wait(rank_loads(deal(groups, 32), seconds[:, None])) <= 0.003
-    assert spread_against_random(groups, features).max() <= 5.33
+    assert spread_against_random(groups, features).max() <= 5.23
 
 
 def test_sizes_count_by_how_much_packs_as_found_differ() -> None:
