@@ -9,10 +9,12 @@ budgets allow, not only over those that our packer makes:
     packs       each cut of the corpus into no more packs than ours is allowed, and each mixture of such cuts
     iterations  each pack runs at a level, the seconds of the dearest pack beside it, and waits for what it is cheaper;
                 the packs of a level may be shared out at will, so iterations of a level need not differ
-    least       the squares of levels' mean tiles, or mean seconds, less the corpus'; waiting is 3 thousandths in all
+    least       the squares of levels' mean tiles, or mean seconds, or seconds and more for tiles, less the corpus';
+                waiting is 3 thousandths in all
 
 Seconds are made of tiles, tokens and attention, so one of these differs as much as they do, in random orders: the bound
-on seconds, over what the three spread in a random order, each times its seconds, is one on the worst of them.
+on seconds, over what the three spread in a random order, each times its seconds, is one on the worst of them. So is the
+one on seconds and more for tiles, which says more where tiles alike leave tokens unlike.
 
 Packs are found as they are needed (column generation): those of the highest value at the current prices, by dynamic
 programming over tiles, tokens and sum(len^2). Each round yields a bound that holds (Lagrange), whatever comes later.
@@ -59,6 +61,7 @@ STEP = 0.002  # of a mean pack, from level to level; within it waiting costs not
 CHEAPEST = 0.3  # level, in mean packs; what is cheaper counts as this
 TANGENTS = 9  # to a square, on either side
 NEW = 60  # patterns a round, at most
+MORE_FOR_TILES = 0.5  # of what seconds spread in a random order, for what tiles do
 CLOSE = 0.03  # of the program's value, at which a bound is near enough
 NEVER = -1e18
 # tokens that are rounded to: few enough for a minute or two
@@ -68,7 +71,7 @@ UNITS = {"two points": 50, "single tiles": 32, "near budget": 64, "anti-correlat
 class Problem(NamedTuple):
     """Samples by type, what bounds a pack, and what iterations should have as much of as others; sizes in units."""
 
-    of_seconds: bool  # else of tiles
+    counted: tuple[float, float]  # what a tile counts, and a mean pack's seconds
     tiles: Ints  # [K]
     tokens: Ints  # [K]
     squares: Ints  # [K]
@@ -80,10 +83,9 @@ class Problem(NamedTuple):
     tangents: Floats  # [Y] deviations at which a square is touched
 
     def beyond(self, tiles: Floats, level: Ints) -> Floats:
-        """Return the tiles, or seconds, of packs beyond those of a mean one."""
-        if not self.of_seconds:
-            return tiles - float((self.tiles * self.share).sum())
-        return self.levels[level] + STEP / 2 - float((self.seconds * self.share).sum())
+        """Return what is counted of packs beyond that of a mean one."""
+        seconds = self.levels[level] + STEP / 2 - float((self.seconds * self.share).sum())
+        return self.counted[0] * (tiles - float((self.tiles * self.share).sum())) + self.counted[1] * seconds
 
 
 class Prices(NamedTuple):
@@ -96,16 +98,8 @@ class Prices(NamedTuple):
     waiting: float
 
 
-def problem_of(
-    sizes: Sizes,
-    budgets: tuple[int, int],
-    costs: PackCosts,
-    packs: int,
-    unit: int,
-    near: float,
-    of_seconds: bool = False,
-) -> Problem:
-    """Count the types of samples, whose tokens are whole units; squares are touched at about the deviation `near`."""
+def problem_of(sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: int, unit: int) -> Problem:
+    """Count the types of samples, whose tokens are whole units; tiles are what iterations should have as much of."""
     types, counts = np.unique(
         np.stack([sizes.tiles.astype(np.int64), sizes.tokens // unit], axis=1), axis=0, return_counts=True
     )
@@ -118,9 +112,9 @@ def problem_of(
     mean = float((seconds * share).sum()) + constant
     room = budgets[1] // unit
     most = budgets[0], room, int(tokens.max()) * room
-    slopes = np.geomspace(0.03, 4, TANGENTS) * near
+    slopes = np.geomspace(0.03, 4, TANGENTS)
     return Problem(
-        of_seconds,
+        (1.0, 0.0),
         tiles,
         tokens,
         tokens**2,
@@ -131,6 +125,11 @@ def problem_of(
         np.arange(CHEAPEST - constant / mean, float(most @ units) / mean + STEP, STEP),
         np.concatenate([[0.0], slopes, -slopes]),
     )
+
+
+def counting(problem: Problem, tile: float, second: float, near: float) -> Problem:
+    """Return the problem for another sum; squares are touched at about the deviation `near`."""
+    return problem._replace(counted=(tile, second), tangents=problem.tangents * near)
 
 
 @numba.njit(cache=True)
@@ -187,7 +186,7 @@ def solve(problem: Problem, patterns: list[Pattern]) -> tuple[float, Prices]:
     where = np.concatenate(patterns).astype(np.int64), np.repeat(np.arange(count), lengths)
     amounts = csr_matrix((np.ones(sum(lengths)), where), shape=(types, count))
     own = level_below(problem, problem.seconds @ amounts)
-    tiles = problem.tiles @ amounts * (not problem.of_seconds)
+    tiles = problem.tiles @ amounts * (problem.counted[0] > 0)
     kinds, kind = np.unique(np.stack([tiles, own], axis=1), axis=0, return_inverse=True)
     lowest = kinds[:, 1].astype(np.int64)
     beyond = problem.beyond(kinds[:, 0], lowest)
@@ -283,7 +282,7 @@ def least_spread(problem: Problem, patterns: set[Pattern]) -> float:
         bound = max(bound, value - max(0.0, float(saving.max())))
         more = [pattern for pattern in new_patterns(problem, saving, own, among) if pattern not in patterns]
         if not more or value - bound < CLOSE * value:
-            return max(0.0, math.sqrt(bound) - problem.of_seconds * STEP / 2)
+            return max(0.0, math.sqrt(bound) - problem.counted[1] * STEP / 2)
         known += sorted(set(more))
         patterns = patterns | set(more)
 
@@ -294,29 +293,30 @@ def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[
     sizes, costs = make(samples), costs_of(name, model)
     tokens = np.clip(np.rint(sizes.tokens / unit).astype(np.int64), 1, budgets[1] // unit) * unit
     sizes = Sizes.from_arrays(sizes.tiles, tokens)
-    corpus = Corpus(sizes, (Source(name, samples),))
     found = pack_balanced(sizes, *budgets, seed=0)
     options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=ranks)
     evened = even(found, sizes, options, costs, seed=0)
-    packs = ordered(corpus, evened, found, options, costs, seed=0)
+    packs = ordered(Corpus(sizes, (Source(name, samples),)), evened, found, options, costs, seed=0)
     loads = pack_loads(packs, sizes)
     seconds = costs.waited_for(loads, LOADS, True)
     groups = np.arange(len(packs) // ranks * ranks).reshape(-1, ranks)
     spread = loads[groups].mean(axis=1).std(axis=0)
     random = [pack_loads(some, sizes).std(axis=0) / math.sqrt(ranks) for some in (packs, found)]
-    near = float(spread[TILES]), float((seconds[groups, 0].mean(axis=1) / seconds.mean()).std())
-    tiles, time = (
-        problem_of(sizes, budgets, costs, len(found), unit, near[of_seconds], of_seconds)
-        for of_seconds in (False, True)
-    )
-    patterns = patterns_of(found, sizes, tiles, unit) | patterns_of(evened, sizes, tiles, unit)
-    least = least_spread(tiles, patterns), least_spread(time, patterns)
+    problem = problem_of(sizes, budgets, costs, len(found), unit)
+    patterns = patterns_of(found, sizes, problem, unit) | patterns_of(evened, sizes, problem, unit)
+    of_sizes = problem.unit_seconds / [1, unit, unit**2]  # seconds of a tile, a token, a square
+    more = MORE_FOR_TILES * float(random[1] @ of_sizes) / float(random[1][TILES])
     waiting = wait(rank_loads(deal(groups, ranks), seconds))
-    figures: list[object] = [name, unit, len(found), f"{waiting:.4f}", f"{near[0]:.3f}", f"{least[0]:.3f}"]
-    figures += [f"{near[1]:.4f}", f"{least[1]:.4f}"]
-    for below in random:
-        worst = max(least[0] / below[TILES], least[1] / float(below @ (tiles.unit_seconds / [1, unit, unit**2])))
-        figures += [f"{(spread / below).max():.2f}", f"{worst:.2f}"]
+    figures: list[object] = [name, unit, len(found), f"{waiting:.4f}"]
+    bounds = np.zeros(len(random))
+    for tile, second in ((1.0, 0.0), (0.0, 1.0), (more, 1.0)):
+        counted = (tile * loads[groups, TILES] + second * seconds[groups, 0] / seconds.mean()).mean(axis=1)
+        least = least_spread(counting(problem, tile, second, float(counted.std())), patterns)
+        figures += [f"{counted.std():.4f}", f"{least:.4f}"]
+        each = second * of_sizes + [tile, 0.0, 0.0]
+        bounds = np.maximum(bounds, [least / float(below @ each) for below in random])
+    for below, bound in zip(random, bounds, strict=True):
+        figures += [f"{(spread / below).max():.2f}", f"{bound:.2f}"]
     return figures
 
 
@@ -333,7 +333,7 @@ def main() -> None:
         for name in arguments.corpus
     ]
     columns = (
-        "corpus", "unit", "packs", "wait", "tiles", "least", "seconds", "least",
+        "corpus", "unit", "packs", "wait", "tiles", "least", "seconds", "least", "both", "least",
         "sizes", "least", "as found", "least",
     )  # fmt: skip
     print_table(f"Spread of iterations of one microbatch a rank, costs of {arguments.model}", columns, rows)

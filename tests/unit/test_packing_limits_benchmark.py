@@ -6,13 +6,15 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from benchmarks.packing_limits import least_spread, problem_of
+from benchmarks.packing_limits import counting, least_spread, problem_of
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.level import WAIT_ENOUGH
 from omnibal_ext.sizes import Sizes
 
 COSTS = PackCosts({"vision": {"tiles": 3.0}, "language": {"tokens": 1.0, "attention": 0.02, "pack": 0.5}})
 Sample = tuple[int, int]
+Counted = tuple[float, float]  # what a tile counts, and what the seconds of a mean pack do
+TILES, SECONDS = (1.0, 0.0), (0.0, 1.0)
 
 
 def seconds(pack: list[Sample]) -> float:
@@ -44,12 +46,12 @@ def orders(packs: list[int]) -> Iterator[list[tuple[int, int]]]:
             yield [(packs[0], other), *rest]
 
 
-def least_of_all(samples: list[Sample], packs: int, budgets: tuple[int, int], of_seconds: bool = False) -> float:
-    """Spread of the mean tiles of iterations, or of their mean seconds over those of a mean pack."""
+def least_of_all(samples: list[Sample], packs: int, budgets: tuple[int, int], counted: Counted = TILES) -> float:
+    """Spread of a sum in iterations' means: so much a tile, and so much for the seconds of a mean pack."""
     least = np.inf
     for cut in cuts(samples, packs, budgets):
         costs, tiles = [seconds(pack) for pack in cut], [sum(sample[0] for sample in pack) for pack in cut]
-        values = np.array(costs) / np.mean(costs) if of_seconds else np.array(tiles)
+        values = counted[0] * np.array(tiles) + counted[1] * np.array(costs) / np.mean(costs)
         for order in orders(list(range(packs))):
             dearest = sum(2 * max(costs[a], costs[b]) for a, b in order)
             if 1 - sum(costs) / dearest <= WAIT_ENOUGH:
@@ -58,21 +60,21 @@ def least_of_all(samples: list[Sample], packs: int, budgets: tuple[int, int], of
     return float(np.sqrt(least))
 
 
-def bound(samples: list[Sample], packs: int, budgets: tuple[int, int], of_seconds: bool = False) -> float:
+def bound(samples: list[Sample], packs: int, budgets: tuple[int, int], counted: Counted = TILES) -> float:
     sizes = Sizes.from_arrays(np.array([tiles for tiles, _ in samples]), np.array([tokens for _, tokens in samples]))
-    problem = problem_of(sizes, budgets, COSTS, packs, 1, 0.1 if of_seconds else 1.0, of_seconds)
+    problem = counting(problem_of(sizes, budgets, COSTS, packs, 1), *counted, near=1.0 if counted == TILES else 0.1)
     types = sorted(set(samples))
     patterns = {tuple(sorted(types.index(sample) for sample in pack)) for pack in next(cuts(samples, packs, budgets))}
     return least_spread(problem, patterns)
 
 
-@pytest.mark.parametrize("of_seconds", [False, True])
+@pytest.mark.parametrize("counted", [TILES, SECONDS, (0.1, 1.0)])
 @pytest.mark.parametrize("seed", range(12))
-def test_no_cut_and_no_order_of_few_samples_is_below_the_bound(seed: int, of_seconds: bool) -> None:
+def test_no_cut_and_no_order_of_few_samples_is_below_the_bound(seed: int, counted: Counted) -> None:
     generator = np.random.default_rng(seed)
     pairs = [(int(generator.integers(0, 4)), int(generator.integers(2, 7))) for _ in range(4)]
     samples = [sample for sample in pairs for _ in (0, 1)]  # each twice: some order keeps nobody waiting
-    assert bound(samples, 4, (8, 12), of_seconds) <= least_of_all(samples, 4, (8, 12), of_seconds) + 1e-9
+    assert bound(samples, 4, (8, 12), counted) <= least_of_all(samples, 4, (8, 12), counted) + 1e-9
 
 
 def test_packs_of_one_sample_run_with_their_like() -> None:
@@ -80,8 +82,8 @@ def test_packs_of_one_sample_run_with_their_like() -> None:
     samples = [(1, 8), (1, 8), (3, 8), (3, 8)]
     assert least_of_all(samples, 4, (4, 8)) == 1.0
     assert 0.95 < bound(samples, 4, (4, 8)) <= 1.0
-    differ = least_of_all(samples, 4, (4, 8), of_seconds=True)
-    assert 0.93 * differ < bound(samples, 4, (4, 8), of_seconds=True) <= differ
+    differ = least_of_all(samples, 4, (4, 8), SECONDS)
+    assert 0.93 * differ < bound(samples, 4, (4, 8), SECONDS) <= differ
 
 
 def test_packs_that_can_be_alike_have_no_bound() -> None:
