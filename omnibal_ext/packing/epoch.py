@@ -164,11 +164,10 @@ def _pack_part(
     parts, found = [], []
     for members in _members(corpus, samples):
         sizes = corpus.sizes if len(members) == len(corpus.sizes) else corpus.sizes.take(members)  # none twice
-        packs = pack(sizes, options, seed)
-        found.append(Packs(packs.pack_offsets, members[packs.sample_ids]))
-        if options.method == "balanced":
-            packs = even(packs, sizes, options, costs, seed)
+        plain = pack(sizes, options, seed)
+        packs = even(plain, sizes, options, costs, seed) if options.method == "balanced" else plain
         parts.append(Packs(packs.pack_offsets, members[packs.sample_ids]))
+        found.append(parts[-1] if packs is plain else Packs(plain.pack_offsets, members[plain.sample_ids]))
     if len(oversize):
         parts.append(Packs(np.arange(len(oversize) + 1), oversize))
         found.append(parts[-1])

@@ -95,8 +95,9 @@ def order_packs(
             dealt = _iterations(seconds, features * weights, others, shape, way, seed, effort)
             too_long = max(0.0, wait(rank_loads(dealt, seconds)) - WAIT_ENOUGH)
             squares = (features[dealt].sum(axis=(1, 2)) ** 2).sum(axis=0)
-            if (too_long, float((squares**2).sum())) < least:
-                best, least = stored_order(dealt), (too_long, float((squares**2).sum()))
+            spread = float((squares**2).sum())
+            if (too_long, spread) < least:
+                best, least = stored_order(dealt), (too_long, spread)
             less = way.lifted - too_long / WAIT_TO_SPEND - LESS
             if too_long > 0 and less > LEAST_LIFTED:
                 left.append(way._replace(lifted=less))

@@ -50,6 +50,8 @@ class Packs:
         """Put the packs of several packings one after the other."""
         if not parts:
             return cls(np.zeros(1, np.int64), np.zeros(0, np.int64))
+        if len(parts) == 1:
+            return parts[0]
         return cls(
             offsets_of(np.concatenate([part.counts for part in parts])),
             np.concatenate([part.sample_ids for part in parts]),

@@ -137,11 +137,14 @@ def test_waiting_is_spent_on_packs_that_lack_most(seed: int) -> None:
     assert spread_against_random(iterations.reshape(-1, 64), loads)[0] <= 0.25
 
 
-def cost_and_others(seconds: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Features of packs, [P, 17]: the first is their cost, the others, which are all the same, hardly go with it."""
+def worst_spread(seconds: NDArray[np.float64], ranks: int, generator: np.random.Generator, seed: int) -> float:
+    """Order packs by 17 features: the first is their cost, the others, which are all the same, hardly go with it."""
     cost = (seconds - seconds.mean()) / seconds.std()
     other = 0.5 * cost + generator.normal(size=len(seconds))
-    return np.column_stack([cost, *[(other - other.mean()) / other.std()] * 16])
+    features = np.column_stack([cost, *[(other - other.mean()) / other.std()] * 16])
+    groups = order_packs(seconds[:, None], features, ranks, 1, seed).reshape(-1, ranks)
+    assert wait(rank_loads(deal(groups, ranks), seconds[:, None])) <= 0.003
+    return float(spread_against_random(groups, features).max())
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -149,10 +152,7 @@ def test_what_is_mixed_worst_counts_most(seed: int) -> None:
     """1.83 if all features count the same, 1.76 if no pack runs beside dearer ones."""
     generator = np.random.default_rng(seed)
     seconds = 1 + 0.01 * generator.normal(size=4_000)
-    features = cost_and_others(seconds, generator)
-    groups = order_packs(seconds[:, None], features, 8, 1, seed).reshape(-1, 8)
-    assert wait(rank_loads(deal(groups, 8), seconds[:, None])) <= 0.003
-    assert spread_against_random(groups, features).max() <= 1.71
+    assert worst_spread(seconds, 8, generator, seed) <= 1.71
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -160,10 +160,7 @@ def test_where_lifting_waits_too_long_less_is_lifted(seed: int) -> None:
     """A few packs are far dearer than the others: 5.30 if nothing is lifted then."""
     generator = np.random.default_rng(seed)
     seconds = 1 + 0.03 * generator.exponential(size=3_200)
-    features = cost_and_others(seconds, generator)
-    groups = order_packs(seconds[:, None], features, 32, 1, seed).reshape(-1, 32)
-    assert wait(rank_loads(deal(groups, 32), seconds[:, None])) <= 0.003
-    assert spread_against_random(groups, features).max() <= 5.23
+    assert worst_spread(seconds, 32, generator, seed) <= 5.23
 
 
 def test_sizes_count_by_how_much_packs_as_found_differ() -> None:
