@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 
 SWAPS_A_SECOND = 12_000_000  # looked at
 LEAST_SWAPS, MOST_SWAPS = 16, 2_000  # of a pack: fewer are not worth the while, more bring next to nothing
+LOWEST, HIGHEST = 0.01, 100.0  # rising prices; at 1 all that may be waited is worth a random order's squares
+ABOVE = 10_000.0  # seconds that a squared second above the mean counts, for a rank alone
 
 
 def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: int, effort: float) -> Ints:
@@ -32,6 +34,10 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
     2. Let them change places where the features' squared distances fall by more than the price of what is waited
        longer; never where that would make it more than `limit`.
     3. Repeat, at a falling price: first comes what costs least for what it brings.
+
+    Iterations that make ranks wait for longer than the limit, where a rank runs several packs, get there first: at a
+    rising price, so that what is given up last is what mixes most. Often several ranks are the fullest, and no swap
+    helps more than two of them; so what each rank is above the mean counts as well, squared.
 
     Args:
         seconds: [P, parts].
@@ -54,12 +60,25 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
     places[slots] = np.arange(dealt.size)
     state = iterations_of(costs, features, dealt)
     allowed, waiting = most_to_wait(limit, state), waited(state)
+    means = state.loads.mean(axis=(0, 1))
+    steps //= ROUNDS
+    if micro_batches > 1:
+        for number, price in enumerate(_rising_prices(dealt.size * features.shape[1], allowed)):
+            if waiting <= allowed:
+                break
+            prices, turn = (price, price * ABOVE / ranks), seed + ROUNDS + number
+            waiting = _round(costs, features, alike, slots, places, state, means, prices, waiting, np.inf, turn, steps)
     for number, price in enumerate(falling_prices(state, allowed)):
+        prices = price, price * ABOVE / ranks if micro_batches > 1 else 0.0
         waiting = _round(
-            costs, features, alike, slots, places, micro_batches, state, price, waiting, allowed, seed + number,
-            steps // ROUNDS,
-        )  # fmt: skip
+            costs, features, alike, slots, places, state, means, prices, waiting, allowed, seed + number, steps
+        )
     return slots.reshape(dealt.shape)
+
+
+def _rising_prices(random: float, allowed: float) -> Floats:
+    """Return what a second of waiting costs, round by round; squared features of a random order add up to `random`."""
+    return random / allowed * np.geomspace(LOWEST, HIGHEST, ROUNDS)
 
 
 @numba.njit(cache=True)
@@ -69,9 +88,9 @@ def _round(
     alike: Ints,
     slots: Ints,
     places: Ints,
-    micro_batches: int,
     state: Iterations,
-    price: float,
+    means: Floats,
+    prices: tuple[float, float],
     waiting: float,
     allowed: float,
     seed: int,
@@ -82,7 +101,8 @@ def _round(
     Returns:
         What is waited then, which was `waiting`.
     """
-    ranks = state.loads.shape[1]
+    ranks, micro_batches = state.loads.shape[1], len(slots) // (len(state.loads) * state.loads.shape[1])
+    price, above = prices
     widths = 1
     while (1 << widths) < len(alike) // 2:
         widths += 1
@@ -98,10 +118,27 @@ def _round(
         more += waited_longer(state, second, rank_other % ranks, costs, other, one)
         if more > 0 and waiting + more > allowed:
             continue
-        if price * more + further(state, first, second, features, one, other) < -1e-9:
+        change = price * more + further(state, first, second, features, one, other)
+        if above > 0:
+            change += above * _further_above(state, first, rank_one % ranks, means, costs, one, other)
+            change += above * _further_above(state, second, rank_other % ranks, means, costs, other, one)
+        if change < -1e-9:
             waiting += more
             slots[places[one]], slots[places[other]] = other, one
             places[one], places[other] = places[other], places[one]
             replace(state, first, rank_one % ranks, costs, features, one, other)
             replace(state, second, rank_other % ranks, costs, features, other, one)
     return waiting
+
+
+@numba.njit(cache=True)
+def _further_above(
+    state: Iterations, number: int, rank: int, means: Floats, costs: Floats, gone: int, come: int
+) -> float:
+    """Return what a rank's squared seconds above the mean grow by, in all parts, if one pack makes way."""
+    more = 0.0
+    for part in range(costs.shape[1]):
+        before = state.loads[number, rank, part] - means[part]
+        after = before + costs[come, part] - costs[gone, part]
+        more += max(0.0, after) ** 2 - max(0.0, before) ** 2
+    return more
