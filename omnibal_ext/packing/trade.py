@@ -35,9 +35,9 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
        longer; never where that would make it more than `limit`.
     3. Repeat, at a falling price: first comes what costs least for what it brings.
 
-    Iterations that make ranks wait for longer than the limit, where a rank runs several packs, get there first: at a
-    rising price, so that what is given up last is what mixes most. Often several ranks are the fullest, and no swap
-    helps more than two of them; so what each rank is above the mean counts as well, squared.
+    Where a rank runs several packs and waits for longer than the limit, that is mended first, at a rising price: what
+    mixes most is given up last. Often several ranks are the fullest, and one swap helps one of them; so there what each
+    rank is above the mean counts as well, squared.
 
     Args:
         seconds: [P, parts].
@@ -61,18 +61,14 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
     state = iterations_of(costs, features, dealt)
     allowed, waiting = most_to_wait(limit, state), waited(state)
     means = state.loads.mean(axis=(0, 1))
-    steps //= ROUNDS
-    if micro_batches > 1:
-        for number, price in enumerate(_rising_prices(dealt.size * features.shape[1], allowed)):
-            if waiting <= allowed:
-                break
-            prices, turn = (price, price * ABOVE / ranks), seed + ROUNDS + number
-            waiting = _round(costs, features, alike, slots, places, state, means, prices, waiting, np.inf, turn, steps)
+    given = costs, features, alike, slots, places, micro_batches, state, means
+    for number, price in enumerate(_rising_prices(dealt.size * features.shape[1], allowed)):
+        if waiting <= allowed or micro_batches == 1:
+            break
+        above = price * ABOVE / ranks
+        waiting = _round(*given, price, above, waiting, waiting, seed + ROUNDS + number, steps // ROUNDS)
     for number, price in enumerate(falling_prices(state, allowed)):
-        prices = price, price * ABOVE / ranks if micro_batches > 1 else 0.0
-        waiting = _round(
-            costs, features, alike, slots, places, state, means, prices, waiting, allowed, seed + number, steps
-        )
+        waiting = _round(*given, price, 0.0, waiting, allowed, seed + number, steps // ROUNDS)
     return slots.reshape(dealt.shape)
 
 
@@ -88,9 +84,11 @@ def _round(
     alike: Ints,
     slots: Ints,
     places: Ints,
+    micro_batches: int,
     state: Iterations,
     means: Floats,
-    prices: tuple[float, float],
+    price: float,
+    above: float,
     waiting: float,
     allowed: float,
     seed: int,
@@ -101,8 +99,7 @@ def _round(
     Returns:
         What is waited then, which was `waiting`.
     """
-    ranks, micro_batches = state.loads.shape[1], len(slots) // (len(state.loads) * state.loads.shape[1])
-    price, above = prices
+    ranks = state.loads.shape[1]
     widths = 1
     while (1 << widths) < len(alike) // 2:
         widths += 1
