@@ -23,7 +23,6 @@ Floats = NDArray[np.float64]
 
 SWAPS_A_SECOND = 12_000_000  # looked at
 LEAST_SWAPS, MOST_SWAPS = 16, 2_000  # of a pack: fewer are not worth the while, more bring next to nothing
-LOWEST, HIGHEST = 0.01, 100.0  # rising prices; at 1 all that may be waited is worth a random order's squares
 ABOVE = 10_000.0  # seconds that a squared second above the mean counts, for a rank alone
 
 
@@ -35,9 +34,9 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
        longer; never where that would make it more than `limit`.
     3. Repeat, at a falling price: first comes what costs least for what it brings.
 
-    Where a rank runs several packs and waits for longer than the limit, that is mended first, at a rising price: what
-    mixes most is given up last. Often several ranks are the fullest, and one swap helps one of them; so there what each
-    rank is above the mean counts as well, squared.
+    Where a rank runs several packs and waits for longer than the limit, that is mended first, at a steady price. Often
+    several ranks of an iteration are the fullest, and one swap helps one of them; so what each rank is above the mean
+    counts there as well, squared.
 
     Args:
         seconds: [P, parts].
@@ -62,19 +61,15 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
     allowed, waiting = most_to_wait(limit, state), waited(state)
     means = state.loads.mean(axis=(0, 1))
     given = costs, features, alike, slots, places, micro_batches, state, means
-    for number, price in enumerate(_rising_prices(dealt.size * features.shape[1], allowed)):
-        if waiting <= allowed or micro_batches == 1:
+    price = dealt.size * features.shape[1] / allowed  # all that may be waited is worth a random order's squares
+    for number in range(ROUNDS if micro_batches > 1 else 0):
+        if waiting <= allowed:
             break
         above = price * ABOVE / ranks
         waiting = _round(*given, price, above, waiting, waiting, seed + ROUNDS + number, steps // ROUNDS)
     for number, price in enumerate(falling_prices(state, allowed)):
         waiting = _round(*given, price, 0.0, waiting, allowed, seed + number, steps // ROUNDS)
     return slots.reshape(dealt.shape)
-
-
-def _rising_prices(random: float, allowed: float) -> Floats:
-    """Return what a second of waiting costs, round by round; squared features of a random order add up to `random`."""
-    return random / allowed * np.geomspace(LOWEST, HIGHEST, ROUNDS)
 
 
 @numba.njit(cache=True)
