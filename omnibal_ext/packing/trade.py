@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 
 SWAPS_A_SECOND = 12_000_000  # looked at
 LEAST_SWAPS, MOST_SWAPS = 16, 2_000  # of a pack: fewer are not worth the while, more bring next to nothing
+RISING = np.geomspace(0.1, 1.0, ROUNDS)  # prices; at 1 all that may be waited is worth a random order's squares
 ABOVE = 10_000.0  # seconds that a squared second above the mean counts, for a rank alone
 
 
@@ -34,9 +35,9 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
        longer; never where that would make it more than `limit`.
     3. Repeat, at a falling price: first comes what costs least for what it brings.
 
-    Where a rank runs several packs and waits for longer than the limit, that is mended first, at a steady price. Often
-    several ranks of an iteration are the fullest, and one swap helps one of them; so what each rank is above the mean
-    counts there as well, squared.
+    Where a rank runs several packs and waits for longer than the limit, that is mended first, at a rising price: so is
+    less mixing lost. Often several ranks of an iteration are the fullest, and one swap helps one of them; so there what
+    each rank is above the mean counts as well, squared.
 
     Args:
         seconds: [P, parts].
@@ -61,9 +62,9 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
     allowed, waiting = most_to_wait(limit, state), waited(state)
     means = state.loads.mean(axis=(0, 1))
     given = costs, features, alike, slots, places, micro_batches, state, means
-    price = dealt.size * features.shape[1] / allowed  # all that may be waited is worth a random order's squares
-    for number in range(ROUNDS if micro_batches > 1 else 0):
-        if waiting <= allowed:
+    random_order = dealt.size * features.shape[1]  # squares
+    for number, price in enumerate(RISING * random_order / allowed):
+        if waiting <= allowed or micro_batches == 1:
             break
         above = price * ABOVE / ranks
         waiting = _round(*given, price, above, waiting, waiting, seed + ROUNDS + number, steps // ROUNDS)

@@ -92,10 +92,10 @@ def test_what_costs_little_and_brings_much_comes_first() -> None:
 def test_mixed_iterations_become_level_and_stay_mixed(seed: int) -> None:
     """Several ranks of an iteration have a tile too many, and all keep it waiting until the last has given one away.
 
-    Where that does not count, or nothing but a falling price, tiles of iterations spread .48 to .67 of what chance has.
+    Where that does not count they wait longer, or tiles spread .7 of what chance has; at any one price as well.
     """
     generator = np.random.default_rng(seed)
-    tiles = generator.permutation(np.repeat([12.0, 11.0], [1127, 921]))
+    tiles = generator.permutation(np.repeat([12.0, 11.0], [1229, 819]))
     tiles[generator.permutation(2048) < 60] = 4.0
     texts = generator.normal(1, 0.005, 2048)
     seconds = np.column_stack([0.013 * tiles, texts])
