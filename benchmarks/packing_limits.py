@@ -9,12 +9,8 @@ budgets allow, not only over those that our packer makes:
     packs       each cut of the corpus into no more packs than ours is allowed, and each mixture of such cuts
     iterations  each pack runs at a level, the seconds of the dearest pack beside it, and waits for what it is cheaper;
                 the packs of a level may be shared out at will, so iterations of a level need not differ
-    least       the squares of levels' mean tiles, or mean seconds, or seconds and more for tiles, less the corpus';
-                waiting is 3 thousandths in all
-
-Seconds are made of tiles, tokens and attention, so one of these differs as much as they do, in random orders: the bound
-on seconds, over what the three spread in a random order, each times its seconds, is one on the worst of them. So is the
-one on seconds and more for tiles, which says more where tiles alike leave tokens unlike.
+    least       the squares of levels' mean tiles, tokens and sum(len^2), less the corpus', over those of a random order
+                of packs as they are found: the largest of the three; waiting is 3 thousandths in all
 
 Packs are found as they are needed (column generation): those of the highest value at the current prices, by dynamic
 programming over tiles, tokens and sum(len^2). Each round yields a bound that holds (Lagrange), whatever comes later.
@@ -34,7 +30,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
-from scipy.sparse import csr_matrix, hstack, vstack
+from scipy.sparse import csr_matrix, hstack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -50,42 +46,48 @@ from omnibal_ext.packing.epoch import even, ordered
 from omnibal_ext.packing.level import WAIT_ENOUGH
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.packs import LOADS, TILES, Packs, pack_loads
+from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Pattern = tuple[int, ...]  # types of the samples of a pack, ascending
+Placed = tuple[Pattern, int]  # and the level at which it runs
+Tangents = dict[tuple[int, int], list[float]]  # by level and size: deviations at which a square is touched
 
-STEP = 0.002  # of a mean pack, from level to level; within it waiting costs nothing
-CHEAPEST = 0.3  # level, in mean packs; what is cheaper counts as this
-TANGENTS = 9  # to a square, on either side
-NEW = 60  # patterns a round, at most
-MORE_FOR_TILES = 0.5  # of what seconds spread in a random order, for what tiles do
-CLOSE = 0.03  # of the program's value, at which a bound is near enough
+STEP, WIDE_STEP = 0.001, 0.01  # of a mean pack, from level to level; within it waiting costs nothing
+FEW = 0.005  # share of packs that are cheaper, or dearer, than those for which levels are a step apart
+TANGENTS = np.geomspace(0.1, 8.0, 8)  # deviations at which squares are touched at first, on either side
+APART = 0.02  # from the tangents that there are, to touch where a solution is
+NEW = 150  # packs a round, at most
+MOST = 9_000  # packs kept, after which those that the solution does not use are forgotten
+CLOSE = 0.02  # of the program's value, at which a bound is near enough
 NEVER = -1e18
-# tokens that are rounded to: few enough for a minute or two
+# tokens that are rounded to: few enough for some minutes
 UNITS = {"two points": 50, "single tiles": 32, "near budget": 64, "anti-correlated": 128, "heavy tails": 64}
 
 
 class Problem(NamedTuple):
     """Samples by type, what bounds a pack, and what iterations should have as much of as others; sizes in units."""
 
-    counted: tuple[float, float]  # what a tile counts, and a mean pack's seconds
-    tiles: Ints  # [K]
-    tokens: Ints  # [K]
-    squares: Ints  # [K]
+    sizes: Ints  # [K, 3] tiles, tokens and squared tokens
     share: Floats  # [K] samples of the type, a pack
-    seconds: Floats  # [K] in mean packs
     budgets: tuple[int, int, int]
-    unit_seconds: Floats  # [3] of a unit of each size, in mean packs
-    levels: Floats  # [J] in mean packs
-    tangents: Floats  # [Y] deviations at which a square is touched
+    unit_seconds: Floats  # [3] of a unit of each size, in mean packs, without what a pack costs in itself
+    deviations: Floats  # [3] of random iterations' means
+    levels: (
+        Floats  # [J] the dearest packs of each, without what a pack costs in itself; the last is dear enough for all
+    )
 
-    def beyond(self, tiles: Floats, level: Ints) -> Floats:
-        """Return what is counted of packs beyond that of a mean one."""
-        seconds = self.levels[level] + STEP / 2 - float((self.seconds * self.share).sum())
-        return self.counted[0] * (tiles - float((self.tiles * self.share).sum())) + self.counted[1] * seconds
+    @property
+    def mean(self) -> Floats:
+        """Sizes of a mean pack."""
+        return self.share @ self.sizes
+
+    @property
+    def cheapest(self) -> Floats:
+        """What the dearest pack of an iteration of each level costs at least, [J]."""
+        return np.append(0.0, self.levels[:-1])
 
 
 class Prices(NamedTuple):
@@ -93,49 +95,64 @@ class Prices(NamedTuple):
 
     samples: Floats  # [K]
     pack: float
-    slope: Floats  # [J] of a tile more than the mean, at each level
+    slope: Floats  # [J, 3] of a deviation more, at each level
     touch: Floats  # [J] of a pack at each level
     waiting: float
 
 
-def problem_of(sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: int, unit: int) -> Problem:
-    """Count the types of samples, whose tokens are whole units; tiles are what iterations should have as much of."""
+def problem_of(
+    sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: Packs, unit: int, deviations: Floats
+) -> Problem:
+    """Count the types of samples, whose tokens are whole units; levels are those at which `packs` are.
+
+    Args:
+        deviations: of tiles, tokens and sum(len^2), that count as much as each other; infinite: those do not count.
+    """
     types, counts = np.unique(
         np.stack([sizes.tiles.astype(np.int64), sizes.tokens // unit], axis=1), axis=0, return_counts=True
     )
-    tiles, tokens = types[:, 0].copy(), types[:, 1].copy()
+    types = np.column_stack([types, types[:, 1] ** 2])
     grow = np.diag(np.array([1, unit, unit * unit], np.int64))
     once, twice = (costs.waited_for(grow * times, LOADS, True)[:, 0] for times in (1, 2))
-    constant, units = float((2 * once - twice).mean()), twice - once
-    share = counts / packs
-    seconds = np.stack([tiles, tokens, tokens**2], axis=1) @ units
-    mean = float((seconds * share).sum()) + constant
+    seconds = costs.waited_for(pack_loads(packs, sizes), LOADS, True)[:, 0]
+    constant, mean = float((2 * once - twice).mean()), float(seconds.mean())
+    unit_seconds = (twice - once) / mean
     room = budgets[1] // unit
-    most = budgets[0], room, int(tokens.max()) * room
-    slopes = np.geomspace(0.03, 4, TANGENTS)
+    most = budgets[0], room, int(types[:, 1].max()) * room
+    low, high = np.quantile((seconds - constant) / mean, [FEW, 1 - FEW])
+    dearest = float(most @ unit_seconds)
+    levels = [np.arange(0.0, low, WIDE_STEP), np.arange(low, high, STEP), np.arange(high, dearest, WIDE_STEP)]
     return Problem(
-        (1.0, 0.0),
-        tiles,
-        tokens,
-        tokens**2,
-        share,
-        seconds / mean,
+        types,
+        counts / len(packs),
         most,
-        units / mean,
-        np.arange(CHEAPEST - constant / mean, float(most @ units) / mean + STEP, STEP),
-        np.concatenate([[0.0], slopes, -slopes]),
+        unit_seconds,
+        deviations / [1, unit, unit * unit],
+        np.append(np.concatenate(levels), dearest * (1 + 1e-9)),
     )
 
 
-def counting(problem: Problem, tile: float, second: float, near: float) -> Problem:
-    """Return the problem for another sum; squares are touched at about the deviation `near`."""
-    return problem._replace(counted=(tile, second), tangents=problem.tangents * near)
+def patterns_of(packs: Packs, sizes: Sizes, problem: Problem, unit: int) -> list[Pattern]:
+    """Return the types of the samples of each pack."""
+    number = {(int(t), int(n)): k for k, (t, n, _) in enumerate(problem.sizes)}
+    types = [number[int(t), int(n)] for t, n in zip(sizes.tiles, sizes.tokens // unit, strict=True)]
+    ends = packs.pack_offsets.tolist()
+    return [tuple(sorted(types[sample] for sample in packs.sample_ids[a:b])) for a, b in pairwise(ends)]
+
+
+def placed(problem: Problem, patterns: list[Pattern], ranks: int) -> set[Placed]:
+    """Return packs at the levels at which they run, and at their own; `patterns` stand by iteration, the rest last."""
+    own = np.array([problem.sizes[list(pattern)].sum(axis=0) @ problem.unit_seconds for pattern in patterns])
+    dearest, whole = own.copy(), len(own) // ranks * ranks
+    dearest[:whole] = np.repeat(own[:whole].reshape(-1, ranks).max(axis=1), ranks)
+    found = set()
+    for seconds in (own, dearest):
+        found |= set(zip(patterns, np.searchsorted(problem.levels, seconds - 1e-9).tolist(), strict=True))
+    return found
 
 
 @numba.njit(cache=True)
-def most_valuable(
-    tiles: Ints, tokens: Ints, squares: Ints, values: Floats, budgets: tuple[int, int, int]
-) -> tuple[Floats, NDArray[np.int16]]:
+def most_valuable(sizes: Ints, values: Floats, budgets: tuple[int, int, int]) -> tuple[Floats, NDArray[np.int16]]:
     """Return the highest value of samples that have just so many tiles, tokens and squares; and the type of one."""
     shape = (budgets[0] + 1, budgets[1] + 1, budgets[2] + 1)
     best, among = np.full(shape, NEVER), np.full(shape, -1, np.int16)
@@ -143,148 +160,162 @@ def most_valuable(
     for t in range(shape[0]):
         for n in range(shape[1]):
             here, one = best[t, n], among[t, n]
-            for i in range(len(tiles)):
-                if tiles[i] > t or tokens[i] > n:
+            for i in range(len(sizes)):
+                tiles, tokens, squares = sizes[i]
+                if tiles > t or tokens > n:
                     continue
-                without = best[t - tiles[i], n - tokens[i]]
-                for q in range(squares[i], shape[2]):
-                    value = without[q - squares[i]] + values[i]
+                without = best[t - tiles, n - tokens]
+                for q in range(squares, shape[2]):
+                    value = without[q - squares] + values[i]
                     if value > here[q]:
                         here[q] = value
                         one[q] = i
     return best, among
 
 
-def patterns_of(packs: Packs, sizes: Sizes, problem: Problem, unit: int) -> set[Pattern]:
-    """Return the types of the samples of each pack."""
-    number = {(int(t), int(n)): k for k, (t, n) in enumerate(zip(problem.tiles, problem.tokens, strict=True))}
-    types = [number[int(t), int(n)] for t, n in zip(sizes.tiles, sizes.tokens // unit, strict=True)]
-    ends = packs.pack_offsets.tolist()
-    return {tuple(sorted(types[sample] for sample in packs.sample_ids[a:b])) for a, b in pairwise(ends)}
+@numba.njit(cache=True)
+def most_saved(
+    worth: Floats, unit_seconds: Floats, levels: Floats, cheapest: Floats, lines: Floats, fixed: Floats, waiting: float
+) -> tuple[Floats, Ints]:
+    """Return what a pack of so many tiles saves at most at each level, [T, J]; and its tokens and squares.
 
-
-def level_below(problem: Problem, seconds: Floats) -> Ints:
-    """Return the highest level that is not above each of `seconds`."""
-    places = np.searchsorted(problem.levels, seconds * (1 + 1e-12), side="right") - 1
-    return np.clip(places, 0, len(problem.levels) - 1)
-
-
-def waited(problem: Problem, own: Ints, at: Ints) -> Floats:
-    """Return what packs whose level is `own` wait `at` another, were they as dear as the level above their own."""
-    above = np.minimum(own + 1, len(problem.levels) - 1)
-    return np.maximum(0.0, problem.levels[at] - problem.levels[above])
-
-
-def solve(problem: Problem, patterns: list[Pattern]) -> tuple[float, Prices]:
-    """Solve the program over some patterns; return its value, a square of tiles, and its prices.
-
-    Unknown are the share of each pattern, of each kind of pack (so many tiles, its own level) at each level that is not
-    below its own, and the squares of each level.
+    Args:
+        worth: of samples, as `most_valuable` returns it.
+        lines: what a tile, a token and a square cost at each level, [J, 3]; and `fixed` a pack, [J].
+        waiting: price of a second.
     """
-    types, levels, count = len(problem.tiles), len(problem.levels), len(patterns)
-    lengths = [len(pattern) for pattern in patterns]
-    where = np.concatenate(patterns).astype(np.int64), np.repeat(np.arange(count), lengths)
+    saved, places = np.full((worth.shape[0], len(levels)), NEVER), np.zeros((worth.shape[0], len(levels), 2), np.int64)
+    for t in range(worth.shape[0]):
+        for n in range(worth.shape[1]):
+            for q in range(worth.shape[2]):
+                if worth[t, n, q] <= NEVER / 2:
+                    continue
+                seconds = unit_seconds[0] * t + unit_seconds[1] * n + unit_seconds[2] * q
+                least, at = 1e18, -1
+                for level in range(np.searchsorted(levels, seconds - 1e-9), len(levels)):
+                    cost = lines[level, 0] * t + lines[level, 1] * n + lines[level, 2] * q + fixed[level]
+                    cost += waiting * max(0.0, cheapest[level] - seconds)
+                    if cost < least:
+                        least, at = cost, level
+                if worth[t, n, q] - least > saved[t, at]:
+                    saved[t, at] = worth[t, n, q] - least
+                    places[t, at] = n, q
+    return saved, places
+
+
+def solve(
+    problem: Problem, known: list[Placed], tangents: dict[tuple[int, int], list[float]]
+) -> tuple[float, Prices, Floats]:
+    """Solve the program over some packs; return its value, a square, its prices, and the share of each pack.
+
+    Unknown are the share of each pack, the squares of each size at each level, and the largest of the sizes' sums. At
+    each of its tangents (by level and size) a square is above what its levels' packs deviate by.
+    """
+    types, count = len(problem.sizes), len(known)
+    lengths = [len(pattern) for pattern, _ in known]
+    where = np.concatenate([pattern for pattern, _ in known]), np.repeat(np.arange(count), lengths)
     amounts = csr_matrix((np.ones(sum(lengths)), where), shape=(types, count))
-    own = level_below(problem, problem.seconds @ amounts)
-    tiles = problem.tiles @ amounts * (problem.counted[0] > 0)
-    kinds, kind = np.unique(np.stack([tiles, own], axis=1), axis=0, return_inverse=True)
-    lowest = kinds[:, 1].astype(np.int64)
-    beyond = problem.beyond(kinds[:, 0], lowest)
-    at = np.concatenate([np.arange(low, levels) for low in lowest])
-    of = np.repeat(np.arange(len(kinds)), levels - lowest)
-    placed, squares = count + np.arange(len(at)), count + len(at) + np.arange(levels)
-    width = count + len(at) + levels
+    level = np.array([at for _, at in known])
+    sums = amounts.T @ problem.sizes
+    beyond = (sums - problem.mean) / problem.deviations
+    squares = {key: count + place for place, key in enumerate(tangents)}
+    width = count + len(squares) + 1
 
-    def rows(height: int, *entries: tuple[Floats, Ints, Ints]) -> csr_matrix:
-        values, down, across = (np.concatenate(column) for column in zip(*entries, strict=True))
-        return csr_matrix((values, (down, across)), shape=(height, width))
+    def rows(entries: list[tuple[Floats, Ints]]) -> csr_matrix:
+        values, across = (np.concatenate(column) for column in zip(*entries, strict=True))
+        ends = np.append(0, np.cumsum([len(entry[0]) for entry in entries]))
+        return csr_matrix((values, across, ends), shape=(len(entries), width))
 
-    one_each, ones = np.arange(levels), np.ones(len(at))
-    links = rows(len(kinds), (np.ones(count), kind.ravel(), np.arange(count)), (-ones, of, placed))
+    places = {at: np.flatnonzero(level == at) for at in {at for at, _ in tangents}}
     touching = [
-        rows(
-            levels,
-            (2 * slope * beyond[of] - slope**2, at, placed),
-            (-np.ones(levels), one_each, squares),
-        )
-        for slope in problem.tangents
+        (np.append(2 * slope * beyond[places[at], size] - slope**2, -1.0), np.append(places[at], squares[at, size]))
+        for (at, size), slopes in tangents.items()
+        for slope in slopes
     ]
-    waiting = rows(1, (waited(problem, lowest[of], at), 0 * at, placed))
-    packs = rows(1, (np.ones(count), np.zeros(count, np.int64), np.arange(count)))
+    largest = [
+        (np.append(np.ones(len(own)), -1.0), np.append(own, width - 1))
+        for own in (np.array([place for key, place in squares.items() if key[1] == size], int) for size in range(3))
+    ]
+    waited = np.maximum(0.0, problem.cheapest[level] - sums @ problem.unit_seconds)
+    every = np.arange(count)
     found = linprog(
-        np.concatenate([np.zeros(width - levels), np.ones(levels)]),
-        A_ub=vstack([*touching, waiting, packs]),
-        b_ub=np.concatenate([np.zeros(len(touching) * levels), [WAIT_ENOUGH / (1 - WAIT_ENOUGH), 1.0]]),
-        A_eq=vstack([hstack([amounts, csr_matrix((types, width - count))]), links]),
-        b_eq=np.concatenate([problem.share, np.zeros(len(kinds))]),
+        np.append(np.zeros(width - 1), 1.0),
+        A_ub=rows([*touching, *largest, (waited, every), (np.ones(count), every)]),
+        b_ub=np.concatenate([np.zeros(len(touching) + 3), [WAIT_ENOUGH / (1 - WAIT_ENOUGH), 1.0]]),
+        A_eq=hstack([amounts, csr_matrix((types, width - count))]),
+        b_eq=problem.share,
         method="highs",
     )
     if found.status != 0:
         raise UserError(f"the linear program: {found.message}")
     upper = -found.ineqlin.marginals
-    weights, slopes = upper[:-2].reshape(-1, levels), problem.tangents[:, None]
-    return float(found.fun), Prices(
-        found.eqlin.marginals[:types],
-        float(upper[-1]),
-        (2 * slopes * weights).sum(axis=0),
-        (slopes**2 * weights).sum(axis=0),
-        float(upper[-2]),
+    slope, touch, row = np.zeros((len(problem.levels), 3)), np.zeros(len(problem.levels)), 0
+    for (at, size), slopes in tangents.items():
+        weights = upper[row : row + len(slopes)]
+        slope[at, size] += 2 * weights @ slopes
+        touch[at] += weights @ np.square(slopes)
+        row += len(slopes)
+    prices = Prices(found.eqlin.marginals, float(upper[-1]), slope, touch, float(upper[-2]))
+    return float(found.fun), prices, found.x[:count]
+
+
+def packs_that_save(problem: Problem, prices: Prices, known: list[Placed]) -> tuple[float, list[Placed]]:
+    """Return what any pack saves at most, and packs that save most: one of each number of tiles and level.
+
+    A level at which no pack is known has the prices between those of the levels beside it.
+    """
+    levels, every = np.array(sorted({at for _, at in known})), np.arange(len(problem.levels))
+    slope = np.column_stack([np.interp(every, levels, prices.slope[levels, size]) for size in range(3)])
+    lines = slope / problem.deviations
+    fixed = prices.pack - lines @ problem.mean - np.interp(every, levels, prices.touch[levels])
+    worth, among = most_valuable(problem.sizes, prices.samples, problem.budgets)
+    saved, places = most_saved(
+        worth, problem.unit_seconds, problem.levels, problem.cheapest, lines, fixed, prices.waiting
     )
+    best = np.argsort(-saved, axis=None, kind="stable")[:NEW]
+    packs = []
+    for tiles, level in zip(*np.unravel_index(best[saved.ravel()[best] > 1e-9], saved.shape), strict=True):
+        left, pattern = np.array([tiles, *places[tiles, level]]), []
+        while left.any():
+            pattern.append(int(among[tuple(left)]))
+            left = left - problem.sizes[pattern[-1]]
+        packs.append((tuple(sorted(pattern)), int(level)))
+    return float(saved.max()), packs
 
 
-def saved(problem: Problem, prices: Prices) -> tuple[Floats, Ints, NDArray[np.int16]]:
-    """Return what packs of so many tiles, tokens and squares save at most, their level, and the type of a sample."""
-    worth, among = most_valuable(problem.tiles, problem.tokens, problem.squares, prices.samples, problem.budgets)
-    t, n, q = np.ogrid[tuple(slice(budget + 1) for budget in problem.budgets)]
-    seconds = problem.unit_seconds[0] * t + problem.unit_seconds[1] * n + problem.unit_seconds[2] * q
-    own = level_below(problem, seconds)
-    every = np.arange(len(problem.levels))
-    tiles = np.arange(problem.budgets[0] + 1)[:, None]
-    cheapest = np.empty((problem.budgets[0] + 1, len(every)))
-    for low in every:
-        beyond = problem.beyond(tiles, np.full_like(tiles, low))
-        cost = prices.slope * beyond - prices.touch + prices.waiting * waited(problem, np.array([low]), every)
-        cheapest[:, low] = cost[:, low:].min(axis=1)
-    saving = worth - cheapest[t, own] - prices.pack
-    saving[worth <= NEVER / 2] = NEVER
-    return saving, own, among
+def touch(problem: Problem, packs: list[Placed], shares: Floats, tangents: Tangents) -> None:
+    """Add tangents where the levels' means of a solution are."""
+    sums = np.array([problem.sizes[list(pattern)].sum(axis=0) for pattern, _ in packs])
+    beyond, level = (sums - problem.mean) / problem.deviations, np.array([at for _, at in packs])
+    for at in np.unique(level).tolist():
+        own = shares * (level == at)
+        for size, mean in enumerate((own @ beyond / max(own.sum(), 1e-9)).tolist()):
+            if np.abs(np.array(tangents[at, size]) - mean).min() > APART:
+                tangents[at, size].append(mean)
 
 
-def new_patterns(problem: Problem, saving: Floats, own: Ints, among: NDArray[np.int16]) -> list[Pattern]:
-    """Return packs that save most, two of each number of tiles and three levels."""
-    taken: dict[tuple[int, int], int] = {}
-    patterns = []
-    flat = saving.ravel()
-    some = np.argpartition(flat, -20_000)[-20_000:] if len(flat) > 20_000 else np.arange(len(flat))
-    for place in some[np.argsort(-flat[some], kind="stable")]:
-        if flat[place] <= 1e-9 or len(patterns) == NEW:
-            break
-        t, n, q = (int(size) for size in np.unravel_index(place, saving.shape))
-        key = (t, int(own[t, n, q]) // 3)
-        taken[key] = taken.get(key, 0) + 1
-        if taken[key] > 2:
-            continue
-        pattern = []
-        while t + n > 0:
-            kind = int(among[t, n, q])
-            pattern.append(kind)
-            t, n, q = t - int(problem.tiles[kind]), n - int(problem.tokens[kind]), q - int(problem.squares[kind])
-        patterns.append(tuple(sorted(pattern)))
-    return patterns
+def least_spread(problem: Problem, known: set[Placed]) -> float:
+    """Return the least spread of iterations' means, in the size that spreads most, of all packs in any order.
 
-
-def least_spread(problem: Problem, patterns: set[Pattern]) -> float:
-    """Return the least spread of iterations' means, of all packs in any order; some packs begin the search."""
-    known, bound = sorted(patterns), 0.0
+    Args:
+        known: packs that the search begins with, which hold all samples.
+    """
+    packs, bound = sorted(known), 0.0
+    tangents: Tangents = {}
     while True:
-        value, prices = solve(problem, known)
-        saving, own, among = saved(problem, prices)
-        bound = max(bound, value - max(0.0, float(saving.max())))
-        more = [pattern for pattern in new_patterns(problem, saving, own, among) if pattern not in patterns]
-        if not more or value - bound < CLOSE * value:
-            return max(0.0, math.sqrt(bound) - problem.counted[1] * STEP / 2)
-        known += sorted(set(more))
-        patterns = patterns | set(more)
+        for at in {at for _, at in packs}:
+            for size in range(3):
+                tangents.setdefault((at, size), [0.0, *TANGENTS, *-TANGENTS])
+        value, prices, shares = solve(problem, packs, tangents)
+        most, more = packs_that_save(problem, prices, packs)
+        bound = max(bound, value - max(0.0, most))
+        new = sorted(set(more) - set(packs))
+        if not new or value - bound < CLOSE * value:
+            return math.sqrt(bound)
+        touch(problem, packs, shares, tangents)
+        if len(packs) > MOST:
+            packs = [pack for pack, share in zip(packs, shares, strict=True) if share > 0]
+        packs += new
 
 
 def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[object]:
@@ -298,26 +329,14 @@ def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[
     evened = even(found, sizes, options, costs, seed=0)
     packs = ordered(Corpus(sizes, (Source(name, samples),)), evened, found, options, costs, seed=0)
     loads = pack_loads(packs, sizes)
-    seconds = costs.waited_for(loads, LOADS, True)
     groups = np.arange(len(packs) // ranks * ranks).reshape(-1, ranks)
-    spread = loads[groups].mean(axis=1).std(axis=0)
-    random = [pack_loads(some, sizes).std(axis=0) / math.sqrt(ranks) for some in (packs, found)]
-    problem = problem_of(sizes, budgets, costs, len(found), unit)
-    patterns = patterns_of(found, sizes, problem, unit) | patterns_of(evened, sizes, problem, unit)
-    of_sizes = problem.unit_seconds / [1, unit, unit**2]  # seconds of a tile, a token, a square
-    more = MORE_FOR_TILES * float(random[1] @ of_sizes) / float(random[1][TILES])
-    waiting = wait(rank_loads(deal(groups, ranks), seconds))
-    figures: list[object] = [name, unit, len(found), f"{waiting:.4f}"]
-    bounds = np.zeros(len(random))
-    for tile, second in ((1.0, 0.0), (0.0, 1.0), (more, 1.0)):
-        counted = (tile * loads[groups, TILES] + second * seconds[groups, 0] / seconds.mean()).mean(axis=1)
-        least = least_spread(counting(problem, tile, second, float(counted.std())), patterns)
-        figures += [f"{counted.std():.4f}", f"{least:.4f}"]
-        each = second * of_sizes + [tile, 0.0, 0.0]
-        bounds = np.maximum(bounds, [least / float(below @ each) for below in random])
-    for below, bound in zip(random, bounds, strict=True):
-        figures += [f"{(spread / below).max():.2f}", f"{bound:.2f}"]
-    return figures
+    random = pack_loads(found, sizes).std(axis=0) / math.sqrt(ranks)
+    spread = (loads[groups].mean(axis=1).std(axis=0) / random).tolist()
+    waiting = wait(rank_loads(deal(groups, ranks), costs.waited_for(loads, LOADS, True)))
+    problem = problem_of(sizes, budgets, costs, found, unit, random)
+    least = least_spread(problem, placed(problem, patterns_of(packs, sizes, problem, unit), ranks))
+    figures = [f"{value:.2f}" for value in (*spread, max(spread), least)]
+    return [name, unit, len(found), f"{waiting:.4f}", *figures]
 
 
 def main() -> None:
@@ -332,11 +351,12 @@ def main() -> None:
         compare(name, arguments.model, arguments.samples, UNITS[name], arguments.data_parallel_size)
         for name in arguments.corpus
     ]
-    columns = (
-        "corpus", "unit", "packs", "wait", "tiles", "least", "seconds", "least", "both", "least",
-        "sizes", "least", "as found", "least",
-    )  # fmt: skip
-    print_table(f"Spread of iterations of one microbatch a rank, costs of {arguments.model}", columns, rows)
+    columns = ("corpus", "unit", "packs", "wait", "tiles", "tokens", "attention", "worst", "least")
+    print_table(
+        f"Spread of iterations of one microbatch a rank over a random order's of packs as found, {arguments.model}",
+        columns,
+        rows,
+    )
 
 
 if __name__ == "__main__":
