@@ -7,6 +7,11 @@ OUT="${1:-runs/quickstart}"
 SAMPLES=4000 EPOCHS="${EPOCHS:-3}" VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=800
 export PYTHONWARNINGS=ignore
 mkdir -p "$OUT"
+[[ -e "$OUT/.epochs" ]] || echo "$EPOCHS" >"$OUT/.epochs"
+if [[ "$(cat "$OUT/.epochs")" != "$EPOCHS" ]]; then
+    echo "error: $OUT has runs of $(cat "$OUT/.epochs") epochs, not of $EPOCHS: name another output folder" >&2
+    exit 2
+fi
 
 # step MARK TITLE COMMAND...: run COMMAND unless it ended well before
 step() {

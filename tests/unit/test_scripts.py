@@ -53,3 +53,11 @@ def test_its_flags_are_taken_and_overlap_what_can_be(script: str, tmp_path: Path
 def test_what_the_user_has_set_stays(script: str, tmp_path: Path) -> None:
     _, settings = called(script, tmp_path, **dict.fromkeys(SETTINGS, "7"))
     assert settings == dict.fromkeys(SETTINGS, "7")
+
+
+def test_the_quickstart_shows_no_figures_of_other_epochs(tmp_path: Path) -> None:
+    (tmp_path / ".epochs").write_text("3\n")
+    words = ["bash", "scripts/quickstart.sh", str(tmp_path)]
+    ended = subprocess.run(words, cwd=ROOT, env={**os.environ, "EPOCHS": "6"}, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: {tmp_path} has runs of 3 epochs, not of 6: name another output folder\n"
