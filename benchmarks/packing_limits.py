@@ -55,16 +55,23 @@ Pattern = tuple[int, ...]  # types of the samples of a pack, ascending
 Placed = tuple[Pattern, int]  # and the level at which it runs
 Tangents = dict[tuple[int, int], list[float]]  # by level and size: deviations at which a square is touched
 
-STEP, WIDE_STEP = 0.001, 0.01  # of a mean pack, from level to level; within it waiting costs nothing
-FEW = 0.005  # share of packs that are cheaper, or dearer, than those for which levels are a step apart
+WIDE_STEP = 0.01  # from level to level, where few packs are
+FEW = 0.005  # share of packs on either side that are few
 TANGENTS = np.geomspace(0.1, 8.0, 8)  # deviations at which squares are touched at first, on either side
 APART = 0.02  # from the tangents that there are, to touch where a solution is
 NEW = 150  # packs a round, at most
 MOST = 9_000  # packs kept, after which those that the solution does not use are forgotten
-CLOSE = 0.02  # of the program's value, at which a bound is near enough
+CLOSE = 0.005  # of the program's value, at which a bound is near enough
 NEVER = -1e18
-# tokens that are rounded to: few enough for some minutes
-UNITS = {"two points": 50, "single tiles": 32, "near budget": 64, "anti-correlated": 128, "heavy tails": 64}
+# Tokens that are rounded to, and steps from level to level, in mean packs; within a step waiting costs nothing. Small
+# ones are sharper and take longer.
+UNITS = {
+    "two points": (50, 0.001),
+    "single tiles": (32, 0.001),
+    "near budget": (64, 0.00025),
+    "anti-correlated": (128, 0.001),
+    "heavy tails": (64, 0.001),
+}
 
 
 class Problem(NamedTuple):
@@ -75,9 +82,7 @@ class Problem(NamedTuple):
     budgets: tuple[int, int, int]
     unit_seconds: Floats  # [3] of a unit of each size, in mean packs, without what a pack costs in itself
     deviations: Floats  # [3] of random iterations' means
-    levels: (
-        Floats  # [J] the dearest packs of each, without what a pack costs in itself; the last is dear enough for all
-    )
+    levels: Floats  # [J] the dearest packs of each, likewise; the last is dear enough for all
 
     @property
     def mean(self) -> Floats:
@@ -101,9 +106,9 @@ class Prices(NamedTuple):
 
 
 def problem_of(
-    sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: Packs, unit: int, deviations: Floats
+    sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: Packs, unit: int, step: float, deviations: Floats
 ) -> Problem:
-    """Count the types of samples, whose tokens are whole units; levels are those at which `packs` are.
+    """Count the types of samples, whose tokens are whole units; levels are a `step` apart where most of `packs` are.
 
     Args:
         deviations: of tiles, tokens and sum(len^2), that count as much as each other; infinite: those do not count.
@@ -121,7 +126,7 @@ def problem_of(
     most = budgets[0], room, int(types[:, 1].max()) * room
     low, high = np.quantile((seconds - constant) / mean, [FEW, 1 - FEW])
     dearest = float(most @ unit_seconds)
-    levels = [np.arange(0.0, low, WIDE_STEP), np.arange(low, high, STEP), np.arange(high, dearest, WIDE_STEP)]
+    levels = [np.arange(0.0, low, WIDE_STEP), np.arange(low, high, step), np.arange(high, dearest, WIDE_STEP)]
     return Problem(
         types,
         counts / len(packs),
@@ -318,9 +323,9 @@ def least_spread(problem: Problem, known: set[Placed]) -> float:
         packs += new
 
 
-def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[object]:
+def compare(name: str, model: str, samples: int, ranks: int) -> list[object]:
     """Return a row of the table: our packs in our order, and the least that any could have."""
-    make, budgets = UNTUNED[name]
+    (make, budgets), (unit, step) = UNTUNED[name], UNITS[name]
     sizes, costs = make(samples), costs_of(name, model)
     tokens = np.clip(np.rint(sizes.tokens / unit).astype(np.int64), 1, budgets[1] // unit) * unit
     sizes = Sizes.from_arrays(sizes.tiles, tokens)
@@ -333,7 +338,7 @@ def compare(name: str, model: str, samples: int, unit: int, ranks: int) -> list[
     random = pack_loads(found, sizes).std(axis=0) / math.sqrt(ranks)
     spread = (loads[groups].mean(axis=1).std(axis=0) / random).tolist()
     waiting = wait(rank_loads(deal(groups, ranks), costs.waited_for(loads, LOADS, True)))
-    problem = problem_of(sizes, budgets, costs, found, unit, random)
+    problem = problem_of(sizes, budgets, costs, packs, unit, step, random)
     least = least_spread(problem, placed(problem, patterns_of(packs, sizes, problem, unit), ranks))
     figures = [f"{value:.2f}" for value in (*spread, max(spread), least)]
     return [name, unit, len(found), f"{waiting:.4f}", *figures]
@@ -348,8 +353,7 @@ def main() -> None:
     parser.add_argument("--model", default="internvl-chat-1.5", help="whose costs")
     arguments = parser.parse_args()
     rows = [
-        compare(name, arguments.model, arguments.samples, UNITS[name], arguments.data_parallel_size)
-        for name in arguments.corpus
+        compare(name, arguments.model, arguments.samples, arguments.data_parallel_size) for name in arguments.corpus
     ]
     columns = ("corpus", "unit", "packs", "wait", "tiles", "tokens", "attention", "worst", "least")
     print_table(

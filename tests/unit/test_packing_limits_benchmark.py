@@ -71,7 +71,7 @@ def bound(samples: list[Sample], way: list[list[Sample]], budgets: tuple[int, in
         left.remove(ids[-1])
     packs = Packs(np.cumsum([0, *map(len, way)]), np.array(ids))
     assert all(a < b for a, b in pairwise(packs.pack_offsets.tolist()))
-    problem = problem_of(sizes, budgets, COSTS, packs, 1, np.array(deviations))
+    problem = problem_of(sizes, budgets, COSTS, packs, 1, 0.001, np.array(deviations))
     return least_spread(problem, placed(problem, patterns_of(packs, sizes, problem, 1), 2))
 
 
