@@ -61,7 +61,7 @@ TANGENTS = np.geomspace(0.1, 8.0, 8)  # deviations at which squares are touched 
 APART = 0.02  # from the tangents that there are, to touch where a solution is
 NEW = 150  # packs a round, at most
 MOST = 9_000  # packs kept, after which those that the solution does not use are forgotten
-CLOSE = 0.005  # of the program's value, at which a bound is near enough
+CLOSE = 0.01  # of the program's value, at which a bound is near enough
 NEVER = -1e18
 # Tokens that are rounded to, and steps from level to level, in mean packs; within a step waiting costs nothing. Small
 # ones are sharper and take longer.
