@@ -35,9 +35,9 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
        longer; never where that would make it more than `limit`.
     3. Repeat, at a falling price: first comes what costs least for what it brings.
 
-    Where a rank runs several packs and waits for longer than the limit, that is mended first, at a rising price: swaps that
-    cost little mixing come first. Often several ranks of an iteration are the fullest, and one swap helps one of them;
-    so there what each rank is above the mean counts as well, squared.
+    Where a rank runs several packs and waits for longer than the limit, that is mended first, at a rising price: what
+    costs little mixing comes first. Often several ranks of an iteration are the fullest, and one swap helps one of
+    them; so there what each rank is above the mean counts as well, squared.
 
     Args:
         seconds: [P, parts].
