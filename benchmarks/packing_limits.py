@@ -94,6 +94,16 @@ class Problem(NamedTuple):
         """What the dearest pack of an iteration of each level costs at least, [J]."""
         return np.append(0.0, self.levels[:-1])
 
+    def amounts(self, patterns: list[Pattern]) -> csr_matrix:
+        """Samples of each type in packs, some of which may be empty, [K, N]."""
+        lengths = [len(pattern) for pattern in patterns]
+        where = np.concatenate(patterns).astype(np.int64), np.repeat(np.arange(len(patterns)), lengths)
+        return csr_matrix((np.ones(sum(lengths)), where), shape=(len(self.sizes), len(patterns)))
+
+    def beyond(self, sums: Floats) -> Floats:
+        """What sizes of packs deviate from those of a mean one, [N, 3]."""
+        return (sums - self.mean) / self.deviations
+
 
 class Prices(NamedTuple):
     """What the program's constraints are worth."""
@@ -147,7 +157,7 @@ def patterns_of(packs: Packs, sizes: Sizes, problem: Problem, unit: int) -> list
 
 def placed(problem: Problem, patterns: list[Pattern], ranks: int) -> set[Placed]:
     """Return packs at the levels at which they run, and at their own; `patterns` stand by iteration, the rest last."""
-    own = np.array([problem.sizes[list(pattern)].sum(axis=0) @ problem.unit_seconds for pattern in patterns])
+    own = problem.amounts(patterns).T @ problem.sizes @ problem.unit_seconds
     dearest, whole = own.copy(), len(own) // ranks * ranks
     dearest[:whole] = np.repeat(own[:whole].reshape(-1, ranks).max(axis=1), ranks)
     found = set()
@@ -208,21 +218,17 @@ def most_saved(
     return saved, places
 
 
-def solve(
-    problem: Problem, known: list[Placed], tangents: dict[tuple[int, int], list[float]]
-) -> tuple[float, Prices, Floats]:
+def solve(problem: Problem, known: list[Placed], tangents: Tangents) -> tuple[float, Prices, Floats]:
     """Solve the program over some packs; return its value, a square, its prices, and the share of each pack.
 
     Unknown are the share of each pack, the squares of each size at each level, and the largest of the sizes' sums. At
     each of its tangents (by level and size) a square is above what its levels' packs deviate by.
     """
     types, count = len(problem.sizes), len(known)
-    lengths = [len(pattern) for pattern, _ in known]
-    where = np.concatenate([pattern for pattern, _ in known]), np.repeat(np.arange(count), lengths)
-    amounts = csr_matrix((np.ones(sum(lengths)), where), shape=(types, count))
-    level = np.array([at for _, at in known])
+    patterns, level = [pattern for pattern, _ in known], np.array([at for _, at in known])
+    amounts = problem.amounts(patterns)
     sums = amounts.T @ problem.sizes
-    beyond = (sums - problem.mean) / problem.deviations
+    beyond = problem.beyond(sums)
     squares = {key: count + place for place, key in enumerate(tangents)}
     width = count + len(squares) + 1
 
@@ -288,10 +294,10 @@ def packs_that_save(problem: Problem, prices: Prices, known: list[Placed]) -> tu
     return float(saved.max()), packs
 
 
-def touch(problem: Problem, packs: list[Placed], shares: Floats, tangents: Tangents) -> None:
+def add_tangents(problem: Problem, packs: list[Placed], shares: Floats, tangents: Tangents) -> None:
     """Add tangents where the levels' means of a solution are."""
-    sums = np.array([problem.sizes[list(pattern)].sum(axis=0) for pattern, _ in packs])
-    beyond, level = (sums - problem.mean) / problem.deviations, np.array([at for _, at in packs])
+    beyond = problem.beyond(problem.amounts([pattern for pattern, _ in packs]).T @ problem.sizes)
+    level = np.array([at for _, at in packs])
     for at in np.unique(level).tolist():
         own = shares * (level == at)
         for size, mean in enumerate((own @ beyond / max(own.sum(), 1e-9)).tolist()):
@@ -317,7 +323,7 @@ def least_spread(problem: Problem, known: set[Placed]) -> float:
         new = sorted(set(more) - set(packs))
         if not new or value - bound < CLOSE * value:
             return math.sqrt(bound)
-        touch(problem, packs, shares, tangents)
+        add_tangents(problem, packs, shares, tangents)
         if len(packs) > MOST:
             packs = [pack for pack, share in zip(packs, shares, strict=True) if share > 0]
         packs += new
