@@ -12,24 +12,37 @@ from omnibal_ext.packing.fill import Aim, Grid, Plan, Seeds, fill_packs
 from omnibal_ext.packing.first_fit import pack_first_fit
 from omnibal_ext.packing.metrics import lower_bound_packs
 from omnibal_ext.packing.packs import Packs, offsets_of
-from omnibal_ext.packing.patterns import Classes, plan_patterns
+from omnibal_ext.packing.patterns import COARSE, FINE, Classes, Detail, most_classes, plan_patterns
 from omnibal_ext.packing.random_bits import below
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
 
 NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
-PLANS = ((0, 0), (1, 1), (6, 8))  # (classes of a tile count, rounds of planning): the ways to pack that are compared
 AT_THE_BOUND = 1.0005
 MOST_TYPES_TO_PLAN = 200_000  # so rich a corpus fills packs without a plan
 MOST_TO_PLAN = 100_000  # tile counts x tile budget, with which the time of a plan grows
-MOST_CLASSES = 48
 MOST_CELLS = 32_000_000  # of the grid of types: 400 MB
 MANY_ROWS, MOST_STEPS = 128, 6_000_000  # beyond so many tile counts and so many of them times types, search is slow
 MOST_SAMPLES_TO_FIT = 2_000_000  # more samples whose sizes repeat are planned well enough
 DRIFT_PRICE = 0.05
 SEARCH_NODES = 64
 SEARCH_NODES_IN_ALL = 1_000_000
+
+
+class Way(NamedTuple):
+    """How samples are planned before the rest is searched for."""
+
+    classes: int  # of a tile count
+    rounds: int  # of planning
+    most_classes: int = 48
+    texts: bool = False  # text-only samples are planned too; otherwise they fill up what is left
+    detail: Detail = COARSE
+
+
+WAYS = (Way(0, 0), Way(1, 1), Way(6, 8))  # to pack, that are compared
+FAR_FROM_THE_BOUND = 1.001  # so many packs, and more, are worth a fine plan
+SAMPLES_A_CLASS = 50  # of it, at least
 
 
 class _Filled(NamedTuple):
@@ -41,32 +54,51 @@ class _Filled(NamedTuple):
 
 
 def pack_balanced(
-    sizes: Sizes, vit_budget: int, llm_budget: int, budgets: Mapping[str, int] = NO_BUDGETS, *, seed: int
+    sizes: Sizes,
+    vit_budget: int,
+    llm_budget: int,
+    budgets: Mapping[str, int] = NO_BUDGETS,
+    *,
+    seed: int,
+    fine: bool = True,
 ) -> Packs:
     """Pack all samples of `sizes`; every sample must fit the budgets alone. `budgets` are those of further sizes.
 
     1. Search (`_search`), where sizes repeat enough to be counted and no further budget is to be kept.
     2. Unless that is at the lower bound: first-fit-decreasing. Keep the fewest packs.
+    3. Where they are still far from the bound: search by a plan of many classes. Keep the fewest packs.
+
+    Args:
+        fine: do 3, which takes some seconds.
     """
     limits = {name: budget for name, budget in budgets.items() if budget}
-    found = None if limits else _search(sizes, vit_budget, llm_budget, seed=seed)
+    found = None if limits else _search(sizes, vit_budget, llm_budget, WAYS, seed)
     enough = lower_bound_packs(sizes, vit_budget, llm_budget)
-    if found is not None and (len(found) <= enough or len(sizes) > MOST_SAMPLES_TO_FIT):
-        return found
-    columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
-    fitted = pack_first_fit(np.column_stack(columns), np.array([vit_budget, llm_budget, *limits.values()]))
-    if found is not None and len(found) <= len(fitted):
-        return found
+    if found is None or (len(found) > enough and len(sizes) <= MOST_SAMPLES_TO_FIT):
+        fitted = _fit(sizes, np.array([vit_budget, llm_budget, *limits.values()]), list(limits), seed)
+        found = fitted if found is None or len(fitted) < len(found) else found
+    classes = min(most_classes(vit_budget, FINE), len(sizes) // SAMPLES_A_CLASS)
+    if fine and not limits and classes > WAYS[-1].most_classes and len(found) > FAR_FROM_THE_BOUND * enough:
+        planned = _search(sizes, vit_budget, llm_budget, (Way(classes, WAYS[-1].rounds, classes, True, FINE),), seed)
+        found = planned if planned is not None and len(planned) < len(found) else found
+    return found
+
+
+def _fit(sizes: Sizes, budgets: Ints, more: list[str], seed: int) -> Packs:
+    """Pack by first-fit-decreasing; `budgets` are those of tiles, tokens and the sizes named in `more`."""
+    columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in more)]
+    fitted = pack_first_fit(np.column_stack(columns), budgets)
     equal = np.empty(len(sizes), np.int64)  # the seed decides among equal samples
     equal[np.lexsort(columns)] = np.lexsort((np.random.default_rng(seed).permutation(len(sizes)), *columns))
     return Packs(fitted.pack_offsets, equal[fitted.sample_ids])
 
 
-def _search(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) -> Packs | None:
+def _search(sizes: Sizes, vit_budget: int, llm_budget: int, ways: tuple[Way, ...], seed: int) -> Packs | None:
     """Pack all samples, or return None if too many sizes differ.
 
     1. Count the samples of each type: equal tiles and equal tokens.
-    2. Fill packs from the counts in the ways of `PLANS`, until one is at the lower bound; keep that of fewest packs.
+    2. Fill packs from the counts in all `ways`, but those with a plan if there are too many types for one; stop at the
+       lower bound, keep the fewest packs.
     3. Hand the samples out to the packs, at random among samples of a type.
     """
     if len(sizes) == 0:
@@ -82,13 +114,16 @@ def _search(sizes: Sizes, vit_budget: int, llm_budget: int, *, seed: int) -> Pac
     counts = np.bincount(types, minlength=len(tiles) * columns)
     grid_counts = counts.reshape(len(tiles), columns).astype(np.int32)
     enough = AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget)
-    ways: list[_Filled] = []
     plannable = np.count_nonzero(counts) <= MOST_TYPES_TO_PLAN and len(tiles) * max(1, vit_budget) <= MOST_TO_PLAN
-    for plan in PLANS if plannable else PLANS[:1]:
-        ways.append(_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, *plan))
-        if ways[-1].repeats.sum() <= enough:
-            break
-    fewest = min(ways, key=lambda filled: int(filled.repeats.sum()))
+    filled: list[_Filled] = []
+    for way in ways:
+        if plannable or way.rounds == 0:
+            filled.append(_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, way))
+            if filled[-1].repeats.sum() <= enough:
+                break
+    if not filled:
+        return None
+    fewest = min(filled, key=lambda packs: int(packs.repeats.sum()))
     offsets = offsets_of(np.repeat(np.diff(fewest.ends, prepend=0), fewest.repeats))
     samples = _shuffled_by_type(types, offsets_of(counts), seed)
     return Packs(offsets, _hand_out(fewest, offsets_of(counts), samples))
@@ -103,20 +138,20 @@ def _new_grid(tiles: Ints, counts: NDArray[np.int32]) -> Grid:
     return Grid(tiles, counts.copy(), below, above, row_counts, counts.astype(np.int64) @ column.astype(np.int64))
 
 
-def _fill(grid: Grid, vit_budget: int, llm_budget: int, classes_of_tiles: int, rounds: int) -> _Filled:
+def _fill(grid: Grid, vit_budget: int, llm_budget: int, way: Way) -> _Filled:
     """Fill packs from all samples of a grid.
 
     1. Plan patterns for the samples left and follow them, as far as they go.
-    2. Repeat 1 up to `rounds` times, or until a plan has no whole pack.
+    2. Repeat 1 up to `way.rounds` times, or until a plan has no whole pack.
     3. Search freely for the samples that are left.
     """
     parts: list[_Filled] = []
-    for parts_of_tiles in [classes_of_tiles] * rounds + [0]:
+    for parts_of_tiles in [way.classes] * way.rounds + [0]:
         rows, tokens = (places.astype(np.int64) for places in np.nonzero(grid.counts))
         if len(rows) == 0:
             break
-        classes = _classes(grid, rows, tokens, parts_of_tiles)
-        plan, packs = _plan(grid, rows, tokens, classes, vit_budget, llm_budget)
+        classes = _classes(grid, rows, tokens, parts_of_tiles, way)
+        plan, packs = _plan(grid, rows, tokens, classes, vit_budget, llm_budget, way.detail)
         if parts_of_tiles and not plan.quotas.any():
             continue
         size = np.maximum(grid.tiles[rows] / max(vit_budget, 1), tokens / llm_budget)
@@ -147,19 +182,19 @@ def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, types: int)
     return Aim(vit_budget, llm_budget, tiles / packs, tokens / packs, *prices, nodes)
 
 
-def _classes(grid: Grid, rows: Ints, tokens: Ints, parts_of_tiles: int) -> Ints:
+def _classes(grid: Grid, rows: Ints, tokens: Ints, parts_of_tiles: int, way: Way) -> Ints:
     """Cut each tile count into parts of equally many samples by their tokens; number them, longest samples first.
 
     Returns:
-        The class of each type (rows, tokens), sorted as they are; -1 for text-only ones, which fill up what is left.
+        The class of each type (rows, tokens), sorted as they are; -1 for what is not planned.
     """
     classes = np.full(len(rows), -1, np.int64)
-    with_tiles = np.unique(rows[grid.tiles[rows] > 0])
-    if parts_of_tiles == 0 or len(with_tiles) == 0:
+    planned = np.unique(rows if way.texts else rows[grid.tiles[rows] > 0])
+    if parts_of_tiles == 0 or len(planned) == 0:
         return classes
-    parts = max(1, min(parts_of_tiles, MOST_CLASSES // len(with_tiles)))
+    parts = max(1, min(parts_of_tiles, way.most_classes // len(planned)))
     number = 0
-    for row in with_tiles:
+    for row in planned:
         first, end = np.searchsorted(rows, (row, row + 1))
         before = np.cumsum(grid.counts[row, tokens[first:end]], dtype=np.int64) - 1
         _, rank = np.unique(-(before * parts // (before[-1] + 1)), return_inverse=True)
@@ -168,7 +203,9 @@ def _classes(grid: Grid, rows: Ints, tokens: Ints, parts_of_tiles: int) -> Ints:
     return classes
 
 
-def _plan(grid: Grid, rows: Ints, tokens: Ints, classes: Ints, vit_budget: int, llm_budget: int) -> tuple[Plan, float]:
+def _plan(
+    grid: Grid, rows: Ints, tokens: Ints, classes: Ints, vit_budget: int, llm_budget: int, detail: Detail
+) -> tuple[Plan, float]:
     """Plan patterns for the types (rows, tokens) that have a class; return the plan and the packs it needs."""
     chosen = classes >= 0
     if not chosen.any():
@@ -179,7 +216,8 @@ def _plan(grid: Grid, rows: Ints, tokens: Ints, classes: Ints, vit_budget: int, 
     means = np.bincount(classes[chosen], of_type * tokens[chosen]) / counts
     class_rows = np.zeros(len(counts), np.int64)
     class_rows[classes[chosen]] = rows[chosen]
-    patterns, quotas, packs = plan_patterns(Classes(grid.tiles[class_rows], means, counts), vit_budget, llm_budget)
+    alike = Classes(grid.tiles[class_rows], means, counts)
+    patterns, quotas, packs = plan_patterns(alike, vit_budget, llm_budget, detail)
     return Plan(patterns, quotas, class_rows, means), packs
 
 

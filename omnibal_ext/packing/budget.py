@@ -112,7 +112,7 @@ def _try(sizes: Sizes, vit_budget: int, llm_budget: int) -> Trial:
     if len(fits) == 0:
         raise UserError(f"no sample fits {vit_budget} tiles and {llm_budget} tokens: raise the budgets")
     sizes = sizes.take(fits)
-    packs = len(pack_balanced(sizes, vit_budget, llm_budget, seed=0))
+    packs = len(pack_balanced(sizes, vit_budget, llm_budget, seed=0, fine=False))
     used = [float(sizes.tokens.sum() / (packs * llm_budget))]
     if vit_budget > 0:
         used.append(float(sizes.tiles.sum() / (packs * vit_budget)))

@@ -7,6 +7,7 @@ value is a far better estimate of the packs needed than the lower bound of `metr
 Everything is plain loops in a fixed order: the same input gives the same plan on any machine.
 """
 
+import math
 from typing import NamedTuple
 
 import numba
@@ -17,7 +18,28 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-7
-KNAPSACK_STEPS = 100_000_000  # after so many a plan may be less than best, but is a plan
+
+
+class Detail(NamedTuple):
+    """How well a plan knows samples, and how long it may take."""
+
+    granules: int  # of the token budget in the knapsack's table, where that is not too high
+    steps: int  # of the knapsack, after which a plan may be less than best, but is a plan
+    patterns: int  # likewise
+
+
+COARSE = Detail(256, 100_000_000, 400)
+FINE = Detail(512, 4_000_000_000, 8_000)
+PATTERNS_A_CLASS = 20  # that enter until nothing betters a plan, about
+
+
+def most_classes(vit_budget: int, detail: Detail) -> int:
+    """Return how many classes a plan may have that is to be the best one after all its steps, about."""
+    return math.isqrt(detail.steps // (PATTERNS_A_CLASS * (vit_budget + 1) * _granules(vit_budget, detail)))
+
+
+def _granules(vit_budget: int, detail: Detail) -> int:
+    return detail.granules if vit_budget <= 64 else max(32, 16384 // vit_budget)
 
 
 class Classes(NamedTuple):
@@ -28,16 +50,18 @@ class Classes(NamedTuple):
     counts: Ints  # [C]
 
 
-def plan_patterns(classes: Classes, vit_budget: int, llm_budget: int) -> tuple[Ints, Ints, float]:
+def plan_patterns(
+    classes: Classes, vit_budget: int, llm_budget: int, detail: Detail = COARSE
+) -> tuple[Ints, Ints, float]:
     """Solve for the patterns that cover all classes with the fewest packs.
 
     Returns:
         Patterns int64 [K, C], how many whole packs to make of each [K], and the packs the plan needs before rounding.
     """
-    granules = 256 if vit_budget <= 64 else max(32, 16384 // vit_budget)  # of the token budget in the knapsack's table
+    granules = _granules(vit_budget, detail)
     tokens = np.maximum(1, np.round(classes.tokens / llm_budget * granules)).astype(np.int64)
     counts = classes.counts.astype(np.float64)
-    steps = max(25, min(400, KNAPSACK_STEPS // (len(tokens) * (vit_budget + 1) * granules)))
+    steps = max(25, min(detail.patterns, detail.steps // (len(tokens) * (vit_budget + 1) * granules)))
     budgets = (vit_budget, granules)
     basis, is_pattern, packs = _solve(classes.tiles, np.minimum(tokens, granules), counts, budgets, steps)
     used = is_pattern & (packs >= 1)
