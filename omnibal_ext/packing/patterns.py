@@ -29,13 +29,15 @@ class Detail(NamedTuple):
 
 
 COARSE = Detail(256, 100_000_000, 400)
-FINE = Detail(512, 4_000_000_000, 8_000)
-PATTERNS_A_CLASS = 20  # that enter until nothing betters a plan, about
+FINE = Detail(512, 2_000_000_000, 8_000)
+PATTERNS_A_CLASS = 10  # that enter until nothing betters a plan, about
+MOST_CLASSES = 250
 
 
 def most_classes(vit_budget: int, detail: Detail) -> int:
     """Return how many classes a plan may have that is to be the best one after all its steps, about."""
-    return math.isqrt(detail.steps // (PATTERNS_A_CLASS * (vit_budget + 1) * _granules(vit_budget, detail)))
+    steps = PATTERNS_A_CLASS * (vit_budget + 1) * _granules(vit_budget, detail)  # for each class squared
+    return min(MOST_CLASSES, math.isqrt(detail.steps // steps))
 
 
 def _granules(vit_budget: int, detail: Detail) -> int:
