@@ -43,6 +43,6 @@ def test_no_order_of_eight_packs_is_below_the_bound(seed: int) -> None:
 
 
 def test_a_sample_over_half_a_pack_leaves_room_for_so_many_tiles() -> None:
-    """A tile takes 100 tokens at least: 600 tokens leave room for four. Two of 500 may share a pack, and are not counted."""
+    """A tile takes 100 tokens at least: 600 tokens leave room for four. Two of 500 may share one: not counted."""
     sizes = Sizes.from_arrays([1, 2, 0, 0, 1, 0], [100, 260, 600, 950, 501, 500])
     assert few_tiles(sizes, 6, 1000).tolist() == [1, 0, 0, 0, 1, 1]
