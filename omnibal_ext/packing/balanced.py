@@ -30,7 +30,7 @@ SEARCH_NODES = 64
 SEARCH_NODES_IN_ALL = 1_000_000
 
 
-class Way(NamedTuple):
+class PlanOptions(NamedTuple):
     """How samples are planned before the rest is searched for."""
 
     classes: int  # of a tile count
@@ -40,7 +40,7 @@ class Way(NamedTuple):
     detail: Detail = COARSE
 
 
-WAYS = (Way(0, 0), Way(1, 1), Way(6, 8))  # to pack, that are compared
+PLANS = (PlanOptions(0, 0), PlanOptions(1, 1), PlanOptions(6, 8))  # that are compared
 FAR_FROM_THE_BOUND = 1.001  # so many packs, over the lower bound, and more are worth a fine plan
 # Nor is it followed to more packs than so many. What fits only in a few mixtures of samples makes packs of few kinds:
 # with 1.7% fewer packs of anti-correlated samples iterations differ two to three times as much.
@@ -76,15 +76,15 @@ def pack_balanced(
         fine: do 3, which takes some seconds.
     """
     limits = {name: budget for name, budget in budgets.items() if budget}
-    found = None if limits else _search(sizes, vit_budget, llm_budget, WAYS, seed)
+    found = None if limits else _search(sizes, vit_budget, llm_budget, PLANS, seed)
     enough = lower_bound_packs(sizes, vit_budget, llm_budget)
     if found is None or (len(found) > enough and len(sizes) <= MOST_SAMPLES_TO_FIT):
         fitted = _fit(sizes, np.array([vit_budget, llm_budget, *limits.values()]), list(limits), seed)
         found = fitted if found is None or len(fitted) < len(found) else found
     classes = min(most_classes(vit_budget, FINE), len(sizes) // SAMPLES_A_CLASS)
-    if fine and not limits and classes > WAYS[-1].most_classes and len(found) > FAR_FROM_THE_BOUND * enough:
-        way = Way(classes, FINE_ROUNDS, classes, texts=True, detail=FINE)
-        planned = _search(sizes, vit_budget, llm_budget, (way,), seed)
+    if fine and not limits and classes > PLANS[-1].most_classes and len(found) > FAR_FROM_THE_BOUND * enough:
+        options = PlanOptions(classes, FINE_ROUNDS, classes, texts=True, detail=FINE)
+        planned = _search(sizes, vit_budget, llm_budget, (options,), seed)
         if planned is not None and len(planned) < min(len(found), NEAR_THE_BOUND * enough):
             return planned
     return found
@@ -99,12 +99,12 @@ def _fit(sizes: Sizes, budgets: Ints, more: list[str], seed: int) -> Packs:
     return Packs(fitted.pack_offsets, equal[fitted.sample_ids])
 
 
-def _search(sizes: Sizes, vit_budget: int, llm_budget: int, ways: tuple[Way, ...], seed: int) -> Packs | None:
+def _search(sizes: Sizes, vit_budget: int, llm_budget: int, plans: tuple[PlanOptions, ...], seed: int) -> Packs | None:
     """Pack all samples, or return None if too many sizes differ.
 
     1. Count the samples of each type: equal tiles and equal tokens.
-    2. Fill packs from the counts in all `ways`, but those with a plan if there are too many types for one; stop at the
-       lower bound, keep the fewest packs.
+    2. Fill packs from the counts by each of `plans`, but by none with rounds if there are too many types for it; stop
+       at the lower bound, keep the fewest packs.
     3. Hand the samples out to the packs, at random among samples of a type.
     """
     if len(sizes) == 0:
@@ -122,9 +122,9 @@ def _search(sizes: Sizes, vit_budget: int, llm_budget: int, ways: tuple[Way, ...
     enough = AT_THE_BOUND * lower_bound_packs(sizes, vit_budget, llm_budget)
     plannable = np.count_nonzero(counts) <= MOST_TYPES_TO_PLAN and len(tiles) * max(1, vit_budget) <= MOST_TO_PLAN
     filled: list[_Filled] = []
-    for way in ways:
-        if plannable or way.rounds == 0:
-            filled.append(_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, way))
+    for options in plans:
+        if plannable or options.rounds == 0:
+            filled.append(_fill(_new_grid(tiles, grid_counts), vit_budget, llm_budget, options))
             if filled[-1].repeats.sum() <= enough:
                 break
     if not filled:
@@ -144,20 +144,20 @@ def _new_grid(tiles: Ints, counts: NDArray[np.int32]) -> Grid:
     return Grid(tiles, counts.copy(), below, above, row_counts, counts.astype(np.int64) @ column.astype(np.int64))
 
 
-def _fill(grid: Grid, vit_budget: int, llm_budget: int, way: Way) -> _Filled:
+def _fill(grid: Grid, vit_budget: int, llm_budget: int, options: PlanOptions) -> _Filled:
     """Fill packs from all samples of a grid.
 
     1. Plan patterns for the samples left and follow them, as far as they go.
-    2. Repeat 1 up to `way.rounds` times, or until a plan has no whole pack.
+    2. Repeat 1 up to `options.rounds` times, or until a plan has no whole pack.
     3. Search freely for the samples that are left.
     """
     parts: list[_Filled] = []
-    for parts_of_tiles in [way.classes] * way.rounds + [0]:
+    for parts_of_tiles in [options.classes] * options.rounds + [0]:
         rows, tokens = (places.astype(np.int64) for places in np.nonzero(grid.counts))
         if len(rows) == 0:
             break
-        classes = _classes(grid, rows, tokens, parts_of_tiles, way)
-        plan, packs = _plan(grid, rows, tokens, classes, vit_budget, llm_budget, way.detail)
+        classes = _classes(grid, rows, tokens, parts_of_tiles, options)
+        plan, packs = _plan(grid, rows, tokens, classes, vit_budget, llm_budget, options.detail)
         if parts_of_tiles and not plan.quotas.any():
             continue
         size = np.maximum(grid.tiles[rows] / max(vit_budget, 1), tokens / llm_budget)
@@ -188,17 +188,17 @@ def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, types: int)
     return Aim(vit_budget, llm_budget, tiles / packs, tokens / packs, *prices, nodes)
 
 
-def _classes(grid: Grid, rows: Ints, tokens: Ints, parts_of_tiles: int, way: Way) -> Ints:
+def _classes(grid: Grid, rows: Ints, tokens: Ints, parts_of_tiles: int, options: PlanOptions) -> Ints:
     """Cut each tile count into parts of equally many samples by their tokens; number them, longest samples first.
 
     Returns:
         The class of each type (rows, tokens), sorted as they are; -1 for what is not planned.
     """
     classes = np.full(len(rows), -1, np.int64)
-    planned = np.unique(rows if way.texts else rows[grid.tiles[rows] > 0])
+    planned = np.unique(rows if options.texts else rows[grid.tiles[rows] > 0])
     if parts_of_tiles == 0 or len(planned) == 0:
         return classes
-    parts = max(1, min(parts_of_tiles, way.most_classes // len(planned)))
+    parts = max(1, min(parts_of_tiles, options.most_classes // len(planned)))
     number = 0
     for row in planned:
         first, end = np.searchsorted(rows, (row, row + 1))
