@@ -58,8 +58,8 @@ class Problem(NamedTuple):
     share: Floats  # [C] packs that lack so many, an iteration
     aside: float  # of them that may run in no iteration, likewise
     mean: float  # tiles of a mean iteration
-    lower: float  # sums of an iteration's tiles, less the mean, over the iterations that run: at least,
-    upper: float  # and at most
+    lower: float  # tiles that the iterations that run have beyond the mean, in the mean, at least
+    upper: float  # and at most: packs set aside may have few tiles
     waiting: float  # tiles that the ranks of an iteration may lack of the fullest, in the mean
 
 
