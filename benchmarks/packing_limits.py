@@ -329,16 +329,21 @@ def least_spread(problem: Problem, known: set[Placed]) -> float:
         packs += new
 
 
+def our_packs(name: str, sizes: Sizes, options: PackOptions, costs: PackCosts) -> tuple[Packs, Packs]:
+    """Return packs as they are found, and our packs in our order."""
+    found = pack_balanced(sizes, options.vit_budget, options.llm_budget, seed=0)
+    evened = even(found, sizes, options, costs, seed=0)
+    return found, ordered(Corpus(sizes, (Source(name, len(sizes)),)), evened, found, options, costs, seed=0)
+
+
 def compare(name: str, model: str, samples: int, ranks: int) -> list[object]:
     """Return a row of the table: our packs in our order, and the least that any could have."""
     (make, budgets), (unit, step) = UNTUNED[name], UNITS[name]
     sizes, costs = make(samples), costs_of(name, model)
     tokens = np.clip(np.rint(sizes.tokens / unit).astype(np.int64), 1, budgets[1] // unit) * unit
     sizes = Sizes.from_arrays(sizes.tiles, tokens)
-    found = pack_balanced(sizes, *budgets, seed=0)
     options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=ranks)
-    evened = even(found, sizes, options, costs, seed=0)
-    packs = ordered(Corpus(sizes, (Source(name, samples),)), evened, found, options, costs, seed=0)
+    found, packs = our_packs(name, sizes, options, costs)
     loads = pack_loads(packs, sizes)
     groups = np.arange(len(packs) // ranks * ranks).reshape(-1, ranks)
     random = pack_loads(found, sizes).std(axis=0) / math.sqrt(ranks)

@@ -33,7 +33,8 @@ from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.level import WAIT_ENOUGH
-from omnibal_ext.packing.packs import LOADS, pack_loads
+from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.packing.teach import random_spread
 from omnibal_ext.sizes import Sizes
 
 Floats = NDArray[np.float64]
@@ -109,19 +110,19 @@ def least_square(problem: Problem) -> float:
     return float(found.fun)
 
 
-def problem_of(sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: int, shape: tuple[int, int]) -> Problem:
+def problem_of(
+    sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, found: Packs, shape: tuple[int, int]
+) -> Problem:
     """Count giants, samples of more than half of a pack's tokens, and bound what packs with and without one have."""
     ranks, micro_batches = shape
-    batch, iterations, one_sum = ranks * micro_batches, packs // (ranks * micro_batches), micro_batches == 1
+    packs, batch, one_sum = len(found), ranks * micro_batches, micro_batches == 1
+    iterations = packs // batch
     tokens = sizes.tokens.astype(np.float64)
     giant = 2 * tokens > budgets[1]
     longest, aside = float(tokens[~giant].max()), packs - iterations * batch
     largest = float((tokens[giant] ** 2 + (budgets[1] - tokens[giant]) * longest).max())
     mean = float((tokens**2).sum()) / packs * batch
-    nothing = costs.waited_for(np.zeros((1, 3), np.int64), LOADS, one_sum)[0]
-    million = [costs.waited_for(np.eye(3, dtype=np.int64)[[k]] * 10**6, LOADS, one_sum)[0] - nothing for k in range(3)]
-    tile, token, square = (float(seconds[-1]) / 1e6 for seconds in million)
-    seconds = float(costs.of_samples(sizes, one_sum).sum() + packs * nothing.sum())
+    language, seconds = costs.parts["language"], float(costs.seconds(pack_loads(found, sizes), LOADS).sum())
     lacking = packs * budgets[1] - float(tokens.sum())
     return Problem(
         ranks,
@@ -129,9 +130,10 @@ def problem_of(sizes: Sizes, budgets: tuple[int, int], costs: PackCosts, packs: 
         ((giant.sum() - aside) / iterations, giant.sum() / iterations),
         (float(tokens[giant].min()) ** 2 / mean, largest / mean),
         (0.0, budgets[1] * longest / mean),
-        square * mean,
-        tile * (budgets[0] - float(sizes.tiles[giant].min())) if one_sum else 0.0,
-        WAIT_ENOUGH / (1 - WAIT_ENOUGH) * seconds / packs * batch + (ranks - 1) * token * lacking / iterations,
+        language["attention"] * mean,
+        costs.tile_seconds * (budgets[0] - float(sizes.tiles[giant].min())) if one_sum else 0.0,
+        WAIT_ENOUGH / (1 - WAIT_ENOUGH) * seconds / packs * batch
+        + (ranks - 1) * language["tokens"] * lacking / iterations,
     )
 
 
@@ -146,14 +148,14 @@ def main() -> None:
     make, budgets = UNTUNED[CORPUS]
     sizes = make(arguments.samples)
     found = pack_balanced(sizes, *budgets, seed=0)
-    attention = pack_loads(found, sizes)[:, 2].astype(np.float64)
+    attention = pack_loads(found, sizes)[:, 2:].astype(np.float64)
     rows: list[list[object]] = []
     for model in arguments.model:
         for shape in ((r, m) for r in arguments.data_parallel_size for m in arguments.micro_batches):
-            problem = problem_of(sizes, budgets, costs_of(CORPUS, model), len(found), shape)
+            problem = problem_of(sizes, budgets, costs_of(CORPUS, model), found, shape)
             batch = shape[0] * shape[1]
-            random = math.sqrt(batch * (1 - (batch - 1) / (len(found) - 1))) * float(attention.std())
-            least = math.sqrt(least_square(problem)) * float(attention.mean()) * batch / random
+            mean = float(attention.mean()) * batch
+            least = math.sqrt(least_square(problem)) * mean / float(random_spread(attention, batch)[0])
             rows.append([model, *shape, f"{problem.giants[1]:.2f}", f"{least:.2f}"])
     columns = ("model", "ranks", "micro", "giants an iteration", "least")
     print_table("Spread of iterations' attention over a random order's of packs as found", columns, rows)

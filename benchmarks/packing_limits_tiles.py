@@ -29,17 +29,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.corpora import UNTUNED
 from benchmarks.packing_grid import costs_of
+from benchmarks.packing_limits import our_packs
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.packing.balanced import pack_balanced
-from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.deal import deal
-from omnibal_ext.packing.epoch import even, ordered
 from omnibal_ext.packing.level import WAIT_ENOUGH
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import LOADS, pack_loads
-from omnibal_ext.packing.teach import spread_against_random
+from omnibal_ext.packing.teach import random_spread, spread_against_random
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
@@ -168,23 +166,14 @@ def compare(name: str, model: str, samples: int, ranks: int, micro_batches: int)
     """Return a row of the table: our packs in our order, and the least that any could have."""
     make, budgets = UNTUNED[name]
     sizes, costs = make(samples), costs_of(name, model)
-    found = pack_balanced(sizes, *budgets, seed=0)
     options = PackOptions(
         vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=ranks, micro_batches=micro_batches
     )
-    packs = ordered(
-        Corpus(sizes, (Source(name, samples),)),
-        even(found, sizes, options, costs, seed=0),
-        found,
-        options,
-        costs,
-        seed=0,
-    )
-    batch, loads, plain = options.global_batch, pack_loads(packs, sizes), pack_loads(found, sizes)
+    found, packs = our_packs(name, sizes, options, costs)
+    batch, loads = options.global_batch, pack_loads(packs, sizes)
     iterations = len(packs) // batch
     groups = np.arange(iterations * batch).reshape(-1, batch)
     seconds = costs.waited_for(loads, LOADS, options.one_sum)
-    once, twice = (costs.waited_for(np.array([[times, 0, 0]]), LOADS, options.one_sum)[0] for times in (1, 2))
     low, mean = few_tiles(sizes, *budgets), float(loads[:, 0].mean())
     aside = len(packs) - iterations * batch
     problem = Problem(
@@ -196,10 +185,11 @@ def compare(name: str, model: str, samples: int, ranks: int, micro_batches: int)
         mean * batch,
         (mean - budgets[0]) * aside / iterations,
         mean * aside / iterations,
-        WAIT_ENOUGH / (1 - WAIT_ENOUGH) * float(seconds.sum(axis=1).mean()) * batch / float((twice - once)[0]),
+        WAIT_ENOUGH / (1 - WAIT_ENOUGH) * float(seconds.sum(axis=1).mean()) * batch / costs.tile_seconds,
     )
-    random = math.sqrt(batch * (1 - (batch - 1) / (len(found) - 1))) * float(plain[:, 0].std())
-    spread = spread_against_random(groups, loads[:, :1].astype(np.float64))[0] * loads[:, 0].std() / plain[:, 0].std()
+    tiles, plain = (pack_loads(own, sizes)[:, :1].astype(np.float64) for own in (packs, found))
+    random = float(random_spread(plain, batch)[0])
+    spread = spread_against_random(groups, tiles)[0] * random_spread(tiles, batch)[0] / random
     waiting = wait(rank_loads(deal(groups, ranks), seconds))
     least = math.sqrt(least_square(problem)) / random
     return [name, len(packs), int(low.sum()), f"{waiting:.4f}", f"{spread:.2f}", f"{least:.2f}"]

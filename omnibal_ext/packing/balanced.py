@@ -40,7 +40,8 @@ class PlanOptions(NamedTuple):
     detail: Detail = COARSE
 
 
-PLANS = (PlanOptions(0, 0), PlanOptions(1, 1), PlanOptions(6, 8))  # that are compared
+NO_PLAN = PlanOptions(0, 0)
+PLANS = (NO_PLAN, PlanOptions(1, 1), PlanOptions(6, 8))  # that are compared
 FAR_FROM_THE_BOUND = 1.001  # so many packs, over the lower bound, and more are worth a fine plan
 # Nor is it followed to more packs than so many. What fits only in a few mixtures of samples makes packs of few kinds:
 # with 1.7% fewer packs of anti-correlated samples iterations differ two to three times as much.
@@ -152,13 +153,13 @@ def _fill(grid: Grid, vit_budget: int, llm_budget: int, options: PlanOptions) ->
     3. Search freely for the samples that are left.
     """
     parts: list[_Filled] = []
-    for parts_of_tiles in [options.classes] * options.rounds + [0]:
+    for own in [options] * options.rounds + [NO_PLAN]:
         rows, tokens = (places.astype(np.int64) for places in np.nonzero(grid.counts))
         if len(rows) == 0:
             break
-        classes = _classes(grid, rows, tokens, parts_of_tiles, options)
-        plan, packs = _plan(grid, rows, tokens, classes, vit_budget, llm_budget, options.detail)
-        if parts_of_tiles and not plan.quotas.any():
+        classes = _classes(grid, rows, tokens, own)
+        plan, packs = _plan(grid, rows, tokens, classes, vit_budget, llm_budget, own.detail)
+        if own.classes and not plan.quotas.any():
             continue
         size = np.maximum(grid.tiles[rows] / max(vit_budget, 1), tokens / llm_budget)
         order = np.lexsort((tokens, -size))
@@ -188,7 +189,7 @@ def _aim(grid: Grid, vit_budget: int, llm_budget: int, packs: float, types: int)
     return Aim(vit_budget, llm_budget, tiles / packs, tokens / packs, *prices, nodes)
 
 
-def _classes(grid: Grid, rows: Ints, tokens: Ints, parts_of_tiles: int, options: PlanOptions) -> Ints:
+def _classes(grid: Grid, rows: Ints, tokens: Ints, options: PlanOptions) -> Ints:
     """Cut each tile count into parts of equally many samples by their tokens; number them, longest samples first.
 
     Returns:
@@ -196,9 +197,9 @@ def _classes(grid: Grid, rows: Ints, tokens: Ints, parts_of_tiles: int, options:
     """
     classes = np.full(len(rows), -1, np.int64)
     planned = np.unique(rows if options.texts else rows[grid.tiles[rows] > 0])
-    if parts_of_tiles == 0 or len(planned) == 0:
+    if options.classes == 0 or len(planned) == 0:
         return classes
-    parts = max(1, min(parts_of_tiles, options.most_classes // len(planned)))
+    parts = max(1, min(options.classes, options.most_classes // len(planned)))
     number = 0
     for row in planned:
         first, end = np.searchsorted(rows, (row, row + 1))

@@ -81,19 +81,27 @@ def pack_features(corpus: Corpus, packs: Packs, loads: Ints, names: tuple[str, .
     )
 
 
+def random_spread(values: Floats, batch: int) -> Floats:
+    """Return the deviation of the sum over a random iteration, [F], of packs that have `values`, [P, F].
+
+    An iteration of B out of P packs has variance B (1 - (B - 1) / (P - 1)) times a pack's.
+    """
+    return values.std(axis=0) * math.sqrt(batch * (1 - (batch - 1) / (len(values) - 1)))
+
+
 def spread_against_random(iterations: Ints, values: Floats) -> Floats:
     """Return how much the sums of iterations spread, over what they spread in a random order of the packs: [F].
 
-    A random iteration of B out of P packs has variance B (1 - (B - 1) / (P - 1)) times a pack's. 0: all are the same.
+    0: all are the same.
 
     Args:
         iterations: pack numbers, [I, B], no pack twice.
         values: of each pack, [P, F].
     """
-    packs, batch = len(values), iterations.shape[1]
+    batch = iterations.shape[1]
     if len(iterations) < 2:
         return np.zeros(values.shape[1])
-    expected = values.std(axis=0) * math.sqrt(batch * (1 - (batch - 1) / (packs - 1)))
+    expected = random_spread(values, batch)
     found = values[iterations].sum(axis=1) - values.mean(axis=0) * batch
     return np.where(expected > 0, np.sqrt((found**2).mean(axis=0)) / np.where(expected > 0, expected, 1.0), 0.0)
 
