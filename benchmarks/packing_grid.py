@@ -7,14 +7,15 @@ and 16 microbatches. `wait` is the share of device time spent waiting. `sizes` a
 means over a random order's (1 is as good as random, 0 is always the same), the worst of all sizes and of all sources;
 `as found` is that of sizes against a random order of the packs before they were made even, which differ more; `least`
 is what sizes cannot fall below in any order of the same packs that waits for 3 thousandths (`least.py`); and `missing`
-the share of iterations without a kind of sample, of the kind that is missing most beyond a random order's. Packs are
-made even for what ranks wait for (`even.py`): with one microbatch all seconds, else each part's. The last line is the
+the share of iterations without a kind of sample, of the kind that is missing most beyond a random order's. Ranks are
+made even in what they wait for (`even.py`): with one microbatch all seconds, else each part's. The last line is the
 ratio of waiting to the random order's, over the whole grid.
 """
 
 import argparse
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal
-from omnibal_ext.packing.epoch import even, ordered
+from omnibal_ext.packing.epoch import ordered
 from omnibal_ext.packing.first_fit import pack_first_fit
 from omnibal_ext.packing.isf import pack_isf
 from omnibal_ext.packing.least import least_spread
@@ -89,22 +90,20 @@ def compare_orders(
     sizes, sources = sources_of(make(samples))
     found, costs = pack_balanced(sizes, *budgets, seed=0), costs_of(name, model)
     rows = []
-    for micro in MICRO_BATCHES[:2]:
-        options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], micro_batches=micro)
-        packs = even(found, sizes, options, costs, seed=0)
-        for ranks, own in ((r, m) for r in all_ranks for m in MICRO_BATCHES if (m == 1) == (micro == 1)):
-            if ranks * own * 3 <= len(packs):
-                shape = replace(options, data_parallel_size=ranks, micro_batches=own)
-                rows.append(_row(name, Corpus(sizes, sources), packs, found, shape, costs))
+    plain = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1])
+    for micro, ranks in product(MICRO_BATCHES, all_ranks):
+        if ranks * micro * 3 <= len(found):
+            shape = replace(plain, data_parallel_size=ranks, micro_batches=micro)
+            rows.append(_row(name, Corpus(sizes, sources), found, shape, costs))
     return rows
 
 
 def _row(
-    name: str, corpus: Corpus, packs: Packs, found: Packs, options: PackOptions, costs: PackCosts
+    name: str, corpus: Corpus, found: Packs, options: PackOptions, costs: PackCosts
 ) -> tuple[list[object], float, float]:
     ranks, micro, batch = options.data_parallel_size, options.micro_batches, options.global_batch
     plain = pack_features(corpus, found, pack_loads(found, corpus.sizes), LOADS).deviations()
-    packs = ordered(corpus, packs, found, options, costs, seed=0)
+    packs = ordered(corpus, found, options, costs, seed=0)
     loads = pack_loads(packs, corpus.sizes)
     features, seconds = pack_features(corpus, packs, loads, LOADS), costs.waited_for(loads, LOADS, options.one_sum)
     less = features.values.std(axis=0) / np.where(plain > 0, plain, 1.0)[: features.values.shape[1]]

@@ -42,7 +42,7 @@ from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal
-from omnibal_ext.packing.epoch import even, ordered
+from omnibal_ext.packing.epoch import ordered
 from omnibal_ext.packing.level import WAIT_ENOUGH
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.options import PackOptions
@@ -332,8 +332,7 @@ def least_spread(problem: Problem, known: set[Placed]) -> float:
 def our_packs(name: str, sizes: Sizes, options: PackOptions, costs: PackCosts) -> tuple[Packs, Packs]:
     """Return packs as they are found, and our packs in our order."""
     found = pack_balanced(sizes, options.vit_budget, options.llm_budget, seed=0)
-    evened = even(found, sizes, options, costs, seed=0)
-    return found, ordered(Corpus(sizes, (Source(name, len(sizes)),)), evened, found, options, costs, seed=0)
+    return found, ordered(Corpus(sizes, (Source(name, len(sizes)),)), found, options, costs, seed=0)
 
 
 def compare(name: str, model: str, samples: int, ranks: int) -> list[object]:

@@ -12,17 +12,20 @@ from omnibal_ext.packing.baselines import pack_device_group, pack_length_group, 
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal, deal_level, stored_order
-from omnibal_ext.packing.even import even_packs, worth_evening
+from omnibal_ext.packing.even import EVEN, even_packs, worth_evening
 from omnibal_ext.packing.exchange import Samples, exchange_samples, worth_exchanging
 from omnibal_ext.packing.isf import pack_isf
 from omnibal_ext.packing.level import WAIT_TO_SPEND, order_packs
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.packing.ranks import level_ranks, set_aside
 from omnibal_ext.packing.teach import pack_features
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+MADE_UP_FOR = 0.014  # distance from even, in seconds of a mean pack, that packs of one rank make up for
 
 
 class Epoch(NamedTuple):
@@ -37,9 +40,8 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     """Pack one epoch and order its packs by iteration.
 
     1. Take each part's samples; those that `reasons` is above 0 for are left out, or set apart.
-    2. Pack each part, and in it each group of samples that may share packs, for itself; let its packs cost the same.
-    3. Order the packs of each part; those that fill no iteration come behind all parts.
-    4. Let samples of each part change iterations, one for one, where these teach better then.
+    2. Pack each part, and in it each group of samples that may share packs, for itself.
+    3. Let the packs of each part cost the same, and order them; those that fill no iteration come behind all parts.
 
     Raises:
         UserError: the weights leave no sample.
@@ -52,9 +54,9 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
         raise UserError(f"epoch {epoch} has no samples: raise --weights, or pack more input files")
     done, groups, rest = [], [], Packs.concatenate([])
     for samples in parts:
-        part, found, kin = _pack_part(corpus, samples, reasons, options, costs, seed)
+        part, kin = _pack_part(corpus, samples, reasons, options, seed)
         if options.method == "balanced":
-            part = ordered(corpus, part, found, options, costs, seed, kin, _holds(part, rest))
+            part = ordered(corpus, part, options, costs, seed, kin, rest)
         else:
             part = part.reordered(baseline_order(len(part), options, seed))
         groups.append(len(part) // options.global_batch)
@@ -82,45 +84,68 @@ def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> Packs:
     return packers[options.method]()
 
 
-def even(packs: Packs, sizes: Sizes, options: PackOptions, costs: PackCosts, seed: int) -> Packs:
-    """Make packs that cost as much as each other, as far as the budgets let them."""
-    if not worth_evening(packs, options.seconds):
-        return packs
-    columns, budgets = _budgeted(sizes, options)
-    seconds = costs.of_samples(sizes, options.one_sum)
-    return even_packs(packs, columns, budgets, seconds, options.micro_batches, seed, options.seconds)
-
-
 def ordered(
     corpus: Corpus,
-    packs: Packs,
     found: Packs,
     options: PackOptions,
     costs: PackCosts,
     seed: int,
     kin: Ints | None = None,
-    together: NDArray[np.bool_] | None = None,
+    others: Packs | None = None,
 ) -> Packs:
-    """Return packs by iteration, those that fill none last; samples change iterations where these teach better then.
+    """Return packs by iteration, those that fill none last.
+
+    1. Let packs cost the same; then ranks, each of which runs several packs in an iteration.
+    2. Order them, so that iterations teach as well as those of the packs that were found, in a random order.
+    3. Let samples change iterations where these teach better then.
+
+    What packs as found differ by is what counts as much in each feature.
 
     Args:
-        found: packs before they were made even. Iterations of these, in a random order, teach well enough, so that what
-            these packs differ by is what counts as much in each feature.
-        kin: number of each pack; only packs of the same number exchange samples, [P]. Without, all do.
-        together: packs that are not left for last, if the others suffice, [P].
+        kin: number of each pack, ascending; only packs of the same number exchange samples, [P]. Without, all do.
+        others: packs whose samples do not fill the last place of an epoch again, if that can be.
     """
-    kin = np.zeros(len(packs), np.int64) if kin is None else kin
+    kin = np.zeros(len(found), np.int64) if kin is None else kin
+    micro_batches, batch = options.micro_batches, options.global_batch
     names = (*LOADS, *corpus.sizes.more)
+    tolerance = EVEN if micro_batches == 1 else MADE_UP_FOR
+    packs = _even(corpus, found, np.arange(len(found)), options, costs, seed, kin, tolerance)
+    seconds = costs.waited_for(pack_loads(packs, corpus.sizes), names, options.one_sum)
+    aside, run = set_aside(seconds, len(packs) % batch, _holds(packs, others))
+    if len(run) == 0:
+        return packs.reordered(aside)
+    ranks = level_ranks(seconds, run, micro_batches, seed, options.seconds)
+    if micro_batches > 1:
+        runs_on = np.full(len(packs), -1, np.int64)
+        runs_on[ranks] = np.arange(len(ranks))[:, None]
+        packs = _even(corpus, packs, runs_on, options, costs, seed, kin, EVEN)
     loads = pack_loads(packs, corpus.sizes)
     seconds = costs.waited_for(loads, names, options.one_sum)
     deviations = pack_features(corpus, found, pack_loads(found, corpus.sizes), names).deviations()
     features = pack_features(corpus, packs, loads, names).scaled(deviations)
-    shape = options.data_parallel_size, options.micro_batches
-    order = order_packs(seconds, features, *shape, seed, options.seconds, together)
-    packs, kin, seconds = packs.reordered(order), kin[order], seconds[order]
-    whole = len(packs) // options.global_batch * options.global_batch
-    run = _exchanged(corpus, packs.part(0, whole), deviations, options, costs, seed, kin[:whole], seconds[:whole])
-    return Packs.concatenate([run, packs.part(whole, len(packs))])
+    dealt = order_packs(seconds, features, ranks, options.data_parallel_size, seed, options.seconds)
+    order = stored_order(dealt).ravel()
+    in_order = packs.reordered(order), kin[order], seconds[order]
+    done = _exchanged(corpus, in_order[0], deviations, options, costs, seed, *in_order[1:])
+    return Packs.concatenate([done, packs.reordered(aside)])
+
+
+def _even(
+    corpus: Corpus,
+    packs: Packs,
+    ranks: Ints,
+    options: PackOptions,
+    costs: PackCosts,
+    seed: int,
+    kin: Ints,
+    tolerance: float,
+) -> Packs:
+    """Let ranks cost as much as each other, as far as the budgets let them."""
+    if not worth_evening(packs, options.seconds):
+        return packs
+    columns, budgets = _budgeted(corpus.sizes, options)
+    seconds = costs.of_samples(corpus.sizes, options.one_sum)
+    return even_packs(packs, columns, budgets, seconds, ranks, kin, seed, options.seconds, tolerance)
 
 
 def _exchanged(
@@ -155,24 +180,20 @@ def _budgeted(sizes: Sizes, options: PackOptions) -> tuple[Ints, Ints]:
 
 
 def _pack_part(
-    corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, seed: int
-) -> tuple[Packs, Packs, Ints]:
-    """Pack samples; oversize ones get packs of their own. Return the packs, those that were found, and the kin [P]."""
+    corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options: PackOptions, seed: int
+) -> tuple[Packs, Ints]:
+    """Pack samples; oversize ones get packs of their own. Return the packs and their kin [P]."""
     oversize = samples[reasons[samples] > 0] if reasons.any() else samples[:0]
     if len(oversize):
         samples = samples[reasons[samples] == 0]
-    parts, found = [], []
+    parts = []
     for members in _members(corpus, samples):
         sizes = corpus.sizes if len(members) == len(corpus.sizes) else corpus.sizes.take(members)  # none twice
-        plain = pack(sizes, options, seed)
-        packs = even(plain, sizes, options, costs, seed) if options.method == "balanced" else plain
+        packs = pack(sizes, options, seed)
         parts.append(Packs(packs.pack_offsets, members[packs.sample_ids]))
-        found.append(parts[-1] if packs is plain else Packs(plain.pack_offsets, members[plain.sample_ids]))
     if len(oversize):
         parts.append(Packs(np.arange(len(oversize) + 1), oversize))
-        found.append(parts[-1])
-    kin = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    return Packs.concatenate(parts), Packs.concatenate(found), kin
+    return Packs.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
 def _members(corpus: Corpus, samples: Ints) -> Iterator[Ints]:
@@ -197,9 +218,9 @@ def _level(packs: Packs, sizes: Sizes, options: PackOptions, costs: PackCosts) -
     return packs.reordered(np.concatenate([order, np.arange(len(order), len(packs))]))
 
 
-def _holds(packs: Packs, others: Packs) -> NDArray[np.bool_] | None:
+def _holds(packs: Packs, others: Packs | None) -> NDArray[np.bool_] | None:
     """Return which packs hold a sample of some others, if there are others."""
-    if len(others) == 0:
+    if others is None or len(others) == 0:
         return None
     return np.logical_or.reduceat(np.isin(packs.sample_ids, others.sample_ids), packs.pack_offsets[:-1])
 

@@ -1,10 +1,10 @@
-"""Packs that cost the same: samples change packs until each pack is near the mean in every part's seconds.
+"""Packs, and ranks of several packs, that cost the same: samples change packs until each is near the mean in seconds.
 
     two packs meet         a b c d | e f g h       4 + 3 seconds of vision and 5 + 6 of language
     exchange runs of both  a g h d | e f b c       3.5 + 3.5 and 5.5 + 5.5, both within all budgets
 
-Where packs cost the same nobody waits, whichever packs an iteration takes: so it can take those that teach. A rank's
-packs make up for each other, so where it runs several in an iteration only those far from the others are evened.
+Where ranks cost the same nobody waits, whichever ranks an iteration takes: so it can take those that teach. Packs of
+one rank make up for each other, so that ranks are even where packs cannot be.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.packing.random_bits import below
-from omnibal_ext.packing.twins import LOOKS_A_SECOND, MOST_LOOKS, in_order_of_the_fullest, swap_twins
+from omnibal_ext.packing.twins import LOOKS_A_SECOND, MOST_LOOKS, Places, in_order_of_the_fullest, swap_twins
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -27,20 +27,16 @@ DRAWN = 12  # samples of each pack that may be exchanged when two meet
 RUNS = DRAWN * (DRAWN + 1) // 2 + 1
 MET = 4  # packs of which the furthest away is met
 QUIET = 40  # meetings that better nothing, for each pack, after which packs are as even as they get
-EVEN = 1e-5  # distance from even, in seconds of a mean pack, at which two packs have no need to meet
+EVEN = 1e-5  # distance from even, in seconds of a mean rank, at which two packs have no need to meet
 ROUNDS = 2  # of meetings and of twins
-MADE_UP_FOR = 0.014  # the same, where a rank runs other packs in the same iteration
 
 
-class _State(NamedTuple):
-    """Who is where: the samples of each pack are a chain."""
+class _Chains(NamedTuple):
+    """The samples of each pack, one after the other."""
 
     first: Ints  # [P] sample
     behind: Ints  # [N] the next sample of the pack, or -1
-    owners: Ints  # [N] pack
     counts: Ints  # [P] samples
-    sums: Floats  # [P, parts] seconds
-    loads: Ints  # [P, K]
 
 
 class _Runs(NamedTuple):
@@ -59,72 +55,106 @@ def worth_evening(packs: Packs, effort: float) -> bool:
 
 
 def even_packs(
-    packs: Packs, sizes: Ints, budgets: Ints, seconds: Floats, micro_batches: int, seed: int, effort: float = 1.0
+    packs: Packs,
+    sizes: Ints,
+    budgets: Ints,
+    seconds: Floats,
+    ranks: Ints,
+    kin: Ints,
+    seed: int,
+    effort: float = 1.0,
+    tolerance: float = EVEN,
 ) -> Packs:
-    """Return as many packs of the same samples, as even in seconds as they get; all within the budgets.
+    """Return as many packs of the same samples, whose ranks are as even in seconds as they get; all within the budgets.
 
-    1. Each pack in turn meets the furthest away of `MET` others, drawn at random.
+    1. Each pack in turn meets one of `MET` others, drawn at random: that whose rank is furthest away from its own.
     2. Up to `DRAWN` samples of each are drawn, in a random order. Of all ways to exchange a run of the one order for a
-       run of the other that keep the budgets, the one is taken that leaves the two nearest to each other in all parts.
+       run of the other that keep the budgets, the one is taken that leaves the two ranks nearest to each other in all
+       parts.
     3. Repeat until meetings bring nothing any more, or their share of `effort` is spent.
     4. Swap samples that are as long as each other (`twins.py`), and begin again, `ROUNDS` times in all.
 
     Args:
         sizes: of each sample, [N, K].
         budgets: [K].
-        seconds: of each sample, [N, parts]; those of a pack are their sum.
-        micro_batches: packs that a rank runs in an iteration; what they make up for among themselves is left as it is.
+        seconds: of each sample, [N, parts]; those of a rank are their sum.
+        ranks: which runs each pack, counted through all iterations, [P]; -1 leaves a pack as it is.
+        kin: number of each pack, ascending; only packs of the same number exchange samples, [P].
         effort: nominal seconds; counts steps, so that the same seed gives the same packs anywhere.
+        tolerance: distance from even, in seconds of a mean rank, at which two are left alone.
     """
     if not worth_evening(packs, effort) or not seconds.any():
         return packs
-    costs = seconds * (len(packs) / seconds.sum())
+    ids = packs.sample_ids
+    places = _places(packs, seconds[ids], sizes[ids], ranks, kin)
+    unit, columns = len(places.sums) / places.sums.sum(), sizes[ids]
+    costs = seconds[ids] * unit
+    places.sums[:] *= unit
     steps = int(effort * min(STEPS_A_SECOND, MOST_STEPS * len(packs)))
-    looks = int(effort * min(LOOKS_A_SECOND, MOST_LOOKS * len(sizes)))
-    tolerance = (EVEN if micro_batches == 1 else MADE_UP_FOR) ** 2
-    order = in_order_of_the_fullest(sizes, budgets, seed)
+    looks = int(effort * min(LOOKS_A_SECOND, MOST_LOOKS * len(ids)))
+    order = in_order_of_the_fullest(columns, budgets, seed)
+    order = order[np.argsort(kin[places.owners[order]], kind="stable")]
     for turn in range(ROUNDS):
-        state = _state(packs, costs, sizes)
-        _even(costs, sizes, budgets, state, tolerance, seed + turn, steps // ROUNDS)
-        owners, sums, loads = state.owners, state.sums, state.loads
-        swap_twins(order, costs, sizes, budgets, owners, sums, loads, tolerance, seed + turn, looks // ROUNDS)
-        packs = Packs(offsets_of(np.bincount(owners, minlength=len(packs))), np.argsort(owners, kind="stable"))
-    return packs
+        chains = _chains(places.owners, len(packs))
+        _even(costs, columns, budgets, chains, places, tolerance**2, seed + turn, steps // ROUNDS)
+        swap_twins(order, costs, columns, budgets, places, tolerance**2, seed + turn, looks // ROUNDS)
+    owners = places.owners
+    return Packs(offsets_of(np.bincount(owners, minlength=len(packs))), ids[np.argsort(owners, kind="stable")])
 
 
-def _state(packs: Packs, costs: Floats, sizes: Ints) -> _State:
-    ids, starts = packs.sample_ids, packs.pack_offsets[:-1]
-    owners, behind = np.empty(len(ids), np.int64), np.full(len(ids), -1, np.int64)
-    owners[ids] = np.repeat(np.arange(len(packs)), packs.counts)
-    behind[ids[:-1]] = np.where(owners[ids[:-1]] == owners[ids[1:]], ids[1:], -1)
-    sums, loads = np.add.reduceat(costs[ids], starts), np.add.reduceat(sizes[ids], starts)
-    return _State(ids[starts], behind, owners, packs.counts, sums, loads)
+def _places(packs: Packs, seconds: Floats, sizes: Ints, ranks: Ints, kin: Ints) -> Places:
+    starts, run = packs.pack_offsets[:-1], ranks >= 0
+    sums = np.zeros((int(ranks.max()) + 1, seconds.shape[1]))
+    np.add.at(sums, ranks[run], np.add.reduceat(seconds, starts)[run])
+    _, first, numbers, counts = np.unique(kin, return_index=True, return_inverse=True, return_counts=True)
+    owners = np.repeat(np.arange(len(packs)), packs.counts)
+    return Places(owners, np.add.reduceat(sizes, starts), ranks, sums, np.column_stack([first, counts])[numbers])
+
+
+def _chains(owners: Ints, packs: int) -> _Chains:
+    by_pack, counts = np.argsort(owners, kind="stable"), np.bincount(owners, minlength=packs)
+    behind = np.full(len(owners), -1, np.int64)
+    behind[by_pack[:-1]] = np.where(owners[by_pack[:-1]] == owners[by_pack[1:]], by_pack[1:], -1)
+    return _Chains(by_pack[offsets_of(counts)[:-1]], behind, counts)
 
 
 @numba.njit(cache=True)
-def _even(costs: Floats, sizes: Ints, budgets: Ints, state: _State, tolerance: float, seed: int, steps: int) -> None:
-    packs = len(state.sums)
+def _even(
+    costs: Floats,
+    sizes: Ints,
+    budgets: Ints,
+    chains: _Chains,
+    places: Places,
+    tolerance: float,
+    seed: int,
+    steps: int,
+) -> None:
+    packs = len(chains.counts)
     own, others = _no_runs(costs.shape[1], sizes.shape[1]), _no_runs(costs.shape[1], sizes.shape[1])
     looked, quiet, turn = 0, 0, -1
     while looked < steps and quiet < QUIET * packs:
         turn += 1
         quiet += 1
         one = turn % packs
-        other = _furthest(state.sums, one, seed, turn)
-        looked += state.counts[one] + state.counts[other]
-        if _apart(state.sums, one, other) < tolerance:
+        other = _furthest(places, one, seed, turn)
+        if other < 0:
             continue
-        fullest = _fullest(state.loads, budgets, one, other)
-        count = _list_runs(costs, sizes, state, one, fullest, own, 2 * (seed + turn))
-        other_count = _list_runs(costs, sizes, state, other, fullest, others, 2 * (seed + turn) + 1)
-        run, other_run, ways = _best_exchange(budgets, state, (one, other), fullest, own, others, (count, other_count))
+        looked += chains.counts[one] + chains.counts[other]
+        if _apart(places.sums, places.ranks[one], places.ranks[other]) < tolerance:
+            continue
+        fullest = _fullest(places.loads, budgets, one, other)
+        count = _list_runs(costs, sizes, chains, one, fullest, own, 2 * (seed + turn))
+        other_count = _list_runs(costs, sizes, chains, other, fullest, others, 2 * (seed + turn) + 1)
+        run, other_run, ways = _best_exchange(
+            budgets, chains, places, (one, other), fullest, own, others, (count, other_count)
+        )
         looked += LISTED * (count + other_count) + ways
         if run >= 0:
             quiet = 0
             for place in range(own.ends[run, 0], own.ends[run, 1]):
-                _move(costs, sizes, state, own.drawn[place], other)
+                _move(costs, sizes, chains, places, own.drawn[place], other)
             for place in range(others.ends[other_run, 0], others.ends[other_run, 1]):
-                _move(costs, sizes, state, others.drawn[place], one)
+                _move(costs, sizes, chains, places, others.drawn[place], one)
 
 
 @numba.njit(cache=True)
@@ -139,12 +169,17 @@ def _no_runs(parts: int, kinds: int) -> _Runs:
 
 
 @numba.njit(cache=True)
-def _furthest(sums: Floats, one: int, seed: int, turn: int) -> int:
-    """Return the one of `MET` other packs, drawn at random, that is furthest away."""
-    furthest, most = -1, -1.0
+def _furthest(places: Places, one: int, seed: int, turn: int) -> int:
+    """Return the one of `MET` packs of its kin, drawn at random, whose rank is furthest from its own; -1 if none is."""
+    furthest, most, rank = -1, -1.0, places.ranks[one]
+    start, among = places.kin[one]
+    if rank < 0 or among < 2:
+        return furthest
     for number in range(MET):
-        other = (one + 1 + below(len(sums) - 1, seed, MET * turn + number)) % len(sums)
-        distance = _apart(sums, one, other)
+        other = start + (one - start + 1 + below(among - 1, seed, MET * turn + number)) % among
+        if places.ranks[other] < 0 or places.ranks[other] == rank:
+            continue
+        distance = _apart(places.sums, rank, places.ranks[other])
         if distance > most:
             furthest, most = other, distance
     return furthest
@@ -152,7 +187,7 @@ def _furthest(sums: Floats, one: int, seed: int, turn: int) -> int:
 
 @numba.njit(cache=True)
 def _apart(sums: Floats, one: int, other: int) -> float:
-    """Return the squared distance of each of two packs from their mean."""
+    """Return the squared distance of each of two ranks from their mean."""
     squares = 0.0
     for part in range(sums.shape[1]):
         squares += (sums[one, part] - sums[other, part]) ** 2
@@ -171,12 +206,9 @@ def _fullest(loads: Ints, budgets: Ints, one: int, other: int) -> int:
 
 
 @numba.njit(cache=True)
-def _list_runs(costs: Floats, sizes: Ints, state: _State, pack: int, fullest: int, runs: _Runs, seed: int) -> int:
-    """Draw samples of a pack and list their runs; return how many there are.
-
-    All of a pack is a run as well, but never goes for nothing: an empty pack is further from even than any other.
-    """
-    seen, sample = 0, state.first[pack]
+def _list_runs(costs: Floats, sizes: Ints, chains: _Chains, pack: int, fullest: int, runs: _Runs, seed: int) -> int:
+    """Draw samples of a pack and list their runs; return how many there are."""
+    seen, sample = 0, chains.first[pack]
     while sample >= 0:
         place = below(seen + 1, seed, seen)
         if seen < DRAWN:
@@ -184,7 +216,7 @@ def _list_runs(costs: Floats, sizes: Ints, state: _State, pack: int, fullest: in
         if place < DRAWN:
             runs.drawn[place] = sample
         seen += 1
-        sample = state.behind[sample]
+        sample = chains.behind[sample]
     drawn = min(seen, DRAWN)
     count = 1
     for first in range(drawn):
@@ -208,21 +240,23 @@ def _list_runs(costs: Floats, sizes: Ints, state: _State, pack: int, fullest: in
 @numba.njit(cache=True)
 def _best_exchange(
     budgets: Ints,
-    state: _State,
+    chains: _Chains,
+    places: Places,
     pair: tuple[int, int],
     fullest: int,
     own: _Runs,
     others: _Runs,
     counts: tuple[int, int],
 ) -> tuple[int, int, int]:
-    """Return the runs of both packs whose exchange leaves them nearest, or -1; and at how many ways it looked.
+    """Return the runs of two packs whose exchange leaves their ranks nearest, or -1; and at how many ways it looked.
 
     For each run of the one pack, only those runs of the other are looked at that keep the budget of the fullest size.
     """
     one, other = pair
-    room, other_room = budgets - state.loads[one], budgets - state.loads[other]
-    half = (state.sums[one] - state.sums[other]) / 2
-    best, run, other_run = _apart(state.sums, one, other) - EVEN**2, -1, -1
+    room, other_room = budgets - places.loads[one], budgets - places.loads[other]
+    rank, other_rank = places.ranks[one], places.ranks[other]
+    half = (places.sums[rank] - places.sums[other_rank]) / 2
+    best, run, other_run = _apart(places.sums, rank, other_rank) - EVEN**2, -1, -1
     ways, start = 0, 0
     for number in range(counts[0]):
         gone = own.order[number]
@@ -240,7 +274,8 @@ def _best_exchange(
                 distance += (half[part] - own.seconds[gone, part] + others.seconds[come, part]) ** 2
             if distance >= best:
                 continue
-            fits = True
+            more = (others.ends[come, 1] - others.ends[come, 0]) - (own.ends[gone, 1] - own.ends[gone, 0])
+            fits = -chains.counts[one] < more < chains.counts[other]  # no pack is left empty
             for size in range(len(budgets)):
                 moved = others.loads[come, size] - own.loads[gone, size]
                 fits &= -other_room[size] <= moved <= room[size]
@@ -250,18 +285,18 @@ def _best_exchange(
 
 
 @numba.njit(cache=True)
-def _move(costs: Floats, sizes: Ints, state: _State, sample: int, to: int) -> None:
+def _move(costs: Floats, sizes: Ints, chains: _Chains, places: Places, sample: int, to: int) -> None:
     """Take a sample out of its pack and put it in front of another one's."""
-    pack, before = state.owners[sample], -1
-    while (state.first[pack] if before < 0 else state.behind[before]) != sample:
-        before = state.first[pack] if before < 0 else state.behind[before]
+    pack, before = places.owners[sample], -1
+    while (chains.first[pack] if before < 0 else chains.behind[before]) != sample:
+        before = chains.first[pack] if before < 0 else chains.behind[before]
     if before < 0:
-        state.first[pack] = state.behind[sample]
+        chains.first[pack] = chains.behind[sample]
     else:
-        state.behind[before] = state.behind[sample]
-    state.behind[sample], state.first[to] = state.first[to], sample
-    state.owners[sample] = to
+        chains.behind[before] = chains.behind[sample]
+    chains.behind[sample], chains.first[to] = chains.first[to], sample
+    places.owners[sample] = to
     for end, sign in ((pack, -1), (to, 1)):
-        state.counts[end] += sign
-        state.sums[end] += sign * costs[sample]
-        state.loads[end] += sign * sizes[sample]
+        chains.counts[end] += sign
+        places.sums[places.ranks[end]] += sign * costs[sample]
+        places.loads[end] += sign * sizes[sample]

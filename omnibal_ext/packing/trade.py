@@ -23,8 +23,6 @@ Floats = NDArray[np.float64]
 
 SWAPS_A_SECOND = 12_000_000  # looked at
 LEAST_SWAPS, MOST_SWAPS = 16, 2_000  # of a pack: fewer are not worth the while, more bring next to nothing
-RISING = np.geomspace(0.1, 1.0, ROUNDS)  # prices; at 1 all that may be waited is worth a random order's squares
-ABOVE = 10_000.0  # seconds that a squared second above the mean counts, for a rank alone
 
 
 def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: int, effort: float) -> Ints:
@@ -34,10 +32,6 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
     2. Let them change places where the features' squared distances fall by more than the price of what is waited
        longer; never where that would make it more than `limit`.
     3. Repeat, at a falling price: first comes what costs least for what it brings.
-
-    Where a rank runs several packs and waits for longer than the limit, that is mended first, at a rising price: what
-    costs little mixing comes first. Often several ranks of an iteration are the fullest, and one swap helps one of
-    them; so there what each rank is above the mean counts as well, squared.
 
     Args:
         seconds: [P, parts].
@@ -60,16 +54,9 @@ def trade(seconds: Floats, features: Floats, dealt: Ints, limit: float, seed: in
     places[slots] = np.arange(dealt.size)
     state = iterations_of(costs, features, dealt)
     allowed, waiting = most_to_wait(limit, state), waited(state)
-    means = state.loads.mean(axis=(0, 1))
-    given = costs, features, alike, slots, places, micro_batches, state, means
-    random_order = dealt.size * features.shape[1]  # squares
-    for number, price in enumerate(RISING * random_order / allowed):
-        if waiting <= allowed or micro_batches == 1:
-            break
-        above = price * ABOVE / ranks
-        waiting = _round(*given, price, above, waiting, waiting, seed + ROUNDS + number, steps // ROUNDS)
+    given = costs, features, alike, slots, places, micro_batches, state
     for number, price in enumerate(falling_prices(state, allowed)):
-        waiting = _round(*given, price, 0.0, waiting, allowed, seed + number, steps // ROUNDS)
+        waiting = _round(*given, price, waiting, allowed, seed + number, steps // ROUNDS)
     return slots.reshape(dealt.shape)
 
 
@@ -82,9 +69,7 @@ def _round(
     places: Ints,
     micro_batches: int,
     state: Iterations,
-    means: Floats,
     price: float,
-    above: float,
     waiting: float,
     allowed: float,
     seed: int,
@@ -111,27 +96,10 @@ def _round(
         more += waited_longer(state, second, rank_other % ranks, costs, other, one)
         if more > 0 and waiting + more > allowed:
             continue
-        change = price * more + further(state, first, second, features, one, other)
-        if above > 0:
-            change += above * _further_above(state, first, rank_one % ranks, means, costs, one, other)
-            change += above * _further_above(state, second, rank_other % ranks, means, costs, other, one)
-        if change < -1e-9:
+        if price * more + further(state, first, second, features, one, other) < -1e-9:
             waiting += more
             slots[places[one]], slots[places[other]] = other, one
             places[one], places[other] = places[other], places[one]
             replace(state, first, rank_one % ranks, costs, features, one, other)
             replace(state, second, rank_other % ranks, costs, features, other, one)
     return waiting
-
-
-@numba.njit(cache=True)
-def _further_above(
-    state: Iterations, number: int, rank: int, means: Floats, costs: Floats, gone: int, come: int
-) -> float:
-    """Return what a rank's squared seconds above the mean grow by, in all parts, if one pack makes way."""
-    more = 0.0
-    for part in range(costs.shape[1]):
-        before = state.loads[number, rank, part] - means[part]
-        after = before + costs[come, part] - costs[gone, part]
-        more += max(0.0, after) ** 2 - max(0.0, before) ** 2
-    return more

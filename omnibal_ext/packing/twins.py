@@ -6,6 +6,8 @@ Two packs drawn at random hardly have two such samples. So samples stand in the 
 of, and each meets others that stand near.
 """
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,16 @@ Floats = NDArray[np.float64]
 LOOKS_A_SECOND = 20_000_000  # at two samples
 MOST_LOOKS = 100  # of a sample: more bring next to nothing
 NEAR = 64  # places apart
+
+
+class Places(NamedTuple):
+    """Who is where: samples in packs, packs on ranks."""
+
+    owners: Ints  # [N] the pack of each sample
+    loads: Ints  # [P, K]
+    ranks: Ints  # [P] which runs the pack, or -1
+    sums: Floats  # [R, parts] seconds
+    kin: Ints  # [P, 2] the first pack of its kin, which stand side by side, and how many there are
 
 
 def in_order_of_the_fullest(sizes: Ints, budgets: Ints, seed: int) -> Ints:
@@ -34,25 +46,16 @@ def in_order_of_the_fullest(sizes: Ints, budgets: Ints, seed: int) -> Ints:
 
 @numba.njit(cache=True)
 def swap_twins(
-    order: Ints,
-    costs: Floats,
-    sizes: Ints,
-    budgets: Ints,
-    owners: Ints,
-    sums: Floats,
-    loads: Ints,
-    tolerance: float,
-    seed: int,
-    looks: int,
+    order: Ints, costs: Floats, sizes: Ints, budgets: Ints, places: Places, tolerance: float, seed: int, looks: int
 ) -> None:
-    """Swap samples that stand near each other in `order`, where that brings their packs nearer to each other.
+    """Swap samples that stand near each other in `order`, where that brings their ranks nearer to each other.
 
     Args:
-        order: [N] samples.
-        costs: of each sample, [N, parts]; and `sums` of each pack, [P, parts], changed in place.
-        sizes: of each sample, [N, K]; and `loads` of each pack, [P, K], changed in place, never above `budgets` [K].
-        owners: the pack of each sample, [N], changed in place.
-        tolerance: squared distance of two packs from their mean below which they are left alone.
+        order: [N] samples, those of one kin side by side.
+        costs: of each sample, [N, parts].
+        sizes: of each sample, [N, K]; those of a pack are never above `budgets` [K].
+        places: changed in place.
+        tolerance: squared distance of two ranks from their mean below which they are left alone.
     """
     for look in range(looks):
         place = below(len(order), seed, 2 * look)
@@ -60,21 +63,24 @@ def swap_twins(
         if other >= len(order):
             continue
         one, two = order[place], order[other]
-        here, there = owners[one], owners[two]
+        here, there = places.owners[one], places.owners[two]
+        rank, other_rank = places.ranks[here], places.ranks[there]
+        if rank == other_rank or rank < 0 or other_rank < 0 or places.kin[here, 0] != places.kin[there, 0]:
+            continue
         before, after = 0.0, 0.0
         for part in range(costs.shape[1]):
-            half = (sums[here, part] - sums[there, part]) / 2
+            half = (places.sums[rank, part] - places.sums[other_rank, part]) / 2
             moved = costs[two, part] - costs[one, part]
             before += half * half
             after += (half + moved) * (half + moved)
-        if here == there or before < tolerance or after >= before:
+        if before < tolerance or after >= before:
             continue
-        if still_fit(sizes, loads, budgets, here, there, one, two):
-            owners[one], owners[two] = there, here
-            sums[here] += costs[two] - costs[one]
-            sums[there] += costs[one] - costs[two]
-            loads[here] += sizes[two] - sizes[one]
-            loads[there] += sizes[one] - sizes[two]
+        if still_fit(sizes, places.loads, budgets, here, there, one, two):
+            places.owners[one], places.owners[two] = there, here
+            places.sums[rank] += costs[two] - costs[one]
+            places.sums[other_rank] += costs[one] - costs[two]
+            places.loads[here] += sizes[two] - sizes[one]
+            places.loads[there] += sizes[one] - sizes[two]
 
 
 @numba.njit(cache=True)
