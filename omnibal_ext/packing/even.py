@@ -68,9 +68,9 @@ def even_packs(
     """Return as many packs of the same samples, whose ranks are as even in seconds as they get; all within the budgets.
 
     1. Each pack in turn meets one of `MET` others, drawn at random: that whose rank is furthest away from its own.
-    2. Up to `DRAWN` samples of each are drawn, in a random order. Of all ways to exchange a run of the one order for a
-       run of the other that keep the budgets, the one is taken that leaves the two ranks nearest to each other in all
-       parts.
+    2. Up to `DRAWN` samples of each are drawn, in a random order or by size, so that many small ones go together. Of
+       all ways to exchange a run of the one order for a run of the other that keep the budgets, the one is taken that
+       leaves the two ranks nearest to each other in all parts.
     3. Repeat until meetings bring nothing any more, or their share of `effort` is spent.
     4. Swap samples that are as long as each other (`twins.py`), and begin again, `ROUNDS` times in all.
 
@@ -218,6 +218,8 @@ def _list_runs(costs: Floats, sizes: Ints, chains: _Chains, pack: int, fullest: 
         seen += 1
         sample = chains.behind[sample]
     drawn = min(seen, DRAWN)
+    if below(2, seed, seen) == 0:
+        _sort(runs.drawn[:drawn], sizes[:, fullest])
     count = 1
     for first in range(drawn):
         for last in range(first, drawn):
@@ -228,13 +230,20 @@ def _list_runs(costs: Floats, sizes: Ints, chains: _Chains, pack: int, fullest: 
             for size in range(sizes.shape[1]):
                 runs.loads[count, size] = runs.loads[before, size] + sizes[runs.drawn[last], size]
             count += 1
-    for number in range(count):  # few, so by insertion
-        place = number
-        while place > 0 and runs.loads[runs.order[place - 1], fullest] > runs.loads[number, fullest]:
-            runs.order[place] = runs.order[place - 1]
-            place -= 1
-        runs.order[place] = number
+    runs.order[:count] = np.arange(count)
+    _sort(runs.order[:count], runs.loads[:, fullest])
     return count
+
+
+@numba.njit(cache=True)
+def _sort(numbers: Ints, values: Ints) -> None:
+    """Put few numbers into the ascending order of their values, by insertion."""
+    for end in range(len(numbers)):
+        number, place = numbers[end], end
+        while place > 0 and values[numbers[place - 1]] > values[number]:
+            numbers[place] = numbers[place - 1]
+            place -= 1
+        numbers[place] = number
 
 
 @numba.njit(cache=True)
