@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.corpora import UNTUNED
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
+from omnibal_ext.packing.arrange import ordered
 from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal
-from omnibal_ext.packing.epoch import ordered
 from omnibal_ext.packing.first_fit import pack_first_fit
 from omnibal_ext.packing.isf import pack_isf
 from omnibal_ext.packing.least import least_spread

@@ -38,11 +38,11 @@ from benchmarks.corpora import UNTUNED
 from benchmarks.packing_grid import costs_of
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.packing.arrange import ordered
 from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal
-from omnibal_ext.packing.epoch import ordered
 from omnibal_ext.packing.level import WAIT_ENOUGH
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.options import PackOptions

@@ -7,25 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.packing.arrange import ordered
 from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.deal import deal, deal_level, stored_order
-from omnibal_ext.packing.even import EVEN, even_packs, worth_evening
-from omnibal_ext.packing.exchange import Samples, exchange_samples, worth_exchanging
+from omnibal_ext.packing.deal import deal_level, stored_order
 from omnibal_ext.packing.isf import pack_isf
-from omnibal_ext.packing.level import WAIT_TO_SPEND, order_packs
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
-from omnibal_ext.packing.ranks import level_ranks, set_aside
-from omnibal_ext.packing.teach import pack_features
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-MADE_UP_FOR = 0.014  # distance from even, in seconds of a mean pack, that packs of one rank make up for
 
 
 class Epoch(NamedTuple):
@@ -84,101 +77,6 @@ def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> Packs:
     return packers[options.method]()
 
 
-def ordered(
-    corpus: Corpus,
-    found: Packs,
-    options: PackOptions,
-    costs: PackCosts,
-    seed: int,
-    kin: Ints | None = None,
-    others: Packs | None = None,
-) -> Packs:
-    """Return packs by iteration, those that fill none last.
-
-    1. Let packs cost the same; then ranks, each of which runs several packs in an iteration.
-    2. Order them, so that iterations teach as well as those of the packs that were found, in a random order.
-    3. Let samples change iterations where these teach better then.
-
-    What packs as found differ by is what counts as much in each feature.
-
-    Args:
-        kin: number of each pack, ascending; only packs of the same number exchange samples, [P]. Without, all do.
-        others: packs whose samples do not fill the last place of an epoch again, if that can be.
-    """
-    kin = np.zeros(len(found), np.int64) if kin is None else kin
-    micro_batches, batch = options.micro_batches, options.global_batch
-    names = (*LOADS, *corpus.sizes.more)
-    tolerance = EVEN if micro_batches == 1 else MADE_UP_FOR
-    packs = _even(corpus, found, np.arange(len(found)), options, costs, seed, kin, tolerance)
-    seconds = costs.waited_for(pack_loads(packs, corpus.sizes), names, options.one_sum)
-    aside, run = set_aside(seconds, len(packs) % batch, _holds(packs, others))
-    if len(run) == 0:
-        return packs.reordered(aside)
-    ranks = level_ranks(seconds, run, micro_batches, seed, options.seconds)
-    if micro_batches > 1:
-        runs_on = np.full(len(packs), -1, np.int64)
-        runs_on[ranks] = np.arange(len(ranks))[:, None]
-        packs = _even(corpus, packs, runs_on, options, costs, seed, kin, EVEN)
-    loads = pack_loads(packs, corpus.sizes)
-    seconds = costs.waited_for(loads, names, options.one_sum)
-    deviations = pack_features(corpus, found, pack_loads(found, corpus.sizes), names).deviations()
-    features = pack_features(corpus, packs, loads, names).scaled(deviations)
-    dealt = order_packs(seconds, features, ranks, options.data_parallel_size, seed, options.seconds)
-    order = stored_order(dealt).ravel()
-    in_order = packs.reordered(order), kin[order], seconds[order]
-    done = _exchanged(corpus, in_order[0], deviations, options, costs, seed, *in_order[1:])
-    return Packs.concatenate([done, packs.reordered(aside)])
-
-
-def _even(
-    corpus: Corpus,
-    packs: Packs,
-    ranks: Ints,
-    options: PackOptions,
-    costs: PackCosts,
-    seed: int,
-    kin: Ints,
-    tolerance: float,
-) -> Packs:
-    """Let ranks cost as much as each other, as far as the budgets let them."""
-    if not worth_evening(packs, options.seconds):
-        return packs
-    columns, budgets = _budgeted(corpus.sizes, options)
-    seconds = costs.of_samples(corpus.sizes, options.one_sum)
-    return even_packs(packs, columns, budgets, seconds, ranks, kin, seed, options.seconds, tolerance)
-
-
-def _exchanged(
-    corpus: Corpus,
-    packs: Packs,
-    deviations: Floats,
-    options: PackOptions,
-    costs: PackCosts,
-    seed: int,
-    kin: Ints,
-    seconds: Floats,
-) -> Packs:
-    """Let samples of packs, which fill iterations as they stand, change places; `seconds` [P, parts] are the packs'."""
-    ids = packs.sample_ids
-    if not worth_exchanging(len(ids), options.seconds):
-        return packs
-    alone = Packs(np.arange(len(ids) + 1), ids)
-    each = pack_features(corpus, alone, pack_loads(alone, corpus.sizes), (*LOADS, *corpus.sizes.more))
-    deviations = deviations[: each.values.shape[1]]
-    features = np.ascontiguousarray(each.values[:, deviations > 0] / deviations[deviations > 0])
-    columns, budgets = _budgeted(corpus.sizes, options)
-    samples = Samples(columns[ids], costs.of_samples(corpus.sizes, options.one_sum)[ids], features, each.has)
-    dealt = deal(np.arange(len(packs)).reshape(-1, options.global_batch), options.data_parallel_size)
-    return exchange_samples(packs, samples, budgets, seconds, kin, dealt, WAIT_TO_SPEND, seed, options.seconds)
-
-
-def _budgeted(sizes: Sizes, options: PackOptions) -> tuple[Ints, Ints]:
-    """Return the sizes of samples that have a budget, [N, K], and the budgets [K]."""
-    limits = {name: budget for name, budget in options.budgets.items() if budget}
-    columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
-    return np.column_stack(columns), np.array([options.vit_budget, options.llm_budget, *limits.values()])
-
-
 def _pack_part(
     corpus: Corpus, samples: Ints, reasons: NDArray[np.int8], options: PackOptions, seed: int
 ) -> tuple[Packs, Ints]:
@@ -216,13 +114,6 @@ def _level(packs: Packs, sizes: Sizes, options: PackOptions, costs: PackCosts) -
     seconds = costs.waited_for(pack_loads(packs, sizes), (*LOADS, *sizes.more), options.one_sum)
     order = stored_order(deal_level(seconds, whole, options.data_parallel_size)).ravel()
     return packs.reordered(np.concatenate([order, np.arange(len(order), len(packs))]))
-
-
-def _holds(packs: Packs, others: Packs | None) -> NDArray[np.bool_] | None:
-    """Return which packs hold a sample of some others, if there are others."""
-    if others is None or len(others) == 0:
-        return None
-    return np.logical_or.reduceat(np.isin(packs.sample_ids, others.sample_ids), packs.pack_offsets[:-1])
 
 
 def baseline_order(packs: int, options: PackOptions, seed: int) -> Ints:

@@ -27,7 +27,7 @@ DRAWN = 12  # samples of each pack that may be exchanged when two meet
 RUNS = DRAWN * (DRAWN + 1) // 2 + 1
 MET = 4  # packs of which the furthest away is met
 QUIET = 40  # meetings that better nothing, for each pack, after which packs are as even as they get
-EVEN = 1e-5  # distance from even, in seconds of a mean rank, at which two packs have no need to meet
+EVEN = 1e-5  # distance from even, in seconds of a mean rank, at which two ranks are left alone
 ROUNDS = 2  # of meetings and of twins
 
 
@@ -63,7 +63,6 @@ def even_packs(
     kin: Ints,
     seed: int,
     effort: float = 1.0,
-    tolerance: float = EVEN,
 ) -> Packs:
     """Return as many packs of the same samples, whose ranks are as even in seconds as they get; all within the budgets.
 
@@ -81,7 +80,6 @@ def even_packs(
         ranks: which runs each pack, counted through all iterations, [P]; -1 leaves a pack as it is.
         kin: number of each pack, ascending; only packs of the same number exchange samples, [P].
         effort: nominal seconds; counts steps, so that the same seed gives the same packs anywhere.
-        tolerance: distance from even, in seconds of a mean rank, at which two are left alone.
     """
     if not worth_evening(packs, effort) or not seconds.any():
         return packs
@@ -96,8 +94,8 @@ def even_packs(
     order = order[np.argsort(kin[places.owners[order]], kind="stable")]
     for turn in range(ROUNDS):
         chains = _chains(places.owners, len(packs))
-        _even(costs, columns, budgets, chains, places, tolerance**2, seed + turn, steps // ROUNDS)
-        swap_twins(order, costs, columns, budgets, places, tolerance**2, seed + turn, looks // ROUNDS)
+        _even(costs, columns, budgets, chains, places, seed + turn, steps // ROUNDS)
+        swap_twins(order, costs, columns, budgets, places, EVEN, seed + turn, looks // ROUNDS)
     owners = places.owners
     return Packs(offsets_of(np.bincount(owners, minlength=len(packs))), ids[np.argsort(owners, kind="stable")])
 
@@ -125,7 +123,6 @@ def _even(
     budgets: Ints,
     chains: _Chains,
     places: Places,
-    tolerance: float,
     seed: int,
     steps: int,
 ) -> None:
@@ -140,7 +137,7 @@ def _even(
         if other < 0:
             continue
         looked += chains.counts[one] + chains.counts[other]
-        if _apart(places.sums, places.ranks[one], places.ranks[other]) < tolerance:
+        if _apart(places.sums, places.ranks[one], places.ranks[other]) < EVEN**2:
             continue
         fullest = _fullest(places.loads, budgets, one, other)
         count = _list_runs(costs, sizes, chains, one, fullest, own, 2 * (seed + turn))
@@ -218,7 +215,7 @@ def _list_runs(costs: Floats, sizes: Ints, chains: _Chains, pack: int, fullest: 
         seen += 1
         sample = chains.behind[sample]
     drawn = min(seen, DRAWN)
-    if below(2, seed, seen) == 0:
+    if seen <= DRAWN and below(2, seed, seen) == 0:
         _sort(runs.drawn[:drawn], sizes[:, fullest])
     count = 1
     for first in range(drawn):

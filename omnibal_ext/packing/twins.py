@@ -55,7 +55,7 @@ def swap_twins(
         costs: of each sample, [N, parts].
         sizes: of each sample, [N, K]; those of a pack are never above `budgets` [K].
         places: changed in place.
-        tolerance: squared distance of two ranks from their mean below which they are left alone.
+        tolerance: distance of two ranks from their mean at which they are left alone.
     """
     for look in range(looks):
         place = below(len(order), seed, 2 * look)
@@ -73,7 +73,7 @@ def swap_twins(
             moved = costs[two, part] - costs[one, part]
             before += half * half
             after += (half + moved) * (half + moved)
-        if before < tolerance or after >= before:
+        if before < tolerance**2 or after >= before:
             continue
         if still_fit(sizes, places.loads, budgets, here, there, one, two):
             places.owners[one], places.owners[two] = there, here

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from omnibal_ext.packing.deal import deal_level
 from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.trade import trade
 
@@ -86,22 +85,3 @@ def test_what_costs_little_and_brings_much_comes_first() -> None:
     assert ((dear == 0) | (dear == 8)).all()
     # Ten iterations of dear packs, and of the others 80 packs too many of one kind: 2 in each of 40 iterations.
     assert squares(features, after) == 10 * 8**2 + 40 * 2**2
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_mixed_iterations_become_level_and_stay_mixed(seed: int) -> None:
-    """Several ranks of an iteration have a tile too many, and all keep it waiting until the last has given one away.
-
-    Where that does not count they wait longer, or tiles spread .7 of what chance has; at any one price as well.
-    """
-    generator = np.random.default_rng(seed)
-    tiles = generator.permutation(np.repeat([12.0, 11.0], [1229, 819]))
-    tiles[generator.permutation(2048) < 60] = 4.0
-    texts = generator.normal(1, 0.005, 2048)
-    seconds = np.column_stack([0.013 * tiles, texts])
-    features = np.column_stack([tiles, texts, generator.normal(size=(2048, 2))])
-    features = (features - features.mean(axis=0)) / features.std(axis=0)
-    dealt = deal_level(seconds, np.arange(2048).reshape(-1, 64), 16)
-    after = trade(seconds, features, dealt, 0.0031, seed, 1.0)
-    assert wait(rank_loads(after, seconds)) <= 0.0031 < wait(rank_loads(dealt, seconds))
-    assert ((features[after].sum(axis=(1, 2)) ** 2).mean(axis=0) / 64).max() <= 0.3**2

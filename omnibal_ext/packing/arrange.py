@@ -1,0 +1,120 @@
+"""Packs of a corpus, or of a part of it, as they run: even ranks, iterations that teach, samples that change places."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.deal import deal, stored_order
+from omnibal_ext.packing.even import even_packs, worth_evening
+from omnibal_ext.packing.exchange import Samples, exchange_samples, worth_exchanging
+from omnibal_ext.packing.level import WAIT_TO_SPEND, order_packs
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.packing.ranks import level_ranks, set_aside
+from omnibal_ext.packing.teach import Features, pack_features
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def ordered(
+    corpus: Corpus,
+    found: Packs,
+    options: PackOptions,
+    costs: PackCosts,
+    seed: int,
+    kin: Ints | None = None,
+    others: Packs | None = None,
+) -> Packs:
+    """Return packs by iteration, those that fill none last.
+
+    1. Let packs cost the same; then ranks, each of which runs several packs in an iteration.
+    2. Order them, so that iterations teach as well as those of the packs that were found, in a random order.
+    3. Let samples change iterations, one for one, where these teach better then.
+
+    What packs as found differ by is what counts as much in each feature.
+
+    Args:
+        kin: number of each pack, ascending; only packs of the same number exchange samples, [P]. Without, all do.
+        others: packs that the same samples are in; packs that hold one are not left for last, if the others suffice.
+    """
+    kin = np.zeros(len(found), np.int64) if kin is None else kin
+    part, effort = _Part(corpus, options, costs, seed), options.seconds
+    packs = part.even(found, kin, np.arange(len(found)))
+    seconds = part.seconds(packs)
+    aside, run = set_aside(seconds, len(packs) % options.global_batch, _holds(packs, others))
+    if len(run) == 0:
+        return packs.reordered(aside)
+    ranks = level_ranks(seconds, run, options.micro_batches, seed, effort)
+    if options.micro_batches > 1:
+        runs_on = np.full(len(packs), -1, np.int64)
+        runs_on[ranks] = np.arange(len(ranks))[:, None]
+        packs = part.even(packs, kin, runs_on)
+    deviations = part.features(found).deviations()
+    features = part.features(packs).scaled(deviations)
+    dealt = order_packs(part.seconds(packs), features, ranks, options.data_parallel_size, seed, effort)
+    order = stored_order(dealt).ravel()
+    done = part.exchanged(packs.reordered(order), kin[order], deviations)
+    return Packs.concatenate([done, packs.reordered(aside)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What packs are made of and for."""
+
+    corpus: Corpus
+    options: PackOptions
+    costs: PackCosts
+    seed: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Sizes of a pack."""
+        return (*LOADS, *self.corpus.sizes.more)
+
+    def seconds(self, packs: Packs) -> Floats:
+        """Seconds of packs in the parts that ranks wait for, [P, parts]."""
+        return self.costs.waited_for(pack_loads(packs, self.corpus.sizes), self.names, self.options.one_sum)
+
+    def features(self, packs: Packs) -> Features:
+        """What iterations should have as much of as others."""
+        return pack_features(self.corpus, packs, pack_loads(packs, self.corpus.sizes), self.names)
+
+    def even(self, packs: Packs, kin: Ints, ranks: Ints) -> Packs:
+        """Let ranks cost as much as each other, as far as the budgets let them; `ranks` [P] run the packs."""
+        if not worth_evening(packs, self.options.seconds):
+            return packs
+        seconds = self.costs.of_samples(self.corpus.sizes, self.options.one_sum)
+        return even_packs(packs, *self._budgeted(), seconds, ranks, kin, self.seed, self.options.seconds)
+
+    def exchanged(self, packs: Packs, kin: Ints, deviations: Floats) -> Packs:
+        """Let samples of packs, which fill iterations as they stand, change places."""
+        options, ids = self.options, packs.sample_ids
+        if not worth_exchanging(len(ids), options.seconds):
+            return packs
+        each = self.features(Packs(np.arange(len(ids) + 1), ids))
+        deviations = deviations[: each.values.shape[1]]
+        features = np.ascontiguousarray(each.values[:, deviations > 0] / deviations[deviations > 0])
+        columns, budgets = self._budgeted()
+        seconds = self.costs.of_samples(self.corpus.sizes, options.one_sum)
+        samples = Samples(columns[ids], seconds[ids], features, each.has)
+        dealt = deal(np.arange(len(packs)).reshape(-1, options.global_batch), options.data_parallel_size)
+        given = budgets, self.seconds(packs), kin, dealt, WAIT_TO_SPEND, self.seed, options.seconds
+        return exchange_samples(packs, samples, *given)
+
+    def _budgeted(self) -> tuple[Ints, Ints]:
+        """Return the sizes of samples that have a budget, [N, K], and the budgets [K]."""
+        sizes, options = self.corpus.sizes, self.options
+        limits = {name: budget for name, budget in options.budgets.items() if budget}
+        columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
+        return np.column_stack(columns), np.array([options.vit_budget, options.llm_budget, *limits.values()])
+
+
+def _holds(packs: Packs, others: Packs | None) -> NDArray[np.bool_] | None:
+    """Return which packs hold a sample of some others, if there are others."""
+    if others is None or len(others) == 0:
+        return None
+    return np.logical_or.reduceat(np.isin(packs.sample_ids, others.sample_ids), packs.pack_offsets[:-1])
