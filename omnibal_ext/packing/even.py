@@ -69,7 +69,7 @@ def even_packs(
     1. Each pack in turn meets one of `MET` others, drawn at random: that whose rank is furthest away from its own.
     2. Up to `DRAWN` samples of each are drawn, in a random order or by size, so that many small ones go together. Of
        all ways to exchange a run of the one order for a run of the other that keep the budgets, the one is taken that
-       leaves the two ranks nearest to each other in all parts.
+       leaves the two ranks nearest to each other in all parts, each as a share of its mean.
     3. Repeat until meetings bring nothing any more, or their share of `effort` is spent.
     4. Swap samples that are as long as each other (`twins.py`), and begin again, `ROUNDS` times in all.
 
@@ -81,13 +81,16 @@ def even_packs(
         kin: number of each pack, ascending; only packs of the same number exchange samples, [P].
         effort: nominal seconds; counts steps, so that the same seed gives the same packs anywhere.
     """
-    if not worth_evening(packs, effort) or not seconds.any():
+    if not worth_evening(packs, effort):
         return packs
     ids = packs.sample_ids
     places = _places(packs, seconds[ids], sizes[ids], ranks, kin)
-    unit, columns = len(places.sums) / places.sums.sum(), sizes[ids]
-    costs = seconds[ids] * unit
-    places.sums[:] *= unit
+    if not places.sums.any():
+        return packs
+    means, columns = places.sums.mean(axis=0), sizes[ids]
+    units = 1 / np.where(means > 0, means, 1.0) / len(means)  # all parts count the same
+    costs = seconds[ids] * units
+    places.sums[:] *= units
     steps = int(effort * min(STEPS_A_SECOND, MOST_STEPS * len(packs)))
     looks = int(effort * min(LOOKS_A_SECOND, MOST_LOOKS * len(ids)))
     order = in_order_of_the_fullest(columns, budgets, seed)

@@ -69,27 +69,33 @@ def order_packs(
     Returns:
         Pack numbers [I, D, M].
     """
-    of_ranks = seconds[ranks].sum(axis=1), features[ranks].sum(axis=1)
-    best, least, weights = ranks[:0, None], (math.inf, math.inf), np.ones(features.shape[1])
+    iterations = _order_ranks(seconds[ranks].sum(axis=1), features[ranks].sum(axis=1), data_parallel_size, seed, effort)
+    dealt = ranks[iterations]
+    if ranks.shape[1] > 1:
+        dealt = trade(seconds, features, dealt, WAIT_TO_SPEND, seed, effort)
+    return np.random.default_rng((seed, 1)).permutation(dealt)
+
+
+def _order_ranks(seconds: Floats, features: Floats, data_parallel_size: int, seed: int, effort: float) -> Ints:
+    """Return the numbers of all ranks by iteration, [I, D], in the best of `WAYS`."""
+    best, least, weights = np.zeros(0, np.int64), (math.inf, math.inf), np.ones(features.shape[1])
     for ways in WAYS:
         left = list(ways)
         while left:
             way = left.pop(0)
-            dealt = _iterations(of_ranks[0], of_ranks[1] * weights, data_parallel_size, way, seed, effort)
-            too_long = max(0.0, wait(rank_loads(dealt, of_ranks[0])) - WAIT_ENOUGH)
-            squares = (of_ranks[1][dealt].sum(axis=(1, 2)) ** 2).sum(axis=0)
+            dealt = _iterations(seconds, features * weights, data_parallel_size, way, seed, effort)
+            too_long = max(0.0, wait(rank_loads(dealt, seconds)) - WAIT_ENOUGH)
+            squares = (features[dealt].sum(axis=(1, 2)) ** 2).sum(axis=0)
             spread = float((squares**2).sum())
             if (too_long, spread) < least:
-                best, least = ranks[dealt[:, :, 0]], (too_long, spread)
+                best, least = dealt[:, :, 0], (too_long, spread)
             less = way.lifted - too_long / WAIT_TO_SPEND - LESS
             if too_long > 0 and less > LEAST_LIFTED:
                 left.append(way._replace(lifted=less))
             weights = np.maximum(LIGHTEST, np.sqrt(squares / max(1e-12, squares.max(initial=0.0))))
         if least[0] == 0:
             break
-    if ranks.shape[1] > 1:
-        best = trade(seconds, features, best, WAIT_TO_SPEND, seed, effort)
-    return np.random.default_rng((seed, 1)).permutation(best)
+    return best
 
 
 def _iterations(seconds: Floats, features: Floats, data_parallel_size: int, way: Way, seed: int, effort: float) -> Ints:

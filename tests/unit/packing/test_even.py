@@ -74,6 +74,12 @@ def kin_of(packs: Packs, kin: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.repeat(kin, packs.counts)[np.argsort(packs.sample_ids)]
 
 
+def differ(sums: Floats) -> float:
+    """Squared deviations of all parts, each as a share of its mean."""
+    means = sums.mean(axis=0)
+    return float((sums / np.where(means > 0, means, 1.0)).var(axis=0).sum())
+
+
 def of_ranks(packs: Packs, seconds: Floats, ranks: NDArray[np.int64]) -> Floats:
     """Seconds of each rank, [R, parts]; of one that runs nothing, none."""
     sums = np.zeros((max(1, int(ranks.max()) + 1), seconds.shape[1]))
@@ -85,20 +91,20 @@ def of_ranks(packs: Packs, seconds: Floats, ranks: NDArray[np.int64]) -> Floats:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_two_packs_are_split_in_the_best_of_all_ways(seed: int) -> None:
-    """Every way to share out up to four and four samples, tried one by one."""
+    """Every way to share out up to four and four samples, tried one by one; both parts count the same."""
     generator = np.random.default_rng(seed)
     counts = generator.integers(1, 5, 2)
     samples = int(counts.sum())
     packs = Packs(np.array([0, counts[0], samples]), generator.permutation(samples))
-    sizes, seconds = generator.integers(0, 9, (samples, 2)), generator.random((samples, 2))
+    sizes, seconds = generator.integers(0, 9, (samples, 2)), generator.random((samples, 2)) * [1.0, 5.0]
     budgets = np.maximum(sums_of(packs, sizes).max(axis=0), generator.integers(15, 25, 2))
-    distances = []
+    distances, total = [], seconds.sum(axis=0)
     for way in product((False, True), repeat=samples):
         sides = [np.array(way), ~np.array(way)]
         if all(side.any() and (sizes[side].sum(axis=0) <= budgets).all() for side in sides):
-            distances.append(((seconds[sides[0]].sum(axis=0) - seconds[sides[1]].sum(axis=0)) ** 2).sum())
+            distances.append((((seconds[sides[0]].sum(axis=0) - seconds[sides[1]].sum(axis=0)) / total) ** 2).sum())
     one, other = sums_of(evened(packs, sizes, budgets, seconds, seed), seconds)
-    assert ((one - other) ** 2).sum() == pytest.approx(min(distances), abs=1e-6)
+    assert (((one - other) / total) ** 2).sum() == pytest.approx(min(distances), abs=1e-6)
 
 
 def test_one_large_sample_goes_for_many_small_ones() -> None:
@@ -118,11 +124,11 @@ def test_no_pack_is_left_empty() -> None:
         assert after.counts.tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_ranks_are_even_where_packs_cannot_be(seed: int) -> None:
+@pytest.mark.parametrize("model", ["internvl-chat-1.5", "internvl2.5-8b"])  # vision is half of the time, and a fifth
+def test_ranks_are_even_where_packs_cannot_be(model: str) -> None:
     """Packs of three samples have 18 tiles or 19, and of four 22 to 24; ranks of four packs have hardly a tile more."""
-    make, budgets = UNTUNED["anti-correlated"]
-    sizes, costs = make(8_000), PackCosts.of_model("internvl-chat-1.5")
+    seed, (make, budgets) = 0, UNTUNED["anti-correlated"]
+    sizes, costs = make(8_000), PackCosts.of_model(model)
     options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=8, micro_batches=4)
     corpus = Corpus(sizes, (Source("all", len(sizes)),))
     packs = ordered(corpus, pack_balanced(sizes, *budgets, seed=seed), options, costs, seed)
@@ -131,7 +137,7 @@ def test_ranks_are_even_where_packs_cannot_be(seed: int) -> None:
     tiles = loads[: len(packs) // 32 * 32, 0]
     dealt = deal(np.arange(len(tiles)).reshape(-1, 32), 8)
     assert tiles.std() > 2
-    assert tiles[dealt].sum(axis=2).std() < 0.5  # 5.1 of four packs drawn at random
+    assert tiles[dealt].sum(axis=2).std() < 0.6  # 5.1 of four packs drawn at random
 
 
 @pytest.mark.parametrize("seed", range(3))

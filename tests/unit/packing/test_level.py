@@ -150,6 +150,17 @@ def test_packs_of_long_texts_make_no_iterations_of_few_tiles(seed: int) -> None:
     assert spread <= 0.25
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_packs_change_iterations_one_by_one_where_ranks_run_several(seed: int) -> None:
+    """Features of 1,024 packs that have nothing to do with cost; .07 or more if ranks keep their packs."""
+    generator = np.random.default_rng(seed)
+    seconds, features = generator.normal(1, 0.02, (1024, 2)), generator.normal(size=(1024, 4))
+    features -= features.mean(axis=0)
+    iterations = deal(order_of(seconds, features, 8, 4, seed).reshape(-1, 32), 8)
+    assert wait(rank_loads(iterations, seconds)) <= 0.003
+    assert spread_against_random(iterations.reshape(-1, 32), features).max() <= 0.04
+
+
 def worst_spread(seconds: NDArray[np.float64], ranks: int, generator: np.random.Generator, seed: int) -> float:
     """Order packs by 17 features: the first is their cost, the others, which are all the same, hardly go with it."""
     cost = (seconds - seconds.mean()) / seconds.std()
