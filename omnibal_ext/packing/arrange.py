@@ -19,6 +19,8 @@ from omnibal_ext.packing.teach import Features, pack_features
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+OF_PACKS = 0.5  # share of the time for evening, where ranks run several
+
 
 def ordered(
     corpus: Corpus,
@@ -43,16 +45,17 @@ def ordered(
     """
     kin = np.zeros(len(found), np.int64) if kin is None else kin
     part, effort = _Part(corpus, options, costs, seed), options.seconds
-    packs = part.even(found, kin, np.arange(len(found)))
+    several = options.micro_batches > 1
+    packs = part.even(found, kin, np.arange(len(found)), OF_PACKS if several else 1.0)
     seconds = part.seconds(packs)
     aside, run = set_aside(seconds, len(packs) % options.global_batch, _holds(packs, others))
     if len(run) == 0:
         return packs.reordered(aside)
     ranks = level_ranks(seconds, run, options.micro_batches, seed, effort)
-    if options.micro_batches > 1:
+    if several:
         runs_on = np.full(len(packs), -1, np.int64)
         runs_on[ranks] = np.arange(len(ranks))[:, None]
-        packs = part.even(packs, kin, runs_on)
+        packs = part.even(packs, kin, runs_on, 1 - OF_PACKS)
     deviations = part.features(found).deviations()
     features = part.features(packs).scaled(deviations)
     dealt = order_packs(part.seconds(packs), features, ranks, options.data_parallel_size, seed, effort)
@@ -83,12 +86,12 @@ class _Part:
         """What iterations should have as much of as others."""
         return pack_features(self.corpus, packs, pack_loads(packs, self.corpus.sizes), self.names)
 
-    def even(self, packs: Packs, kin: Ints, ranks: Ints) -> Packs:
-        """Let ranks cost as much as each other, as far as the budgets let them; `ranks` [P] run the packs."""
+    def even(self, packs: Packs, kin: Ints, ranks: Ints, share: float) -> Packs:
+        """Let ranks cost as much as each other, in a share of the time for it; `ranks` [P] run the packs."""
         if not worth_evening(packs, self.options.seconds):
             return packs
         seconds = self.costs.of_samples(self.corpus.sizes, self.options.one_sum)
-        return even_packs(packs, *self._budgeted(), seconds, ranks, kin, self.seed, self.options.seconds)
+        return even_packs(packs, *self._budgeted(), seconds, ranks, kin, self.seed, share * self.options.seconds)
 
     def exchanged(self, packs: Packs, kin: Ints, deviations: Floats) -> Packs:
         """Let samples of packs, which fill iterations as they stand, change places."""

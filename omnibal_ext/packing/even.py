@@ -81,8 +81,6 @@ def even_packs(
         kin: number of each pack, ascending; only packs of the same number exchange samples, [P].
         effort: nominal seconds; counts steps, so that the same seed gives the same packs anywhere.
     """
-    if not worth_evening(packs, effort):
-        return packs
     ids = packs.sample_ids
     places = _places(packs, seconds[ids], sizes[ids], ranks, kin)
     if not places.sums.any():
