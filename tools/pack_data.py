@@ -75,7 +75,9 @@ def parse_arguments() -> argparse.Namespace:
     iterations.add_argument(
         "--pipeline-model-parallel-size", type=int, metavar="P", help="1: seconds of vision and language part add up"
     )
-    iterations.add_argument("--seconds", type=float, default=1.0, help="nominal time for mixing iterations")
+    iterations.add_argument(
+        "--seconds", type=float, default=1.0, help="nominal time for evening, and for mixing iterations"
+    )
     costs = parser.add_argument_group("costs, by which ranks are levelled")
     costs.add_argument("--costs", metavar="PROFILE", help="a profile.json of tools/profile_layers.py")
     costs.add_argument(

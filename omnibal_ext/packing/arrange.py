@@ -44,7 +44,7 @@ def ordered(
         others: packs that the same samples are in; packs that hold one are not left for last, if the others suffice.
     """
     kin = np.zeros(len(found), np.int64) if kin is None else kin
-    part, effort = _Part(corpus, options, costs, seed), options.seconds
+    part, effort = _Part.of(corpus, options, costs, seed), options.seconds
     several = options.micro_batches > 1
     packs = part.even(found, kin, np.arange(len(found)), OF_PACKS if several else 1.0)
     seconds = part.seconds(packs)
@@ -59,9 +59,8 @@ def ordered(
     deviations = part.features(found).deviations()
     features = part.features(packs).scaled(deviations)
     dealt = order_packs(part.seconds(packs), features, ranks, options.data_parallel_size, seed, effort)
-    order = stored_order(dealt).ravel()
-    done = part.exchanged(packs.reordered(order), kin[order], deviations)
-    return Packs.concatenate([done, packs.reordered(aside)])
+    order = np.concatenate([stored_order(dealt).ravel(), aside])
+    return part.exchanged(packs.reordered(order), kin[order], deviations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +71,21 @@ class _Part:
     options: PackOptions
     costs: PackCosts
     seed: int
+    columns: Ints
+    """[N, K] sizes of samples that have a budget"""
+    budgets: Ints
+    """[K]"""
+    of_samples: Floats
+    """[N, parts] seconds that a sample adds to its pack"""
+
+    @classmethod
+    def of(cls, corpus: Corpus, options: PackOptions, costs: PackCosts, seed: int) -> "_Part":
+        """Read the sizes that have a budget, and what samples cost."""
+        sizes, limits = corpus.sizes, {name: budget for name, budget in options.budgets.items() if budget}
+        columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
+        budgets = np.array([options.vit_budget, options.llm_budget, *limits.values()])
+        of_samples = costs.of_samples(sizes, options.one_sum)
+        return cls(corpus, options, costs, seed, np.column_stack(columns), budgets, of_samples)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,32 +102,26 @@ class _Part:
 
     def even(self, packs: Packs, kin: Ints, ranks: Ints, share: float) -> Packs:
         """Let ranks cost as much as each other, in a share of the time for it; `ranks` [P] run the packs."""
-        if not worth_evening(packs, self.options.seconds):
+        effort = share * self.options.seconds
+        if not worth_evening(packs, effort):
             return packs
-        seconds = self.costs.of_samples(self.corpus.sizes, self.options.one_sum)
-        return even_packs(packs, *self._budgeted(), seconds, ranks, kin, self.seed, share * self.options.seconds)
+        return even_packs(packs, self.columns, self.budgets, self.of_samples, ranks, kin, self.seed, effort)
 
     def exchanged(self, packs: Packs, kin: Ints, deviations: Floats) -> Packs:
-        """Let samples of packs, which fill iterations as they stand, change places."""
-        options, ids = self.options, packs.sample_ids
-        if not worth_exchanging(len(ids), options.seconds):
+        """Let samples change places between packs that fill iterations as they stand; the last ones may fill none."""
+        options = self.options
+        whole = len(packs) // options.global_batch * options.global_batch
+        run = packs.part(0, whole)
+        ids, count = packs.sample_ids, len(run.sample_ids)
+        if not worth_exchanging(count, options.seconds):
             return packs
         each = self.features(Packs(np.arange(len(ids) + 1), ids))
         deviations = deviations[: each.values.shape[1]]
-        features = np.ascontiguousarray(each.values[:, deviations > 0] / deviations[deviations > 0])
-        columns, budgets = self._budgeted()
-        seconds = self.costs.of_samples(self.corpus.sizes, options.one_sum)
-        samples = Samples(columns[ids], seconds[ids], features, each.has)
-        dealt = deal(np.arange(len(packs)).reshape(-1, options.global_batch), options.data_parallel_size)
-        given = budgets, self.seconds(packs), kin, dealt, WAIT_TO_SPEND, self.seed, options.seconds
-        return exchange_samples(packs, samples, *given)
-
-    def _budgeted(self) -> tuple[Ints, Ints]:
-        """Return the sizes of samples that have a budget, [N, K], and the budgets [K]."""
-        sizes, options = self.corpus.sizes, self.options
-        limits = {name: budget for name, budget in options.budgets.items() if budget}
-        columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
-        return np.column_stack(columns), np.array([options.vit_budget, options.llm_budget, *limits.values()])
+        features = np.ascontiguousarray(each.values[:count, deviations > 0] / deviations[deviations > 0])
+        samples = Samples(self.columns[ids[:count]], self.of_samples[ids[:count]], features, each.has[:count])
+        dealt = deal(np.arange(whole).reshape(-1, options.global_batch), options.data_parallel_size)
+        given = self.budgets, self.seconds(run), kin[:whole], dealt, WAIT_TO_SPEND, self.seed, options.seconds
+        return Packs.concatenate([exchange_samples(run, samples, *given), packs.part(whole, len(packs))])
 
 
 def _holds(packs: Packs, others: Packs | None) -> NDArray[np.bool_] | None:

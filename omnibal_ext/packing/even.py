@@ -91,8 +91,8 @@ def even_packs(
     places.sums[:] *= units
     steps = int(effort * min(STEPS_A_SECOND, MOST_STEPS * len(packs)))
     looks = int(effort * min(LOOKS_A_SECOND, MOST_LOOKS * len(ids)))
-    order = in_order_of_the_fullest(columns, budgets, seed)
-    order = order[np.argsort(kin[places.owners[order]], kind="stable")]
+    of_kin = np.split(np.arange(len(ids)), np.flatnonzero(np.diff(kin[places.owners])) + 1)
+    order = np.concatenate([own[in_order_of_the_fullest(columns[own], budgets, seed)] for own in of_kin])
     for turn in range(ROUNDS):
         chains = _chains(places.owners, len(packs))
         _even(costs, columns, budgets, chains, places, seed + turn, steps // ROUNDS)

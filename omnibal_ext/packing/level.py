@@ -78,7 +78,8 @@ def order_packs(
 
 def _order_ranks(seconds: Floats, features: Floats, data_parallel_size: int, seed: int, effort: float) -> Ints:
     """Return the numbers of all ranks by iteration, [I, D], in the best of `WAYS`."""
-    best, least, weights = np.zeros(0, np.int64), (math.inf, math.inf), np.ones(features.shape[1])
+    best = np.arange(len(seconds)).reshape(-1, data_parallel_size)
+    least, weights = (math.inf, math.inf), np.ones(features.shape[1])
     for ways in WAYS:
         left = list(ways)
         while left:

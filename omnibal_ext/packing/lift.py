@@ -1,4 +1,4 @@
-"""Packs that run beside dearer ones, where that makes levels of packs more alike than the waiting is worth.
+"""Packs (or ranks of several) that run beside dearer ones, where levels become more alike than the waiting is worth.
 
     level     packs that cost the same, so that those of an iteration keep nobody waiting
     lifting   a pack of few tiles among dear ones, all of which have many: it waits, and both levels look more like the

@@ -1,4 +1,4 @@
-"""Which packs share an iteration: those that together look like the corpus, in sizes, sources and kinds."""
+"""Groups that are alike: iterations that look like the corpus, of packs or ranks; ranks that are level, of packs."""
 
 import numba
 import numpy as np
@@ -16,11 +16,11 @@ QUIET = 4  # meetings without a swap, for each iteration, after which rows are a
 def mixed_iterations(
     features: Floats, order: Ints, leaves: Ints, width: int, iterations: int, seed: int, steps: int
 ) -> Ints:
-    """Group packs into iterations, each near the mean in all features.
+    """Group packs (or ranks) into iterations (or ranks), each near the mean in all features.
 
     1. Cut the rows, which stand in an order of likeness, into equal stretches; an iteration takes one of each.
     2. Swap rows between two iterations where that brings both nearer to the mean.
-    3. Swap packs of one leaf, which cost the same, between two iterations likewise.
+    3. Swap packs of one leaf, which may change places, between two iterations likewise.
 
     Args:
         features: of each pack, [P, F], of mean 0.

@@ -14,6 +14,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 STEPS_A_SECOND = 4_000_000  # swaps looked at
+LEAST_STEPS = 64  # of a pack, however little time there is
 
 
 def set_aside(seconds: Floats, count: int, together: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
@@ -34,7 +35,7 @@ def set_aside(seconds: Floats, count: int, together: NDArray[np.bool_] | None = 
 
 
 def level_ranks(seconds: Floats, packs: Ints, micro_batches: int, seed: int, effort: float) -> Ints:
-    """Deal `packs` to ranks, M to each, so that the ranks' sums are level in every part: [R, M].
+    """Deal `packs` to ranks, M to each, so that the ranks' sums are level in every part, as shares of its mean: [R, M].
 
     A rank takes a pack of each of M stretches of an order of likeness; then ranks swap packs.
 
@@ -47,6 +48,7 @@ def level_ranks(seconds: Floats, packs: Ints, micro_batches: int, seed: int, eff
     if micro_batches == 1:
         return order[:, None]
     halve(np.ascontiguousarray(seconds.T), order, 1, 0.0)
-    beyond, leaves = seconds - seconds[packs].mean(axis=0), np.array([0, len(packs)])
-    steps = int(effort * STEPS_A_SECOND)
+    means, leaves = seconds[packs].mean(axis=0), np.array([0, len(packs)])
+    beyond = (seconds - means) / np.where(means > 0, means, 1.0)
+    steps = max(int(effort * STEPS_A_SECOND), LEAST_STEPS * len(packs))
     return mixed_iterations(beyond, order, leaves, 1, len(packs) // micro_batches, seed, steps)

@@ -1,4 +1,4 @@
-"""Some waiting for more mixing: packs change iterations where that mixes more than the waiting it brings is worth."""
+"""Some waiting for more mixing: packs, or ranks, change iterations where that mixes more than the waiting is worth."""
 
 import numba
 import numpy as np

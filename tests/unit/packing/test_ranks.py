@@ -20,12 +20,17 @@ def test_ranks_run_each_pack_once(ranks: int, micro_batches: int, parts: int, se
     assert np.array_equal(np.sort(dealt.ravel()), np.sort(packs))
 
 
-@pytest.mark.parametrize(("micro_batches", "share"), [(2, 0.04), (4, 0.001), (16, 0.00003)])
-def test_ranks_differ_far_less_than_by_chance_in_both_parts(micro_batches: int, share: float) -> None:
-    seconds = np.random.default_rng(0).random((128 * micro_batches, 2))
-    dealt = level_ranks(seconds, np.arange(len(seconds)), micro_batches, 0, 1.0)
+@pytest.mark.parametrize(
+    ("effort", "micro_batches", "share"),
+    [(1.0, 2, 0.04), (1.0, 4, 0.001), (1.0, 16, 0.00003), (0.0, 4, 0.004), (0.0, 16, 0.0003)],
+)
+def test_ranks_differ_far_less_than_by_chance_in_both_parts(effort: float, micro_batches: int, share: float) -> None:
+    """However little time there is, and whatever seconds are counted in."""
+    seconds = np.random.default_rng(0).random((128 * micro_batches, 2)) * [1.0, 3.0]
+    dealt = level_ranks(seconds, np.arange(len(seconds)), micro_batches, 0, effort)
     chance = seconds.var(axis=0) * micro_batches
     assert (seconds[dealt].sum(axis=1).var(axis=0) <= share * chance).all()
+    assert np.array_equal(level_ranks(seconds / 2**20, np.arange(len(seconds)), micro_batches, 0, effort), dealt)
 
 
 @pytest.mark.parametrize("seed", range(10))
