@@ -38,7 +38,7 @@ class PackOptions:
     """With 1 a rank's seconds of all parts of the model add up, with more ranks wait for each part apart. None: apart,
     unless there is one microbatch, with which a pipeline would stand idle."""
     seconds: float = 1.0
-    """Nominal time for evening and for mixing iterations, which come nearer to each other. It counts steps, no clock."""
+    """Nominal time for evening and for mixing iterations, which come nearer to each other. It counts steps."""
 
     def __post_init__(self) -> None:
         """Raises UserError for a value out of range."""
