@@ -1,6 +1,7 @@
 """Packs of a corpus, or of a part of it, as they run: even ranks, iterations that teach, samples that change places."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ def ordered(
         others: packs that the same samples are in; packs that hold one are not left for last, if the others suffice.
     """
     kin = np.zeros(len(found), np.int64) if kin is None else kin
-    part, effort = _Part.of(corpus, options, costs, seed), options.seconds
+    part, effort = _Part(corpus, options, costs, seed), options.seconds
     several = options.micro_batches > 1
     packs = part.even(found, kin, np.arange(len(found)), OF_PACKS if several else 1.0)
     seconds = part.seconds(packs)
@@ -56,36 +57,35 @@ def ordered(
         runs_on = np.full(len(packs), -1, np.int64)
         runs_on[ranks] = np.arange(len(ranks))[:, None]
         packs = part.even(packs, kin, runs_on, 1 - OF_PACKS)
+        seconds = part.seconds(packs)
     deviations = part.features(found).deviations()
     features = part.features(packs).scaled(deviations)
-    dealt = order_packs(part.seconds(packs), features, ranks, options.data_parallel_size, seed, effort)
+    dealt = order_packs(seconds, features, ranks, options.data_parallel_size, seed, effort)
     order = np.concatenate([stored_order(dealt).ravel(), aside])
-    return part.exchanged(packs.reordered(order), kin[order], deviations)
+    return part.exchanged(packs.reordered(order), kin[order], seconds[order], deviations)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Part:
-    """What packs are made of and for."""
+    """What packs are made of and for; what takes a pass over all samples is read once, and only if it is needed."""
 
     corpus: Corpus
     options: PackOptions
     costs: PackCosts
     seed: int
-    columns: Ints
-    """[N, K] sizes of samples that have a budget"""
-    budgets: Ints
-    """[K]"""
-    of_samples: Floats
-    """[N, parts] seconds that a sample adds to its pack"""
 
-    @classmethod
-    def of(cls, corpus: Corpus, options: PackOptions, costs: PackCosts, seed: int) -> "_Part":
-        """Read the sizes that have a budget, and what samples cost."""
-        sizes, limits = corpus.sizes, {name: budget for name, budget in options.budgets.items() if budget}
+    @cached_property
+    def budgeted(self) -> tuple[Ints, Ints]:
+        """The sizes of samples that have a budget, [N, K], and the budgets [K]."""
+        sizes, options = self.corpus.sizes, self.options
+        limits = {name: budget for name, budget in options.budgets.items() if budget}
         columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
-        budgets = np.array([options.vit_budget, options.llm_budget, *limits.values()])
-        of_samples = costs.of_samples(sizes, options.one_sum)
-        return cls(corpus, options, costs, seed, np.column_stack(columns), budgets, of_samples)
+        return np.column_stack(columns), np.array([options.vit_budget, options.llm_budget, *limits.values()])
+
+    @cached_property
+    def of_samples(self) -> Floats:
+        """Seconds that each sample adds to its pack, [N, parts]."""
+        return self.costs.of_samples(self.corpus.sizes, self.options.one_sum)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,9 +105,9 @@ class _Part:
         effort = share * self.options.seconds
         if not worth_evening(packs, effort):
             return packs
-        return even_packs(packs, self.columns, self.budgets, self.of_samples, ranks, kin, self.seed, effort)
+        return even_packs(packs, *self.budgeted, self.of_samples, ranks, kin, self.seed, effort)
 
-    def exchanged(self, packs: Packs, kin: Ints, deviations: Floats) -> Packs:
+    def exchanged(self, packs: Packs, kin: Ints, seconds: Floats, deviations: Floats) -> Packs:
         """Let samples change places between packs that fill iterations as they stand; the last ones may fill none."""
         options = self.options
         whole = len(packs) // options.global_batch * options.global_batch
@@ -118,9 +118,10 @@ class _Part:
         each = self.features(Packs(np.arange(len(ids) + 1), ids))
         deviations = deviations[: each.values.shape[1]]
         features = np.ascontiguousarray(each.values[:count, deviations > 0] / deviations[deviations > 0])
-        samples = Samples(self.columns[ids[:count]], self.of_samples[ids[:count]], features, each.has[:count])
+        columns, budgets = self.budgeted
+        samples = Samples(columns[ids[:count]], self.of_samples[ids[:count]], features, each.has[:count])
         dealt = deal(np.arange(whole).reshape(-1, options.global_batch), options.data_parallel_size)
-        given = self.budgets, self.seconds(run), kin[:whole], dealt, WAIT_TO_SPEND, self.seed, options.seconds
+        given = budgets, seconds[:whole], kin[:whole], dealt, WAIT_TO_SPEND, self.seed, options.seconds
         return Packs.concatenate([exchange_samples(run, samples, *given), packs.part(whole, len(packs))])
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.packing.lift import lift
 from omnibal_ext.packing.metrics import rank_loads, wait
-from omnibal_ext.packing.mix import mixed_iterations
+from omnibal_ext.packing.mix import STEPS_A_SECOND, mixed_iterations
 from omnibal_ext.packing.rows import halve
 from omnibal_ext.packing.trade import trade
 
@@ -23,7 +23,6 @@ Floats = NDArray[np.float64]
 
 WAIT_ENOUGH = 0.003  # share of time spent waiting; of orders that wait for less, the one that mixes most is taken
 WAIT_TO_SPEND = 0.0028  # of it for mixing; an epoch's last iteration, of what is left, may wait for longer
-STEPS_A_SECOND = 4_000_000  # swaps looked at
 
 
 class Way(NamedTuple):

@@ -9,6 +9,7 @@ from omnibal_ext.packing.random_bits import below
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+STEPS_A_SECOND = 4_000_000  # swaps looked at
 MOST_PAIRS = 256  # swaps of rows tried between two iterations at a time
 QUIET = 4  # meetings without a swap, for each iteration, after which rows are as mixed as they get
 

@@ -7,13 +7,12 @@ ranks    5 3 | 5 3 | 5 3 | 4 4
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.packing.mix import mixed_iterations
+from omnibal_ext.packing.mix import STEPS_A_SECOND, mixed_iterations
 from omnibal_ext.packing.rows import halve
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-STEPS_A_SECOND = 4_000_000  # swaps looked at
 LEAST_STEPS = 64  # of a pack, however little time there is
 
 
