@@ -11,7 +11,9 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.deal import deal, stored_order
 from omnibal_ext.packing.even import even_packs, worth_evening
 from omnibal_ext.packing.exchange import Samples, exchange_samples, worth_exchanging
-from omnibal_ext.packing.level import WAIT_TO_SPEND, order_packs
+from omnibal_ext.packing.kinds import bring_kinds
+from omnibal_ext.packing.level import WAIT_ENOUGH, WAIT_TO_SPEND, order_packs
+from omnibal_ext.packing.metrics import rank_loads, wait
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 from omnibal_ext.packing.ranks import level_ranks, set_aside
@@ -20,6 +22,7 @@ from omnibal_ext.packing.teach import Features, pack_features
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+SHARES = 0.5, 1.0  # of iterations that miss a kind, to which packs come at a time
 OF_PACKS = 0.5  # share of the time for evening, where ranks run several
 
 
@@ -62,7 +65,7 @@ def ordered(
     features = part.features(packs).scaled(deviations)
     dealt = order_packs(seconds, features, ranks, options.data_parallel_size, seed, effort)
     order = np.concatenate([stored_order(dealt).ravel(), aside])
-    return part.exchanged(packs.reordered(order), kin[order], seconds[order], deviations)
+    return part.exchanged(packs.reordered(order), kin[order], deviations)
 
 
 @dataclass(frozen=True)
@@ -107,22 +110,38 @@ class _Part:
             return packs
         return even_packs(packs, *self.budgeted, self.of_samples, ranks, kin, self.seed, effort)
 
-    def exchanged(self, packs: Packs, kin: Ints, seconds: Floats, deviations: Floats) -> Packs:
-        """Let samples change places between packs that fill iterations as they stand; the last ones may fill none."""
-        options = self.options
-        whole = len(packs) // options.global_batch * options.global_batch
-        run = packs.part(0, whole)
-        ids, count = packs.sample_ids, len(run.sample_ids)
-        if not worth_exchanging(count, options.seconds):
+    def exchanged(self, packs: Packs, kin: Ints, deviations: Floats) -> Packs:
+        """Let samples change places between packs that fill iterations as they stand; the last ones may fill none.
+
+        Where iterations miss a kind all the same, packs that hold it come, and samples make up for what these cost.
+        """
+        whole = len(packs) // self.options.global_batch * self.options.global_batch
+        run, last, kin = packs.part(0, whole), packs.part(whole, len(packs)), kin[:whole]
+        if not worth_exchanging(len(run.sample_ids), self.options.seconds):
             return packs
+        dealt = deal(np.arange(whole).reshape(-1, self.options.global_batch), self.options.data_parallel_size)
+        run = self._exchange(run, kin, dealt, deviations)
+        for share in SHARES:
+            seconds = self.seconds(run)
+            order = stored_order(bring_kinds(seconds, self.features(run).has, dealt, share)).ravel()
+            if np.array_equal(order, np.arange(whole)):
+                break
+            brought = self._exchange(run.reordered(order), kin[order], dealt, deviations)
+            waits, longer = (wait(rank_loads(dealt, each)) for each in (seconds, self.seconds(brought)))
+            if longer > max(waits, WAIT_ENOUGH):
+                break
+            run, kin = brought, kin[order]
+        return Packs.concatenate([run, last])
+
+    def _exchange(self, packs: Packs, kin: Ints, dealt: Ints, deviations: Floats) -> Packs:
+        ids = packs.sample_ids
         each = self.features(Packs(np.arange(len(ids) + 1), ids))
         deviations = deviations[: each.values.shape[1]]
-        features = np.ascontiguousarray(each.values[:count, deviations > 0] / deviations[deviations > 0])
+        features = np.ascontiguousarray(each.values[:, deviations > 0] / deviations[deviations > 0])
         columns, budgets = self.budgeted
-        samples = Samples(columns[ids[:count]], self.of_samples[ids[:count]], features, each.has[:count])
-        dealt = deal(np.arange(whole).reshape(-1, options.global_batch), options.data_parallel_size)
-        given = budgets, seconds[:whole], kin[:whole], dealt, WAIT_TO_SPEND, self.seed, options.seconds
-        return Packs.concatenate([exchange_samples(run, samples, *given), packs.part(whole, len(packs))])
+        samples = Samples(columns[ids], self.of_samples[ids], features, each.has)
+        given = kin, dealt, WAIT_TO_SPEND, self.seed, self.options.seconds
+        return exchange_samples(packs, samples, budgets, self.seconds(packs), *given)
 
 
 def _holds(packs: Packs, others: Packs | None) -> NDArray[np.bool_] | None:

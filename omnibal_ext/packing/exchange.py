@@ -77,10 +77,10 @@ def exchange_samples(
     1. Samples stand in the order of their seconds, in that of the fullest size, or at random. Two that stand near are
        drawn.
     2. They change places where the features' squared distances, and iterations that miss a kind, fall by more than the
-       price of what is waited longer; if budgets hold, packs are of one kin, and no more than `limit` is waited. Else
-       the one joins the other in its pack, if that does.
-    3. Repeat, at a falling price of waiting. An iteration that misses a kind is as bad as one that is as far from the
-       mean, in one feature, as random ones are.
+       price of what is waited longer; if budgets hold, packs are of one kin, no more than `limit` is waited, and no
+       iteration comes to miss a kind. Else the one joins the other in its pack, if that does.
+    3. Repeat, at a price of waiting that falls once no more is waited than may be. An iteration that misses a kind is
+       as bad as one that is as far from the mean, in one feature, as random ones are.
 
     Args:
         budgets: of the sizes of `samples`, [K].
@@ -110,11 +110,12 @@ def exchange_samples(
     by_seconds = random[np.argsort(samples.seconds.sum(axis=1)[random], kind="stable")]
     orders = by_seconds, in_order_of_the_fullest(samples.sizes, budgets, seed), random
     allowed, waiting = most_to_wait(limit, state), waited(state)
-    for number, price in enumerate(falling_prices(state, allowed)):
+    prices = list(falling_prices(state, allowed))
+    for number, price in enumerate(prices):
         for way, order in enumerate(orders):
-            prices = price, float(ranks * micro_batches)
+            worth = prices[0] if waiting > allowed else price, float(ranks * micro_batches)
             steps = 3 * (seed + number) + way, looks // (3 * ROUNDS)
-            waiting = _round(order, each, budgets, places, state, prices, waiting, allowed, *steps)
+            waiting = _round(order, each, budgets, places, state, worth, waiting, allowed, *steps)
     return Packs(offsets_of(places.counts), packs.sample_ids[np.argsort(owners, kind="stable")])
 
 
@@ -151,8 +152,10 @@ def _round(
                 continue
             if not still_fit(samples.sizes, places.loads, budgets, here, there, one, come):
                 continue
-            change = further(state, first, second, features, one, come)
-            change += missing * _missing_more(samples.kinds, places.held, first, second, one, come)
+            fewer = _fewer_missing(samples.kinds, places.held, first, second, one, come)
+            if fewer < 0:
+                continue
+            change = further(state, first, second, features, one, come) - missing * fewer
             more = waited_longer(state, first, rank % ranks, seconds, one, come)
             more += waited_longer(state, second, other_rank % ranks, seconds, come, one)
             if change + price * more < -1e-9 and (more <= 0 or waiting + more <= allowed):
@@ -167,18 +170,21 @@ def _round(
 
 
 @numba.njit(cache=True)
-def _missing_more(kinds: NDArray[np.bool_], held: Ints, first: int, second: int, one: int, two: int) -> float:
-    """Return by how many more iterations miss a kind, if sample `one` goes from the first to the second for `two`."""
-    more = 0.0
+def _fewer_missing(kinds: NDArray[np.bool_], held: Ints, first: int, second: int, one: int, two: int) -> float:
+    """Return how many kinds no longer miss in two iterations, if sample `one` goes to the second for `two`.
+
+    -1: an iteration would come to miss one.
+    """
+    fewer = 0.0
     for kind in range(kinds.shape[1]):
         if kinds[one, kind] == kinds[two, kind]:
             continue
         loses, gains = (first, second) if kinds[one, kind] else (second, first)
         if held[loses, kind] == 1:
-            more += 1.0
+            return -1.0
         if held[gains, kind] == 0:
-            more -= 1.0
-    return more
+            fewer += 1.0
+    return fewer
 
 
 @numba.njit(cache=True)

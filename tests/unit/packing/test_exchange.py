@@ -215,3 +215,30 @@ def test_copies_of_a_sample_and_groups_keep_apart(seed: int) -> None:
         held = packs.sample_ids[first:end]
         assert len(np.unique(held)) == len(held)
         assert len(np.unique(groups[held])) == 1
+
+
+@given(st.integers(2, 6), st.integers(1, 3), st.integers(0, 4), st.integers(0, 99))
+def test_no_iteration_comes_to_miss_a_kind(iterations: int, ranks: int, room: int, seed: int) -> None:
+    case = a_case(np.random.default_rng(seed), (iterations, ranks, 1), room, 1)
+    after = case.exchanged(np.zeros(len(case.packs), np.int64), 0.05, seed, 1.0)
+    held, had = (added_up(packs, case.samples.kinds)[case.dealt].sum(axis=(1, 2)) for packs in (after, case.packs))
+    assert not ((held == 0) & (had > 0)).any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_price_of_waiting_stays_until_no_more_is_waited_than_may_be(seed: int) -> None:
+    """A pack of long samples stands in each of 40 iterations, as if brought: in little time these go elsewhere.
+
+    Lengths are the feature too. At a price that falls in any case they are waited for longer, by an eighth to a half.
+    """
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(80, 120, 4_000)
+    lengths[:400] = generator.integers(100, 120, 400)
+    packs, seconds = Packs(np.arange(0, 4_001, 10), np.arange(4_000)), lengths[:, None] / 1e3
+    samples = Samples(lengths[:, None], seconds, seconds / 0.004, np.zeros((4_000, 0), np.bool_))
+    others = 40 + np.argsort(added_up(packs, seconds)[40:, 0])
+    dealt = np.column_stack([np.arange(40), others[:280].reshape(40, 7)]).ravel()
+    dealt = np.concatenate([dealt, others[280:]]).reshape(50, 8, 1)
+    case = Case(packs, samples, np.array([1_300]), np.zeros(1), dealt)
+    limit = 0.3 * case.waits(packs)
+    assert case.waits(case.exchanged(np.zeros(400, np.int64), limit, seed, 0.1)) <= limit
