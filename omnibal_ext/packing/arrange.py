@@ -39,7 +39,7 @@ def ordered(
 
     1. Let packs cost the same; then ranks, each of which runs several packs in an iteration.
     2. Order them, so that iterations teach as well as those of the packs that were found, in a random order.
-    3. Let samples change iterations, one for one, where these teach better then.
+    3. Let samples change iterations, one for one, where these teach better then; packs too, where a kind is missing.
 
     What packs as found differ by is what counts as much in each feature.
 
@@ -134,6 +134,7 @@ class _Part:
         return Packs.concatenate([run, last])
 
     def _exchange(self, packs: Packs, kin: Ints, dealt: Ints, deviations: Floats) -> Packs:
+        """Let samples of packs, all of which run, change places as they cost and teach."""
         ids = packs.sample_ids
         each = self.features(Packs(np.arange(len(ids) + 1), ids))
         deviations = deviations[: each.values.shape[1]]
