@@ -37,7 +37,7 @@ def ordered(
 ) -> Packs:
     """Return packs by iteration, those that fill none last.
 
-    1. Let packs cost the same; then ranks, each of which runs several packs in an iteration.
+    1. Let packs cost the same; then ranks, where several run several packs each in an iteration.
     2. Order them, so that iterations teach as well as those of the packs that were found, in a random order.
     3. Let samples change iterations, one for one, where these teach better then; packs too, where a kind is missing.
 
@@ -49,7 +49,7 @@ def ordered(
     """
     kin = np.zeros(len(found), np.int64) if kin is None else kin
     part, effort = _Part(corpus, options, costs, seed), options.seconds
-    several = options.micro_batches > 1
+    several = options.micro_batches > 1 and options.data_parallel_size > 1  # one rank alone waits for nobody
     packs = part.even(found, kin, np.arange(len(found)), OF_PACKS if several else 1.0)
     seconds = part.seconds(packs)
     aside, run = set_aside(seconds, len(packs) % options.global_batch, _holds(packs, others))

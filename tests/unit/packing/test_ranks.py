@@ -7,6 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.corpora import UNTUNED
+from omnibal_ext.packing.arrange import ordered
+from omnibal_ext.packing.balanced import pack_balanced
+from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ranks import level_ranks, set_aside
 
 
@@ -52,3 +58,19 @@ def test_packs_are_set_aside_at_even_steps_of_cost() -> None:
     held = np.array([False, True, False, False, False, False])
     assert set_aside(seconds, 3, held)[0].tolist() == [3, 2, 0]
     assert 1 in set_aside(seconds, 6, held)[0]  # the others do not suffice
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_packs_of_a_rank_alone_are_the_same_however_many_it_runs(seed: int) -> None:
+    """Nobody waits for one rank, so no time goes into ranks that are even; too little is left to exchange samples."""
+    make, budgets = UNTUNED["independent"]
+    sizes, costs = make(3_000), PackCosts.of_model()
+    found, corpus = pack_balanced(sizes, *budgets, seed=seed), Corpus(sizes, (Source("all", 3_000),))
+    packs = []
+    for micro_batches in (1, 4):
+        given = {"micro_batches": micro_batches, "pipeline_model_parallel_size": 2, "seconds": 0.004}
+        options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], **given)
+        after = ordered(corpus, found, options, costs, seed)
+        packs.append({frozenset(each.tolist()) for each in np.split(after.sample_ids, after.pack_offsets[1:-1])})
+    assert packs[0] == packs[1]
+    assert packs[0] != {frozenset(each.tolist()) for each in np.split(found.sample_ids, found.pack_offsets[1:-1])}
