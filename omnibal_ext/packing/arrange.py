@@ -120,27 +120,27 @@ class _Part:
         if not worth_exchanging(len(run.sample_ids), self.options.seconds):
             return packs
         dealt = deal(np.arange(whole).reshape(-1, self.options.global_batch), self.options.data_parallel_size)
-        run = self._exchange(run, kin, dealt, deviations)
+        run = self._exchange(run, last, kin, dealt, deviations)
         for share in SHARES:
             seconds = self.seconds(run)
             order = stored_order(bring_kinds(seconds, self.features(run).has, dealt, share)).ravel()
             if np.array_equal(order, np.arange(whole)):
                 break
-            brought = self._exchange(run.reordered(order), kin[order], dealt, deviations)
+            brought = self._exchange(run.reordered(order), last, kin[order], dealt, deviations)
             waits, longer = (wait(rank_loads(dealt, each)) for each in (seconds, self.seconds(brought)))
             if longer > max(waits, WAIT_ENOUGH):
                 break
             run, kin = brought, kin[order]
         return Packs.concatenate([run, last])
 
-    def _exchange(self, packs: Packs, kin: Ints, dealt: Ints, deviations: Floats) -> Packs:
-        """Let samples of packs, all of which run, change places as they cost and teach."""
-        ids = packs.sample_ids
-        each = self.features(Packs(np.arange(len(ids) + 1), ids))
+    def _exchange(self, packs: Packs, last: Packs, kin: Ints, dealt: Ints, deviations: Floats) -> Packs:
+        """Let samples of packs that run change places; features are those of all, also of what only `last` may hold."""
+        ids, every = packs.sample_ids, np.concatenate([packs.sample_ids, last.sample_ids])
+        each = self.features(Packs(np.arange(len(every) + 1), every))
         deviations = deviations[: each.values.shape[1]]
-        features = np.ascontiguousarray(each.values[:, deviations > 0] / deviations[deviations > 0])
+        features = np.ascontiguousarray(each.values[: len(ids), deviations > 0] / deviations[deviations > 0])
         columns, budgets = self.budgeted
-        samples = Samples(columns[ids], self.of_samples[ids], features, each.has)
+        samples = Samples(columns[ids], self.of_samples[ids], features, each.has[: len(ids)])
         given = kin, dealt, WAIT_TO_SPEND, self.seed, self.options.seconds
         return exchange_samples(packs, samples, budgets, self.seconds(packs), *given)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.corpora import UNTUNED
 from benchmarks.packing_grid import sources_of
+from omnibal_ext.packing import arrange
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.epoch import pack_epoch
@@ -242,3 +243,20 @@ def test_the_price_of_waiting_stays_until_no_more_is_waited_than_may_be(seed: in
     case = Case(packs, samples, np.array([1_300]), np.zeros(1), dealt)
     limit = 0.3 * case.waits(packs)
     assert case.waits(case.exchanged(np.zeros(400, np.int64), limit, seed, 0.1)) <= limit
+
+
+def test_features_are_those_of_all_packs_also_where_only_one_that_is_left_over_has_a_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one text fills a pack, which is set aside: samples are weighed column by column all the same."""
+    sizes = Sizes.from_arrays(np.append(np.ones(65, np.int64), 0), np.append(np.full(65, 600), 500))
+    corpus = Corpus(sizes, (Source("a", 40), Source("b", 26)))
+    options = PackOptions(vit_budget=1, llm_budget=600, data_parallel_size=8)
+    part = arrange._Part(corpus, options, PackCosts.of_model(), 0)
+    packs, seen = Packs(np.arange(67), np.arange(66)), []
+    monkeypatch.setattr(arrange, "exchange_samples", lambda packs, samples, *given: seen.append(samples) or packs)
+    part.exchanged(packs, np.zeros(66, np.int64), part.features(packs).deviations())
+    scaled = part.features(packs).values / np.maximum(1e-12, part.features(packs).deviations()[:6])
+    varies = part.features(packs).deviations()[:6] > 0
+    assert "text-only" in part.features(packs).names
+    assert np.allclose(seen[0].features, scaled[:64, varies])

@@ -71,7 +71,7 @@ def test_no_iteration_comes_to_miss_a_kind_and_no_more_come_than_should(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_packs_come_to_that_share_of_iterations_that_should_not_miss_them(share: float, seed: int) -> None:
-    """Of 800 packs 480 hold a kind, and 30 of the 100 iterations have none of them; in a random order .06 have none."""
+    """Of 800 packs 480 hold a kind, and 40 of the 100 iterations have none of them; in a random order .06 have none."""
     generator = np.random.default_rng(seed)
     order = generator.permutation(800)
     has = np.zeros((800, 1), np.bool_)
