@@ -120,29 +120,34 @@ class _Part:
         if not worth_exchanging(len(run.sample_ids), self.options.seconds):
             return packs
         dealt = deal(np.arange(whole).reshape(-1, self.options.global_batch), self.options.data_parallel_size)
-        run = self._exchange(run, last, kin, dealt, deviations)
+        numbers, samples = self._samples(packs.sample_ids, deviations)
+        run = self._exchange(run, numbers, samples, kin, dealt)
         for share in SHARES:
             seconds = self.seconds(run)
             order = stored_order(bring_kinds(seconds, self.features(run).has, dealt, share)).ravel()
             if np.array_equal(order, np.arange(whole)):
                 break
-            brought = self._exchange(run.reordered(order), last, kin[order], dealt, deviations)
+            brought = self._exchange(run.reordered(order), numbers, samples, kin[order], dealt)
             waits, longer = (wait(rank_loads(dealt, each)) for each in (seconds, self.seconds(brought)))
             if longer > max(waits, WAIT_ENOUGH):
                 break
             run, kin = brought, kin[order]
         return Packs.concatenate([run, last])
 
-    def _exchange(self, packs: Packs, last: Packs, kin: Ints, dealt: Ints, deviations: Floats) -> Packs:
-        """Let samples of packs that run change places; features are those of all, also of what only `last` may hold."""
-        ids, every = packs.sample_ids, np.concatenate([packs.sample_ids, last.sample_ids])
-        each = self.features(Packs(np.arange(len(every) + 1), every))
+    def _samples(self, ids: Ints, deviations: Floats) -> tuple[Ints, Samples]:
+        """Return the numbers of samples, ascending, and what each adds to its pack; features are those of all `ids`."""
+        each = self.features(Packs(np.arange(len(ids) + 1), ids))
         deviations = deviations[: each.values.shape[1]]
-        features = np.ascontiguousarray(each.values[: len(ids), deviations > 0] / deviations[deviations > 0])
-        columns, budgets = self.budgeted
-        samples = Samples(columns[ids], self.of_samples[ids], features, each.has[: len(ids)])
+        numbers, first = np.unique(ids, return_index=True)
+        features = np.ascontiguousarray(each.values[first][:, deviations > 0] / deviations[deviations > 0])
+        return numbers, Samples(self.budgeted[0][numbers], self.of_samples[numbers], features, each.has[first])
+
+    def _exchange(self, packs: Packs, numbers: Ints, samples: Samples, kin: Ints, dealt: Ints) -> Packs:
+        """Let samples of packs, all of which run, change places as they cost and teach."""
+        held = np.searchsorted(numbers, packs.sample_ids)
+        own = Samples(samples.sizes[held], samples.seconds[held], samples.features[held], samples.kinds[held])
         given = kin, dealt, WAIT_TO_SPEND, self.seed, self.options.seconds
-        return exchange_samples(packs, samples, budgets, self.seconds(packs), *given)
+        return exchange_samples(packs, own, self.budgeted[1], self.seconds(packs), *given)
 
 
 def _holds(packs: Packs, others: Packs | None) -> NDArray[np.bool_] | None:

@@ -28,7 +28,7 @@ class _State(NamedTuple):
 
 
 def bring_kinds(seconds: Floats, has: Bools, dealt: Ints, share: float) -> Ints:
-    """Let packs change iterations, one for one, until no more iterations miss a kind than in a random order.
+    """Let packs change iterations, one for one, so that no more iterations miss a kind than in a random order.
 
     Of packs that have it and are not missed where they come from, that comes which costs most nearly what one that
     makes way does; first where they cost most nearly the same. No iteration comes to miss another kind. What is waited
@@ -41,7 +41,7 @@ def bring_kinds(seconds: Floats, has: Bools, dealt: Ints, share: float) -> Ints:
         share: of the iterations that should not miss a kind, to how many a pack comes.
 
     Returns:
-        Pack numbers [I, D, M]; the same where no kind is missed too often or none can come.
+        Pack numbers [I, D, M]; the same where no kind is missed too often. Where none can come a kind is missed still.
     """
     iterations = dealt.reshape(len(dealt), -1).copy()
     found, expected = missing_kinds(iterations, has)
@@ -53,7 +53,7 @@ def bring_kinds(seconds: Floats, has: Bools, dealt: Ints, share: float) -> Ints:
     places[packs] = np.arange(len(packs))
     state = _State(seconds.sum(axis=1), has, iterations, places, has[iterations].sum(axis=1))
     by_cost = packs[np.argsort(state.costs[packs], kind="stable")]
-    for kind in range(has.shape[1]):
+    for kind in np.flatnonzero(most):
         spare = state.held[places[by_cost] // iterations.shape[1], kind] > 1
         _bring(state, kind, most[kind], by_cost[has[by_cost, kind] & spare])
     return iterations.reshape(dealt.shape)
