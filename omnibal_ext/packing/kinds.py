@@ -4,6 +4,7 @@ a cheap iteration    long videos only; then a pack of eight images, which costs 
 samples make up      its long texts go for shorter ones of other packs (`exchange.py`), until none waits longer
 """
 
+import math
 from typing import NamedTuple
 
 import numba
@@ -15,6 +16,8 @@ from omnibal_ext.packing.teach import missing_kinds
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+LOOKS = 1000  # donors that a pack is compared with at most, the nearest in cost
 
 
 class _State(NamedTuple):
@@ -31,8 +34,8 @@ def bring_kinds(seconds: Floats, has: Bools, dealt: Ints, share: float) -> Ints:
     """Let packs change iterations, one for one, so that no more iterations miss a kind than in a random order.
 
     Of packs that have it and are not missed where they come from, that comes which costs most nearly what one that
-    makes way does; first where they cost most nearly the same. No iteration comes to miss another kind. What is waited
-    is of no concern.
+    makes way does (of the `LOOKS` nearest to each); first where they cost most nearly the same. No iteration comes to
+    miss another kind. What is waited is of no concern.
 
     Args:
         seconds: [P, parts].
@@ -41,21 +44,21 @@ def bring_kinds(seconds: Floats, has: Bools, dealt: Ints, share: float) -> Ints:
         share: of the iterations that should not miss a kind, to how many a pack comes.
 
     Returns:
-        Pack numbers [I, D, M]; the same where no kind is missed too often. Where none can come a kind is missed still.
+        Pack numbers [I, D, M]. Where none can come a kind is missed still.
     """
     iterations = dealt.reshape(len(dealt), -1).copy()
-    found, expected = missing_kinds(iterations, has)
-    most = np.ceil((found - expected) * len(iterations) * share - 1e-9).astype(np.int64).clip(0)
-    if not most.any():
-        return dealt
+    _, expected = missing_kinds(iterations, has)
     packs = iterations.ravel().copy()
     places = np.full(len(has), -1, np.int64)
     places[packs] = np.arange(len(packs))
     state = _State(seconds.sum(axis=1), has, iterations, places, has[iterations].sum(axis=1))
     by_cost = packs[np.argsort(state.costs[packs], kind="stable")]
-    for kind in np.flatnonzero(most):
-        spare = state.held[places[by_cost] // iterations.shape[1], kind] > 1
-        _bring(state, kind, most[kind], by_cost[has[by_cost, kind] & spare])
+    for kind in range(has.shape[1]):
+        missed = np.count_nonzero(state.held[:, kind] == 0)
+        most = math.ceil((missed - expected[kind] * len(iterations)) * share - 1e-9)
+        if most > 0:
+            spare = state.held[places[by_cost] // iterations.shape[1], kind] > 1
+            _bring(state, kind, most, by_cost[has[by_cost, kind] & spare])
     return iterations.reshape(dealt.shape)
 
 
@@ -79,7 +82,7 @@ def _nearest(state: _State, donors: Ints, costs: Floats, here: int) -> tuple[flo
     for pack in state.iterations[here]:
         above = np.searchsorted(costs, state.costs[pack])
         below = above - 1
-        while below >= 0 or above < len(donors):
+        for _ in range(min(LOOKS, len(donors))):
             down = state.costs[pack] - costs[below] if below >= 0 else np.inf
             up = costs[above] - state.costs[pack] if above < len(donors) else np.inf
             if min(down, up) >= nearest:
