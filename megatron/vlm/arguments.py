@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from megatron.core.utils import get_te_version, is_te_min_version
@@ -15,7 +16,7 @@ from megatron.training.global_vars import set_global_variables
 
 from megatron.vlm import log_noise, platform
 from megatron.vlm.evaluation import set_evaluation
-from megatron.vlm.flags.check import check_given
+from megatron.vlm.flags.check import check_given, check_together
 from megatron.vlm.flags.parser import Parser
 from megatron.vlm.flags.refusals import megatron_refusals
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
@@ -28,6 +29,10 @@ from omnibal_ext.schedule import splits_backward
 
 SPLITS_SINCE = "2.8.0"
 """Transformer Engine's, from which on its layers call the data-parallel hooks of weight gradients that were put off."""
+
+
+NCCL_TRACE = "nccl_trace_rank_"
+"""Begins the names of these files, one a rank."""
 
 
 _UNLESS_GIVEN: dict[str, Any] = {
@@ -122,15 +127,19 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     architecture = preset(known.preset)
     plan = _load_plan(known, architecture)
     _check_split_backward(plan)
-    parser.set_defaults(**platform.megatron_defaults(), **_preset_defaults(architecture, plan, known))
+    preset_defaults = _preset_defaults(architecture, plan, known)
+    parser.set_defaults(**platform.megatron_defaults(), **preset_defaults, **_flight_recorder(given))
     untested = check_given(given, parser)
     _check_complete(given)
     check_expert_ranks(architecture, known.expert_model_parallel_size)
+    platform.mend_start()
     platform.mend_distributed_optimizer()
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
-        args = validate_args(parse_args(lambda _: parser))
+        args = parse_args(lambda _: parser)
+        check_together(given, args, parser)
+        args = validate_args(args)
     _check_fp8(args)
-    stage_ranks = args.tensor_model_parallel_size * args.data_parallel_size
+    stage_ranks = args.tensor_model_parallel_size, args.data_parallel_size
     check_expert_ranks(architecture, args.expert_model_parallel_size, stage_ranks)
     _check_experts(args)
     set_evaluation(args)
@@ -145,6 +154,16 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     return TrainingInputs(args, architecture, plan, untested, said.getvalue())
 
 
+def _flight_recorder(given: Namespace) -> dict[str, str]:
+    """Have NCCL write down, beside the metrics, what each rank had under way when a message took too long.
+
+    Megatron passes it on to torch, and leaves what the user's environment says.
+    """
+    if not platform.HAS_CUDA or "metrics_file" not in given:
+        return {}
+    return {"flight_recorder_dump_path": str(Path(given.metrics_file).with_name(NCCL_TRACE))}
+
+
 def _check_complete(given: Namespace) -> None:
     """Refuse a command line without what Megatron would miss later, in the middle of starting."""
     for name, remedy in (
@@ -153,13 +172,6 @@ def _check_complete(given: Namespace) -> None:
     ):
         if getattr(given, name, None) is None:
             raise UserError(f"--{name.replace('_', '-')} is missing; {remedy}")
-    timelines = getattr(given, "timelines", 0)
-    if timelines < 0 or (timelines and "metrics_file" not in given):
-        raise UserError(f"--timelines {timelines} must be 0 or more, and goes beside --metrics-file: give that too")
-    if "save" in given and (getattr(given, "save_interval", None) or 0) < 1:
-        raise UserError(
-            f"--save {given.save} needs --save-interval N, at least 1: after so many iterations a checkpoint is saved"
-        )
 
 
 def _check_split_backward(plan: Plan) -> None:
@@ -272,12 +284,12 @@ def _preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) -
         "eval_iters": None,
         "eval_interval": None,
         "expert_tensor_parallel_size": known.tensor_model_parallel_size if known.expert_model_parallel_size == 1 else 1,
-        **expert_defaults(language, known.expert_model_parallel_size),
+        **expert_defaults(language),
     }
 
 
-def expert_defaults(language: LanguageArchitecture, ranks: int) -> dict[str, Any]:
-    """Megatron's flags of a mixture of experts that lie on so many ranks; none of a model without."""
+def expert_defaults(language: LanguageArchitecture) -> dict[str, Any]:
+    """Megatron's flags of a mixture of experts; none of a model without."""
     experts = language.experts
     if experts is None:
         return {}
@@ -289,6 +301,4 @@ def expert_defaults(language: LanguageArchitecture, ranks: int) -> dict[str, Any
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": ["seq_aux_loss"],
         "moe_aux_loss_coeff": [experts.balance],
-        # Ranks have packs of other lengths, which core gathers only where all are as long: in a tensor-parallel group.
-        "moe_token_dispatcher_type": "alltoall" if ranks > 1 else "allgather",
     }

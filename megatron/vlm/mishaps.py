@@ -3,6 +3,7 @@
 1. A sample whose images cannot be read any more has stand-ins of their shape: it is named, weighs nothing in the loss
    from then on, and the iteration is run again, as the ranks that weigh did not know.
 2. A loss or a gradient that is not finite: microbatches and samples are named, and the optimizer leaves the step out.
+   So it does where gradients overflow under a loss scale, which falls until they do not; one that cannot fall is said.
 
 Both are counted, and end the run past a limit. Hosts ask hosts for the first, which no device knows; the second is seen
 in the norm of the gradients, which Megatron sums over the ranks and reads: no device is waited for.
@@ -96,6 +97,7 @@ class BadSteps:
         """limit: so many in a row are left out, one more ends the run."""
         self.limit, self.hosts = limit, hosts
         self.in_a_row = self.total = self.iteration = 0
+        """`total` counts those too after which the loss scale has fallen, which are as they should be."""
         self.losses: list[tuple[str, Tensor]] = []
         """Of each microbatch what to call it, and its loss; not the pack itself, whose pixels would stay."""
 
@@ -114,11 +116,13 @@ class BadSteps:
         """Let an optimizer leave unsound steps out, as it does those of which scaled gradients overflow.
 
         It readies the gradients, asks for their norm, and steps. The norm is taken a moment sooner here, and once. What
-        overflows under a loss scale is the scaler's affair, unless a loss was not finite before it was scaled.
+        overflows under a loss scale is the scaler's affair, unless a loss was not finite before it was scaled, or the
+        scale is as low as it may be.
         """
-        prepare, norm = optimizer.prepare_grads, optimizer.get_grad_norm
+        prepare, norm, scale = optimizer.prepare_grads, optimizer.get_grad_norm, optimizer.get_loss_scale
 
         def prepare_grads() -> bool:
+            before = scale()
             overflow = prepare()
             if overflow:
                 unsound = self.hosts.any(not all(bool(total.isfinite()) for _, total in self.losses))
@@ -126,11 +130,25 @@ class BadSteps:
                 found = norm()
                 optimizer.get_grad_norm = lambda: found
                 unsound = not math.isfinite(found)
-            self.settle(unsound)
+            if unsound:
+                self.settle(self._where(), "lower --lr, or look at these samples")
+            elif overflow:
+                self._overflowed(before, optimizer.config)
+            else:
+                self.in_a_row = 0
             then(self.iteration, unsound)
             return overflow or unsound
 
         optimizer.prepare_grads = prepare_grads
+
+    def _overflowed(self, scale: Tensor, config: Any) -> None:
+        """Gradients overflowed under a scale: a step to be counted, and one to be told of where it cannot fall."""
+        least = config.loss_scale or config.min_loss_scale
+        if bool(scale > least):
+            self.total += 1
+            return
+        where = f"gradients overflow under a loss scale of {scale.item():g}, which falls no further"
+        self.settle(where, "lower --loss-scale" if config.loss_scale else "lower --min-loss-scale, or --lr")
 
     def begin(self, iteration: int) -> None:
         """Forget the iteration before, or the first try of this one."""
@@ -146,14 +164,10 @@ class BadSteps:
         self.losses.append((name, total.detach()))
         return normaliser + 0 * total.detach()
 
-    def settle(self, unsound: bool) -> None:
+    def settle(self, where: str, remedy: str) -> None:
         """Count and name a step that is to be left out; every rank calls it. Raises UserError past the limit."""
-        if not unsound:
-            self.in_a_row = 0
-            return
         self.in_a_row += 1
         self.total += 1
-        where = self._where()
         print_rank_0(
             f"warning: iteration {self.iteration}: {where}: the step is left out ({self.in_a_row} in a row, "
             f"{self.total} since the start)"
@@ -161,8 +175,7 @@ class BadSteps:
         if self.in_a_row > self.limit:
             raise UserError(
                 f"iteration {self.iteration}: {where}; {self.in_a_row} steps in a row were not finite, limit "
-                f"{self.limit} (--max-bad-steps): lower --lr, or look at these samples; the run goes on from its last "
-                "save"
+                f"{self.limit} (--max-bad-steps): {remedy}; the run goes on from its last save"
             )
 
     def _where(self) -> str:

@@ -80,6 +80,8 @@ def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.M
         ("dataset", {"data": "nowhere"}, "(No such file or directory); preprocess again"),
         ("packs", {"packs": "nowhere"}, "(No such file or directory); pack again"),
         ("flags", {"eval_packs": "packs"}, "without --eval-data"),
+        ("packs", {"global_batch_size": 3}, "packs; give --global-batch-size 4, or pack again with tools/pack_data.py"),
+        ("packs", {"global_batch_size": 3}, "--micro-batches 3"),
         ("held-out packs", {"eval_data": "data", "eval_packs": "nowhere"}, "(No such file or directory); pack again"),
         ("model", {"tensor_model_parallel_size": 3, "plan": None}, "3"),
         ("checkpoints", {"save": "two.json"}, "is a file"),

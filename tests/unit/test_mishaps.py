@@ -224,11 +224,60 @@ def test_gradients_that_overflow_alone_are_seen(
     assert not optimizer.step()[0]
     assert ("gradients are not finite, though all losses are" in said[0]) == (at == "gradient")
     said.clear()
-    scaled = types.SimpleNamespace(prepare_grads=lambda: True, get_grad_norm=lambda: 1 / 0)  # fp16: it overflowed
+    scaled = types.SimpleNamespace(prepare_grads=lambda: True, get_grad_norm=lambda: 1 / 0,  # fp16: it overflowed
+                                   get_loss_scale=lambda: torch.tensor([2.0]), config=dynamic(1.0))  # fmt: skip
     trainer.bad_steps.watch(scaled, trainer.trained)
     run(trainer, model, whole)
     assert scaled.prepare_grads()
     assert bool(said) == (at == "loss")
+
+
+def dynamic(least: float) -> OptimizerConfig:
+    return OptimizerConfig(fp16=True, min_loss_scale=least)
+
+
+@pytest.mark.parametrize(
+    ("config", "falls", "remedy"),
+    [(OptimizerConfig(fp16=True, loss_scale=0.1), 0, "--loss-scale"), (dynamic(0.1), 2, "--min-loss-scale")],
+    ids=["constant", "dynamic"],
+)
+def test_steps_that_the_scaler_leaves_out_are_counted_and_limited_once_it_cannot_help(
+    case: tuple[Trainer, Any, list[str]], config: OptimizerConfig, falls: int, remedy: str
+) -> None:
+    """0.1 is not the same number in single precision, in which the scale is kept."""
+    trainer, model, said = case
+    scales = [torch.tensor([0.1 * 2**fall]) for fall in range(falls, -1, -1)]
+    overflows = iter([True] * (falls + 2) + [False] + [True] * 3)
+
+    def prepare() -> bool:
+        overflow = next(overflows)
+        if overflow and len(scales) > 1:
+            scales.pop(0)
+        return overflow
+
+    optimizer = types.SimpleNamespace(
+        prepare_grads=prepare, get_grad_norm=lambda: 1.0, get_loss_scale=lambda: scales[0], config=config
+    )
+    trainer.bad_steps.watch(optimizer, trainer.trained)
+    for fall in range(falls):
+        run(trainer, model, packs(), iteration=fall + 1)
+        assert optimizer.prepare_grads()
+    assert (said, trainer.bad_steps.total, trainer.bad_steps.in_a_row) == ([], falls, 0)
+    for left_out in range(2):
+        run(trainer, model, packs(), iteration=falls + left_out + 1)
+        assert optimizer.prepare_grads()
+    assert len(said) == 2
+    assert said[1].startswith(
+        f"warning: iteration {falls + 2}: gradients overflow under a loss scale of 0.1, which falls"
+    )
+    assert f"(2 in a row, {falls + 2} since the start)" in said[1]
+    assert not optimizer.prepare_grads()
+    assert optimizer.prepare_grads()
+    assert optimizer.prepare_grads()
+    with pytest.raises(
+        UserError, match=rf"3 steps in a row were not finite, limit 2 \(--max-bad-steps\): lower {remedy}"
+    ):
+        optimizer.prepare_grads()
 
 
 def test_an_iteration_lets_its_packs_go(case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

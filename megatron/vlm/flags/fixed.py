@@ -64,13 +64,6 @@ SET = (
         """,
     ),
     Group(
-        "the trainer: tokens travel to the ranks that have their experts, as many as each rank's pack has; within a "
-        "tensor-parallel group, whose ranks have as many, they are gathered",
-        """
-        moe_token_dispatcher_type
-        """,
-    ),
-    Group(
         "the trainer: routers are balanced sample by sample, which depends on no pack; --moe-aux-loss-coeff says how "
         "much, 0: not at all",
         """

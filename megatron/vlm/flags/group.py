@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from omnibal_ext.flags import shown
+
 
 @dataclass(frozen=True)
 class Group:
@@ -20,3 +22,8 @@ class Group:
     def flags(self) -> tuple[str, ...]:
         """The names, one by one."""
         return tuple(self.names.split())
+
+    @property
+    def allowed(self) -> str:
+        """The values that this holds for, as they are written; "" for all."""
+        return " or ".join(map(shown, self.only))

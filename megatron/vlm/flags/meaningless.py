@@ -37,9 +37,10 @@ WITHOUT_MEANING = (
         """,
     ),
     Group(
-        "experts are those of --preset: routed to by their likelihood alone, none dropped, each with linear layers of "
-        "its own",
+        "experts are those of --preset: routed to by their likelihood alone, no token dropped; those of a rank are "
+        "multiplied together, and tokens travel by the trainer's own way to those of others",
         """
+        moe_token_dispatcher_type
         inference_moe_disable_fused_quant_kernels inference_moe_token_dispatcher_type
         expert_tensor_parallel_num_weight_shards
         overlap_moe_expert_parallel_comm overlap_dispatch_backward_with_experts_wgrad

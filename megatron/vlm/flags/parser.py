@@ -13,6 +13,7 @@ from megatron.training.arguments import add_megatron_arguments
 
 from megatron.vlm.flags.lists import Standing, standings
 from omnibal_ext.errors import UserError
+from omnibal_ext.flags import without_defaults
 
 USAGE = "torchrun ... -m megatron.vlm.pretrain --model NAME --plan F --data D --packs P --train-iters N --lr L [flags]"
 
@@ -60,14 +61,8 @@ class Parser(ArgumentParser):
         if {"-h", "--help"} & set(self.words):  # texts of help name the defaults
             self.print_help()
             self.exit()
-        defaults = [(action, action.default) for action in self._actions]
-        for action, _ in defaults:
-            action.default = SUPPRESS
-        try:
+        with without_defaults(self):
             return self.parse_args(namespace=Namespace())
-        finally:
-            for action, default in defaults:
-                action.default = default
 
     def written(self, name: str) -> str:
         """How the flag of an attribute is written: as the user did, else by its first name."""

@@ -1,11 +1,14 @@
-"""docs/flags.md, from the lists."""
+"""docs/flags.md, from the lists, the numbers and the needs."""
 
 from collections import defaultdict
 from collections.abc import Iterator
 
 from megatron.vlm.flags.group import Group
 from megatron.vlm.flags.lists import LISTS, Standing
+from megatron.vlm.flags.needs import NEEDS
+from megatron.vlm.flags.numbers import NUMBERS
 from megatron.vlm.flags.parser import megatron_actions
+from omnibal_ext.flags import written_with_dashes
 
 TITLES = {
     Standing.OBEYED: ("Obeyed", "shown by"),
@@ -16,7 +19,7 @@ TITLES = {
 
 
 def document() -> str:
-    """The page: one table a list."""
+    """The page: one table a list, one of numbers, one of needs."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -30,6 +33,12 @@ def _lines() -> Iterator[str]:
         title, column = TITLES[standing]
         yield from ("", f"## {title}", "", standing.value, "", f"| flags | {column} |", "|---|---|")
         yield from (_row(standing, group, options) for group in groups)
+    yield from ("", "## Numbers", "", "Those that each flag takes, our own beside Megatron's; all others are refused.")
+    yield from ("", "| from, to | flags |", "|---|---|")
+    yield from (f"| {numbers.interval} | {_written(numbers.names, options)} |" for numbers in NUMBERS)
+    yield from ("", "## Needs", "", "What else must hold for a flag to be obeyed; without it the flag is refused.")
+    yield from ("", "| flags | what they need |", "|---|---|")
+    yield from (f"| {_written(need.names, options)} | {need.needs} |" for need in NEEDS)
 
 
 def _options() -> dict[str, list[str]]:
@@ -41,7 +50,13 @@ def _options() -> dict[str, list[str]]:
 
 
 def _row(standing: Standing, group: Group, options: dict[str, list[str]]) -> str:
-    flags = ", ".join(f"`{option}`" for name in group.flags for option in options[name])
-    only = f" (only {' or '.join(map(str, group.only))})" if group.only else ""
+    flags = _written(group.names, options)
+    only = f" (only {group.allowed})" if group.only else ""
     reason = f"`{group.reason}`" if standing is Standing.OBEYED else group.reason
     return f"| {flags}{only} | {reason} |"
+
+
+def _written(names: str, options: dict[str, list[str]]) -> str:
+    """Flags as they are written; our own are no options of Megatron's."""
+    written = [option for name in names.split() for option in options.get(name, [written_with_dashes(name)])]
+    return ", ".join(f"`{option}`" for option in written)

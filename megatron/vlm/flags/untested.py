@@ -1,13 +1,22 @@
 """Flags that are Megatron's own affair and that no test of ours runs: allowed, and said once in the log."""
 
+from signal import Signals
+
 from megatron.vlm.flags.group import Group
 
 UNTESTED = (
     Group(
         "leaving early: Megatron's loop looks at it between iterations",
         """
-        exit_interval exit_duration_in_mins exit_signal_handler exit_signal
+        exit_interval exit_duration_in_mins exit_signal_handler
         """,
+    ),
+    Group(
+        "leaving early at a signal that a program may handle, and that nobody else here does",
+        """
+        exit_signal
+        """,
+        only=(Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGUSR2),
     ),
     Group(
         "memory and garbage collection between iterations",

@@ -1,6 +1,7 @@
 """The checks of a run's inputs, which `tools/launch.py` and every rank of the trainer make alike."""
 
 import os
+from argparse import Namespace
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,7 +84,21 @@ def _check_dataset(run: Run) -> str:
 
 def _check_packs(run: Run) -> str:
     args = run.inputs.args
-    return _packs_fit(run, args.data, args.packs, "--packs")
+    found = _packs_fit(run, args.data, args.packs, "--packs")
+    _refuse_another_global_batch(args, PackedIndex.open(args.packs))
+    return found
+
+
+def _refuse_another_global_batch(args: Namespace, index: PackedIndex) -> None:
+    """The iterations of an index are of one global batch, which any number of ranks may share that divides it."""
+    asked, ranks = args.global_batch_size, args.data_parallel_size
+    if asked == index.global_batch:
+        return
+    again = f"--micro-batches {asked // ranks}" if asked % ranks == 0 else f"a multiple of {ranks} packs an iteration"
+    raise UserError(
+        f"--global-batch-size {asked}: {index.folder} is packed for iterations of {index.global_batch} packs; give "
+        f"--global-batch-size {index.global_batch}, or pack again with tools/pack_data.py {again}"
+    )
 
 
 def _check_evaluation_dataset(run: Run) -> str | None:
@@ -152,7 +167,7 @@ def _check_plan(run: Run) -> str:
             "expert_model_parallel_size": args.expert_model_parallel_size,
             "vit_budget": index.vit_budget,
             "llm_budget": index.llm_budget,
-            "num_microbatches": args.global_batch_size // args.data_parallel_size,
+            "num_microbatches": index.global_batch // args.data_parallel_size,
         }
         made = {name: getattr(plan, name) for name in wanted}
         if unlike := [f"{name} {made[name]}, not {wanted[name]}" for name in wanted if made[name] != wanted[name]]:

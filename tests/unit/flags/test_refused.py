@@ -95,7 +95,7 @@ def test_all_that_is_refused_is_said_at_once() -> None:
         ("--preset tiny --train-iters 3", ("--lr",)),
         ("--preset tiny --lr 1e-3", ("--train-iters", "--epochs")),
         (f"{COMPLETE} --save here", ("--save here", "--save-interval")),
-        (f"{COMPLETE} --save here --save-interval 0", ("--save here", "--save-interval", "at least 1")),
+        (f"{COMPLETE} --save here --save-interval 0", ("--save-interval", "at least 1")),
         (f"{COMPLETE} --min-lr 1", ("Megatron refuses", "min_lr <= lr")),
         (f"{COMPLETE} --tensor-model-parallel-size 3", ("Megatron refuses", "not divisible")),
         (f"{COMPLETE} --fp16 --bf16", ("Megatron refuses",)),

@@ -142,8 +142,8 @@ def test_memory_of_a_rank_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
 def test_a_plan_for_experts_on_other_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {"vit_budget": 40, "llm_budget": 320}
     plan = Plan.from_cuts(TINY.chain, (), profile_hash="made", expert_model_parallel_size=4, **counts)
-    monkeypatch.setattr(run.PackedIndex, "open", lambda _: SimpleNamespace(**counts))
-    args = arguments(plan="plan.json", packs="packs", global_batch_size=1)
+    monkeypatch.setattr(run.PackedIndex, "open", lambda _: SimpleNamespace(global_batch=1, **counts))
+    args = arguments(plan="plan.json", packs="packs")
     started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan))
     with pytest.raises(UserError, match="made for expert_model_parallel_size 4, not 1; plan again"):
         run._check_plan(started)

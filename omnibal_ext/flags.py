@@ -1,0 +1,137 @@
+"""Which numbers flags take, and what else must hold for a flag to be obeyed: tables, checked before anything starts."""
+
+import argparse
+import math
+import re
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from omnibal_ext.errors import UserError
+
+INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([])])")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Flags that take the numbers of an interval, written as in mathematics: "[0, 1)" is 0 and all below 1.
+
+    `names` are attribute names, separated by white space. What is not a number is in no interval.
+    """
+
+    interval: str
+    names: str
+
+    @property
+    def ends(self) -> tuple[str, str, str, str]:
+        """Its parts as they are written: bracket, least, most, bracket."""
+        parts = INTERVAL.fullmatch(self.interval)
+        assert parts, self.interval
+        return parts[1], parts[2], parts[3], parts[4]
+
+    def holds(self, value: float) -> bool:
+        """Whether a number lies in the interval."""
+        left, least, most, right = self.ends
+        above = value >= float(least) if left == "[" else value > float(least)
+        return above and (value <= float(most) if right == "]" else value < float(most))
+
+    @property
+    def wanted(self) -> str:
+        """The interval in words."""
+        left, least, most, right = self.ends
+        low = f"{'at least' if left == '[' else 'above'} {least}"
+        high = f"{'at most' if right == ']' else 'below'} {most}"
+        return low if most == "inf" else f"{low} and {high}"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Flags that, as they are given, would change nothing or break the run unless something else holds.
+
+    `needs` says what, and how to have it; `holds` sees the values of all flags, defaults included.
+    """
+
+    names: str
+    needs: str
+    holds: Callable[[Namespace], bool]
+
+
+def written_with_dashes(name: str) -> str:
+    """How the flag of an attribute is written, unless it was named otherwise."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_numbers(
+    given: Mapping[str, Any], table: Iterable[Numbers], written: Callable[[str], str] = written_with_dashes
+) -> None:
+    """Raise UserError naming every given value that lies outside its flag's interval."""
+    intervals = {name: numbers for numbers in table for name in numbers.names.split()}
+    refusals = [
+        f"{written(name)} must be {_finite(value)}{intervals[name].wanted}, got {value}"
+        for name, values in given.items()
+        if name in intervals
+        for value in (values if isinstance(values, list) else [values])
+        if value is not None and not intervals[name].holds(value)
+    ]
+    if refusals:
+        raise UserError("; ".join(refusals))
+
+
+def check_needs(
+    given: Mapping[str, Any],
+    values: Namespace,
+    table: Iterable[Need],
+    written: Callable[[str], str] = written_with_dashes,
+) -> None:
+    """Raise UserError naming every given flag that lacks what it needs.
+
+    `given` are those that the user set to something else than it would be anyway, `values` those of all flags.
+    """
+    refusals = [
+        f"{as_given(written(name), given[name])} needs {need.needs}"
+        for need in table
+        for name in need.names.split()
+        if name in given and not need.holds(values)
+    ]
+    if refusals:
+        raise UserError("; ".join(refusals))
+
+
+def _finite(value: float) -> str:
+    return "finite and " if isinstance(value, float) and not math.isfinite(value) else ""
+
+
+def shown(value: object) -> str:
+    """A flag's value as it is written: signals by their names."""
+    return value.name if isinstance(value, Enum) else str(value)
+
+
+def as_given(flag: str, value: object) -> str:
+    """A flag and its value, as they are written."""
+    return flag if isinstance(value, bool) else f"{flag} {shown(value)}"
+
+
+@contextmanager
+def without_defaults(parser: ArgumentParser) -> Iterator[None]:
+    """Meanwhile the parser finds those flags alone that stand on the command line."""
+    defaults = [(action, action.default) for action in parser._actions]
+    for action, _ in defaults:
+        action.default = SUPPRESS
+    try:
+        yield
+    finally:
+        for action, default in defaults:
+            action.default = default
+
+
+def takes_numbers(action: argparse.Action) -> bool:
+    """Whether a flag takes any number, and no choice of some."""
+    return action.type in (int, float) and action.choices is None
+
+
+def is_whole(number: float) -> bool:
+    """Whether a number that was written as any is a whole one."""
+    return math.isfinite(number) and number == int(number)

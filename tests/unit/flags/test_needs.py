@@ -1,0 +1,174 @@
+"""A flag that would change nothing, or break the run, is refused unless what it needs is there too."""
+
+import pytest
+
+from megatron.vlm import platform
+from megatron.vlm.arguments import add_vlm_arguments, read_arguments
+from megatron.vlm.flags.lists import Standing, standings
+from megatron.vlm.flags.needs import NEEDS
+from megatron.vlm.flags.parser import Parser
+from omnibal_ext.candidates import trial_flags
+from omnibal_ext.errors import UserError
+
+COMPLETE = "--preset tiny --lr 1e-3 --train-iters 8"
+SAVED = "--save here --save-interval 2"
+PROFILED = "--profile --profile-step-start 2 --profile-step-end 4"
+CASES = [  # what is refused, and what is missing
+    ("--lr-warmup-iters 8", "--lr-decay-iters 9"),
+    ("--lr-warmup-fraction 0.5 --lr-warmup-iters 2", None),
+    ("--lr-warmup-init 1e-4", "--lr-warmup-iters 2"),
+    ("--lr-warmup-iters 2 --lr-warmup-init 1e-2", "--lr 1e-2"),
+    ("--lr-decay-style WSD", "--lr-wsd-decay-iters 3"),
+    ("--lr-wsd-decay-style linear", "--lr-decay-style WSD --lr-wsd-decay-iters 3"),
+    ("--lr-wsd-decay-iters 3", "--lr-decay-style WSD"),
+    ("--lr-decay-style WSD --lr-warmup-iters 6 --lr-wsd-decay-iters 3", "--train-iters 9"),
+    ("--optimizer sgd --adam-beta1 0.8", None),
+    ("--optimizer sgd --adam-beta2 0.8", None),
+    ("--optimizer sgd --adam-eps 0.8", None),
+    ("--sgd-momentum 0.5", "--optimizer sgd"),
+    ("--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1 --weight-decay 0.3", None),
+    ("--start-weight-decay 0", "--weight-decay-incr-style linear --end-weight-decay 1"),
+    ("--end-weight-decay 1", "--weight-decay-incr-style linear --start-weight-decay 0"),
+    ("--start-weight-decay 1 --end-weight-decay 0 --weight-decay-incr-style cosine", "--end-weight-decay 1"),
+    ("--loss-scale 64", "--fp16"),
+    ("--loss-scale 64", "--use-distributed-optimizer"),
+    ("--initial-loss-scale 64", "--fp16"),
+    ("--min-loss-scale 64", "--fp16"),
+    ("--loss-scale-window 5", "--fp16"),
+    ("--fp16 --loss-scale-window 2.5", "--loss-scale-window 2"),
+    ("--hysteresis 5", "--fp16"),
+    ("--fp16 --loss-scale 64 --hysteresis 5", None),
+    ("--fp16 --min-loss-scale 64 --initial-loss-scale 32", "--initial-loss-scale 64"),
+    ("--fp16 --initial-loss-scale 0.5", "--min-loss-scale 0.5"),
+    ("--grad-reduce-in-bf16", "--bf16"),
+    ("--fp8-recipe tensorwise", None),
+    ("--first-last-layers-bf16", None),
+    ("--num-layers-at-start-in-bf16 2", None),
+    ("--num-layers-at-end-in-bf16 2", None),
+    ("--moe-router-dtype fp64", None),
+    ("--eval-interval 2", None),
+    ("--start-eval-at-iter 2", None),
+    ("--skip-train", None),
+    ("--tensorboard-dir there --log-validation-ppl-to-tensorboard", None),
+    ("--save here", "--save-interval 2"),
+    ("--save-interval 2", "--save here"),
+    ("--save-interval 2 --save-retain-interval 4", "--save here"),
+    (f"{SAVED} --save-retain-interval 3", "--save-retain-interval 4"),
+    ("--async-save", None),
+    (f"{SAVED} --async-save", None),
+    (f"{SAVED} --async-strategy mcore", None),
+    (f"{SAVED} --use-persistent-ckpt-worker", None),
+    (f"{SAVED} --dist-ckpt-workers 2", None),
+    ("--no-save-optim", SAVED),
+    ("--no-save-rng", SAVED),
+    ("--no-ckpt-fully-parallel-save", SAVED),
+    ("--ckpt-assume-constant-structure", SAVED),
+    (f"{SAVED} --dist-ckpt-optim-fully-reshardable", "--use-distributed-optimizer"),
+    ("--ckpt-step 2", "--load here"),
+    ("--exit-on-missing-checkpoint", "--load here"),
+    ("--finetune", "--from here"),
+    ("--no-load-optim", "--load here"),
+    ("--no-load-rng", "--load here"),
+    ("--override-opt-param-scheduler", SAVED),
+    ("--use-checkpoint-opt-param-scheduler", SAVED),
+    (f"{SAVED} --override-opt-param-scheduler --use-checkpoint-opt-param-scheduler", None),
+    ("--dist-ckpt-strictness raise_all", SAVED),
+    ("--ckpt-fully-parallel-load", SAVED),
+    ("--no-ckpt-load-validate-sharding-integrity", SAVED),
+    ("--verify-integrity", SAVED),
+    ("--tensorboard-log-interval 2", "--tensorboard-dir there"),
+    ("--tensorboard-queue-size 2", "--tensorboard-dir there"),
+    ("--log-timers-to-tensorboard", "--tensorboard-dir there"),
+    ("--no-log-loss-scale-to-tensorboard", "--tensorboard-dir there"),
+    ("--log-world-size-to-tensorboard", "--tensorboard-dir there"),
+    ("--log-interval 2 --log-memory-interval 3", "--log-memory-interval 4"),
+    ("--no-barrier-with-level-1-timing", "--timing-log-level 1"),
+    ("--straggler-ctrlr-port 5000", None),
+    ("--straggler-minmax-count 2", None),
+    ("--disable-straggler-on-startup", None),
+    ("--wandb-project mine", None),
+    ("--wandb-exp-name mine", None),
+    ("--wandb-save-dir there", None),
+    ("--wandb-entity ours", None),
+    ("--timelines 3", "--metrics-file metrics.jsonl"),
+    ("--profile-step-start 2", None),
+    ("--profile-step-end 4", None),
+    ("--profile-ranks 0", None),
+    ("--use-pytorch-profiler", None),
+    (f"{PROFILED} --use-pytorch-profiler", "--tensorboard-dir there"),
+    ("--pytorch-profiler-collect-shapes", f"{PROFILED} --use-pytorch-profiler --tensorboard-dir there"),
+    ("--pytorch-profiler-collect-callstack", f"{PROFILED} --use-pytorch-profiler --tensorboard-dir there"),
+    ("--record-shapes", None),
+    ("--nvtx-ranges", None),
+    ("--profile --use-pytorch-profiler --tensorboard-dir there", "--train-iters 12"),
+    (f"{PROFILED} --use-pytorch-profiler --tensorboard-dir there --profile-ranks 1", "--profile-ranks 0"),
+    ("--memory-snapshot-path there", None),
+    ("--exit-signal SIGINT", "--exit-signal-handler"),
+    ("--manual-gc-interval 2", "--manual-gc"),
+    ("--no-manual-gc-eval", "--manual-gc"),
+    ("--ddp-bucket-size 2", "--overlap-grad-reduce"),
+    ("--ddp-num-buckets 2", "--overlap-grad-reduce"),
+    ("--overlap-grad-reduce --ddp-bucket-size 3 --ddp-num-buckets 2", None),
+    ("--flight-recorder-trace-buffer-size 20", None),
+    ("--no-flight-recorder-dump-on-timeout", None),
+    ("--flight-recorder-include-stack-trace", None),
+    ("--no-flight-recorder-include-only-active", None),
+    ("--no-flight-recorder-extra-dump-on-exec", None),
+]
+ON_A_GPU = [
+    "--record-memory-history", "--tensorboard-dir there --log-memory-to-tensorboard", "--log-straggler", "--log-energy",
+    "--log-device-memory-used", f"{PROFILED} --nvtx-ranges", PROFILED,
+    f"{SAVED} --async-save --use-persistent-ckpt-worker",
+    "--use-distributed-optimizer --ddp-pad-buckets-for-high-nccl-busbw",
+]  # fmt: skip
+
+
+def refusal(words: str) -> str:
+    with pytest.raises(UserError) as refused:
+        read_arguments(words.split())
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
+def flags_in(words: str) -> list[str]:
+    return [word for word in words.split() if word.startswith("--")]
+
+
+@pytest.mark.parametrize(("flags", "missing"), CASES, ids=lambda case: case)
+def test_a_flag_needs_what_it_belongs_to(flags: str, missing: str | None) -> None:
+    message = refusal(f"{COMPLETE} {flags}")
+    assert " needs " in message
+    assert any(flag in message.partition(" needs ")[0] for flag in flags_in(flags))
+    if missing is not None:
+        read_arguments(f"{COMPLETE} {flags} {missing}".split())
+
+
+@pytest.mark.parametrize("flags", [f"{flags} {missing}" for flags, missing in CASES if missing])
+def test_what_a_run_may_be_given_its_trials_may_too(flags: str) -> None:
+    """A trial saves, evaluates and logs nothing, and so leaves out all that needs a save, an evaluation or a log."""
+    read_arguments(trial_flags(f"{COMPLETE} {flags}".split()))
+
+
+@pytest.mark.parametrize("flags", ON_A_GPU)
+def test_what_a_gpu_does_is_refused_without_one(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "installed", lambda _: True)
+    message = refusal(f"{COMPLETE} {flags}")
+    assert "a GPU" in message
+    assert any(flag in message for flag in flags_in(flags))
+
+
+def test_every_row_is_tried() -> None:
+    """And its flags may be given at all."""
+    parser = Parser(add_vlm_arguments, [])
+    options = {name: {word for action in parser._actions if action.dest == name for word in action.option_strings}
+               for need in NEEDS for name in need.names.split()}  # fmt: skip
+    tried = {word for flags in [flags for flags, _ in CASES] + ON_A_GPU for word in flags_in(flags)}
+    assert [name for name, words in options.items() if not words & tried] == []
+    allowed = (Standing.OBEYED, Standing.UNTESTED)
+    assert [name for name in options if name not in parser.own and standings()[name][0] not in allowed] == []
+
+
+def test_a_flag_given_as_it_is_anyway_needs_nothing() -> None:
+    read_arguments(f"{COMPLETE} --lr-wsd-decay-style exponential --hysteresis 2 --sgd-momentum 0.9".split())
+    read_arguments(f"{COMPLETE} --optimizer sgd --adam-beta1 0.9 --timelines 0".split())
