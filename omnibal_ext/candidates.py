@@ -14,10 +14,26 @@ from omnibal_ext.run_metrics import training_intervals
 STEPS = 3
 """Of a trial; the first one warms up."""
 LEFT_OUT = (
+    # saves and loads
     "--save", "--load", "--from", "--from-scratch", "--pretrained-checkpoint", "--finetune", "--save-interval",
-    "--save-retain-interval", "--eval-data", "--eval-packs", "--eval-interval", "--eval-iters", "--log-interval",
-    "--exit-interval", "--tensorboard-dir", "--wandb-project", "--wandb-entity", "--wandb-exp-name", "--wandb-save-dir",
-    "--timelines",
+    "--persistent-save-interval", "--save-retain-interval", "--no-save-optim", "--no-save-rng", "--async-save",
+    "--async-strategy", "--use-persistent-ckpt-worker", "--dist-ckpt-workers", "--ckpt-assume-constant-structure",
+    "--no-ckpt-fully-parallel-save", "--dist-ckpt-optim-fully-reshardable", "--verify-integrity", "--ckpt-step",
+    "--exit-on-missing-checkpoint", "--no-load-optim", "--no-load-rng", "--override-opt_param-scheduler",
+    "--override-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler", "--use-checkpoint-opt-param-scheduler",
+    "--dist-ckpt-strictness", "--ckpt-fully-parallel-load", "--no-ckpt-load-validate-sharding-integrity",
+    "--disable-ckpt-load-validate-sharding-integrity",
+    # evaluates
+    "--eval-data", "--eval-packs", "--eval-interval", "--eval-iters", "--start-eval-at-iter", "--skip-train",
+    # logs and profiles
+    "--log-interval", "--log-memory-interval", "--timelines", "--tensorboard-dir", "--tensorboard-log-interval",
+    "--tensorboard-queue-size", "--log-timers-to-tensorboard", "--no-log-loss-scale-to-tensorboard",
+    "--disable-log-loss-scale-to-tensorboard", "--log-validation-ppl-to-tensorboard", "--log-memory-to-tensorboard",
+    "--log-world-size-to-tensorboard", "--wandb-project", "--wandb-entity", "--wandb-exp-name", "--wandb-save-dir",
+    "--profile", "--profile-step-start", "--profile-step-end", "--profile-ranks", "--use-pytorch-profiler",
+    "--pytorch-profiler-collect-shapes", "--pytorch-profiler-collect-callstack", "--record-shapes", "--nvtx-ranges",
+    # ends
+    "--exit-interval",
 )  # fmt: skip
 """Flags that a trial does without: it leaves nothing behind, evaluates nothing, and starts from random weights."""
 

@@ -99,14 +99,14 @@ def analytic_profile(
 
     `measured` takes the place of the efficiencies stated here (`measured_device`). Seconds at the budget are those of a
     pack that is one sample; the fits price others. Raises UserError for unknown devices, sizes under one, and experts
-    that cannot be dealt so.
+    that cannot be dealt or cut so.
     """
     if device not in DEVICES:
         raise UserError(f"device {device!r} is not known; choose one of {', '.join(DEVICES)}, or measure a profile")
     sizes = (vit_budget, llm_budget, tensor_model_parallel_size, data_parallel_size, expert_model_parallel_size)
     if min(sizes) < 1:
         raise UserError(f"budgets and parallel sizes must be at least 1, got {', '.join(map(str, sizes))}")
-    check_expert_ranks(architecture, expert_model_parallel_size, tensor_model_parallel_size * data_parallel_size)
+    check_expert_ranks(architecture, expert_model_parallel_size, (tensor_model_parallel_size, data_parallel_size))
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
     works, vision = cost_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size), architecture.vision

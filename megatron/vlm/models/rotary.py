@@ -26,8 +26,8 @@ class Rotary(torch.nn.Module):
         scaling = language.rope_scaling
         self.language = language
         self.scaling = scaling if scaling and scaling.kind == "dynamic" else None
+        # No buffers: a model in half precision would round them.
         self.axes = torch.tensor(rotary_axes(language.rotary_sections, language.rotary_interleaved))
-        # No buffer: a model in half precision would round it.
         self.frequencies = rotary_frequencies(language)
 
     def forward(self, batch: Microbatch) -> Tensor:
@@ -38,7 +38,9 @@ class Rotary(torch.nn.Module):
                 f"a sample of {longest} tokens; beyond {self.max_positions} this model slides a window "
                 "(config.json), which is not done here; reject longer samples in preprocessing (--max-tokens)"
             )
-        self.frequencies = self.frequencies.to(batch.positions.device)
+        if self.frequencies.device != batch.positions.device:  # once, and not waited for
+            self.frequencies = platform.to_device(self.frequencies)
+            self.axes = platform.to_device(self.axes) if len(self.axes) else self.axes
         if len(self.axes):
             return self._by_axis(batch)
         if self.scaling and longest > self.scaling.original_positions:
@@ -58,7 +60,6 @@ class Rotary(torch.nn.Module):
         seconds = np.array(batch.seconds, np.float32)  # as transformers' processors hand them on
         paces = () if self.positions_per_second is None else (self.positions_per_second * seconds).tolist()
         places = text_and_image_positions(batch.lengths, batch.grids, batch.image_starts, self.merge, paces)
-        self.axes = self.axes.to(batch.positions.device)
         angles = platform.to_device(torch.from_numpy(places)).float()[self.axes].T * self.frequencies
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 

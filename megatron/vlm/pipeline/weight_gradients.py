@@ -3,9 +3,9 @@
     B    grad of the output -> grad of the input; (input, grad of the output) of every linear layer is put aside
     W    grad of the weight = grad of the output^T x input, for all that was put aside
 
-Norms, embeddings and other small weights get their gradients in B. A weight's gradient is handed to autograd at the
-weight itself, so that Megatron's hooks see what they always see. Transformer Engine's layers leave theirs for later
-themselves (`delay_wgrad_compute`), and call the hooks then.
+Norms, embeddings, routers and other small weights get their gradients in B. A weight's gradient is handed to autograd
+at the weight itself, so that Megatron's hooks see what they always see. Transformer Engine's layers leave theirs for
+later themselves (`delay_wgrad_compute`), and call the hooks then.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.tensor_parallel.layers import linear_with_frozen_weight
 from torch import Tensor
 
-from megatron.vlm.models import transformer_engine
+from megatron.vlm.models import groups, transformer_engine
 
 
 class Late(Protocol):
@@ -97,6 +97,29 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Grouped:
+    """Of experts' matrices."""
+
+    entering: Tensor
+    grad_output: Tensor
+    weight: torch.nn.Parameter
+    ends: Tensor
+
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """Input and gradient of the output."""
+        return self.entering, self.grad_output
+
+    def start(self) -> None:
+        """The rows are whole."""
+
+    def accumulate(self) -> None:
+        """Compute the gradient and let autograd accumulate it."""
+        found = groups.weight_gradient(self.entering, self.grad_output, self.ends)
+        torch.autograd.backward((self.weight,), (found,))
+
+
+@dataclass(frozen=True)
 class Delayed:
     """Of a layer of Transformer Engine's, which holds them itself, first in first out."""
 
@@ -127,6 +150,9 @@ class WeightGradients:
                 self._attached.add(linear)
                 # The one method in which core's linear layers multiply; it says how, with keywords.
                 linear._forward_impl = _Multiply(self, linear._forward_impl)
+            elif isinstance(linear, groups.GroupedLinear):
+                self._attached.add(linear)
+                linear.multiply = _MultiplyGroups(self)
             elif transformer_engine.delays(linear):
                 self._attached.add(linear)
                 transformer_engine.when_put_off(linear, lambda layer, held: self.keep(Delayed(layer, held)))
@@ -172,6 +198,23 @@ class _Multiply:
             self.gradients.keep(Linear(entering, grad_output, weight, bias, group, fused))
 
         watched: Tensor = _Watch.apply(out, input.detach(), keep)
+        return watched
+
+
+class _MultiplyGroups:
+    """Takes the place of `groups.multiply`, alike."""
+
+    def __init__(self, gradients: WeightGradients) -> None:
+        self.gradients = gradients
+
+    def __call__(self, rows: Tensor, weight: torch.nn.Parameter, ends: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and weight.requires_grad and rows.requires_grad):
+            return groups.multiply(rows, weight, ends)
+
+        def keep(entering: Tensor, grad_output: Tensor) -> None:
+            self.gradients.keep(Grouped(entering, grad_output, weight, ends))
+
+        watched: Tensor = _Watch.apply(groups.multiply(rows, weight.detach(), ends), rows.detach(), keep)
         return watched
 
 

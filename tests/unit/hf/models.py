@@ -65,7 +65,7 @@ QWEN3_VL = {
 }
 MROPE_INTERLEAVED = {"rope_type": "default", "mrope_section": [3, 2, 3], "mrope_interleaved": True, "rope_theta": 1e4}
 QWEN3_VL_TEXT = {**TEXT, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": MROPE_INTERLEAVED}
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GRIDS = [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]]
 QWEN = {**TEXT, "model_type": "qwen2"}
 QWEN3 = {**TEXT, "model_type": "qwen3", "head_dim": 16}

@@ -272,15 +272,17 @@ def gradient_difference(stage: Stage, theirs: torch.nn.Module, keys: KeyMap) -> 
 
 
 def wanted_gradients(expected: dict[str, Tensor], keys: KeyMap) -> Iterator[tuple[str, Tensor]]:
-    """Theirs in our form, taken out of `expected`; of experts each by itself, as our modules have them."""
+    """Theirs in our form, by the names of our modules, taken out of `expected`."""
     for name, source in keys.sources.items():
         if ".experts." not in name:
             yield name, keys.join(name, (expected.pop(table_name(part)) for part in source.theirs))
             continue
         layer, kind = table_name(source.theirs[0]).partition(".experts.")[0], name.split(".")[-2]
         fused = expected.pop(f"{layer}.experts.{'gate_up_proj' if kind == 'linear_fc1' else 'down_proj'}")
-        for expert, whole in enumerate(fused):  # in memory theirs are fused, however they are stored
-            yield name.replace(".experts.experts.", f".experts.local_experts.{expert}."), whole
+        yield (
+            name.replace(".experts.experts.", ".experts."),
+            fused,
+        )  # in memory theirs are fused, however they are stored
 
 
 def local_part(whole: Tensor, weight: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor
 from megatron.vlm.arguments import TrainingInputs, expert_defaults, read_arguments
 from megatron.vlm.loss import REDUCTIONS, weigh_samples
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models import experts as module
-from megatron.vlm.models.experts import Balance, Experts
+from megatron.vlm.models import router as module
+from megatron.vlm.models.experts import Experts
 from megatron.vlm.models.language import LanguageLayer
+from megatron.vlm.models.router import Balance
 from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import single_stage_plan
@@ -145,7 +146,7 @@ def test_nothing_is_balanced_where_nothing_is_trained(inputs: TrainingInputs) ->
 @pytest.mark.parametrize(("flag", "dtype"), [(None, torch.float32), ("fp64", torch.float64)])
 def test_routers_compute_in_the_precision_asked_for(inputs: TrainingInputs, flag: str | None, dtype: object) -> None:
     """fp32 by themselves, whatever the precision of the model."""
-    assert expert_defaults(MODEL, 1)["moe_router_dtype"] == inputs.args.moe_router_dtype == "fp32"
+    assert expert_defaults(MODEL)["moe_router_dtype"] == inputs.args.moe_router_dtype == "fp32"
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         if flag:
@@ -162,17 +163,18 @@ COMPLETE = "--lr 1e-3 --train-iters 3 --global-batch-size 1"
     [
         ("--model tiny --moe-aux-loss-coeff 0.1", ("--moe-aux-loss-coeff", "no experts")),
         ("--model qwen3-vl-30b-a3b --expert-tensor-parallel-size 2", ("it is 1", "as other perceptrons are")),
-        ("--model qwen3-vl-30b-a3b --moe-token-dispatcher-type alltoall", ("it is allgather", "travel to the ranks")),
+        ("--model qwen3-vl-30b-a3b --moe-token-dispatcher-type alltoall", ("refused", "the trainer's own way")),
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 3", ("3 does not divide the 128 experts",)),
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 0", ("at least 1",)),
         ("--model qwen3-vl-30b-a3b --expert-model-parallel-size 2", ("2 does not divide the 1 ranks",)),
         (
-            "--model qwen3-vl-30b-a3b --use-distributed-optimizer --dist-ckpt-optim-fully-reshardable",
+            "--model qwen3-vl-30b-a3b --use-distributed-optimizer --dist-ckpt-optim-fully-reshardable --save here "
+            "--save-interval 2",
             ("mixes up the experts", "leave it out"),
         ),
         ("--model tiny --expert-model-parallel-size 2", ("2: model 'tiny' has no experts",)),
         ("--model qwen3-vl-30b-a3b --moe-router-topk 4", ("it is 8", "--preset")),
-        ("--model qwen3-vl-30b-a3b --moe-grouped-gemm", ("refused", "linear layers of its own")),
+        ("--model qwen3-vl-30b-a3b --moe-grouped-gemm", ("refused", "multiplied together")),
         ("--model qwen3-vl-30b-a3b --moe-router-load-balancing-type aux_loss", ("depends on no pack",)),
     ],
 )
@@ -195,7 +197,7 @@ def test_experts_are_dealt_over_data_parallel_ranks(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WORLD_SIZE", "4")
     words = f"--model qwen3-vl-30b-a3b --expert-model-parallel-size 4 {COMPLETE} --global-batch-size 4".split()
     args = read_arguments(words).args
-    assert (args.moe_token_dispatcher_type, args.expert_tensor_parallel_size) == ("alltoall", 1)
+    assert args.expert_tensor_parallel_size == 1
     with pytest.raises(UserError, match="learns a loss scale for the experts apart"):
         read_arguments([*words, "--fp16"])
     assert read_arguments([*words, "--fp16", "--loss-scale", "64"]).args.fp16

@@ -1,0 +1,124 @@
+"""Which rows go through which experts, and the way there and back.
+
+    rows ── copies, sorted by expert ──> [all-to-all, sorted again] ──> experts ──> [all-to-all] ── sums ──> rows
+
+Each row has as many copies as experts are chosen for it. Where experts lie on this rank all sizes but those of the
+experts are known beforehand, and these stay on the device: the host waits for nothing. Where they are dealt over ranks
+(in brackets) the host must know how many copies go where. Sums are taken by row, not added up by copy: their order,
+and with it the result, is the same each time.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from megatron.core.jit import jit_fuser
+from megatron.core.tensor_parallel import all_to_all
+from torch import Tensor
+
+from megatron.vlm import platform
+
+
+@dataclass(frozen=True)
+class Order:
+    """Where copies of rows lie."""
+
+    row: Tensor
+    """[copies], of which row each is."""
+    place: Tensor
+    """[rows, copies of each], where they lie."""
+
+    @classmethod
+    def of(cls, row: Tensor, each: int) -> "Order":
+        """From the rows of copies, `each` of every row."""
+        return cls(row, row.argsort(stable=True).view(-1, each))
+
+    def copies(self, rows: Tensor) -> Tensor:
+        """[rows, ...] -> [copies, ...]."""
+        out: Tensor = _Copies.apply(rows, self.row, self.place)
+        return out
+
+    def sums(self, copies: Tensor) -> Tensor:
+        """[copies, ...] -> [rows, ...], those of a row added up."""
+        out: Tensor = _Sums.apply(copies, self.row, self.place)
+        return out
+
+
+def by_expert(chosen: Tensor, each: int) -> tuple[Order, Tensor]:
+    """Copies sorted by expert, then by row, and where in `chosen` each lies: [rows, experts] bool, `each` of every row
+    true; as one number, as if it were flat."""
+    rows, experts = chosen.shape
+    first = chosen.t().reshape(-1).argsort(descending=True, stable=True)[: rows * each]
+    row = first % rows
+    return Order.of(row, each), row * experts + first // rows
+
+
+class Travel:
+    """The way of copies, sorted by expert, to the ranks that have these experts, and back."""
+
+    def __init__(self, counts: Tensor, group: torch.distributed.ProcessGroup) -> None:
+        """`counts` [experts of all ranks], how many copies each gets from here."""
+        sent = counts.view(group.size(), -1)
+        self.group, self.received = group, torch.empty_like(sent)
+        torch.distributed.all_to_all_single(self.received, sent, group=group)
+        self._sizes = platform.Reading(torch.stack([sent.sum(1), self.received.sum(1)]))
+
+    @cached_property
+    def sizes(self) -> list[list[int]]:
+        """Copies that go to each rank, and that come from each. Here the host waits."""
+        return self._sizes.numbers()
+
+    @cached_property
+    def order(self) -> Order:
+        """Of what has come: from each rank sorted by expert, here by expert alone."""
+        ranks, experts = self.received.shape
+        numbers = torch.arange(experts, device=self.received.device).repeat(ranks)
+        expert = numbers.repeat_interleave(self.received.flatten(), output_size=sum(self.sizes[1]))
+        return Order.of(expert.argsort(stable=True), 1)
+
+    @property
+    def counts(self) -> Tensor:
+        """[experts here], how many copies each gets."""
+        return self.received.sum(0)
+
+    def there(self, copies: Tensor) -> Tensor:
+        """[copies of this rank, ...] -> [copies for its experts, ...], sorted by expert."""
+        sent, received = self.sizes
+        return self.order.copies(all_to_all(self.group, copies, received, sent))
+
+    def back(self, copies: Tensor) -> Tensor:
+        """The way `there` came."""
+        sent, received = self.sizes
+        out: Tensor = all_to_all(self.group, self.order.sums(copies), sent, received)
+        return out
+
+
+class _Copies(torch.autograd.Function):
+    """Each the other's backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, row: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        return rows.index_select(0, row)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _summed(grad, *ctx.saved_tensors), None, None
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, copies: Tensor, row: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(row)
+        out: Tensor = _summed(copies, place)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, *ctx.saved_tensors), None, None
+
+
+@jit_fuser
+def _summed(copies: Tensor, place: Tensor) -> Tensor:
+    return copies[place].sum(1)

@@ -1,0 +1,109 @@
+"""Routers of mixtures of experts: core's, balanced sample by sample.
+
+    probabilities of token x    p[x, :] = softmax(x W), over all experts, fp32
+    a sample s of n tokens      A[s] = E / k  sum_i  (tokens of s at expert i) / n  *  (sum over x in s of p[x, i]) / n
+    loss of the global batch    sum_s w[s] (loss[s] + coefficient * sum over layers of A[s])  /  sum_s w[s]
+
+A is core's `seq_aux_loss` (Switch Transformer, arXiv 2101.03961; one for each sequence, arXiv 2412.19437) of one
+sample, 1 where all experts are as likely; w is what the sample weighs in the loss. Over a microbatch, as core takes it,
+it would depend on which samples share a pack; so it depends on no pack, no layout and no number of ranks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
+
+from megatron.vlm import platform
+from megatron.vlm.microbatch import Microbatch, segment_ids
+
+BALANCING = "seq_aux_loss"
+"""What core calls a balance loss of each sequence, and its coefficient goes by."""
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Which sample each token of a pack is of, and what the balance of a sample weighs."""
+
+    samples: Tensor
+    """[T]; the number behind the last one for padding."""
+    lengths: Tensor
+    """[samples + 1] fp32, of their tokens."""
+    weights: Tensor
+    """[samples + 1] fp32, the last one 0."""
+
+    @classmethod
+    def of(cls, batch: Microbatch) -> "Balance | None":
+        """Of a pack; None where its samples have no weights."""
+        if batch.sample_weights is None:
+            return None
+        ids, count = segment_ids(batch.lengths), len(batch.lengths)
+        true = torch.tensor(batch.sample_lengths or batch.lengths)
+        true = torch.cat([true, true.new_zeros(count - len(true))])
+        places = torch.cat([torch.arange(length) for length in batch.lengths])
+        ids = torch.where(places < true[ids], ids, count)
+        lengths = torch.cat([true, true.new_ones(1)]).clamp(min=1).float()
+        weights = torch.cat([batch.sample_weights, batch.sample_weights.new_zeros(1)])
+        return cls(platform.to_device(ids), platform.to_device(lengths), weights)
+
+
+class Router(TopKRouter):
+    """Core's, with the balance loss of each sample apart."""
+
+    balance: Balance | None = None
+    """Of the pack that comes next; None: none is asked for."""
+
+    def gating(self, input: Tensor) -> Tensor:
+        """Rows [..., width] -> logits [..., experts], in the precision that routers compute in."""
+        if input.dtype == torch.float32 or self.config.moe_router_dtype != "fp32":
+            wide: Tensor = super().gating(input)
+            return wide
+        logits: Tensor = _Logits.apply(input.flatten(end_dim=-2), self.weight)
+        return logits.view(*input.shape[:-1], -1)
+
+    def _apply_seq_aux_loss(self, probs: Tensor, scores: Tensor, routing_map: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Core's place for a balance loss: scores and routing map [tokens here, experts] -> `probs`, to whose gradients
+        those of the loss are added."""
+        if self.balance is None:
+            return probs
+        shared = self.config.sequence_parallel and self.tp_group.size() > 1
+        samples, size = self.balance.samples, len(self.balance.lengths)
+        if shared:
+            samples = samples.chunk(self.tp_group.size())[self.tp_group.rank()]
+        chosen, likely = (
+            scores.new_zeros(size, self.num_experts).index_add(0, samples, part)
+            for part in (routing_map.to(scores.dtype), scores)
+        )
+        if shared:
+            torch.distributed.all_reduce(chosen, group=self.tp_group)
+        lengths, weights = self.balance.lengths, self.balance.weights
+        balances = (chosen * likely).sum(1) * (self.num_experts / self.topk) / lengths.square()
+        total = (balances * weights).sum()
+        get_moe_metrics_tracker().record(
+            "seq_load_balancing_loss",
+            total / weights.sum().clamp(min=1e-8),
+            self.layer_number,
+            self.config.num_layers,
+            reduce_group=self.tp_group if shared else None,
+        )
+        scaled: Tensor = MoEAuxLossAutoScaler.apply(probs, total * self.get_aux_loss_coeff(BALANCING))
+        return scaled
+
+
+class _Logits(torch.autograd.Function):
+    """Of rows in half precision, in fp32. Core's does alike, by copies of the rows in fp32, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return platform.wide_product(rows, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        rows, weight = ctx.saved_tensors
+        narrow = grad.to(rows.dtype)
+        return narrow @ weight, narrow.t() @ rows
