@@ -19,8 +19,7 @@ RUN python -m pip install --no-cache-dir "megatron-core>=0.19.2,<0.20" && \
     python -m pip install --no-cache-dir --no-build-isolation --editable '.[hf,demo,png]'
 
 # The reasons stand in scripts/gpu_environment.sh.
-ENV CUDA_DEVICE_MAX_CONNECTIONS=1 \
-    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
+ENV PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
     NCCL_NVLS_ENABLE=0 \
     OMP_NUM_THREADS=1
 CMD ["omnibal", "--help"]

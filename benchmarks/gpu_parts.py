@@ -74,11 +74,11 @@ def stored_name(name: str) -> str:
 def answers(flags: list[str], given: dict[str, Tensor] | None) -> Answers:
     """Loss and gradients of the small chain on this device, started from `given` weights or its own."""
     harness.MODELS[CHECKED.name] = PRESETS[CHECKED.name] = CHECKED
-    torch.backends.cudnn.allow_tf32 = False
+    platform.multiply_exactly()
     flags = ["--use-cpu-initialization", "--no-gradient-accumulation-fusion", *flags]  # nothing wraps the stage
     with single_process(CHECKED.name, flags) as inputs:
         chain = Chain.of(inputs.args, inputs.architecture)
-        stage = Stage(chain, 0, len(chain.kinds))
+        stage = Stage(chain, 0, len(chain.kinds)).cuda()
         parameters = {stored_name(name): weight for name, weight in stage.named_parameters()}
         start_from(parameters, given)
         weights = {name: weight.detach().float().cpu().clone() for name, weight in parameters.items()}
@@ -126,7 +126,7 @@ class _FromHost(Receive):
 def pipeline(expected: Answers) -> dict[str, float]:
     """Two ranks on one device, every kind of schedule: the largest difference from one process, by schedule."""
     harness.MODELS[CHECKED.name] = CHECKED
-    torch.backends.cudnn.allow_tf32 = False
+    platform.multiply_exactly()
     args = harness.start(CHECKED, 1, 2, ["--use-cpu-initialization"], backend="gloo")
     communicator = HostCommunicator(harness.parallel_state.get_pipeline_model_parallel_group(), harness.edges(2))
     found = {}

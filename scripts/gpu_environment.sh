@@ -1,8 +1,5 @@
 # Sourced by the training scripts: what they set for GPUs, with the reason; what the user has set stays. See docs/gpu.md.
 
-# One queue to the device: a tensor-parallel exchange that was asked for before a kernel starts before it, and so runs
-# beside it. Megatron asks for this with tensor parallelism.
-export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 # No two packs have the same shapes. Segments that grow are not cut into pieces that fit the next pack no more.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
 # NVLink multicast takes buffers of device memory for every group of ranks, and the exchanges that gain from it run beside

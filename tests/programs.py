@@ -21,6 +21,10 @@ TIME_LIMIT = 300.0
 """Seconds that a program has."""
 PLAIN, ENGINE = "tests.forkserver", "tests.engine.forkserver"
 """Who forks: a machine without Transformer Engine, or one with its stand-in."""
+CARDS, ENGINE_CARDS = "tests.cards.forkserver", "tests.cards.forkserver with engine"
+"""The same two with GPUs."""
+FOLDERS = {ENGINE: ("tests/engine",), CARDS: ("tests",), ENGINE_CARDS: ("tests", "tests/engine")}
+"""What is on Python's path there, beside the project."""
 
 
 class ForkServer:
@@ -30,8 +34,8 @@ class ForkServer:
         self.socket = warm_python(module)
         self.socket.unlink(missing_ok=True)
         # By its path: as a module, `tests` would come before it, and Megatron before what it stands in for.
-        command = [sys.executable, "-P", "-W", "ignore", f"{module.replace('.', '/')}.py"]
-        folders = [str(ROOT), *[str(ROOT / "tests" / "engine")] * (module == ENGINE)]
+        command = [sys.executable, "-P", "-W", "ignore", f"{module.partition(' ')[0].replace('.', '/')}.py"]
+        folders = [str(ROOT), *(str(ROOT / folder) for folder in FOLDERS.get(module, ()))]
         found = environment(module, PYTHONPATH=os.pathsep.join(folders))
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=found, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -77,7 +81,7 @@ def warm_interpreter() -> str:
 
 def warm_python(server: str) -> Path:
     """The socket on which a server serves `tests/warm_python.py`."""
-    return Path(tempfile.gettempdir(), f"warm-python-{server}-{os.getpid()}")
+    return Path(tempfile.gettempdir(), f"warm-python-{server.replace(' ', '-')}-{os.getpid()}")
 
 
 def environment(server: str = PLAIN, **changes: str) -> dict[str, str]:

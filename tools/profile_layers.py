@@ -43,7 +43,7 @@ def main() -> None:
     if arguments.measured and not arguments.analytic:
         raise UserError("--measured replaces lines of an analytic profile: give --analytic DEVICE too")
     architecture = preset(arguments.model)
-    ranks = arguments.tensor_model_parallel_size * arguments.data_parallel_size
+    ranks = arguments.tensor_model_parallel_size, arguments.data_parallel_size
     check_expert_ranks(architecture, arguments.expert_model_parallel_size, ranks)
     profile = _analytic(arguments, architecture) if arguments.analytic else _measured(arguments, architecture)
     if profile is None:

@@ -58,9 +58,10 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
 
 
 def split_chain(chain: Chain) -> list[Stage]:
-    """The chain as two stages on this process: the ViT up to the projector, and the language model."""
+    """The chain as two stages on this process's device: the ViT up to the projector, and the language model."""
     middle = chain.kinds.index("word_embed")
-    return [Stage(chain, 0, middle, vp_stage=0), Stage(chain, middle, len(chain.kinds), vp_stage=1)]
+    stages = Stage(chain, 0, middle, vp_stage=0), Stage(chain, middle, len(chain.kinds), vp_stage=1)
+    return [stage.cuda() for stage in stages]
 
 
 def answers_of(data: ChatDataset, sample: int) -> list[Answer]:

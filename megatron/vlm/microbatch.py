@@ -46,7 +46,7 @@ def sequence_multiple(args: Namespace) -> int:
 
 def segment_ids(lengths: Sequence[int]) -> Tensor:
     """[T] the number of the segment that each token is of, on the host."""
-    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
 
 
 def segments_of(lengths: Sequence[int], causal: bool = True, masks: tuple[Tensor | None, ...] = ()) -> Segments:

@@ -12,34 +12,52 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import typing_extensions
-
-# Read by CUDA when it starts: reductions then begin in the order in which they were asked for.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-
 import torch
+import typing_extensions
 from torch.overrides import TorchFunctionMode
 
 from omnibal_ext.costs.analytic import OVERHEAD_BYTES
 
+
+def _choose_queues(words: Sequence[str]) -> None:
+    """Give the device one queue where the command line asks for tensor parallelism, unless the user has said how many.
+
+    An exchange that is asked for before a kernel then starts before it, and so runs beside it; up to Hopper Megatron
+    insists on that. Elsewhere it only harms: a kernel that waits in its stream keeps back all that come after it.
+    """
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--tensor-model-parallel-size", nargs="?", default="1")
+    if parser.parse_known_args(words)[0].tensor_model_parallel_size != "1":
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
+_choose_queues(sys.argv[1:])  # CUDA reads it when it starts, which it does where it is first asked for
 HAS_CUDA: bool = torch.cuda.is_available()
 if not HAS_CUDA:
+    # No queues here, but Megatron insists as well.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # Read when torch first compiles: Megatron compiles small functions, and not every CPU machine has a compiler.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 UNUSABLE: dict[str, str] = {}
 """Packages that are installed and cannot be imported, and why: without their kernels, or made for another torch."""
 
 
+def installed(module: str) -> bool:
+    """Whether a module is there; whether it can be imported is another question."""
+    return importlib.util.find_spec(module) is not None
+
+
 def _works(module: str) -> bool:
     """Whether a module can be imported; if not, its package is hidden from Megatron, which may not outlive the try."""
     package = module.partition(".")[0]
-    if importlib.util.find_spec(package) is None:
+    if not installed(package):
         return False
     try:
         importlib.import_module(module)
@@ -52,17 +70,33 @@ def _works(module: str) -> bool:
 
 HAS_TRANSFORMER_ENGINE: bool = HAS_CUDA and _works("transformer_engine.pytorch")
 HAS_FLASH_ATTENTION: bool = HAS_CUDA and _works("flash_attn")
-HAS_VARIABLE_LENGTH: bool = HAS_CUDA and importlib.util.find_spec("torch.nn.attention.varlen") is not None
+HAS_VARIABLE_LENGTH: bool = HAS_CUDA and installed("torch.nn.attention.varlen")
 # Apex can be installed without its kernels: then it has nothing to be used, and `prepare` hides it.
-HAS_APEX: bool = HAS_CUDA and all(
-    importlib.util.find_spec(module) is not None for module in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda")
-)
+HAS_APEX: bool = HAS_CUDA and all(installed(module) for module in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda"))
 CPU = torch.device("cpu")
 
 
 def device() -> torch.device:
     """The device this rank computes on."""
     return torch.device("cuda", torch.cuda.current_device()) if HAS_CUDA else CPU
+
+
+def take_device() -> None:
+    """Let this process compute on its own device, by torchrun's number; before anything is allocated.
+
+    All ranks of a machine see all of its GPUs, and would take the first.
+    """
+    if HAS_CUDA:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def multiply_exactly() -> None:
+    """Let fp32 be multiplied as fp32, for who compares numbers; before anything is computed.
+
+    torch's convolutions and Transformer Engine's products round to TF32 otherwise, to three digits.
+    """
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def device_name() -> str:
@@ -139,6 +173,13 @@ class Moment:
         if self._event is not None:
             self._event.record()
 
+    def reached(self) -> bool:
+        """Whether the device has come to it; waits for nothing, and may be asked by any thread."""
+        if self._event is None:
+            return True
+        with torch.cuda.device(self._event.device):  # a new thread's is the first, which this rank must not open
+            return bool(self._event.query())
+
     def seconds_until(self, later: "Moment") -> float:
         """Seconds between two moments; waits until the device has reached the later one."""
         if self._event is None or later._event is None:
@@ -199,6 +240,34 @@ def used_here(tensor: torch.Tensor) -> None:
         tensor.record_stream(torch.cuda.current_stream())
 
 
+class Reading:
+    """What a tensor holds, on its way to the host, which goes on meanwhile."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._here = tensor.to(CPU, non_blocking=True)
+        self._event = torch.cuda.Event() if HAS_CUDA else None
+        if self._event is not None:
+            self._event.record()
+
+    def numbers(self) -> Any:
+        """As nested lists. Waits until they are here."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._here.tolist()
+
+
+def wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Of matrices in half precision, in fp32; on a device without copies of them in fp32."""
+    if HAS_CUDA:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def empty_groups_are_left_out() -> bool:
+    """Whether torch's grouped product leaves the result of an empty sum unwritten: reported of GPUs after Hopper."""
+    return HAS_CUDA and torch.cuda.get_device_capability()[0] > 9
+
+
 def megatron_defaults() -> dict[str, Any]:
     """Defaults of Megatron's own flags (by attribute name) that this machine needs."""
     defaults: dict[str, Any] = {}
@@ -236,17 +305,16 @@ def prepare() -> None:
 
 
 @cache
-def mend_token_dispatcher() -> None:
-    """Let tokens travel between experts on CPU ranks too (megatron-core 0.19).
+def mend_start() -> None:
+    """Let Megatron start from pip's wheel (megatron-core 0.19).
 
-    How many go where must be numbers on the host; core takes them from tensors that are on a GPU alone.
+    Its first rank runs `make` for functions in C++ and ends the process where that fails: the wheel has what is made,
+    and no file to make it by.
     """
-    from megatron.core.transformer.moe import token_dispatcher
+    if installed("megatron.core.datasets.helpers_cpp"):
+        from megatron.core.datasets import utils
 
-    if not HAS_CUDA:
-        token_dispatcher.maybe_move_tensor_to_cpu = lambda tensor, as_numpy=False, **_: (
-            tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
-        )
+        utils.compile_helpers = _returns(None)
 
 
 @cache
@@ -373,11 +441,9 @@ def _stand_in_for_cuda() -> None:
     setattr(torch.nn.Module, "cuda", lambda self, *_, **__: self)  # noqa: B010 (mypy refuses a plain assignment)
     CudaIs(CPU).__enter__()
 
-    from megatron.core.datasets import utils as dataset_utils
     from megatron.core.tensor_parallel import random
 
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     # It warns, mask by mask, that the host's generator moves with the device's: here they are one.
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
-    dataset_utils.compile_helpers = _returns(None)  # it wants make; the wheel carries the compiled helpers

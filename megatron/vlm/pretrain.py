@@ -212,6 +212,7 @@ def main() -> None:
 
 
 def _train(inputs: TrainingInputs) -> None:
+    platform.take_device()
     trainer = Trainer(inputs)
     args = inputs.args
     describe = partial(describe_run, args, inputs.architecture, inputs.plan)

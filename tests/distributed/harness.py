@@ -1,7 +1,6 @@
 """What the programs under torchrun share: a small model, packs of every kind, and one iteration of any plan."""
 
 import json
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +17,12 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
-from megatron.core.utils import get_model_config, unwrap_model
+from megatron.core.utils import get_model_config
 from megatron.training import get_args
 from megatron.training.initialize import initialize_megatron
 from megatron.training.training import get_model
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from megatron.vlm.arguments import expert_defaults, parse_arguments
 from megatron.vlm.data.loader import Needs
@@ -110,7 +110,6 @@ EXPERTS = replace(
 """The same with experts, their routers balanced hard enough to be seen."""
 MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, EXPERTS)}
 IMAGE_TOKEN = 127
-LOCAL_EXPERT = re.compile(r"local_experts\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -256,7 +255,7 @@ def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
 def build_chain(args: Namespace, architecture: Architecture, frozen: tuple[str, ...] = ()) -> Chain:
     """The chain that all plans of this process cut."""
     ranks = parallel_state.get_expert_model_parallel_world_size() if architecture.language.experts else 1
-    dealt = {"expert_model_parallel_size": ranks, **expert_defaults(architecture.language, ranks)}
+    dealt = {"expert_model_parallel_size": ranks, **expert_defaults(architecture.language)}
     args = Namespace(**{**vars(args), **dealt})
     return replace(Chain.of(args, architecture), frozen=frozen)
 
@@ -317,8 +316,10 @@ def edges(ranks: int) -> list[tuple[int, int]]:
 
 def open_channels() -> Communicator:
     """As training does it. A message that takes longer than the flag says ends the run, on every channel."""
-    pipeline = get_args().pipeline_model_parallel_size
+    pipeline, held = get_args().pipeline_model_parallel_size, len(distributed_c10d._world.pg_map)
     communicator = open_channels_along(ProcessGroupCollection.use_mpu_process_groups(), edges(pipeline))
+    own = 2 * sum(communicator.here in edge for edge in edges(pipeline))  # however many pipelines there are
+    assert len(communicator.channels) == len(distributed_c10d._world.pg_map) - held == own
     limits = {channel._get_backend(CPU).options._timeout for channel in communicator.channels.values()}
     assert limits <= {timedelta(minutes=get_args().distributed_timeout_minutes)}, limits
     assert bool(limits) == (get_args().pipeline_model_parallel_size > 1)
@@ -377,14 +378,7 @@ def weights_of(model: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Par
     """This rank's weights, by the names that they have in one process's chain."""
     for module in model:
         for name, weight in weights_by_checkpoint_name(module):
-            yield LOCAL_EXPERT.sub(partial(_global_expert, module), name.partition("links.")[2]), weight
-
-
-def _global_expert(module: Any, local: re.Match[str]) -> str:
-    """The number of an expert among all, from that among this rank's."""
-    here = unwrap_model(module).chain.architecture.language.experts.count
-    here //= parallel_state.get_expert_model_parallel_world_size()
-    return f"local_experts.{parallel_state.get_expert_model_parallel_rank() * here + int(local[1])}."
+            yield name.partition("links.")[2], weight
 
 
 def reference(
@@ -415,13 +409,31 @@ def reference(
 
 
 def shard(whole: Tensor, parameter: Tensor) -> Tensor:
-    """This tensor-parallel rank's part of a whole tensor, cut as the parameter is."""
-    ranks, dealt = parallel_state.get_tensor_model_parallel_world_size(), not getattr(parameter, "allreduce", True)
-    if ranks == 1 or dealt or not getattr(parameter, "tensor_model_parallel", False):
+    """This rank's part of a whole tensor, dealt or cut as the parameter is."""
+    whole, ranks = experts_here(whole, parameter), parallel_state.get_tensor_model_parallel_world_size()
+    if ranks == 1 or _is_dealt(parameter) or not getattr(parameter, "tensor_model_parallel", False):
         return whole
     stride, dim = parameter.partition_stride, parameter.partition_dim
     pieces = whole.chunk(ranks * stride, dim)
     return torch.cat(pieces[parallel_state.get_tensor_model_parallel_rank() :: ranks], dim)
+
+
+def experts_here(whole: Tensor, parameter: Tensor) -> Tensor:
+    """Of the matrices of all experts those that this rank has, where they are dealt."""
+    ranks, rank = (
+        parallel_state.get_expert_model_parallel_world_size(),
+        parallel_state.get_expert_model_parallel_rank(),
+    )
+    return whole.chunk(ranks)[rank] if _is_dealt(parameter) else whole
+
+
+def _is_dealt(parameter: Tensor) -> bool:
+    return not getattr(parameter, "allreduce", True)
+
+
+def largest(name: str, whole: Tensor) -> Tensor:
+    """The largest entry of a tensor; of experts' that of each apart."""
+    return whole.abs().amax((1, 2), keepdim=True) if ".experts." in name else whole.abs().max()
 
 
 def compare(model: list[torch.nn.Module], expected: Result, loss: float) -> float:
@@ -429,9 +441,9 @@ def compare(model: list[torch.nn.Module], expected: Result, loss: float) -> floa
     worst = abs(loss - expected.loss) / max(abs(expected.loss), 1e-8)
     parameters = dict(weights_of(model))
     for name, mine in gradients(model).items():
-        wanted = shard(expected.gradients[name], parameters[name])
-        scale = expected.gradients[name].abs().max().clamp(min=1e-8)
-        worst = max(worst, ((mine - wanted).abs().max() / scale).item())
+        weight, whole = parameters[name], expected.gradients[name]
+        scale = largest(name, experts_here(whole, weight)).clamp(min=1e-8)
+        worst = max(worst, ((mine - shard(whole, weight)).abs() / scale).max().item())
     return worst
 
 

@@ -69,9 +69,9 @@ class StrictCommunicator(Communicator):
         super()._send(tensor, target, channel)
         if tensor.numel():
             answer = dist.irecv(torch.empty(1), target, group=self.answers[self.sources[id(channel)]])
-            work, kept = self.pending[-1]
-            self.pending[-1] = Once(work), kept
-            self.posted += [Once(answer), self.pending[-1][0]]
+            send = self.pending[-1]
+            send.work = Once(send.work)
+            self.posted += [Once(answer), send.work]
 
     def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup) -> Receive:
         self.perhaps_synchronise()

@@ -20,7 +20,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", TRAINING)
 def test_all_layouts_train_the_same_weights(weights: Path, name: str) -> None:
     # Buckets of a few weights: several a link, so that data-parallel ranks could reduce and gather in different orders.
-    sharded = ["--use-distributed-optimizer", "--ddp-bucket-size", "500"] if "data" in name else []
+    sharded = (
+        ["--use-distributed-optimizer", "--overlap-grad-reduce", "--ddp-bucket-size", "500"] if "data" in name else []
+    )
     # Where all that ranks exchange comes together, the transport is strict too.
     strict = ("tests.distributed.strict_transport", "training"), (PROGRAM, "compare")
     program, what = strict[name != "data and pipeline"]

@@ -10,13 +10,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 aten = torch.ops.aten
 ATTENTION = ("flash_attention", "varlen_attn")
 FREE = ("empty", "detach", "prim.device", "_unsafe_view", "_reshape_alias", "wait_tensor", "record_stream")
 """Parts of the names of what takes no kernel."""
 WIDE = (torch.float32, torch.float64)
+
+
+@register_flop_formula(aten._grouped_mm)
+def _of_groups(left: tuple[int, ...], right: tuple[int, ...], *_: Any, **__: Any) -> int:
+    """Of rows that lie group by group, or of sums within groups: either way each row meets one matrix."""
+    return 2 * prod(left) * right[-1]
 
 
 class Count(TorchDispatchMode):
@@ -115,6 +121,8 @@ class Count(TorchDispatchMode):
 class Event:
     """Takes the place of `torch.cuda.Event`: the host waits for one that it has no other reason to know as reached."""
 
+    device = None
+
     def __init__(self, **_: Any) -> None:
         self.number = 0
 
@@ -122,6 +130,9 @@ class Event:
         if Count.current is not None:
             Count.current._asked += 1
             self.number = Count.current._asked
+
+    def query(self) -> bool:
+        return Count.current is None or self.number <= Count.current._reached
 
     def synchronize(self) -> None:
         if Count.current is not None and self.number > Count.current._reached:

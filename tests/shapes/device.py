@@ -91,6 +91,7 @@ def machine(engine: bool) -> Iterator[FakeTensorMode]:
     platform.HAS_TRANSFORMER_ENGINE = engine
     platform.HAS_VARIABLE_LENGTH = True
     torch.cuda.current_device, torch.cuda.Event = lambda: device, Event
+    torch.cuda.device = lambda _: nullcontext()
     with platform.CudaIs(device), FakeTensorMode(allow_non_fake_inputs=False) as mode:
         yield mode
 

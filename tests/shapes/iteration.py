@@ -84,6 +84,9 @@ class Optimizer:
     def prepare_grads(self) -> bool:
         return False
 
+    def get_loss_scale(self) -> float:
+        return 1.0
+
     def get_grad_norm(self) -> float:
         from shapes.counter import Count
 

@@ -36,6 +36,7 @@ def main() -> None:
 def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> dict[str, Answer]:
     """One layer of every kind, alone; then all of them and the loss."""
     import torch
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
     from megatron.vlm.pipeline.stage import Stage
     from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
@@ -50,7 +51,9 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     chain = padded_chain(args, one)
     args.delay_wgrad_compute = engine
     late = padded_chain(args, one)
-    pack = synthetic_pack(one, tiles, equal_lengths(tokens, 4))
+    weights = torch.empty(4, device="cuda") if one.language.experts else None  # their routers are balanced by them
+    pack = replace(synthetic_pack(one, tiles, equal_lengths(tokens, 4)), sample_weights=weights)
+    MoEAuxLossAutoScaler.main_loss_backward_scale = torch.ones(1, device="cuda")  # as in an iteration
     found = {}
     for link, kind in enumerate(chain.kinds):
         stage = Stage(chain, link, link + 1)

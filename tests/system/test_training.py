@@ -124,7 +124,7 @@ def test_resuming_goes_on_with_the_same_data_and_loss(
     else:
         (checkpoints / "latest_checkpointed_iteration.txt").write_text("")
         newest.write_bytes(damaged)
-    flags = ("--load", str(folder / "checkpoints"), "--eval-interval", "4", *(held_out(folder) if evaluates else ()))
+    flags = ("--load", str(folder / "checkpoints"), *(("--eval-interval", "4", *held_out(folder)) if evaluates else ()))
     run = f"resumed-{plan}"
     resumed = train(folder, run, plan, pipeline, 4, *flags)
     newest.write_bytes(whole)
@@ -188,10 +188,11 @@ def test_half_an_evaluation_is_refused(folder: Path) -> None:
 
 def test_the_distributed_optimizer_resumes_without_apex_or_transformer_engine(folder: Path) -> None:
     checkpoints = str(folder / "distributed")
-    flags = ("--use-distributed-optimizer", "--save-interval", "2", "--eval-interval", "2", *held_out(folder))
+    flags = ("--use-distributed-optimizer", "--eval-interval", "2", *held_out(folder))
+    saved = ("--save", checkpoints, "--save-interval", "2")
     # Overlapping, in several buckets: saving and evaluating, Megatron's loop turns it off and on.
     overlap = ("--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", "20000")
-    whole = train(folder, "distributed-whole", "one.json", 1, 4, "--save", checkpoints, *flags, *overlap)
+    whole = train(folder, "distributed-whole", "one.json", 1, 4, *saved, *flags, *overlap)
     (folder / "distributed" / "latest_checkpointed_iteration.txt").write_text("2")
     resumed = train(folder, "distributed-resumed", "one.json", 1, 4, "--load", checkpoints, *flags, *overlap)
     assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole[2:]], rel=1e-5)

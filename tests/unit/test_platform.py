@@ -1,5 +1,6 @@
 """What a machine is taken for: optional accelerators count where they can be used, and not where they cannot."""
 
+import json
 import subprocess
 import sys
 from datetime import timedelta
@@ -70,6 +71,41 @@ def test_packages_that_cannot_be_imported_are_not_used(cuda: bool, said: str, tm
     engine, compiler_off = done.stdout.splitlines()
     assert engine == said, done.stderr[-2000:]
     assert compiler_off == str(not cuda), "small functions are fused where there is a GPU"
+
+
+ASK_QUEUES = """
+import importlib, json, os, sys
+import torch
+cases, found = json.loads(sys.argv[1]), []
+sys.argv = ["-m"]
+from megatron.vlm import platform
+torch.cuda.is_available = lambda: bool(found.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")))
+for words, by_user in cases:
+    sys.argv = ["-m", *words]
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    os.environ.update({"CUDA_DEVICE_MAX_CONNECTIONS": by_user} if by_user else {})
+    importlib.reload(platform)
+print(json.dumps(found))
+"""
+ONE, FOUR = ["--bf16", "--tensor-model-parallel-size", "1"], ["--tensor-model-parallel-size", "4", "--bf16"]
+QUEUES: list[tuple[list[str], str | None, str | None]] = [
+    ([], None, None),
+    (ONE, None, None),
+    (FOUR, None, "1"),
+    (["--tensor-model-parallel-size=2"], None, "1"),
+    (FOUR, "8", "8"),
+    (ONE, "1", "1"),
+]
+"""The command line, what the user has set, and what CUDA is to find."""
+
+
+@pytest.mark.starts
+def test_a_device_has_one_queue_under_tensor_parallelism_alone() -> None:
+    """When CUDA is first asked for, which is when it starts; what the user has set stays."""
+    cases = json.dumps([case[:2] for case in QUEUES])
+    asked = [sys.executable, "-W", "ignore", "-c", ASK_QUEUES, cases]
+    done = subprocess.run(asked, env=environment(), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [wanted for *_, wanted in QUEUES]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])

@@ -10,7 +10,7 @@ from megatron.vlm.arguments import read_arguments
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("scripts/train_internvl_chat_1_5.sh", "scripts/slurm/train.sbatch")
-SETTINGS = ("CUDA_DEVICE_MAX_CONNECTIONS", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_NVLS_ENABLE", "OMP_NUM_THREADS")
+SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "NCCL_NVLS_ENABLE", "OMP_NUM_THREADS")
 SPEAK = f'#!/bin/bash\nprintf "%s\\n" "$@" > $SAID\nenv | grep -E "^({"|".join(SETTINGS)})=" > $SAID.env || true\n'
 """Stands for python, srun and scontrol: says what it was called with."""
 

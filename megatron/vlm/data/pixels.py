@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from megatron.vlm.microbatch import PixelStatistics
+from megatron.vlm.platform import to_device
 
 
 def normalise(tiles: Tensor, statistics: PixelStatistics) -> Tensor:
@@ -20,6 +21,6 @@ def normalise(tiles: Tensor, statistics: PixelStatistics) -> Tensor:
 
 @cache
 def _on_device(statistics: PixelStatistics, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and deviation, each [3]; made once, as the host waits for a copy to the device."""
-    mean, deviation = (torch.tensor(values, device=device) for values in statistics)
-    return mean, deviation
+    """Mean and deviation, each [3]; made once."""
+    mean, deviation = (torch.tensor(values) for values in statistics)
+    return (mean, deviation) if device == mean.device else (to_device(mean), to_device(deviation))

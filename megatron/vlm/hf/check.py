@@ -7,6 +7,7 @@ import torch
 from megatron.training.checkpointing import load_checkpoint
 from torch import Tensor
 
+from megatron.vlm import platform
 from megatron.vlm.data.anyres import FeatureOrder, feature_order, order_tensors
 from megatron.vlm.data.tiles import ANYRES_MAX_GRIDS, Tiling, tile_image
 from megatron.vlm.microbatch import Grid, Microbatch
@@ -110,9 +111,10 @@ def _our_logits(
     ours: Path, theirs: Path, architecture: Architecture, samples: list[_Sample], image_token: int
 ) -> tuple[Tensor, ...]:
     flags = ["--load", str(ours), "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"]
+    platform.multiply_exactly()
     with single_process(str(theirs), [*flags, "--ckpt-format", "torch_dist"]) as inputs, torch.no_grad():
         chain = Chain.of(inputs.args, architecture)
-        stage = Stage(chain, 0, len(chain.kinds))
+        stage = Stage(chain, 0, len(chain.kinds)).cuda()
         load_checkpoint([stage], None, None)
         logits = stage.eval()(_pack(samples, image_token)).cpu()
     return logits[:, : architecture.language.vocab_size].float().split([len(sample.ids) for sample in samples])

@@ -37,6 +37,21 @@ class Receive:
         return self.tensor
 
 
+@dataclass
+class Send:
+    """A tensor on its way from here, which lives until it has left."""
+
+    tensor: Tensor
+    work: dist.Work | None
+    message: str = ""
+    """What it is, and to whom."""
+
+    @property
+    def has_left(self) -> bool:
+        """Asks without waiting."""
+        return self.work is None or self.work.is_completed()
+
+
 class Communicator:
     """Sends and receives of one pipeline rank. Empty tensors (a pack without tiles) are not sent: both sides know."""
 
@@ -47,11 +62,16 @@ class Communicator:
         self, pipeline_group: dist.ProcessGroup, edges: Sequence[tuple[int, int]], timeout: timedelta | None = None
     ) -> None:
         """All ranks of the job open the channels together, for activations along `edges` (source, target) of pipeline
-        ranks and gradients against them. A message that takes longer than `timeout` is an error."""
+        ranks and gradients against them. A message that takes longer than `timeout` is an error.
+
+        A rank makes its own channels; it only counts those of others, since torch names groups by
+        their number. (With `use_local_synchronization` it goes by how many groups a rank has, in which the two ends of
+        a channel differ: they never meet.)
+        """
         self.ranks = dist.get_process_group_ranks(pipeline_group)
         self.here = dist.get_rank(pipeline_group)
         self.progress = Progress(timeout)
-        self.pending: list[tuple[dist.Work | None, Tensor]] = []
+        self.pending: list[Send] = []
         self.channels: dict[tuple[int, int, str], dist.ProcessGroup] = {}
         """By source and target among this pipeline's ranks, and what travels."""
         for pipeline in _all_pipelines(self.ranks):
@@ -60,7 +80,7 @@ class Communicator:
                 self._make(pipeline, target, source, "gradient", timeout)
 
     def _make(self, pipeline: Sequence[int], source: int, target: int, kind: str, timeout: timedelta | None) -> None:
-        """Make a channel with all ranks; open it if it is ours."""
+        """Make and open a channel if it is ours; all ranks call it."""
         ends = pipeline[source], pipeline[target]
         options = platform.point_to_point_options()
         group = create_group(sorted(ends), timeout=timeout, pg_options=options, group_desc=f"pipeline_{kind}")
@@ -70,11 +90,11 @@ class Communicator:
 
     def send_activation(self, tensor: Tensor, target: int) -> None:
         """Start sending a stage's output to the pipeline rank of the next stage."""
-        self._send(tensor, self.ranks[target], self.channels[self.here, target, "activation"])
+        self._send_kind("activation", tensor, target)
 
     def send_gradient(self, tensor: Tensor, target: int) -> None:
         """Start sending the gradient of a stage's input to the pipeline rank of the stage before."""
-        self._send(tensor, self.ranks[target], self.channels[self.here, target, "gradient"])
+        self._send_kind("gradient", tensor, target)
 
     def receive_activation(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
         """Start receiving a stage's input from the pipeline rank of the stage before."""
@@ -88,19 +108,25 @@ class Communicator:
         receive = self._receive(shape, dtype, self.ranks[source], self.channels[source, self.here, kind])
         return replace(receive, message=f"its {kind} from rank {self.ranks[source]}")
 
+    def _send_kind(self, kind: str, tensor: Tensor, target: int) -> None:
+        self._send(tensor, self.ranks[target], self.channels[self.here, target, kind])
+        if tensor.numel():
+            self.pending[-1].message = f"its {kind} to reach rank {self.ranks[target]}"
+
     def finish(self) -> None:
         """Wait until everything sent has left."""
-        for work, _ in self.pending:
-            if work is not None:
-                work.wait()
+        for send in self.pending:
+            if send.work is not None:
+                with self.progress.waiting(send.message):
+                    send.work.wait()
         self.pending.clear()
 
     def _send(self, tensor: Tensor, target: int, channel: dist.ProcessGroup) -> None:
         if tensor.numel():
             # A detached alias keeps the memory alive while it travels, even when the output is released.
             tensor = tensor.detach().contiguous()
-            self.pending = [(work, kept) for work, kept in self.pending if work is not None and not work.is_completed()]
-            self.pending.append((dist.isend(tensor, target, group=channel), tensor))
+            self.pending = [send for send in self.pending if not send.has_left]
+            self.pending.append(Send(tensor, dist.isend(tensor, target, group=channel)))
 
     def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int, channel: dist.ProcessGroup) -> Receive:
         with platform.beside_computing("receiving"):
@@ -118,7 +144,7 @@ def _open(channel: dist.ProcessGroup, device: str, source: int, target: int) -> 
 
 
 def _all_pipelines(ranks: list[int]) -> list[tuple[int, ...]]:
-    """The ranks of all pipelines, in one order on all ranks: making a group takes everyone."""
+    """The ranks of all pipelines, in one order on all ranks."""
     everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, ranks)
     return sorted({tuple(pipeline) for pipeline in everyone if len(pipeline) > 1})

@@ -3,14 +3,16 @@
 Messages of a group are matched by their order alone. A rank whose pack has no tiles passes vision links by: it does not
 touch their weights in forward order, and their gradients are ready in another order than a backward pass yields them.
 
-    gathers        --overlap-param-gather   all start with the iteration, those of the weights used first in front
+    gathers        --overlap-param-gather   a bucket's starts once the one before it is waited for, of all stages of a
+                                            rank, those of the weights used first in front
     reductions     --overlap-grad-reduce    a bucket's starts once it is ready and those of all buckets before it have
 
 Weights of dealt experts (--expert-model-parallel-size) have buckets of their own, which fewer ranks share. They stand
 among the others: two groups of ranks that start in different orders can wait for each other too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -18,16 +20,42 @@ from weakref import WeakSet
 import torch
 
 
-def start_gathers(module: Any) -> None:
-    """Let the weights of a wrapped stage come from the ranks that updated them."""
-    for bucket in reversed(module.bucket_groups):  # these are in backward order
-        bucket.start_param_sync()
+class Gathers:
+    """The weights of a rank's stages on their way from the ranks that updated them, from when it is made.
 
+    Each gather is under way while layers compute with the weights before it. Were all started at once, those layers
+    would stand behind the last but one, where the device has one queue for all that it is asked for.
+    """
 
-def finish_gathers(module: Any) -> None:
-    """Compute from here on with weights that have come; layers do so for their own when they are run."""
-    for bucket in reversed(module.bucket_groups):
-        bucket.finish_param_sync(skip_next_bucket_dispatch=True)
+    def __init__(self, modules: Sequence[Any], waiting: Callable[[str], AbstractContextManager[None]]) -> None:
+        """`modules` as core wraps them, in the order in which they are run; `waiting` is entered around each wait."""
+        self._waiting, self._arrived = waiting, 0
+        self._buckets: list[Any] = []
+        self._last: dict[Any, int] = {}
+        for module in modules:
+            self._buckets += reversed(module.bucket_groups)  # these are in backward order
+            self._last[module] = len(self._buckets) - 1
+        for place, bucket in enumerate(self._buckets):
+            bucket.finish_param_sync = partial(self._wait, place)  # called where a layer is about to be run
+        self._start()
+
+    def finish(self, module: Any) -> None:
+        """Compute from here on with all weights of a stage."""
+        self._wait(self._last.get(module, -1))
+
+    def _start(self) -> None:
+        if self._arrived < len(self._buckets):
+            self._buckets[self._arrived].start_param_sync()
+
+    def _wait(self, place: int, **_: Any) -> None:
+        """Wait for a bucket and those before it, which start one by one."""
+        while self._arrived <= place:
+            bucket = self._buckets[self._arrived]
+            del bucket.finish_param_sync  # core's again
+            with self._waiting("weights from its data-parallel ranks"):
+                bucket.finish_param_sync(skip_next_bucket_dispatch=True)
+            self._arrived += 1
+            self._start()
 
 
 class OrderedReductions:

@@ -16,7 +16,7 @@ from torch import Tensor
 from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator, Receive
-from megatron.vlm.pipeline.data_parallel import finish_gathers, start_gathers
+from megatron.vlm.pipeline.data_parallel import Gathers
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from omnibal_ext.actions import Action, giver, taker
@@ -71,8 +71,8 @@ class Flight:
 class Iteration:
     """The state of one iteration on one rank.
 
-    1. Where the optimizer left each weight on one data-parallel rank, all gathers start, in one order on all ranks.
-       Links wait for their own weights; a pack without tiles passes links by, and waits for all.
+    1. Where the optimizer left each weight on one data-parallel rank, weights are gathered in one order on all ranks.
+       Links wait for their own; a pack without tiles passes links by, and its stage waits for all first.
     2. Receives are posted where the list says (`omnibal_ext.posting`): they travel while other actions are computed.
     3. F: take the pack and the input, compute, hand the output on; meanwhile the next pack is copied to the device.
     4. B: take the output's gradient, compute, hand the input's gradient back. Where nothing up to the stage is trained,
@@ -109,8 +109,8 @@ class Iteration:
         self.last = set({a.chunk: a for a in actions if a.kind == ("W" if self.split else "B")}.values())
         forwards = Counter(action.chunk for action in actions if action.kind == "F")
         self.arrivals = [Arrivals(chunk.packs, forwards[number]) for number, chunk in enumerate(self.chunks)]
-        for chunk in filter(self._gathers, self.chunks):
-            start_gathers(chunk.module)
+        gathered = [chunk.module for chunk in self.chunks if chunk.gathers and self.last]  # an evaluation's are whole
+        self.gathers = Gathers(gathered, self.communicator.progress.waiting)
         compute = {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
         for step in steps:
             if isinstance(step, Post):
@@ -123,10 +123,6 @@ class Iteration:
         self.communicator.progress.at(
             "what follows the schedule: reductions, the optimizer's step, a save, an evaluation"
         )
-
-    def _gathers(self, chunk: Chunk) -> bool:
-        """Whether a chunk's weights come meanwhile; an evaluation finds them whole."""
-        return chunk.gathers and bool(self.last)
 
     def _post_receive(self, action: Action) -> None:
         """Start receiving what `action` needs, if anything comes."""
@@ -171,15 +167,16 @@ class Iteration:
         if entering is not None and self.last and chunk.stage.sends_gradient:
             entering.requires_grad_()
         pack = self._pack(action)
-        if pack.tiles == 0 and self._gathers(chunk):
-            finish_gathers(chunk.module)
+        if pack.tiles == 0:
+            self.gathers.finish(chunk.module)
         with self.watch(action):
             output, normaliser = self.forward(chunk, pack, entering, action.microbatch)
+        self.gathers.finish(chunk.module)  # also of what this pack needed none of: replicas start them all here
         del self.packs[action]
-        self.arrivals[action.chunk].look_ahead()
         self.normaliser += normaliser
         if not chunk.stage.post_process:
             self._hand_on(action, output, self.communicator.send_activation)
+        self.arrivals[action.chunk].look_ahead()  # may wait for the one who reads: what is made has left
         if self.last:
             keep = output if chunk.stage.has_backward else None
             self.flights[action.microbatch, action.chunk] = Flight(entering, keep, output.shape)
