@@ -1,8 +1,14 @@
-"""The parts of `benchmarks/gpu.py`, each a program: they run on any device, the CPU too, and print one RESULT line.
+"""The parts of `benchmarks/gpu.py`, each a program: they print one RESULT line.
 
+python -m benchmarks.gpu_parts start | kernels | queues
+python -m benchmarks.gpu_parts attention TOKENS
+python -m benchmarks.gpu_parts waits | host MODEL...
 python -m benchmarks.gpu_parts answers ANSWERS.pt [--bf16] [--weights ANSWERS.pt]
 python -m benchmarks.gpu_parts pipeline ANSWERS.pt       on two ranks, which may share a device
 python -m benchmarks.gpu_parts layers MODEL VIT_BUDGET LLM_BUDGET STEPS [--bf16]
+python -m benchmarks.gpu_parts training MODEL VIT_BUDGET LLM_BUDGET ITERATIONS
+
+answers, pipeline and layers run on any device, the CPU too.
 """
 
 import argparse
@@ -16,7 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import benchmarks.bare  # noqa: F401 (before what may be missing)
 import megatron.vlm  # noqa: F401 (readies the machine, before megatron.core is imported)
+from benchmarks import gpu_probes, gpu_training
 from megatron.vlm import platform
 from megatron.vlm.data.arrival import to_device
 from megatron.vlm.models.attention import IsolatedAttention, choose_kernel
@@ -123,25 +131,33 @@ class _FromHost(Receive):
         return self.tensor.to("cuda")
 
 
+SCHEDULES = (("1f1b", (4,)), ("1f1b", (2, 4, 6)), ("zb_h1", (4,)), ("zb_v", (2, 4, 6)))
+"""Names, and where the small chain is cut."""
+
+
 def pipeline(expected: Answers) -> dict[str, float]:
     """Two ranks on one device, every kind of schedule: the largest difference from one process, by schedule."""
     harness.MODELS[CHECKED.name] = CHECKED
     platform.multiply_exactly()
     args = harness.start(CHECKED, 1, 2, ["--use-cpu-initialization"], backend="gloo")
+    count = sum(pack.loss_mask.sum().item() for pack in harness.sample_packs() if pack.loss_mask is not None)
     communicator = HostCommunicator(harness.parallel_state.get_pipeline_model_parallel_group(), harness.edges(2))
     found = {}
-    for schedule, cuts in (("1f1b", (4,)), ("1f1b", (2, 4, 6)), ("zb_h1", (4,))):
+    for schedule, cuts in SCHEDULES:
         chunks = (len(cuts) + 1) // 2
         args.delay_wgrad_compute = platform.HAS_TRANSFORMER_ENGINE and splits_backward(schedule)
         chain = Chain.of(args, CHECKED)
         plan = Plan.from_cuts(chain.kinds, cuts, schedule=schedule, virtual_pipeline_model_parallel_size=chunks)
         model = harness.build_model(chain, plan)
+        harness.get_model_config(
+            model[0]
+        ).finalize_model_grads_func = None  # gloo reduces none of a GPU's several at once
         named = {stored_name(name): weight for module in model for name, weight in module.named_parameters()}
         start_from(named, expected.weights)
         executor = Executor(schedule)
         executor._communicator = communicator
         loss = harness.run_iteration(model, plan, list(map(to_device, harness.sample_packs())), executor)
-        gradients = {name: weight.main_grad.float().cpu() for name, weight in named.items()}
+        gradients = {name: weight.main_grad.float().cpu() / count for name, weight in named.items()}
         worst = max(difference(gradients, expected.gradients), abs(loss - expected.loss) / expected.loss)
         everyone: list[float] = [0.0, 0.0]
         torch.distributed.all_gather_object(everyone, worst)
@@ -159,7 +175,13 @@ def layers(model: str, budgets: tuple[int, int], steps: int, bf16: bool) -> dict
         taken = {kind: allocated(args, chain, kind, budgets) for kind in RECOMPUTABLE_KINDS}
         kernels = {"layers": args.transformer_impl, "attention": choose_kernel(chain.language)}
         reached = reaches(chain, budgets[1])
-    return {"profile": profile.to_record(), "kernels": kernels, "reached": reached, "allocated_bytes": taken}
+    return {
+        "profile": profile.to_record(),
+        "kernels": kernels,
+        "reached": reached,
+        "allocated_bytes": taken,
+        "reserved_bytes": torch.cuda.memory_reserved(),
+    }
 
 
 def allocated(args: Any, chain: Chain, kind: str, budgets: tuple[int, int]) -> float:
@@ -207,17 +229,33 @@ def profile_of(found: dict[str, Any]) -> Profile:
     return Profile.from_record(found["profile"])
 
 
+PROBES: dict[str, Callable[..., Any]] = {
+    probe.__name__: probe
+    for probe in (
+        gpu_probes.start, gpu_probes.kernels, gpu_probes.attention, gpu_probes.waits, gpu_probes.host, gpu_probes.queues
+    )
+}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("answers", "pipeline", "layers"))
+    parser.add_argument("part", choices=("answers", "pipeline", "layers", "training", *PROBES))
     parser.add_argument("arguments", nargs="*")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--weights", type=Path)
     asked = parser.parse_args()
-    if asked.part == "layers":
+    platform.take_device()
+    if asked.part in PROBES:
+        result: Any = PROBES[asked.part](*([asked.arguments] if asked.arguments else []))
+    elif asked.part in ("layers", "training"):
         model, *numbers = asked.arguments
-        vit, llm, steps = map(int, numbers)
-        result: Any = layers(model, (vit, llm), steps, asked.bf16)
+        vit, llm, times = map(int, numbers)
+        budgets = (vit, llm)
+        result = (
+            layers(model, budgets, times, asked.bf16)
+            if asked.part == "layers"
+            else gpu_training.training(model, budgets, times)
+        )
     elif asked.part == "pipeline":
         result = pipeline(Answers.load(asked.arguments[0]))
     else:

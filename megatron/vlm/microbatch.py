@@ -23,8 +23,7 @@ Grid = tuple[int, int, int]
 class Segments(PackedSeqParams):
     """Where the samples of a pack lie, in the form core's layers hand to the attention.
 
-    `qkv_format` stays "sbhd": core then rotates by the positions it is given and asks the device nothing, layer by
-    layer; only our attention reads the boundaries.
+    `qkv_format` stays "sbhd": core then asks the device nothing, layer by layer; only our attention reads this.
     """
 
     lengths: tuple[int, ...] = ()
@@ -32,6 +31,8 @@ class Segments(PackedSeqParams):
     masks: tuple[Tensor | None, ...] = ()
     """Of each segment what is added to its scores [length, length], in the place of `causal`; None: nothing. Empty: to
     none."""
+    rotation: tuple[Tensor, Tensor] | None = None
+    """By which query and key of each row turn (`models.rotation`); None: they do not."""
 
 
 FP8_ROWS = 32
@@ -49,7 +50,12 @@ def segment_ids(lengths: Sequence[int]) -> Tensor:
     return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths), output_size=sum(lengths))
 
 
-def segments_of(lengths: Sequence[int], causal: bool = True, masks: tuple[Tensor | None, ...] = ()) -> Segments:
+def segments_of(
+    lengths: Sequence[int],
+    causal: bool = True,
+    masks: tuple[Tensor | None, ...] = (),
+    rotation: tuple[Tensor, Tensor] | None = None,
+) -> Segments:
     """Segments of these lengths, end to end, on this rank's device."""
     boundaries = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
     boundaries, longest = platform.to_device(boundaries), max(lengths, default=0)
@@ -62,6 +68,7 @@ def segments_of(lengths: Sequence[int], causal: bool = True, masks: tuple[Tensor
         lengths=tuple(lengths),
         causal=causal,
         masks=masks,
+        rotation=rotation,
     )
 
 

@@ -126,12 +126,13 @@ def device_memory() -> int:
 def overhead_bytes() -> float:
     """Bytes of a device that no tensor of a layer has: driver context, communication buffers, fragmentation.
 
-    What they take now, and no less than a whole job's, which has more communicators; 0 where there is no GPU.
+    What is taken now beside the allocator, which holds what layers had while they were measured; and no less than a
+    whole job's, which has more communicators. 0 where there is no GPU.
     """
     if not HAS_CUDA:
         return 0.0
     free, total = torch.cuda.mem_get_info()
-    return max(OVERHEAD_BYTES, float(total - free - torch.cuda.memory_allocated()))
+    return max(OVERHEAD_BYTES, float(total - free - torch.cuda.memory_reserved()))
 
 
 def allocated_bytes() -> int | None:
@@ -315,6 +316,22 @@ def mend_start() -> None:
         from megatron.core.datasets import utils
 
         utils.compile_helpers = _returns(None)
+
+
+@cache
+def mend_gradient_norm() -> None:
+    """Let the norm of the gradients stay on the device without Apex or Transformer Engine (megatron-core 0.19).
+
+    Core's own way brings the norm of each gradient to the host, which waits for every one.
+    """
+    from megatron.core import utils
+    from megatron.core.optimizer import clip_grads
+
+    def l2_norm(_: int, __: Any, lists: list[list[torch.Tensor]], *___: Any) -> tuple[torch.Tensor, None]:
+        return torch.nn.utils.get_total_norm(lists[0]).view(1), None
+
+    if clip_grads.l2_norm_impl is utils.local_multi_tensor_l2_norm:
+        clip_grads.l2_norm_impl = l2_norm
 
 
 @cache

@@ -4,10 +4,11 @@ torchrun --nproc-per-node 2 -m megatron.vlm.pretrain --model tiny --plan plan.js
 """
 
 import contextlib
+import gc
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ class Trainer:
         args, journal = self.args, Journal(self.args.metrics_file)
         operations = ModelOperations.of(self.architecture, tuple(args.freeze))
         pace = Pace(operations, args.world_size, peak_operations(platform.device_name()))
-        self.meter = TrainingMeter(_sources(args.data), args.log_interval, journal, pace)
-        self.evaluation = EvaluationMeter(_sources(args.eval_data), args.eval_iters, journal)
+        self.meter = TrainingMeter(self.sources(args.data), args.log_interval, journal, pace)
+        self.evaluation = EvaluationMeter(self.sources(args.eval_data), args.eval_iters, journal)
         self.stages = StageMeter(self.plan)
         timelines = Path(args.metrics_file).with_name(TIMELINE) if args.metrics_file else None
         self.recorder = Recorder(timelines, recorded_iterations(args.train_iters, args.timelines))
@@ -76,6 +77,11 @@ class Trainer:
         """Of each chunk of this rank: those trained on, and those held out."""
         self.iteration = 0
         """Iterations of training behind us, those before a resume included."""
+
+    @staticmethod
+    def sources(data: str | None) -> tuple[str, ...]:
+        """The short names of a dataset's input files."""
+        return Sources(ChatDataset(data).manifest).names if data else ()
 
     def model(
         self,
@@ -137,6 +143,7 @@ class Trainer:
 
     def forward_backward(self, **arguments: Any) -> list[Any]:
         """One iteration of training or of evaluation by the plan's schedule, metered."""
+        _keep_what_is_there()
         training = not arguments.get("forward_only")
         (self.meter if training else self.evaluation).begin_iteration()
         number = get_args().curr_iteration + 1 if training else 0
@@ -191,9 +198,12 @@ class Trainer:
             self.args.do_valid = False  # Megatron evaluates after training again: the same weights on the same packs
 
 
-def _sources(data: str | None) -> tuple[str, ...]:
-    """The short names of a dataset's input files."""
-    return Sources(ChatDataset(data).manifest).names if data else ()
+@cache
+def _keep_what_is_there() -> None:
+    """Python's collector looks no more at what the start has made: half a million objects, at times of its own on every
+    rank, for each of which all others wait."""
+    gc.collect()
+    gc.freeze()
 
 
 def _list(modules: Any) -> list[Any]:
@@ -208,14 +218,14 @@ def main() -> None:
     apply_weights(inputs.args, run.weights)
     _keep_arguments(inputs)
     with _saving_alone(inputs.args):
-        _train(inputs)
+        platform.take_device()
+        train(Trainer(inputs))
 
 
-def _train(inputs: TrainingInputs) -> None:
-    platform.take_device()
-    trainer = Trainer(inputs)
-    args = inputs.args
-    describe = partial(describe_run, args, inputs.architecture, inputs.plan)
+def train(trainer: Trainer) -> None:
+    """Megatron's `pretrain` with a trainer's model, data and steps."""
+    args = trainer.args
+    describe = partial(describe_run, args, trainer.architecture, trainer.plan)
     guard.install(describe, args.save_retain_interval, args.async_save)
     args.save_retain_interval = None  # Megatron would keep no older save to fall back on
     trainer.bad_steps.install(trainer.trained)
@@ -223,7 +233,7 @@ def _train(inputs: TrainingInputs) -> None:
     provider = partial(trainer.datasets)
     setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)
     pretrain(
-        pretrain_cfg_container_from_args(trainer.args),
+        pretrain_cfg_container_from_args(args),
         provider,
         ModelType.encoder_or_decoder,
         trainer.forward_step,

@@ -30,8 +30,6 @@ OVERHEAD_BYTES = 4.0 * GIB
 """Of a GPU: driver context, communication buffers, fragmentation, which an empty job already takes."""
 EXPOSED_REDUCTION = 0.25
 """Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
-ZERO_BYTES = 12
-"""Moved for a weight where a pack without tiles adds a zero to its gradient: written (2), read (2), added (4 and 4)."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention backward over forward (FlashAttention-2)."""
 
@@ -123,11 +121,6 @@ def analytic_profile(
         )
         for kind, work in works.items()
     }
-    for kind in set(VISION_KINDS) & set(layers):
-        if gradient_mode(kind, frozen) == "trained":
-            moved = ZERO_BYTES * works[kind].parameters / works[kind].shares(t)
-            seconds = moved / (gpu.memory_bandwidth * gpu.bandwidth_efficiency)
-            layers[kind] = replace(layers[kind], empty_seconds=seconds)
     return Profile(
         model=architecture.name,
         model_hash=architecture.hash,

@@ -195,6 +195,10 @@ def _gives(value: object) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
+def _forbid(mode: str) -> None:
+    cards.forbidden = mode == "error"
+
+
 def _memory(*_: Any, **__: Any) -> int:
     return cards.card.bytes_of(cards.here())
 
@@ -232,6 +236,8 @@ REPLACED: dict[str, tuple[str, Any]] = {
     "cuda.stream": ("in order", lambda _: nullcontext()),
     "cuda.set_stream": ("in order", _gives(None)),
     "cuda.synchronize": ("noted: the host waits", _waits("synchronize")),
+    "cuda.set_sync_debug_mode": ("what waits is an error meanwhile", _forbid),
+    "cuda._sleep": ("a card does at once what it is asked", _gives(None)),
     "cuda.is_current_stream_capturing": ("no graphs", _gives(False)),
     "cuda.nvtx.range_push": ("nobody profiles", _gives(None)),
     "cuda.nvtx.range_pop": ("nobody profiles", _gives(None)),

@@ -51,11 +51,15 @@ class Cards:
         """What the host has pinned."""
         self.waits: list[str] = []
         """What the host has waited for, and where in the code."""
+        self.forbidden = False
+        """Whether the host may wait for nothing, as torch's `set_sync_debug_mode` says."""
         self.asked = self.reached = 0
         """Events given to the card, and those that the host knows to be behind it."""
 
     def wait(self, where: str) -> None:
-        """The host waits until the card has done all that it was asked."""
+        """The host waits until the card has done all that it was asked. RuntimeError where it is forbidden."""
+        if self.forbidden:
+            raise RuntimeError(f"called a synchronizing CUDA operation: {where}")
         self.waits.append(where)
         self.reached = self.asked
 

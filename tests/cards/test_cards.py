@@ -7,11 +7,13 @@ the host; what the host waits for is named.
 import json
 from collections import Counter
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import gpu
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
@@ -157,3 +159,37 @@ def test_converted_weights_are_checked_and_answer(
     if family == "internvl3.5":
         words = ["tests/cards/answers.py", *map(str, (folder / "model", ours, folder / "run/data"))]
         assert "all answered" in run_ranks("cards.run", 1, words, server=machine)
+
+
+def verdict_part(machine: str, ranks: int, *words: object) -> Any:
+    """What a part of `benchmarks/gpu.py` found."""
+    said = run_ranks("cards.run", ranks, ["benchmarks.gpu_parts", *map(str, words)], server=machine)
+    return json.loads(next(line for line in said.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+
+
+@pytest.mark.parametrize("machine", [CARDS, ENGINE_CARDS], ids=["local", "engine"])
+def test_every_part_of_the_verdict_runs(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `benchmarks/gpu.py`, all with small models; each is within its limit."""
+
+    def run(ranks: int, *words: str, hide_gpu: bool = False, **_: Any) -> Any:
+        if hide_gpu:
+            said = run_ranks("benchmarks.gpu_parts", 1, words)
+            return json.loads(said.partition("RESULT ")[2].partition("\n")[0])
+        return verdict_part(machine, ranks, *words)
+
+    monkeypatch.setattr(gpu, "run_part", run)
+    for name, value in (("WAITS_OF", ("tiny",)), ("HOST_OF", ("tiny",)), ("TRAINED", "tiny")):
+        monkeypatch.setattr(gpu, name, value)
+    monkeypatch.setattr(gpu, "TRAINED_BUDGETS", ("2", "64"))
+    monkeypatch.setattr(gpu, "ITERATIONS", "6")
+    monkeypatch.setattr(gpu, "ATTENDED", "320")
+    verdict = gpu.Verdict("tiny", ("6", "96"), 1, inf, tmp_path, {"device": "NVIDIA H100 80GB HBM3"})
+    assert not list(gpu.run_all(verdict, tmp_path / "h100.json"))
+    assert gpu.out_of_limits(verdict.differences) == []
+    assert verdict.differences.keys() == gpu.LIMITS.keys()
+    written = json.loads((tmp_path / "h100.json").read_text())
+    assert list(written["seconds"]) == list(gpu.PARTS)
+    assert written["waits"] == {}
+    assert {name.split()[0] for name in written["attention"]} == (
+        {"transformer_engine", "variable_length"} if machine == ENGINE_CARDS else {"variable_length"}
+    )

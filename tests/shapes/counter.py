@@ -205,7 +205,7 @@ class _Compiled(torch.autograd.Function):
         ctx.pure = pure
         with count.one_kernel(pure.__name__, tensors) as given:
             given.append(pure(*tensors))
-            needed = _needed(pure, tensors) if any(ctx.needs_input_grad[1:]) else []
+            needed = _needed(pure, tensors, ctx.needs_input_grad[1:])
         ctx.places = needed
         ctx.others = [(t.shape, t.dtype, t.device) for t in tensors]
         ctx.save_for_backward(*(tensors[place] for place in needed))
@@ -232,10 +232,10 @@ class _Compiled(torch.autograd.Function):
         return None, *(by_place.get(place) for place in range(len(inputs)))
 
 
-def _needed(pure: Any, tensors: tuple[Tensor, ...]) -> list[int]:
+def _needed(pure: Any, tensors: tuple[Tensor, ...], trained: tuple[bool, ...]) -> list[int]:
     """Inputs that a compiler keeps for the backward: those it needs, or can compute what it needs again from."""
     kept: list[Tensor] = []
-    leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+    leaves = [t.detach().requires_grad_(needs) for t, needs in zip(tensors, trained, strict=True)]
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
     with torch.enable_grad(), hooks:
         pure(*leaves)

@@ -7,6 +7,7 @@ links of every kind, one pack without images, one with a broken sample. Prints f
 waits for the device within an iteration, and how many bytes the rank sent to its neighbours.
 """
 
+import gc
 import json
 import sys
 from dataclasses import replace
@@ -75,6 +76,7 @@ def iteration(
         assert trainer.stages.actions
         optimizer.prepare_grads()
         assert trainer.iteration == 1
+    assert gc.get_freeze_count()  # what the start made is looked at no more
     return {"waits": counted.waits, "messages": dict(counted.messages)}
 
 
@@ -112,7 +114,7 @@ def trainer_of(args: Any, model: Any, plan: Any) -> Any:
     class RealHosts(Hosts):
         any = ask
 
-    pretrain._sources = lambda _: ("made up",)
+    pretrain.Trainer.sources = staticmethod(lambda _: ("made up",))
     platform.host_group = lambda _: None
     args.loss_reduction = "square"
     trainer = pretrain.Trainer(TrainingInputs(args, model, plan, (), ""))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron.vlm import platform
 from tests.programs import ROOT, environment
@@ -38,6 +39,7 @@ NO_LIBRARY = "Could not find shared object file for Transformer Engine torch lib
 ASK_ENGINE = """
 import os
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 torch.cuda.is_available = lambda: {cuda}
 from megatron.vlm import platform
 from megatron.core.extensions.transformer_engine import HAVE_TE
@@ -76,6 +78,7 @@ def test_packages_that_cannot_be_imported_are_not_used(cuda: bool, said: str, tm
 ASK_QUEUES = """
 import importlib, json, os, sys
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 cases, found = json.loads(sys.argv[1]), []
 sys.argv = ["-m"]
 from megatron.vlm import platform
@@ -118,3 +121,32 @@ def test_hosts_talk_while_devices_compute(backend: str, monkeypatch: pytest.Monk
     assert (group is None) == (backend == "gloo") == (not made)
     assert all((how["backend"], how["timeout"]) == ("gloo", timedelta(minutes=3)) for how in made)
     assert not any(how.get("ranks") for how in made), "all ranks"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_norm_of_gradients_is_core_s_and_asks_no_host(seed: int) -> None:
+    """Bit for bit; one number, on the device, of any number of gradients."""
+    from megatron.core import utils
+    from megatron.core.optimizer import clip_grads
+
+    platform.mend_gradient_norm()
+    ours = clip_grads.l2_norm_impl
+    assert ours is not utils.local_multi_tensor_l2_norm
+    generator = torch.Generator().manual_seed(seed)
+    gradients = [torch.randn(size, generator=generator) * 10**seed for size in ((7, 5), (1,), (300, 40), (0, 3))]
+    wanted, _ = utils.local_multi_tensor_l2_norm(1, None, [gradients], False)
+    found, _ = ours(1, None, [gradients], False)
+    assert torch.equal(found, wanted)
+    with Waits() as waits:
+        ours(1, None, [gradients], False)
+    assert waits.number == 0
+
+
+class Waits(TorchDispatchMode):
+    """Counts the numbers that are read from a device."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))

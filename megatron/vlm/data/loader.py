@@ -1,7 +1,12 @@
 """From a packed index to the microbatches of one stage: what to read, how to lay it out, where to resume."""
 
+import multiprocessing
+import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import forkserver
 from typing import Any
 
 import numpy as np
@@ -206,16 +211,36 @@ def microbatches(dataset: PackDataset, order: Iterable[int], num_workers: int = 
     Images are read ahead by `num_workers` processes; the rest is read here, which takes less than to hand it over.
     """
     workers = num_workers if dataset.reads_images else 0
+    if workers:
+        _ready_to_fork()
     loader = DataLoader(
         dataset,
         batch_size=None,
         sampler=order,
         num_workers=workers,
-        multiprocessing_context="spawn" if workers else None,
+        multiprocessing_context="forkserver" if workers else None,
         persistent_workers=workers > 0,
         pin_memory=platform.HAS_CUDA,
     )
     yield from loader
+
+
+@cache
+def _ready_to_fork() -> None:
+    """Start the process that workers are forks of, those for evaluations too.
+
+    It has imported what they need, and what the main module imports, which Python runs anew in each; it sees no GPU:
+    workers neither open one nor import what is for GPUs.
+    """
+    main = getattr(sys.modules["__main__"].__spec__, "name", None)
+    multiprocessing.set_forkserver_preload([__name__, *([main] if main else [])])
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+        os.environ.update({} if seen is None else {"CUDA_VISIBLE_DEVICES": seen})
 
 
 def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:

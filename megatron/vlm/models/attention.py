@@ -1,11 +1,15 @@
 """Attention that never looks across samples or tiles: the `core_attention` of every layer of ours.
 
-| where | tokens of a pack | tiles of a batch |
-|---|---|---|
-| Transformer Engine is installed, half precision | its THD kernels, one call a pack | torch, one call a batch |
-| flash-attn is, half precision | flash-attn, one call a pack | torch, one call a batch |
-| CUDA, half precision | torch's variable-length flash attention, one call a pack | torch, one call a batch |
-| elsewhere, or with dropout | torch, sample by sample | torch, one call a batch |
+| where | tokens of a pack | images at their own size | tiles of a batch |
+|---|---|---|---|
+| Transformer Engine is installed, half precision | its THD kernels, one call a pack | as below | torch, one call |
+| flash-attn is, half precision | flash-attn, one call a pack | the same | torch, one call |
+| CUDA, half precision | torch's variable-length flash attention, one call a pack | the same | torch, one call |
+| elsewhere, or with dropout | torch, sample by sample | torch, one by one | torch, one call |
+
+Transformer Engine's kernel comes last where it is at a loss: cuDNN trains heads of up to 128 numbers alone (Gemma 3 has
+256), and launches blocks for as many rows as a pack has, segment by segment, most of them empty where these are hundreds
+of windows.
 
 Where a sample of a pack has a mask of its own (a window, images seen in both directions: Gemma 3), torch computes that
 pack sample by sample, as no kernel for packs takes such masks.
@@ -28,6 +32,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Segments
 from megatron.vlm.models import transformer_engine
+from megatron.vlm.models.rotation import turned
 from megatron.vlm.models.tile_rows import FillUp
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Segments, float | None], Tensor]
@@ -41,9 +46,12 @@ class IsolatedAttention(MegatronModule):
     sum of len^2.
     """
 
+    sees_images = False
+    """Whether its segments are images or windows of them, and not samples."""
+
     def __init__(self, config: TransformerConfig, **_: Any) -> None:
         super().__init__(config)
-        name = choose_kernel(config)
+        name = choose_kernel(config, self.sees_images)
         _say(name)
         self.kernel = KERNELS.get(name)
 
@@ -58,6 +66,8 @@ class IsolatedAttention(MegatronModule):
     ) -> Tensor:
         """Query, key, value [T, 1, heads, width] -> [T, 1, heads x width], sample by sample of the pack."""
         assert packed_seq_params is not None
+        if packed_seq_params.rotation is not None:
+            query, key = turned(query, key, *packed_seq_params.rotation)
         # A value of its own: as a part of what was projected it would keep query and key, as they were, for backward.
         value = value.squeeze(1).contiguous()
         query, key, segments = query.squeeze(1), key.squeeze(1), packed_seq_params
@@ -75,6 +85,7 @@ class IsolatedAttention(MegatronModule):
 class ImageAttention(IsolatedAttention):
     """The same inside images at their own size, whose rows come one by one."""
 
+    sees_images = True
     tokens = 1
 
 
@@ -139,7 +150,7 @@ def _flash_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
 def _variable_length(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    taken, grouped = inspect.signature(varlen_attn).parameters, query.shape[1] != key.shape[1]
+    taken, grouped = _parameters(varlen_attn), query.shape[1] != key.shape[1]
     # torch 2.10 has a switch for causal attention, later ones a window; groups of heads are known from 2.12 on.
     how: dict[str, Any] = {"is_causal": segments.causal}
     if "window_size" in taken:
@@ -159,16 +170,27 @@ def _variable_length(query: Tensor, key: Tensor, value: Tensor, segments: Segmen
     return out.flatten(1)
 
 
+@cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Their names; looked up once, as that takes as long as a kernel."""
+    return frozenset(inspect.signature(function).parameters)
+
+
 KERNELS: dict[str, Kernel] = {
     "transformer_engine": transformer_engine.attention_over_pack,
     "flash_attention": _flash_attention,
     "variable_length": _variable_length,
 }
 """One call a pack, in half precision and without dropout, in the order of preference."""
+WIDEST = 128
+"""Numbers of a head that Transformer Engine's kernel is preferred for."""
 
 
-def choose_kernel(config: TransformerConfig) -> str:
-    """The kernel for packs here, in this precision: one of `KERNELS`, else "sample_by_sample"."""
+def choose_kernel(config: TransformerConfig, sees_images: bool = False) -> str:
+    """The kernel for packs here, in this precision: one of `KERNELS`, else "sample_by_sample".
+
+    `sees_images`: for many short segments.
+    """
     half = config.params_dtype in (torch.bfloat16, torch.float16)
     if not half or config.attention_dropout:
         return "sample_by_sample"
@@ -177,7 +199,9 @@ def choose_kernel(config: TransformerConfig) -> str:
         "flash_attention": platform.HAS_FLASH_ATTENTION,
         "variable_length": platform.HAS_VARIABLE_LENGTH,
     }
-    return next((name for name in KERNELS if there[name]), "sample_by_sample")
+    at_a_loss = {"transformer_engine"} if sees_images or config.kv_channels > WIDEST else set[str]()
+    preferred = sorted(KERNELS, key=at_a_loss.__contains__)
+    return next((name for name in preferred if there[name]), "sample_by_sample")
 
 
 @cache

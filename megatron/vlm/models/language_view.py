@@ -24,6 +24,7 @@ from torch import Tensor
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch, Segments, segments_of
 from megatron.vlm.models.rotary import Rotary
+from megatron.vlm.models.rotation import Rotation
 from megatron.vlm.models.router import Balance
 from omnibal_ext.architectures.architecture import Architecture
 
@@ -32,25 +33,18 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Sight:
-    """Of one kind of layers: angles [T, 1, 1, head width] of every token, and what it sees."""
-
-    rotary: Tensor
-    segments: Segments
-
-
-@dataclass(frozen=True)
 class LanguageView:
-    """Of the layers that see any distance, and of those that slide a window, where there are such."""
+    """Of the layers that see any distance, and of those that slide a window, where there are such: what tokens see, and
+    by which angles they turn."""
 
-    far: Sight
-    near: Sight
+    far: Segments
+    near: Segments
     balance: Balance | None = None
     """Of the routers of experts."""
 
 
 class LanguageViewer(torch.nn.Module):
-    """Makes the `LanguageView` of a pack. `dtype` is that of the scores, which masks are added to."""
+    """Makes the `LanguageView` of a pack. `dtype` is that of query and key, and of scores, which masks are added to."""
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype) -> None:
         super().__init__()
@@ -67,7 +61,7 @@ class LanguageViewer(torch.nn.Module):
         """Rotation and segments of both kinds of layers. UserError where a sample is too long for the model."""
         samples = [*zip(batch.lengths, self._images(batch), strict=True)]
         masks = [self._mask(length, images, None) for length, images in samples]
-        far = Sight(self.rotary(batch), _segments(batch, masks))
+        far = _segments(batch, masks, self.rotary(batch, self.dtype))
         if not self.sliding:
             return LanguageView(far, far, Balance.of(batch))
         window = self.sliding.tokens
@@ -75,7 +69,8 @@ class LanguageViewer(torch.nn.Module):
             mask if length <= window else self._mask(length, images, window)
             for (length, images), mask in zip(samples, masks, strict=True)
         ]
-        return LanguageView(far, Sight(self.near_rotary(batch), _segments(batch, nearer)), Balance.of(batch))
+        near = _segments(batch, nearer, self.near_rotary(batch, self.dtype))
+        return LanguageView(far, near, Balance.of(batch))
 
     def _images(self, batch: Microbatch) -> list[tuple[Span, ...]]:
         """Of each sample, where in it are the tokens of its images that see each other."""
@@ -97,10 +92,10 @@ class LanguageViewer(torch.nn.Module):
         return mask.masked_fill_(~seen, -torch.inf)
 
 
-def _segments(batch: Microbatch, masks: Sequence[Tensor | None]) -> Segments:
+def _segments(batch: Microbatch, masks: Sequence[Tensor | None], rotation: Rotation) -> Segments:
     if all(mask is None for mask in masks):
-        return batch.segments
-    return segments_of(batch.lengths, masks=tuple(masks))
+        return replace(batch.segments, rotation=rotation)
+    return segments_of(batch.lengths, masks=tuple(masks), rotation=rotation)
 
 
 def seen_keys(length: int, images: Sequence[Span], window: int | None) -> Tensor | None:

@@ -30,6 +30,7 @@ from megatron.vlm import platform
 from megatron.vlm.microbatch import Grid, Microbatch, Segments, segments_of
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm
+from megatron.vlm.models.rotation import rotation
 from megatron.vlm.models.vision import join_rows, share_rows, shared_rows
 from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
 
@@ -107,8 +108,7 @@ class View:
 
     patch_order: Tensor | None  # [patches], None where the order is the loader's
     square_places: Tensor | None  # [squares], where each square of the images is among the ViT's
-    rotary: Tensor  # [rows, 1, 1, head width], rows that fill up included
-    whole: Segments
+    whole: Segments  # rows that fill up included
     windows: Segments
 
 
@@ -132,14 +132,11 @@ class Viewer(torch.nn.Module):
         angles = torch.from_numpy(layout.places)[..., None].float() * self.frequencies  # [patches, 2, width / 4]
         angles = torch.cat([angles.flatten(1)] * 2, dim=-1)
         angles = torch.nn.functional.pad(angles, (0, 0, 0, missing))[:, None, None, :]
-        filler = (missing,) if missing else ()
-        return View(
-            order,
-            back,
-            platform.to_device(angles),
-            segments_of((*layout.frames, *filler), causal=False),
-            segments_of((*layout.windows, *filler), causal=False),
+        turn, filler = rotation(platform.to_device(angles), self.config.params_dtype), (missing,) if missing else ()
+        whole, windows = (
+            segments_of((*lengths, *filler), causal=False, rotation=turn) for lengths in (layout.frames, layout.windows)
         )
+        return View(order, back, whole, windows)
 
     def _orders(self, order: Ints) -> tuple[Tensor, Tensor]:
         squares = torch.from_numpy(order)

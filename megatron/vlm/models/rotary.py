@@ -10,12 +10,13 @@ from torch import Tensor
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.native import text_and_image_positions
+from megatron.vlm.models.rotation import Rotation, rotation
 from omnibal_ext.architectures.architecture import LanguageArchitecture, RopeScaling
 from omnibal_ext.errors import UserError
 
 
 class Rotary(torch.nn.Module):
-    """Angles [T, 1, 1, head width] of every token's position inside its sample, as core's layers take them."""
+    """By which angle each number of a head turns at every token's position inside its sample."""
 
     def __init__(
         self, language: LanguageArchitecture, merge: int = 1, positions_per_second: float | None = None
@@ -30,7 +31,12 @@ class Rotary(torch.nn.Module):
         self.axes = torch.tensor(rotary_axes(language.rotary_sections, language.rotary_interleaved))
         self.frequencies = rotary_frequencies(language)
 
-    def forward(self, batch: Microbatch) -> Tensor:
+    def forward(self, batch: Microbatch, dtype: torch.dtype) -> Rotation:
+        """As query and key of this precision turn. UserError where a sample is too long for the model."""
+        scaling = self.language.rope_scaling
+        return rotation(self.angles(batch), dtype, scaling.attention_factor if scaling else 1.0)
+
+    def angles(self, batch: Microbatch) -> Tensor:
         """Angles of every position, [T, 1, 1, width of a head]. UserError where a sample is too long for the model."""
         longest = max(batch.lengths)
         if self.max_positions is not None and longest > self.max_positions:

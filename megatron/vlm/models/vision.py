@@ -167,8 +167,7 @@ class VisionLayer(TransformerLayer):
         """[rows, 1, width] -> the same; `view` is the pack's at native resolution (`native.View`)."""
         images = {}
         if view is not None:
-            segments = view.whole if self.whole else view.windows
-            images = {"rotary_pos_emb": view.rotary, "packed_seq_params": segments}
+            images = {"packed_seq_params": view.whole if self.whole else view.windows}
         if self.training and self.drop_path:
             # Outside of what ranks draw for themselves: all rows of a tile go one way, on whatever ranks they are.
             self.self_attn_bda.kept, self.mlp_bda.kept = (self._kept(hidden, batch.tiles) for _ in range(2))

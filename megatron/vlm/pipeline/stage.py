@@ -9,6 +9,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
+from torch.autograd import Variable
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain, Links
@@ -156,7 +157,7 @@ def set_selective_recompute(layer: Any, attention: bool, mlp: bool) -> None:
 def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, ...]) -> Tensor:
     """What a vision link makes of a pack without tiles: an empty tensor that still depends on its input and weights.
 
-    The weights get gradients of zero: a data-parallel reduction that waits for every weight is not left waiting.
+    A data-parallel reduction that waits for every weight is not left waiting.
     """
     weights = list(module.parameters())
     empty: Tensor = _Empty.apply(shape, *weights, *([] if hidden is None else [hidden]))
@@ -164,7 +165,11 @@ def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, .
 
 
 class _Empty(torch.autograd.Function):
-    """An empty tensor of a shape. What it depends on is not read; its gradients are zero."""
+    """An empty tensor of a shape. What it depends on is not read; its gradients are zero.
+
+    A weight whose gradients Megatron adds up beside it is told that this one is added already, as by a fused product:
+    what it is handed is not read, and nothing as large as the weights is written.
+    """
 
     @staticmethod
     def forward(ctx: Any, shape: tuple[int, ...], *sources: Tensor) -> Tensor:
@@ -173,7 +178,26 @@ class _Empty(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *(source.new_zeros(()).expand_as(source) for source in ctx.saved_tensors)
+        sources = ctx.saved_tensors
+        added = [source for source in sources if _is_added_up(source) and not source.grad_added_to_main_grad]
+        for weight in added:
+            weight.grad_added_to_main_grad = True
+        Variable._execution_engine.queue_callback(partial(_no_more_added, added))
+        return None, *(
+            torch.empty_like(source) if _is_added_up(source) else source.new_zeros(()).expand_as(source)
+            for source in sources
+        )
+
+
+def _is_added_up(source: Any) -> bool:
+    """Whether Megatron adds a weight's gradient to others as it arises; what is put off until W it adds then."""
+    return hasattr(source, "main_grad") and not getattr(source, "skip_backward_post_hook", False)
+
+
+def _no_more_added(weights: list[Any]) -> None:
+    """Of these the next gradients count again."""
+    for weight in weights:
+        weight.grad_added_to_main_grad = False
 
 
 def stage_number(placement: Placement, vp_stage: int | None) -> int:

@@ -1,6 +1,7 @@
 """What training reads: an index of another dataset is refused by the field that differs, damage before it is used."""
 
 import json
+import os
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
+from tests.unit.data.workers import Worker
 
 ALL = Needs(pixels=True, tokens=True, labels=True)
 
@@ -300,3 +302,18 @@ def test_a_position_inside_an_iteration_is_refused() -> None:
     assert first_iteration(48, 8) == 6
     with pytest.raises(UserError, match="global-batch-size"):
         first_iteration(50, 8)
+
+
+@pytest.mark.starts
+def test_workers_are_forks_of_one_process_that_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an evaluation too: Megatron is imported once a rank, not once a worker; no worker opens a GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    order, dataset = cast(Any, range(4)), cast(Any, Worker())
+    training, evaluation = (list(microbatches(dataset, order, num_workers=2)) for _ in range(2))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    readers = {batch.samples for batch in (*training, *evaluation)}
+    parents = {batch.tiles for batch in (*training, *evaluation)}
+    assert len(readers) == 4
+    assert len(parents) == 1
+    assert not {os.getpid()} & (parents | readers)
+    assert {batch.lengths for batch in (*training, *evaluation)} == {(True, False)}

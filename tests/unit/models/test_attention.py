@@ -14,7 +14,7 @@ from torch import Tensor
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch, segments_of
 from megatron.vlm.models import attention
-from megatron.vlm.models.attention import IsolatedAttention, TileAttention, choose_kernel
+from megatron.vlm.models.attention import ImageAttention, IsolatedAttention, TileAttention, choose_kernel
 
 HEADS, GROUPS, WIDTH = 4, 2, 8
 
@@ -119,7 +119,7 @@ def test_every_kernel_gives_what_samples_give_alone(
     lengths: tuple[int, ...],
     scale: float | None,
 ) -> None:
-    monkeypatch.setattr(attention, "choose_kernel", lambda _: kernel)
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_: kernel)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch)
     engine = types.SimpleNamespace(DotProductAttention=DotProductAttention)
     monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))
@@ -137,7 +137,7 @@ def test_a_sample_with_a_mask_is_seen_by_it_and_the_others_by_order(
 ) -> None:
     """No kernel for packs is asked, as none knows masks."""
     monkeypatch.setitem(attention.KERNELS, "flash_attention", lambda *_: pytest.fail("a kernel without masks"))
-    monkeypatch.setattr(attention, "choose_kernel", lambda _: "flash_attention")
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_: "flash_attention")
     _, tensors = pack((4, 6), seed=2)
     both_ways = torch.zeros(6, 6)
     both_ways[0, 5] = -torch.inf
@@ -203,6 +203,44 @@ def test_the_kernel_is_what_is_there(
     known = config(params_dtype=dtype)
     known.attention_dropout = dropout
     assert choose_kernel(known) == wanted
+
+
+ALL = ("VARIABLE_LENGTH", "FLASH_ATTENTION", "TRANSFORMER_ENGINE")
+
+
+@pytest.mark.parametrize(
+    ("there", "width", "images", "wanted"),
+    [
+        (ALL, 128, False, "transformer_engine"),
+        (ALL, 129, False, "flash_attention"),
+        (ALL, 80, True, "flash_attention"),
+        (ALL[::2], 256, False, "variable_length"),
+        (ALL[::2], 80, True, "variable_length"),
+        (ALL[2:], 256, True, "transformer_engine"),
+    ],
+)
+def test_transformer_engine_comes_last_for_wide_heads_and_for_windows(
+    monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], width: int, images: bool, wanted: str
+) -> None:
+    """cuDNN trains no heads beyond 128, and launches blocks for a whole pack for each window."""
+    for name in ALL:
+        monkeypatch.setattr(platform, f"HAS_{name}", name in there)
+    layer = (ImageAttention if images else IsolatedAttention)(config(params_dtype=torch.bfloat16, kv_channels=width))
+    assert layer.kernel is attention.KERNELS[wanted]
+
+
+def test_signatures_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each pack and layer: it takes as long as a kernel."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_2_12)
+    asked: list[object] = []
+    signature = inspect.signature
+    monkeypatch.setattr(inspect, "signature", lambda function: asked.append(function) or signature(function))
+    monkeypatch.setattr(attention, "choose_kernel", lambda *_: "variable_length")
+    attention._parameters.cache_clear()
+    layer, (batch, tensors) = IsolatedAttention(config()), pack((5, 1, 9), seed=1)
+    for _ in range(3):
+        layer(*tensors, packed_seq_params=batch.segments)
+    assert len(asked) == 1
 
 
 def test_the_log_names_the_kernel_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def test_keys_that_are_seen_are_those_of_the_definition(seed: int) -> None:
 def test_no_token_sees_another_sample(window: int | None) -> None:
     language = replace(GEMMA.language, sliding=SlidingWindow(window or 99, (1,), 1e3))
     view = LanguageViewer(replace(GEMMA, language=language), torch.float32)(pack(LENGTHS, STARTS))
-    begin, segments = 0, view.near.segments
+    begin, segments = 0, view.near
     for length, mask in zip(LENGTHS, segments.masks, strict=True):
         images = [
             range(start - begin, start - begin + PER_IMAGE) for start in STARTS if begin <= start < begin + length
@@ -53,13 +53,13 @@ def test_no_token_sees_another_sample(window: int | None) -> None:
         assert found.tolist() == rows
         assert mask is None or (mask[~found] == -torch.inf).all()
         begin += length
-    assert len(view.far.segments.masks) == len(LENGTHS)
+    assert len(view.far.masks) == len(LENGTHS)
 
 
 def test_samples_within_a_window_have_one_mask_for_all_layers() -> None:
     language = replace(GEMMA.language, sliding=SlidingWindow(6, (1,), 1e3))
     view = LanguageViewer(replace(GEMMA, language=language), torch.float32)(pack(LENGTHS, STARTS))
-    shared = [near is far for near, far in zip(view.near.segments.masks, view.far.segments.masks, strict=True)]
+    shared = [near is far for near, far in zip(view.near.masks, view.far.masks, strict=True)]
     assert shared == [True, False, True, True]
 
 
@@ -76,7 +76,7 @@ def test_samples_within_a_window_have_one_mask_for_all_layers() -> None:
 def test_packs_without_a_need_for_masks_have_none(model: Architecture, batch: Microbatch, masked: tuple) -> None:
     """So that kernels for packs can take them."""
     view = LanguageViewer(model, torch.bfloat16)(batch)
-    assert (bool(view.far.segments.masks), bool(view.near.segments.masks)) == masked
+    assert (bool(view.far.masks), bool(view.near.masks)) == masked
 
 
 def test_layers_with_a_window_turn_by_a_base_of_their_own_unscaled() -> None:
@@ -84,5 +84,8 @@ def test_layers_with_a_window_turn_by_a_base_of_their_own_unscaled() -> None:
     places, half = torch.arange(7.0), torch.arange(8) / 8
     assert GEMMA.language.sliding is not None
     near, far = (theta**-half for theta in (GEMMA.language.sliding.theta, GEMMA.language.rope_theta))
-    assert torch.allclose(view.near.rotary[:, 0, 0, :8], torch.outer(places, near))
-    assert torch.allclose(view.far.rotary[:, 0, 0, :8], torch.outer(places, far / 8))
+    for segments, speeds in ((view.near, near), (view.far, far / 8)):
+        assert segments.rotation is not None
+        angles, (cosines, sines) = torch.outer(places, speeds), segments.rotation
+        assert torch.allclose(cosines[:, 0, 0, :8], angles.cos())
+        assert torch.allclose(sines[:, 0, 0, 8:], angles.sin())

@@ -59,14 +59,14 @@ def test_dynamic_scaling_turns_each_sample_by_its_own_length(lengths: tuple[int,
     )
     scaling = RopeScaling("dynamic", 2.0, original_positions=8)
     rotary = Rotary(replace(LANGUAGE, rope_scaling=scaling))
-    ours = rotary(Microbatch(0, lengths, len(lengths), sum(lengths))).flatten(1)
+    ours = rotary.angles(Microbatch(0, lengths, len(lengths), sum(lengths))).flatten(1)
     theirs = [LlamaRotaryEmbedding(config)(ours, torch.arange(length)[None])[0][0] for length in lengths]
     assert torch.allclose(ours.cos(), torch.cat(theirs), atol=2e-6)
 
 
 def test_every_sample_counts_from_zero() -> None:
     rotary = Rotary(LANGUAGE)
-    packed, alone = (rotary(Microbatch(0, lengths, len(lengths), sum(lengths))) for lengths in ((5, 3), (3,)))
+    packed, alone = (rotary.angles(Microbatch(0, lengths, len(lengths), sum(lengths))) for lengths in ((5, 3), (3,)))
     assert packed.shape == (8, 1, 1, 128)
     assert torch.equal(packed[5:], alone)
     assert torch.equal(packed[:3], alone)
@@ -74,9 +74,9 @@ def test_every_sample_counts_from_zero() -> None:
 
 def test_a_sample_beyond_the_exact_length_is_refused() -> None:
     rotary = Rotary(replace(LANGUAGE, max_positions=4))
-    rotary(Microbatch(0, (4, 4), 2, 8))
+    rotary.angles(Microbatch(0, (4, 4), 2, 8))
     with pytest.raises(UserError, match="a sample of 5 tokens; beyond 4"):
-        rotary(Microbatch(0, (4, 5), 2, 9))
+        rotary.angles(Microbatch(0, (4, 5), 2, 9))
 
 
 def test_an_unknown_scaling_is_refused() -> None:

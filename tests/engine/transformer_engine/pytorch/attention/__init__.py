@@ -73,9 +73,10 @@ class DotProductAttention(torch.nn.Module):
             assert cu_seqlens_q is not None
             assert query_layer.dtype in (torch.float16, torch.bfloat16), "no THD kernel in this precision"
             layers = (query_layer.unsqueeze(1), key_layer.unsqueeze(1), value_layer.unsqueeze(1))
-            if query_layer.device.type != "cpu":  # of shapes alone
+            if query_layer.device.type == "shapes":  # there are no lengths to be read
                 return _attend(*layers, causal=mask == "padding_causal", scale=self.scale).squeeze(1)
-            lengths = cu_seqlens_q.diff().tolist()
+            with torch._C.DisableTorchFunction():  # a kernel reads them where they are: no host waits
+                lengths = cu_seqlens_q.diff().tolist()
             assert max_seqlen_q == max_seqlen_kv == max(lengths)
             samples = zip(*(layer.split(lengths) for layer in layers), strict=True)
             causal, scale = mask == "padding_causal", self.scale

@@ -1,0 +1,29 @@
+"""Rotary positions as attention applies them: query and key turn by the angles of their rows.
+
+Core turns them in front of the attention, and takes cosines and sines of the angles anew for each, in every layer: some
+twenty kernels, unless Transformer Engine has one. Here they are taken once a pack, and a layer turns both in one.
+"""
+
+import torch
+from megatron.core.jit import jit_fuser
+from torch import Tensor
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of the angle of every row and number of a head, [rows, 1, 1, head width]."""
+
+
+def rotation(angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Rotation:
+    """By these angles, fp32, in the precision of what is turned; `factor` is what YaRN multiplies with."""
+    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+
+@jit_fuser
+def turned(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+    """Query [rows, 1, heads, width] and key [rows, 1, groups, width], each pair of numbers turned by its angle."""
+    return query * cosines + _a_quarter_on(query) * sines, key * cosines + _a_quarter_on(key) * sines
+
+
+def _a_quarter_on(rows: Tensor) -> Tensor:
+    """A pair is a number of the first half of a head and one of the second."""
+    first, second = rows.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)

@@ -1,0 +1,28 @@
+"""Query and key turn as complex numbers do: pairs of a head's first and second half, by the angles of their rows."""
+
+import pytest
+import torch
+
+from megatron.vlm.models.rotation import rotation, turned
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("factor", [1.0, 1.25])
+def test_pairs_turn_by_their_angles(seed: int, factor: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows, width = 11, 6
+    query, key = (torch.randn(rows, 1, heads, 2 * width, generator=generator).double() for heads in (4, 2))
+    angles = (100 * torch.rand(rows, 1, 1, width, generator=generator)).double()
+    ours = turned(query, key, *rotation(torch.cat([angles, angles], dim=-1), torch.float64, factor))
+    for before, after in zip((query, key), ours, strict=True):
+        numbers = torch.complex(*before.chunk(2, dim=-1)) * torch.polar(torch.full_like(angles, factor), angles)
+        assert torch.allclose(after, torch.cat([numbers.real, numbers.imag], dim=-1), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rotation_is_taken_in_fp32_and_applied_in_the_precision_of_what_turns(dtype: torch.dtype) -> None:
+    """As transformers does: angles of thousands of radians are wrong altogether in half precision."""
+    angles = torch.arange(5000, dtype=torch.float32).view(-1, 1, 1, 1)
+    cosines, sines = rotation(angles, dtype)
+    assert torch.equal(cosines, angles.double().cos().to(dtype)) or dtype == torch.float32
+    assert torch.allclose(sines.double(), angles.double().sin(), atol=1e-6 if dtype == torch.float32 else 4e-3)
