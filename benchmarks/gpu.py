@@ -1,4 +1,4 @@
-"""The verdict on a CUDA machine, in ten minutes and without data: does it start, is it right, how fast, does memory agree.
+"""The verdict on a CUDA machine, in ten minutes and without data: does it start, is it right, how fast, how large.
 
     python benchmarks/gpu.py [--minutes 10] [--model internvl-chat-1.5] [--vit-budget 9] [--llm-budget 4096]
 
@@ -12,8 +12,8 @@ written, so that a loan that ends early leaves what was found.
     queues      does a kernel that waits keep back another stream's, with one hardware queue and with eight
     host        milliseconds that the host takes to ask for a layer, beside the device's
     pipeline    two ranks on one GPU, their messages by way of the host: is every schedule right (not: how fast)
-    layers      every kind of layer of the model at its packs, per recompute mode: milliseconds, TFLOP/s, the share of what
-                a large matrix product reaches; bytes as the plan counts them, as allocated, and as reserved
+    layers      every kind of layer of the model at its packs, per recompute mode: milliseconds, TFLOP/s, the share of
+                what a large matrix product reaches; bytes as the plan counts them, as allocated, and as reserved
     training    20 iterations of a 2B model by the trainer: the loss falls; seconds and bytes beside planned ones
 
 The result is benchmarks/results/GPU.json, which `tools/profile_layers.py --analytic GPU` then prefers to its own
@@ -79,7 +79,7 @@ class Verdict:
     differences: dict[str, float] = field(default_factory=dict)
 
     def run(self, ranks: int, *words: str, hide_gpu: bool = False, **changes: str) -> Any:
-        """What a part of `gpu_parts` found, on ranks that share the first GPU, or have none; in the time that is left."""
+        """What a part of `gpu_parts` found, on ranks that share the first GPU or have none, in the time that is left."""
         left = self.until - time.monotonic()
         return run_part(ranks, *words, hide_gpu=hide_gpu, seconds=left, **changes)
 

@@ -4,6 +4,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -83,8 +84,8 @@ def _with_gradients(attend: Callable[..., Tensor], rows: list[Tensor], toward: T
 def _by_hand(query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
     """Softmax over an explicit mask, in fp32: the same sample, and not later."""
     parts = []
+    key, value = (tensor.repeat_interleave(HEADS // GROUPS, dim=1) for tensor in (key, value))
     for q, k, v in zip(*(tensor.split(segments.lengths) for tensor in (query, key, value)), strict=True):
-        k, v = (tensor.repeat_interleave(HEADS // GROUPS, dim=1) for tensor in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
         later = torch.ones(len(q), len(q), dtype=torch.bool, device=q.device).triu(1)
         parts.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(later, -torch.inf).softmax(-1), v).flatten(1))
@@ -171,7 +172,7 @@ def _host_and_device(step: Step) -> tuple[float, float, float, float]:
         seconds.append(time.perf_counter() - began)
         moments.append(platform.Moment())
     torch.cuda.synchronize()
-    device = [earlier.seconds_until(later) for earlier, later in zip(moments, moments[1:], strict=False)]
+    device = [earlier.seconds_until(later) for earlier, later in pairwise(moments)]
     return seconds[0], seconds[1], device[0], device[1]
 
 

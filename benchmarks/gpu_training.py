@@ -1,6 +1,6 @@
-"""Some iterations of the trainer on packs of random content: a part of `benchmarks/gpu.py`, run by `benchmarks.gpu_parts`.
+"""Some iterations of the trainer on packs of random content: a part of `benchmarks/gpu.py`.
 
-All of a run is there but data and checkpoints: Megatron's loop, wrappers, distributed optimizer, our schedule and meters.
+All of a run is there but data and saves: Megatron's loop, wrappers and distributed optimizer, our schedule and meters.
 """
 
 import json

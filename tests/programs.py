@@ -17,6 +17,8 @@ from random import SystemRandom
 from tests.forkserver import TIMED_OUT, Job
 
 ROOT = Path(__file__).parents[1]
+PATH = (str(ROOT), *filter(None, [os.environ.get("NOTED_BY")]))
+"""Python's path of all programs (`tests.branches`)."""
 TIME_LIMIT = 300.0
 """Seconds that a program has."""
 PLAIN, ENGINE = "tests.forkserver", "tests.engine.forkserver"
@@ -35,7 +37,7 @@ class ForkServer:
         self.socket.unlink(missing_ok=True)
         # By its path: as a module, `tests` would come before it, and Megatron before what it stands in for.
         command = [sys.executable, "-P", "-W", "ignore", f"{module.partition(' ')[0].replace('.', '/')}.py"]
-        folders = [str(ROOT), *(str(ROOT / folder) for folder in FOLDERS.get(module, ()))]
+        folders = [*PATH, *(str(ROOT / folder) for folder in FOLDERS.get(module, ()))]
         found = environment(module, PYTHONPATH=os.pathsep.join(folders))
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=found, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -87,7 +89,7 @@ def warm_python(server: str) -> Path:
 def environment(server: str = PLAIN, **changes: str) -> dict[str, str]:
     """What every program of the tests finds in its environment."""
     warm = {"WARM_PYTHON": str(warm_python(server)), "REAL_PYTHON": sys.executable}
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **warm, **changes}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(PATH), **warm, **changes}
 
 
 def run_ranks(

@@ -8,8 +8,7 @@
 | elsewhere, or with dropout | torch, sample by sample | torch, one by one | torch, one call |
 
 Transformer Engine's kernel comes last where it is at a loss: cuDNN trains heads of up to 128 numbers alone (Gemma 3 has
-256), and launches blocks for as many rows as a pack has, segment by segment, most of them empty where these are hundreds
-of windows.
+256), and launches blocks for as many rows as a pack has for each segment, most of them empty where these are windows.
 
 Where a sample of a pack has a mask of its own (a window, images seen in both directions: Gemma 3), torch computes that
 pack sample by sample, as no kernel for packs takes such masks.
