@@ -79,7 +79,7 @@ class Verdict:
     differences: dict[str, float] = field(default_factory=dict)
 
     def run(self, ranks: int, *words: str, hide_gpu: bool = False, **changes: str) -> Any:
-        """What a part of `gpu_parts` found, on ranks that share the first GPU or have none, in the time that is left."""
+        """What a part of `gpu_parts` found on ranks that share the first GPU or have none, in the time left."""
         left = self.until - time.monotonic()
         return run_part(ranks, *words, hide_gpu=hide_gpu, seconds=left, **changes)
 

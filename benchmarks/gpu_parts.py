@@ -149,9 +149,8 @@ def pipeline(expected: Answers) -> dict[str, float]:
         chain = Chain.of(args, CHECKED)
         plan = Plan.from_cuts(chain.kinds, cuts, schedule=schedule, virtual_pipeline_model_parallel_size=chunks)
         model = harness.build_model(chain, plan)
-        harness.get_model_config(
-            model[0]
-        ).finalize_model_grads_func = None  # gloo reduces none of a GPU's several at once
+        # gloo reduces none of a GPU's several tensors at once
+        harness.get_model_config(model[0]).finalize_model_grads_func = None
         named = {stored_name(name): weight for module in model for name, weight in module.named_parameters()}
         start_from(named, expected.weights)
         executor = Executor(schedule)

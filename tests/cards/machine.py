@@ -86,6 +86,7 @@ def calls() -> Calls:
 
 
 _calls: Calls | None = None
+_kernels: Kernels | None = None
 
 
 def set_device(device: Any) -> None:
@@ -281,10 +282,17 @@ def install() -> None:
 
 
 def power_on() -> Cards:
-    """The cards of this process, from here to its end."""
-    global cards, _calls  # noqa: PLW0603 (a process has one machine)
+    """The cards of this process, from here on."""
+    global cards, _calls, _kernels  # noqa: PLW0603 (a process has one machine)
     cards = Cards(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    _calls = Calls(cards)
-    Kernels(cards, backends.of_boxed).__enter__()
+    _calls, _kernels = Calls(cards), Kernels(cards, backends.of_boxed)
+    _kernels.__enter__()
     _calls.__enter__()
     return cards
+
+
+def power_off() -> None:
+    """Nobody sees any more what is asked of them."""
+    assert _kernels is not None
+    calls().__exit__(None, None, None)
+    _kernels.__exit__(None, None, None)

@@ -1,18 +1,21 @@
 """The parts of the verdict on a GPU run on the CPU too: what is right is passed, what is wrong is not."""
 
 import json
+import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import gpu, gpu_parts
+from benchmarks import bare, gpu, gpu_parts
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import device_key, efficiencies, measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
-from tests.programs import ENGINE, PLAIN, run_ranks
+from tests.programs import ENGINE, PLAIN, ROOT, environment, run_ranks
 
 pytestmark = pytest.mark.starts
 PROGRAM = "benchmarks.gpu_parts"
@@ -55,7 +58,7 @@ def test_the_small_chain_differs_by_its_rounding_alone(machine: str, expected: P
 
 def test_two_ranks_by_way_of_the_host_find_the_same(machine: str, expected: Path) -> None:
     found = result(machine, 2, "pipeline", str(expected))
-    assert len(found) == 3
+    assert len(found) == len(gpu_parts.SCHEDULES)
     assert max(found.values()) < 1e-5
 
 
@@ -77,15 +80,99 @@ def test_every_kind_of_layer_has_its_figures(machine: str, capsys: pytest.Captur
     assert gpu.byte_difference(full) == pytest.approx(0.3)
     differences = {"bytes": gpu.byte_difference(full), "pipeline": float("nan")}
     assert len(gpu.out_of_limits(differences)) == 2
-    report = {"device": "this CPU", "versions": gpu.installed(), "layers": figures, "differences": differences}
-    gpu.show({**found, **report, "model": "tiny"})
-    assert ("transformer_engine" if machine == ENGINE else "sample_by_sample") in capsys.readouterr().out
+    gpu.show_layers({**found, "layers": figures, "model": "tiny"})
+    assert "recompute_attention" in capsys.readouterr().out
+    assert found["kernels"]["layers"] == ("transformer_engine" if machine == ENGINE else "local")
 
 
 def test_without_cuda_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["gpu.py"])
     with pytest.raises(UserError, match="no CUDA device"):
         gpu.main()
+
+
+CHOSEN = {"heads of 64": "transformer_engine, variable_length", "heads of 256": "variable_length, variable_length"}
+
+
+@pytest.mark.parametrize(
+    ("found", "worst"),
+    [
+        ({"transformer_engine 64": 0.01, "variable_length 64": 0.03, "variable_length 256": 0.02}, 0.03),
+        (
+            {"transformer_engine 64": 0.01, "transformer_engine 256": "refused: too wide", "variable_length 256": 0.02},
+            0.02,
+        ),
+        ({"transformer_engine 64": 0.01, "variable_length 256": "refused: no kernel"}, math.inf),
+        ({}, 0.0),
+    ],
+)
+def test_a_kernel_may_refuse_what_it_is_not_chosen_for(found: dict[str, Any], worst: float) -> None:
+    assert gpu.worst_attention(found, CHOSEN) == worst
+
+
+def test_parts_fail_and_run_out_of_time_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was found before is written, and what comes behind runs while there is time."""
+    clock = [0.0]
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: clock[0])
+
+    def finds(verdict: gpu.Verdict) -> None:
+        verdict.found["figure"], verdict.differences["bytes"] = 3, 0.05
+        clock[0] += 40
+
+    def fails(_: gpu.Verdict) -> None:
+        raise RuntimeError("out of memory")
+
+    def dawdles(_: gpu.Verdict) -> None:
+        clock[0] += 17
+        raise subprocess.TimeoutExpired("a part", 17)
+
+    monkeypatch.setattr(gpu, "PARTS", {"finds": finds, "fails": fails, "dawdles": dawdles, "late": finds})
+    verdict = gpu.Verdict("tiny", ("1", "1"), 1, 60.0, tmp_path, {"device": "a GPU"})
+    said = list(gpu.run_all(verdict, tmp_path / "results/gpu.json"))
+    assert said == ["fails failed", "dawdles took longer than there was time", "late did not run: no time was left"]
+    written = json.loads((tmp_path / "results/gpu.json").read_text())
+    assert written["figure"] == 3
+    assert written["differences"] == {"bytes": 0.05}
+    assert written["seconds"] == {"finds": 40, "fails": 0, "dawdles": 17}
+
+
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *how: None if name.partition(".")[0] in {missing!r} else find(name, *how)
+sys.argv = ["gpu_parts", "answers", {path!r}]
+import runpy
+runpy.run_module("benchmarks.gpu_parts", run_name="__main__")
+from omnibal_ext import console
+console.print_table("a table", ("what", "figure"), [("one", 1)])
+"""
+
+
+def test_parts_run_where_torch_and_megatron_core_are_all_there_is(tmp_path: Path) -> None:
+    """What only plans, prints or reads data may be missing."""
+    asked = WITHOUT.format(
+        missing=[name for name in bare.OPTIONAL if name != "psutil"], path=str(tmp_path / "found.pt")
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", asked],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "RESULT " in done.stdout
+    assert done.stdout.endswith("a table\nwhat  figure\none   1\n")
+
+
+def test_a_missing_package_that_is_needed_says_its_name() -> None:
+    absent = bare._Absent("rich.table")
+    with pytest.raises(ModuleNotFoundError, match=r"rich\.table is not installed here"):
+        absent.Table("title")
+    plain = bare._Absent("numba").njit
+    assert plain(cache=True)(abs) is plain(abs) is abs
 
 
 def test_analytic_profiles_prefer_what_was_measured(tmp_path: Path) -> None:

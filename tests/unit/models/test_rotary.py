@@ -64,6 +64,13 @@ def test_dynamic_scaling_turns_each_sample_by_its_own_length(lengths: tuple[int,
     assert torch.allclose(ours.cos(), torch.cat(theirs), atol=2e-6)
 
 
+@pytest.mark.parametrize("scaling", [None, YARN, LLAMA3])
+def test_yarn_multiplies_what_turns(scaling: RopeScaling | None) -> None:
+    cosines, sines = Rotary(replace(LANGUAGE, rope_scaling=scaling))(Microbatch(0, (5, 3), 2, 8), torch.float32)
+    wanted = 1.138629 if scaling is YARN else 1.0
+    assert torch.allclose((cosines.square() + sines.square()).sqrt(), torch.full((8, 1, 1, 128), wanted))
+
+
 def test_every_sample_counts_from_zero() -> None:
     rotary = Rotary(LANGUAGE)
     packed, alone = (rotary.angles(Microbatch(0, lengths, len(lengths), sum(lengths))) for lengths in ((5, 3), (3,)))

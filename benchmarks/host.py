@@ -1,0 +1,153 @@
+"""Host time of a layer beside the device's: who sets the pace, the one that asks or the one that computes?
+
+    python benchmarks/host.py [MODEL...]
+
+Layers are built as where there is CUDA (without Transformer Engine, small functions compiled), with so few and narrow
+rows that computing them takes next to nothing: what is left is Python, autograd, the dispatcher and what torch's
+compiler puts around a function. A layer's is the difference of five and one. The device's time is the analytic one of an
+H100 at the model's packs. Host time is this machine's, the twentieth of all rounds that took least: neighbours only add.
+The last line is the largest share of the device's time that the host takes.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from cards import machine
+
+ASKED = ("cuda.", "accelerator.", "autograd.", "Tensor.pin_memory")
+OWN = {
+    name: reduce(getattr, name.split("."), torch)
+    for name in machine.REPLACED
+    if name.startswith(ASKED) and "nvtx" not in name and name != "cuda._sleep"
+}
+"""What the machine replaces and the compiler asks for, as torch has it."""
+del machine.REPLACED["compile"]
+machine.install()
+
+from megatron.vlm import platform  # noqa: E402 (the machine comes first)
+from megatron.vlm.models.chain import Chain  # noqa: E402
+from megatron.vlm.profiling.step import Step, wrapped_stage  # noqa: E402
+from megatron.vlm.profiling.synthetic import synthetic_pack  # noqa: E402
+from megatron.vlm.single import single_process  # noqa: E402
+from omnibal_ext.architectures.architecture import Architecture  # noqa: E402
+from omnibal_ext.architectures.presets import PRESETS, preset  # noqa: E402
+from omnibal_ext.console import print_json, print_table  # noqa: E402
+from omnibal_ext.costs.analytic import analytic_profile  # noqa: E402
+
+MODELS = ("internvl3.5-2b", "internvl3.5-8b", "internvl-chat-1.5", "qwen2.5-vl-7b", "qwen3-vl-8b")
+TILES, PATCHES, TOKENS = 9, 9216, 4096
+ONE, MORE = 1, 5
+TOWERS = ("vit", "llm")
+
+
+def narrow(model: Architecture, layers: int) -> Architecture:
+    """The same links, a few numbers wide."""
+    vision, language = model.vision, model.language
+    native = vision.native and replace(vision.native, full_layers=(), learned_positions=None)
+    side = vision.patch_size * (1 if native else 2)
+    few: dict[str, Any] = {"layers": layers, "hidden_size": 32, "heads": 4, "ffn_hidden_size": 64, "native": native}
+    small = replace(vision, **few, feature_layers=(), image_size=side)
+    sections = (2, 3, 3) if language.rotary_sections else ()
+    text = replace(language, layers=layers, hidden_size=64, heads=4, kv_heads=2, head_size=16, ffn_hidden_size=64,
+                   vocab_size=128, rotary_sections=sections)  # fmt: skip
+    found = replace(model, name=f"{model.name}, narrow", vision=small, language=text)
+    PRESETS[found.name] = found
+    return found
+
+
+def host_seconds(model: Architecture, layers: int, rounds: int) -> dict[str, tuple[float, ...]]:
+    """Forward and backward of each tower's layers."""
+    small = narrow(model, layers)
+    machine.install()
+    cards = machine.power_on()
+    platform.take_device()
+    words = ["--no-gradient-accumulation-fusion", "--make-vocab-size-divisible-by", "16"]
+    with single_process(small.name, words) as inputs:
+        chain = Chain.of(inputs.args, small)
+        pack = synthetic_pack(small, 4 if small.vision.native else 1, [8])
+        firsts = {tower: chain.kinds.index(tower) for tower in TOWERS}
+        steps = {tower: Step(chain, wrapped_stage(chain, at, at + layers), pack) for tower, at in firsts.items()}
+        torch._dynamo.config.disable = True
+        for step in steps.values():  # what a pack knows is made while there are cards
+            step.forward()
+            step.backward()
+        torch._dynamo.config.disable = False
+        machine.power_off()
+        for name, value in OWN.items():
+            *path, last = name.split(".")
+            setattr(reduce(getattr, path, torch), last, value)
+        found = {tower: _smallest(rounds, step.forward, step.backward) for tower, step in steps.items()}
+        machine.install()
+        machine.power_on()
+    assert cards.count == 1
+    machine.power_off()
+    return found
+
+
+def _smallest(rounds: int, *parts: Callable[[], object]) -> tuple[float, ...]:
+    """Seconds of each part."""
+    taken = []
+    for _ in range(rounds):
+        moments = [time.perf_counter()]
+        for part in parts:
+            part()
+            moments.append(time.perf_counter())
+        taken.append([later - earlier for earlier, later in pairwise(moments)])
+    return tuple(sorted(column)[rounds // 20] for column in zip(*taken, strict=True))
+
+
+def rows_of(name: str, rounds: int) -> list[dict[str, Any]]:
+    """Microseconds of a layer of each tower."""
+    model = preset(name)
+    few, many = (host_seconds(model, layers, rounds) for layers in (ONE, MORE))
+    vit = PATCHES if model.vision.native else TILES
+    profile = analytic_profile(model, "h100", vit, TOKENS)
+    rows = []
+    for tower in TOWERS:
+        host = [(b - a) / (MORE - ONE) for a, b in zip(few[tower], many[tower], strict=True)]
+        layer = profile.layers[tower]
+        device = (layer.forward_seconds, layer.backward_seconds)
+        rows.append({"model": name, "layer": tower, "host": host, "device": device, "share": sum(host) / sum(device)})
+    return rows
+
+
+def main() -> None:
+    """Print the table, and the largest share last."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=MODELS)
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    rows = [row for name in asked.models for row in rows_of(name, asked.rounds)]
+    if asked.json:
+        print_json({"layers": rows})
+        return
+    table = [
+        (row["model"], row["layer"], *(f"{1e6 * s:.0f}" for s in (*row["host"], *row["device"])), f"{row['share']:.2f}",
+         "host" if row["share"] > 1 else "device") for row in rows
+    ]  # fmt: skip
+    columns = ("model", "layer", "host forward", "backward", "device forward", "backward", "host / device", "bound by")
+    print_table(
+        f"microseconds a layer; packs of {TILES} tiles or {PATCHES} patches, {TOKENS} tokens, TP 1", columns, table
+    )
+    worst = max(rows, key=lambda row: row["share"])
+    print(f"{worst['model']} {worst['layer']}: the host takes {worst['share']:.2f} of the device's time")
+
+
+if __name__ == "__main__":
+    main()
