@@ -4,8 +4,8 @@
 
 Layers are built as where there is CUDA (without Transformer Engine, small functions compiled), with so few and narrow
 rows that computing them takes next to nothing: what is left is Python, autograd, the dispatcher and what torch's
-compiler puts around a function. A layer's is the difference of five and one. The device's time is the analytic one of an
-H100 at the model's packs. Host time is this machine's, the twentieth of all rounds that took least: neighbours only add.
+compiler puts around a function. A layer's is the difference of five and one. The device's time is the analytic one of
+an H100 at the model's packs. Host time is this machine's, of the rounds that took least: neighbours only add to it.
 The last line is the largest share of the device's time that the host takes.
 """
 
@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from cards import machine
+from cards import machine  # noqa: E402 (found by the path)
 
 ASKED = ("cuda.", "accelerator.", "autograd.", "Tensor.pin_memory")
 OWN = {

@@ -13,13 +13,14 @@ by `works.layer_works`; of it, on one of t tensor-parallel ranks:
     frozen      no gradients of weights: their matrices, bytes and optimizer step are left out; what is kept is counted
                 as if they were trained (an upper bound), though no linear layer keeps its input: there is nothing that
                 is cheap to compute again. Idle layers have no backward and keep nothing.
+    host        a layer takes no less than the host does to ask for it
 """
 
 from dataclasses import dataclass, replace
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
-from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode
+from omnibal_ext.chain import FULL, VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.works import BYTES, Work, cost_works
 from omnibal_ext.errors import UserError
@@ -30,6 +31,8 @@ OVERHEAD_BYTES = 4.0 * GIB
 """Of a GPU: driver context, communication buffers, fragmentation, which an empty job already takes."""
 EXPOSED_REDUCTION = 0.25
 """Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
+HOST_SECONDS = {"vit": (6e-4, 5e-4), FULL: (6e-4, 5e-4), "llm": (7e-4, 6e-4)}
+"""What a host takes to ask for a layer, forward and backward (benchmarks/host.py, on a core of 2.5 GHz or so)."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention backward over forward (FlashAttention-2)."""
 
@@ -121,13 +124,15 @@ def analytic_profile(
         )
         for kind, work in works.items()
     }
+    asked = {kind: _as_asked(cost, *HOST_SECONDS.get(kind, (0.0, 0.0))) for kind, cost in layers.items()}
+    waited_for = [kind for kind, cost in asked.items() if cost.forward_seconds > layers[kind].forward_seconds]
     return Profile(
         model=architecture.name,
         model_hash=architecture.hash,
         chain=architecture.chain,
         feature_layers=vision.feature_layers,
         full_layers=vision.full_layers,
-        layers=layers,
+        layers=asked,
         vit_budget=vit_budget,
         llm_budget=llm_budget,
         parameters={kind: work.parameters for kind, work in works.items()},
@@ -141,6 +146,7 @@ def analytic_profile(
         overhead_bytes=gpu.overhead_bytes,
         notes={
             "analytic": True,
+            "bound_by_host": waited_for,
             "matrix_efficiency": gpu.matrix_efficiency,
             "attention_efficiency": gpu.attention_efficiency,
             "bandwidth_efficiency": gpu.bandwidth_efficiency,
@@ -204,6 +210,18 @@ def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) ->
         return replace(cost, kept_bytes=0.0, recompute_kept_bytes=0.0)
     fit = fit and (0.0, fit[1] - matrices / units, fit[2])
     return replace(cost, backward_seconds=cost.backward_seconds - matrices, backward_fit=fit)
+
+
+def _as_asked(cost: LayerCost, forward: float, backward: float) -> LayerCost:
+    """A layer's cost where the host takes these seconds to ask for it: the device waits for what it is not asked."""
+    backward *= cost.backward_seconds > 0
+    return replace(
+        cost,
+        forward_seconds=max(cost.forward_seconds, forward),
+        backward_seconds=max(cost.backward_seconds, backward),
+        least_forward_seconds=forward,
+        least_backward_seconds=backward,
+    )
 
 
 def _step_seconds(weights: float, alike: float, gpu: Device, ranks: _Ranks) -> float:

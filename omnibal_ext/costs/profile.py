@@ -6,7 +6,8 @@ squared sample lengths, in tokens squared; 0 for the vision kinds, whose attenti
     seconds = constant + per_unit * units + per_square * squares         where the profile has a fit
     seconds = seconds at the budget * units / budget                     where it has none
 
-A pack without tiles passes the vision kinds by: it takes their `empty_seconds`, backward.
+and never less than the host takes to ask for it (`least_forward_seconds`, `least_backward_seconds`). A pack without
+tiles passes the vision kinds by: it takes their `empty_seconds`, backward.
 """
 
 import dataclasses
@@ -80,7 +81,11 @@ class LayerCost:
     late_bytes: float | None = None
     """Held from B to W there, recomputed or not: inputs and output gradients of linear layers; None: as before B."""
     empty_seconds: float = 0.0
-    """What a pack without tiles takes of a vision layer, backward: zeros are added to the gradients."""
+    """What a pack without tiles takes of a vision layer, backward."""
+    least_forward_seconds: float = 0.0
+    """What a forward takes however small the pack: the host asks for it. Where it is measured it is in the seconds."""
+    least_backward_seconds: float = 0.0
+    """The same of a backward."""
     step_seconds: float = 0.0
     """Once an iteration: data-parallel reduction and optimizer step."""
     forward_fit: Fit | None = None
@@ -243,10 +248,11 @@ class Profile:
         for kind, costs in layers.items():
             given = {name: value for name, value in costs.items() if value is not None}
             record["layers"][kind] = record["layers"].get(kind, {}) | given
-            # A fit prices packs by itself: it belongs to the seconds it was made with.
+            # A fit prices packs by itself, and what the host takes is in what was measured.
             for name in ("forward", "backward"):
-                if f"{name}_seconds" in given and f"{name}_fit" not in given:
-                    record["layers"][kind][f"{name}_fit"] = None
+                if f"{name}_seconds" in given:
+                    alone = {f"{name}_fit": None, f"least_{name}_seconds": 0.0}
+                    record["layers"][kind] |= {other: value for other, value in alone.items() if other not in given}
         plain = ("transfer_seconds_per_byte", "transfer_latency_seconds", "action_seconds", "iteration_seconds")
         record |= {name: measured[name] for name in (*plain, "overhead_bytes") if measured.get(name)}
         record["notes"] |= {"measured": {kind: sorted(costs) for kind, costs in layers.items()}}
@@ -263,15 +269,16 @@ class Profile:
     def forward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """Forward seconds of one layer of that kind on each pack."""
         cost = self.layers[kind]
-        return self._seconds(kind, cost.forward_seconds, cost.forward_fit, packs, 0.0)
+        return self._seconds(kind, cost.forward_seconds, cost.forward_fit, packs, 0.0, cost.least_forward_seconds)
 
     def backward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """Backward seconds of one layer of that kind on each pack, recomputation left out."""
         cost = self.layers[kind]
-        return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs, cost.empty_seconds)
+        least = cost.least_backward_seconds
+        return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs, cost.empty_seconds, least)
 
     def _seconds(
-        self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes, empty: float
+        self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes, empty: float, least: float
     ) -> NDArray[np.float64]:
         vision = kind in VISION_KINDS
         units = packs.tiles if vision else packs.tokens
@@ -279,8 +286,8 @@ class Profile:
         if fit is None:
             seconds = at_budget * self.load_factor(kind, packs)
         else:
-            seconds = np.maximum(0.0, fit[0] + fit[1] * units + fit[2] * squares)
-        return np.where(units > 0, seconds, empty)
+            seconds = fit[0] + fit[1] * units + fit[2] * squares
+        return np.where(units > 0, np.maximum(least, seconds), empty)
 
 
 def _layer_cost(kind: str, record: Mapping[str, Any]) -> LayerCost:

@@ -6,6 +6,7 @@ import pytest
 
 from omnibal_ext.architectures.architecture import Experts
 from omnibal_ext.architectures.presets import PRESETS, preset
+from omnibal_ext.costs import analytic
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
@@ -86,8 +87,11 @@ def test_dealt_experts_weigh_their_share(t: int, d: int, e: int) -> None:
 @pytest.mark.parametrize(
     ("t", "e", "near", "far"), [(1, 2, 1 / 2, 0), (1, 8, 7 / 8, 0), (1, 16, 7 / 16, 8 / 16), (4, 32, 7 / 32, 24 / 32)]
 )
-def test_tokens_travel_to_their_experts_over_the_slower_link(t: int, e: int, near: float, far: float) -> None:
+def test_tokens_travel_to_their_experts_over_the_slower_link(
+    t: int, e: int, near: float, far: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Eight copies of each of a rank's tokens, there and back; sorted once more; nothing is gathered around them."""
+    monkeypatch.setattr(analytic, "HOST_SECONDS", {})
     one, dealt = (
         analytic_profile(MOE, "h100", 4, 4096, t, 16, expert_model_parallel_size=ranks).layers["llm"]
         for ranks in (1, e)
@@ -236,3 +240,21 @@ def test_cheap_outputs_are_those_of_two_norms_and_the_activation_where_a_weight_
     assert experts.kept_bytes - experts.recompute_cheap_kept_bytes == 2 * 4096 * 2048
     frozen = analytic_profile(INTERNVL, "a100", 9, 4096, frozen=("llm",)).layers["llm"]
     assert (frozen.recompute_cheap_seconds, frozen.recompute_cheap_kept_bytes) == (None, None)
+
+
+@pytest.mark.parametrize("tiles", [1, 900])
+def test_a_layer_takes_no_less_than_its_host_does(tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is said which kinds are bound by it."""
+    model = preset("internvl3.5-8b")
+    monkeypatch.setattr(analytic, "HOST_SECONDS", {})
+    plain = analytic_profile(model, "h100", tiles, 4096)
+    monkeypatch.setattr(analytic, "HOST_SECONDS", {"vit": (2e-3, 3e-3)})
+    asked = analytic_profile(model, "h100", tiles, 4096)
+    idle = analytic_profile(model, "h100", tiles, 4096, frozen=("vit",))
+    before, vit = plain.layers["vit"], asked.layers["vit"]
+    assert vit.forward_seconds == max(2e-3, before.forward_seconds)
+    assert vit.backward_seconds == max(3e-3, before.backward_seconds)
+    assert (vit.least_forward_seconds, vit.least_backward_seconds) == (2e-3, 3e-3)
+    assert asked.layers["llm"] == plain.layers["llm"]
+    assert asked.notes["bound_by_host"] == (["vit"] if tiles == 1 else [])
+    assert (idle.layers["vit"].backward_seconds, idle.layers["vit"].least_backward_seconds) == (0.0, 0.0)

@@ -94,6 +94,25 @@ def test_a_pack_without_tiles_costs_the_vision_kinds_nothing() -> None:
     assert profile.forward_seconds("vit", packs).tolist() == [0.0, 2.5]
 
 
+@pytest.mark.parametrize("fit", [None, (0.1, 0.2, 0.0)])
+def test_no_pack_takes_less_than_the_host_takes_to_ask(fit: Fit | None) -> None:
+    """But one without tiles, which is not asked for."""
+    vit = _cost(forward_fit=fit, backward_fit=fit, least_forward_seconds=0.7, least_backward_seconds=1.4)
+    profile = _profile(layers={**_profile().layers, "vit": vit})
+    packs = PackSizes(*(np.array(column) for column in ([0, 1, 4, 40], [8] * 4, [64] * 4)))
+    alone = _profile(layers={**_profile().layers, "vit": _cost(forward_fit=fit, backward_fit=fit)})
+    for least, ours, plain in (
+        (0.7, profile.forward_seconds("vit", packs), alone.forward_seconds("vit", packs)),
+        (1.4, profile.backward_seconds("vit", packs), alone.backward_seconds("vit", packs)),
+    ):
+        assert ours.tolist() == [0.0, *(max(least, seconds) for seconds in plain[1:])]
+        assert ours[1] > plain[1]
+        assert ours[3] == plain[3]
+    measured = profile.replaced_by({"layers": {"vit": {"forward_seconds": 0.2}}})
+    assert measured.layers["vit"].least_forward_seconds == 0.0
+    assert measured.layers["vit"].least_backward_seconds == 1.4
+
+
 def test_missing_layers_are_named() -> None:
     layers = _profile().layers
     del layers["projector"]
