@@ -28,11 +28,11 @@ ASKED = frozenset({
     "_event", "te_return_bias", "fuse_wgrad_accumulation",
 })  # fmt: skip
 TESTS = (
-    "tests/cards", "tests/unit/test_platform.py", "tests/unit/models/test_attention.py",
-    "tests/unit/test_gpu_benchmark.py",
+    "tests/cards", "tests/unit/test_platform.py", "tests/unit/test_machine.py", "tests/unit/test_gpu_benchmark.py",
+    "tests/unit/models/test_attention.py", "tests/unit/models/test_experts.py", "tests/unit/models/test_fp8.py",
     "tests/unit/flags", "tests/unit/preflight", "tests/unit/test_profiler.py", "tests/unit/data/test_arrival.py",
-    "tests/unit/data/test_loader.py", "tests/unit/models/test_experts.py", "tests/system/test_training.py",
-    "tests/unit/pipeline", "tests/unit/test_progress.py", "tests/distributed/test_training.py",
+    "tests/unit/data/test_loader.py", "tests/unit/pipeline", "tests/unit/test_progress.py",
+    "tests/system/test_training.py", "tests/distributed/test_training.py",
 )  # fmt: skip
 """That go all ways between them."""
 

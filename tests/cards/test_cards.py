@@ -156,7 +156,7 @@ def test_converted_weights_are_checked_and_answer(
     folder, ours = families[family], tmp_path / "ours"
     found = run_alone(machine, "convert_checkpoint.py", "--from-hf", folder / "model", "--output-dir", ours, "--check")
     assert found["logit_difference"] < 1e-4
-    if family == "internvl3.5":
+    if family in ("internvl3.5", "qwen3-vl-moe"):
         words = ["tests/cards/answers.py", *map(str, (folder / "model", ours, folder / "run/data"))]
         assert "all answered" in run_ranks("cards.run", 1, words, server=machine)
 
@@ -168,7 +168,9 @@ def verdict_part(machine: str, ranks: int, *words: object) -> Any:
 
 
 @pytest.mark.parametrize("machine", [CARDS, ENGINE_CARDS], ids=["local", "engine"])
-def test_every_part_of_the_verdict_runs(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_of_the_verdict_runs(
+    machine: str, families: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of `benchmarks/gpu.py`, all with small models; each is within its limit."""
 
     def run(ranks: int, *words: str, hide_gpu: bool = False, **_: Any) -> Any:
@@ -178,7 +180,8 @@ def test_every_part_of_the_verdict_runs(machine: str, tmp_path: Path, monkeypatc
         return verdict_part(machine, ranks, *words)
 
     monkeypatch.setattr(gpu, "run_part", run)
-    for name, value in (("WAITS_OF", ("tiny",)), ("HOST_OF", ("tiny",)), ("TRAINED", "tiny")):
+    every = tuple(str(folder / "model") for folder in families.values())
+    for name, value in (("WAITS_OF", every), ("HOST_OF", ("tiny",)), ("TRAINED", "tiny")):
         monkeypatch.setattr(gpu, name, value)
     monkeypatch.setattr(gpu, "TRAINED_BUDGETS", ("2", "64"))
     monkeypatch.setattr(gpu, "ITERATIONS", "6")

@@ -29,7 +29,7 @@ def note(key: str, value: Any) -> Any:
     answer = bool(value)
     if (key, answer) not in _known:
         _known.add((key, answer))
-        line = json.dumps([key, answer, os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]])
+        line = json.dumps([key, answer, os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]])
         with Path(os.environ["NOTED"]).open("a") as notes:
             notes.write(line + "\n")
     return value

@@ -172,3 +172,11 @@ def test_every_row_is_tried() -> None:
 def test_a_flag_given_as_it_is_anyway_needs_nothing() -> None:
     read_arguments(f"{COMPLETE} --lr-wsd-decay-style exponential --hysteresis 2 --sgd-momentum 0.9".split())
     read_arguments(f"{COMPLETE} --optimizer sgd --adam-beta1 0.9 --timelines 0".split())
+
+
+def test_wandb_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = f"{COMPLETE} --wandb-project p --wandb-exp-name e --wandb-save-dir here".split()
+    with pytest.raises(UserError, match="--wandb-project p needs the package wandb"):
+        read_arguments(words)
+    monkeypatch.setattr(platform, "installed", lambda _: True)
+    assert read_arguments(words).args.wandb_project == "p"

@@ -1,0 +1,170 @@
+"""The answers of machines that no other test stands on: with Apex, with flash-attn, newer than Hopper, of any name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.datasets import utils as dataset_utils
+from megatron.core.optimizer import clip_grads, distrib_optimizer
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from benchmarks import gpu
+from megatron.vlm import platform
+from megatron.vlm.models.configs import core_multiplies
+from megatron.vlm.models.groups import weight_gradient
+from megatron.vlm.preflight import memory
+from megatron.vlm.preflight.findings import Note
+from omnibal_ext.architectures.presets import TINY
+from tests.programs import PATH, environment
+
+GIB = 2**30
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """This process takes its machine for one with GPUs."""
+    monkeypatch.setattr(platform, "HAS_CUDA", True)
+    return monkeypatch
+
+
+class Event:
+    """Of a device that is a step behind its host."""
+
+    waited = 0
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None:
+        Event.waited += 1
+
+
+def test_what_is_read_from_a_device_is_waited_for_where_it_is_needed(cuda: pytest.MonkeyPatch) -> None:
+    """And not before: the host goes on meanwhile."""
+    cuda.setattr(torch.cuda, "Event", Event)
+    Event.waited = 0
+    reading = platform.Reading(torch.tensor([[1, 2], [3, 4]]))
+    assert Event.waited == 0
+    assert reading.numbers() == [[1, 2], [3, 4]]
+    assert Event.waited == 1
+
+
+def test_a_gpu_s_memory_is_its_own(cuda: pytest.MonkeyPatch) -> None:
+    cuda.setattr(torch.cuda, "memory_allocated", lambda: 7)
+    cuda.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * GIB))
+    assert platform.allocated_bytes() == 7
+    assert platform.device_memory() == 80 * GIB
+
+
+@pytest.mark.parametrize(("save", "available", "enough"), [("here", 11, False), ("here", 12, True), ("", 1, True)])
+def test_a_host_of_gpus_has_room_for_a_save_alone(
+    cuda: pytest.MonkeyPatch, save: str, available: int, enough: bool
+) -> None:
+    """Of its own ranks: four of sixteen."""
+    cuda.setenv("LOCAL_WORLD_SIZE", "4")
+    cuda.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=available * GIB))
+    args: Any = SimpleNamespace(save=save, world_size=16)
+    assert isinstance(memory.check_host_memory(args, TINY, 48 * GIB - 16 * (available == 12)), Note) == (not enough)
+
+
+@pytest.mark.parametrize(
+    ("capability", "left_out"), [((8, 0), False), ((9, 0), False), ((10, 0), True), ((12, 1), True)]
+)
+def test_empty_groups_are_filled_behind_hopper(
+    cuda: pytest.MonkeyPatch, capability: tuple[int, int], left_out: bool
+) -> None:
+    cuda.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert platform.empty_groups_are_left_out() == left_out
+
+
+def test_an_empty_group_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the product leaves there is not looked at."""
+    rows, grad, ends = torch.randn(5, 8), torch.randn(5, 4), torch.tensor([2, 2, 5, 5], dtype=torch.int32)
+    wanted = weight_gradient(rows, grad, ends)
+
+    def leaves_out(*arguments: Any, **how: Any) -> torch.Tensor:
+        found = wanted.clone()
+        found[[1, 3]] = torch.nan
+        return found
+
+    monkeypatch.setattr("megatron.vlm.models.groups.grouped_mm", leaves_out)
+    monkeypatch.setattr(platform, "empty_groups_are_left_out", lambda: True)
+    found = weight_gradient(rows, grad, ends)
+    assert torch.equal(found, wanted)
+    assert not found[[1, 3]].any()
+
+
+@pytest.mark.parametrize(("asked", "apex"), [(True, True), (True, False), (False, True)])
+def test_core_s_linear_layers_add_to_sums_with_apex_alone(
+    monkeypatch: pytest.MonkeyPatch, asked: bool, apex: bool
+) -> None:
+    monkeypatch.setattr(platform, "HAS_APEX", apex)
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
+    config.gradient_accumulation_fusion = asked
+    assert core_multiplies(config).gradient_accumulation_fusion == (asked and apex)
+    assert config.gradient_accumulation_fusion == asked
+
+
+@pytest.mark.parametrize("apex", [False, True])
+def test_fused_sums_are_a_default_with_apex(monkeypatch: pytest.MonkeyPatch, apex: bool) -> None:
+    monkeypatch.setattr(platform, "HAS_APEX", apex)
+    assert ("gradient_accumulation_fusion" in platform.megatron_defaults()) == (not apex)
+
+
+def test_what_works_is_not_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel for the norm, an optimizer that keeps its state, a start that finds what it compiles."""
+    optimizer, norm = distrib_optimizer.DistributedOptimizer, object()
+    before, compiles = optimizer.state_dict, object()
+    monkeypatch.setattr(clip_grads, "l2_norm_impl", norm)
+    monkeypatch.setattr(distrib_optimizer, "HAVE_APEX_OR_TE", True)
+    monkeypatch.setattr(dataset_utils, "compile_helpers", compiles)
+    monkeypatch.setattr(platform, "installed", lambda _: False)
+    for mend in (platform.mend_gradient_norm, platform.mend_distributed_optimizer, platform.mend_start):
+        mend.__wrapped__()
+    assert clip_grads.l2_norm_impl is norm
+    assert optimizer.state_dict is before
+    assert dataset_utils.compile_helpers is compiles
+
+
+ASK = """
+import json, sys
+import torch
+torch.cuda.is_available = lambda: True
+from megatron.vlm import platform
+platform.prepare()
+import apex, flash_attn
+print(json.dumps([platform.HAS_FLASH_ATTENTION, platform.HAS_APEX, apex.__name__, platform.UNUSABLE]))
+"""
+
+
+@pytest.mark.starts
+def test_apex_and_flash_attention_count_where_they_work(tmp_path: Path) -> None:
+    """And Megatron finds them."""
+    for module in ("apex", "flash_attn", "amp_C", "fused_weight_gradient_mlp_cuda"):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").touch()
+    found = environment(PYTHONPATH=":".join([*PATH, str(tmp_path)]))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ASK], env=found, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == [True, True, "apex", {}]
+
+
+@pytest.mark.parametrize(("name", "file"), [("NVIDIA L4", "nvidia-l4"), ("NVIDIA H100 80GB HBM3", "h100")])
+def test_a_verdict_is_kept_under_the_gpu_s_name(
+    cuda: pytest.MonkeyPatch, name: str, file: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cuda.setattr(platform, "device_name", lambda: name)
+    cuda.setattr(gpu, "PARTS", {"nothing": lambda _: None})
+    cuda.setattr(gpu, "RESULTS", tmp_path / "results")
+    cuda.setattr("sys.argv", ["gpu.py", "--minutes", "1"])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == 0
+    assert f"{file}.json: all within their limits" in capsys.readouterr().out.replace("\n", "")
+    assert json.loads((tmp_path / f"results/{file}.json").read_text())["device"] == name
