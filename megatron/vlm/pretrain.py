@@ -35,6 +35,7 @@ from megatron.vlm.meters import EvaluationMeter, Pace, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
 from megatron.vlm.mishaps import BadSamples, BadSteps, Hosts
 from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
@@ -154,6 +155,8 @@ class Trainer:
             packs.begin_iteration()
         while True:
             self.bad_steps.begin(number)
+            if training:
+                begin_draws(self.args.seed, number)
             with self.stages.iteration(training):
                 records = self.executor(**arguments)
             if not self.hosts.any(bool(bad_samples.found)):
