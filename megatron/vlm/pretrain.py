@@ -27,7 +27,7 @@ from megatron.vlm.checkpoint.run import describe_run
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, Packs, first_iteration, samples_before
 from megatron.vlm.data.sources import Sources
-from megatron.vlm.ending import run_rank
+from megatron.vlm.ending import UnfinishedError, run_rank
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.journal import Journal
 from megatron.vlm.loss import REDUCTIONS, token_weights, weigh_samples, weighted_loss
@@ -233,6 +233,10 @@ def _train(inputs: TrainingInputs) -> None:
         model_provider=trainer.model,
         get_embedding_ranks=embedding_ranks(trainer.plan),
     )
+    if trainer.iteration < args.train_iters and not args.skip_train:
+        raise UnfinishedError(
+            f"the run ended after iteration {trainer.iteration} of {args.train_iters}; nothing says why"
+        )
     trainer.recorder.close()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -27,7 +27,7 @@ from megatron.training import get_args, training
 from megatron.training.checkpointing import load_checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron.vlm.checkpoint.folder import INTEGRITY, Checkpoints, Save, none_whole
+from megatron.vlm.checkpoint.folder import INTEGRITY, Checkpoints, Save, none_whole, not_given
 from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, seal_together
 from megatron.vlm.checkpoint.safe import guarded
 from omnibal_ext.errors import UserError
@@ -119,7 +119,7 @@ def believe(args: Namespace) -> None:
     else:
         raise UserError(none_whole(checkpoints.folder, faults))
     if faults and not own:
-        raise UserError(f"--from {checkpoints.folder}: {faults[0]}; {save.path.name} is whole: name it in its tracker")
+        raise UserError(not_given(checkpoints.folder, faults[0], save))
     if faults and dist.get_rank() == 0:
         print(f"warning: going on from the newest whole save, {save.path}", flush=True)
     if own and not args.ckpt_step:
