@@ -134,6 +134,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     check_expert_ranks(architecture, known.expert_model_parallel_size)
     platform.mend_start()
     platform.mend_distributed_optimizer()
+    platform.mend_momentum()
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
         args = parse_args(lambda _: parser)
         check_together(given, args, parser)
