@@ -114,7 +114,7 @@ class Trainer:
     def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
         first, end = self.plan.stages[stage_number(self.plan.placement, vp_stage)].layers
         return PackDataset(
-            ChatDataset(data),
+            ChatDataset(data, checks_images=self.args.image_checksums),
             PackedIndex.open(packs),
             Needs.of(self.plan.chain[first:end], self.architecture.language.experts is not None),
             sequence_multiple(self.args),
