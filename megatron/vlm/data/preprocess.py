@@ -35,7 +35,7 @@ def preprocess(job: Job, workers: int = 1, max_rejects: int | None = None) -> di
 
     Of such a folder the images are looked at again if they are to be decoded.
 
-    Raises `UserError` if the output folder holds something else, if more lines than `reject_limit` cannot be used, or if
+    Raises `UserError` if the output folder holds something else, if more lines than `reject_limit` are unusable, or if
     images of such a folder are not what they were.
     """
     with working_on(job.output):
