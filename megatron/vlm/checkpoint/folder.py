@@ -30,11 +30,15 @@ TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
 INTEGRITY = "integrity.json"
 """Megatron's --verify-integrity writes a file of this name; ours has its fields and more, by all ranks."""
+ASIDE = ".aside"
+"""Ends the name of a save that was newer than the one that its run was put back to."""
 MOST_TRACKED = 2**10
 SMALL = 2**26
 """Bytes of a file that is read whole wherever a save is looked at; data files are read before they are loaded."""
 OLDER = "take an older save, or make it anew"
-_FACTS = sealed_by(record({"files": mapping(text), "sizes": mapping(whole()), "run": mapping(anything)}))
+_FACTS = sealed_by(
+    record({"files": mapping(text), "sizes": mapping(whole()), "run": mapping(anything)}, {"save": text})
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Save:
 
     @cached_property
     def integrity(self) -> dict[str, Any]:
-        """What integrity.json says: `files` {name: SHA-256}, `sizes` {name: bytes}, `run`.
+        """What integrity.json says: `save`, its folder's name, `files` {name: SHA-256}, `sizes` {name: bytes}, `run`.
 
         Raises UserError if it is missing or damaged.
         """
@@ -67,6 +71,9 @@ class Save:
         """
         if trust and not (self.path / INTEGRITY).exists() and (self.path / ".metadata").is_file():
             return
+        own = self.path.name.removesuffix(ASIDE)
+        if (said := self.integrity.get("save", own)) != own:  # which Megatron would call the iteration of its name
+            raise UserError(f"{self.path}: is a copy of {said!r} under another name; take it away")
         listed = self.integrity["sizes"]
         if strange := sorted({path.name for path in self.path.iterdir()} - {*listed, INTEGRITY}):
             raise UserError(f"{self.path}: {strange[0]!r} is none of the files that {INTEGRITY} lists; remove it")
@@ -84,6 +91,7 @@ def seal(save: Path, files: Mapping[str, tuple[int, str]], run: Mapping[str, Any
     """Write a save's integrity.json: size and SHA-256 of its files. The save is whole then."""
     facts = {
         "algorithm": "sha256",
+        "save": save.name,
         "files": {name: checksum for name, (_, checksum) in sorted(files.items())},
         "sizes": {name: size for name, (size, _) in sorted(files.items())},
         "run": run,

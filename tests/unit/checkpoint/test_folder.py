@@ -176,6 +176,19 @@ def test_a_copy_of_a_save_is_none_that_megatron_would_load(folder: Path) -> None
     ]  # fmt: skip
     flip(newest / "__0_0.distcp")
     assert believed(folder) == 20
+    shutil.rmtree(newest)
+    shutil.copytree(folder / "iter_0000010", newest)  # whole, of another iteration
+    (folder / TRACKER).write_text("30")
+    assert believed(folder) == 20
+    with pytest.raises(UserError, match="iter_0000030: is a copy of 'iter_0000010' under another name"):
+        Save(newest, 30).check()
+
+
+def test_a_save_of_before_saves_knew_their_names_is_whole(folder: Path) -> None:
+    path = folder / "iter_0000030" / "integrity.json"
+    path.write_text(json.dumps(sealed({name: value for name, value in json.loads(path.read_text()).items()
+                                       if name != "save"})))  # fmt: skip
+    assert believed(folder) == 30
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a link to nothing", "a pipe"])
