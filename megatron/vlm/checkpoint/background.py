@@ -9,6 +9,7 @@
 import multiprocessing
 import os
 import queue
+import threading
 from multiprocessing.managers import SyncManager
 from typing import Any
 
@@ -30,11 +31,16 @@ def install(asynchronous: bool) -> None:
 
 def write(*arguments: Any) -> None:
     """What the process beside a rank does."""
+    threading.Thread(target=_end_with_rank, daemon=True).start()
+    _LOOP(*arguments)
+
+
+def _end_with_rank() -> None:
+    """The system would tell of the process that forked this one, which may be a server of the rank's."""
     rank = multiprocessing.parent_process()
     assert rank is not None
-    assert rank.pid is not None
-    end_with(rank.pid)  # also if it has gone while this one imported
-    _LOOP(*arguments)
+    rank.join()
+    os._exit(1)
 
 
 def _prepare_copies(self: Any, *arguments: Any) -> None:
