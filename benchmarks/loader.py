@@ -64,8 +64,10 @@ def main() -> None:
         folder = Path(name)
         data, index = photographs(folder, arguments.images)
         reader, other = (PackDataset(data, index, EVERYTHING, decodes=decodes) for decodes in (True, False))
+        unchecked = PackDataset(ChatDataset(data.folder, checks_images=False), index, EVERYTHING)
         reads: dict[str, Callable[[int], object]] = {
             "the rank that decodes": reader.__getitem__,
+            "the same, images not compared": unchecked.__getitem__,
             "another tensor-parallel rank": other.__getitem__,
             "decoding and normalising (baseline)": lambda pack: as_loaders_do(reader, pack),
         }
@@ -75,10 +77,11 @@ def main() -> None:
     rows = [(what, f"{taken * 1e3:.1f}", f"{1 / taken:,.1f}") for what, taken in seconds.items()]
     title = f"{len(packs)} packs of {VIT_BUDGET} tiles and {LLM_BUDGET} tokens at most ({tiles:.1f} tiles on average)"
     print_table(title, ("on one core", "ms a pack", "packs/s"), rows)
-    decodes, light, baseline = seconds.values()
+    decodes, unchecked_decodes, light, baseline = seconds.values()
     rows = [demand(*model, arguments.device, decodes) for model in MODELS]
     columns = ("model", "TP", "PP", "packs/s", "cores that decode", "--num-workers")
     print_table(f"{GPUS_A_NODE} x {arguments.device} (analytic, no bubble)", columns, rows)
+    print(f"comparing images with what was preprocessed: {decodes / unchecked_decodes:.2f}x")
     tensor = 4
     print(
         f"core seconds of a pack at TP={tensor} against every rank decoding and normalising: "

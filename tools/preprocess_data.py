@@ -70,7 +70,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--normalize", choices=list(NORMALIZATIONS), help=usual["normalize"])
     add("--max-tokens", type=positive, help="reject longer samples, unless --shorten makes them fit")
     add("--shorten", nargs="+", choices=WAYS, default=(), help="ways to shorten them, tried in this order")
-    add("--decode-images", action="store_true", help="decode every image: slow, finds flipped bits too")
+    add("--decode-images", action="store_true", help="decode every image: slow; of a dataset that is there, again")
+    add("--no-image-checksums", dest="image_checksums", action="store_false", help="read headers of images only")
     add("--system-message", help='for conversations without one; "" for none')
     add("--max-rejects", type=int, help="fail if more lines than this cannot be used (default 1%%, at least 10)")
     add("--shard", type=str, metavar="I/N", help="prepare only every N-th part from I on, and do not join")
@@ -100,6 +101,7 @@ def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, Choice]) -> R
         max_tokens=arguments.max_tokens,
         shorten=tuple(arguments.shorten),
         decode_images=arguments.decode_images,
+        image_checksums=arguments.image_checksums,
         system_message=arguments.system_message,
         normalization=chosen["normalize"],
         markup=chosen["image-markup"],

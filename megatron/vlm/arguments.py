@@ -87,6 +87,9 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
         "--max-bad-samples", type=int, default=100, metavar="N", help="samples whose images may break while training"
     )
     group.add_argument(
+        "--no-image-checksums", dest="image_checksums", action="store_false", help="take changed images as they are"
+    )
+    group.add_argument(
         "--max-bad-steps", type=int, default=5, metavar="N", help="steps in a row that may be not finite and left out"
     )
     group.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
@@ -135,6 +138,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     platform.mend_start()
     platform.mend_distributed_optimizer()
     platform.mend_gradient_norm()
+    platform.mend_momentum()
     with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
         args = parse_args(lambda _: parser)
         check_together(given, args, parser)

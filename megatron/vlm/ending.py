@@ -4,6 +4,7 @@
 |---|---|
 | done | 0 |
 | our fault: an exception | 1, and the traceback |
+| before its end, and nothing says why: Megatron has places where it ends a program without a number | 1 |
 | the user's input | 2 |
 | Ctrl-C, SIGTERM | 130, 143 |
 
@@ -23,6 +24,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from torch.distributed import TCPStore
 
@@ -30,7 +32,12 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.lifeline import end_with
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+UNSAID = "Megatron ended the run without an exit code; why, if it has said so, is in its last lines above"
 GRACE = 0.3  # seconds in which a signal reaches all ranks, before the first of them closes its connections
+
+
+class UnfinishedError(Exception):
+    """A run came to an end that is not its own, and nothing says why."""
 
 
 def run_rank(main: Callable[[], None]) -> None:
@@ -44,14 +51,22 @@ def run_rank(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        _speak(f"error: {error}")
-        _tell_torchrun(f"error: {error}")
-        sys.exit(2)
+        _give_up(str(error), 2)
+    except (UnfinishedError, SystemExit) as ended:
+        if isinstance(ended, SystemExit) and ended.code is not None:
+            raise
+        _give_up(UNSAID if isinstance(ended, SystemExit) else str(ended), 1)
     except Exception:
         if stopped.is_set():  # a neighbour has gone: the watcher ends this rank too
             time.sleep(60 * GRACE)
         _is_first_to_speak()  # that torchrun stops the others needs no line
         raise
+
+
+def _give_up(reason: str, code: int) -> NoReturn:
+    _speak(f"error: {reason}")
+    _tell_torchrun(f"error: {reason}")
+    sys.exit(code)
 
 
 def _watch_signals() -> threading.Event:

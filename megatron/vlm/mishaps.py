@@ -1,7 +1,7 @@
 """What goes wrong inside an iteration, found by all ranks together so that they stay in step.
 
-1. A sample whose images cannot be read any more has stand-ins of their shape: it is named, weighs nothing in the loss
-   from then on, and the iteration is run again, as the ranks that weigh did not know.
+1. A sample whose images cannot be read any more, or are not what was preprocessed, has stand-ins of their shape: it is
+   named, weighs nothing in the loss from then on, and the iteration is run again, as the ranks that weigh did not know.
 2. A loss or a gradient that is not finite: microbatches and samples are named, and the optimizer leaves the step out.
    So it does where gradients overflow under a loss scale, which falls until they do not; one that cannot fall is said.
 
@@ -85,7 +85,7 @@ class BadSamples:
             )
         if len(self.known) > self.limit:
             raise UserError(
-                f"{len(self.known)} samples of {self.data} have images that cannot be read, limit {self.limit}: "
+                f"{len(self.known)} samples of {self.data} have images that cannot be used, limit {self.limit}: "
                 f"{new[min(new)]}; see to the images, or raise --max-bad-samples"
             )
 

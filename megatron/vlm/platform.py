@@ -375,6 +375,27 @@ def mend_distributed_optimizer() -> None:
     cls._set_main_param_and_optimizer_states = set_states
 
 
+@cache
+def mend_momentum() -> None:
+    """Let SGD resume (megatron-core 0.19): loading wants the state that an optimizer starts from, and core makes none.
+
+    A momentum of zeros becomes the first gradient, as does none.
+    """
+    from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+    original = MegatronOptimizer.__init__
+
+    def start(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for weight in group["params"] if group.get("momentum") else ():
+                optimizer.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+
+    def init(self: Any, optimizer: torch.optim.Optimizer, config: Any, init_state_fn: Any = None) -> None:
+        original(self, optimizer, config, init_state_fn or start)
+
+    MegatronOptimizer.__init__ = init
+
+
 class CudaIs(TorchFunctionMode):
     """Sends tensors that ask for CUDA to another device."""
 

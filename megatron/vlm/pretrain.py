@@ -28,7 +28,7 @@ from megatron.vlm.checkpoint.run import describe_run
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, Packs, first_iteration, samples_before
 from megatron.vlm.data.sources import Sources
-from megatron.vlm.ending import run_rank
+from megatron.vlm.ending import UnfinishedError, run_rank
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.journal import Journal
 from megatron.vlm.loss import REDUCTIONS, token_weights, weigh_samples, weighted_loss
@@ -36,6 +36,7 @@ from megatron.vlm.meters import EvaluationMeter, Pace, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
 from megatron.vlm.mishaps import BadSamples, BadSteps, Hosts
 from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
@@ -119,7 +120,7 @@ class Trainer:
     def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
         first, end = self.plan.stages[stage_number(self.plan.placement, vp_stage)].layers
         return PackDataset(
-            ChatDataset(data),
+            ChatDataset(data, checks_images=self.args.image_checksums),
             PackedIndex.open(packs),
             Needs.of(self.plan.chain[first:end], self.architecture.language.experts is not None),
             sequence_multiple(self.args),
@@ -161,6 +162,8 @@ class Trainer:
             packs.begin_iteration()
         while True:
             self.bad_steps.begin(number)
+            if training:
+                begin_draws(self.args.seed, number)
             with self.stages.iteration(training):
                 records = self.executor(**arguments)
             if not self.hosts.any(bool(bad_samples.found)):
@@ -240,6 +243,10 @@ def train(trainer: Trainer) -> None:
         model_provider=trainer.model,
         get_embedding_ranks=embedding_ranks(trainer.plan),
     )
+    if trainer.iteration < args.train_iters and not args.skip_train:
+        raise UnfinishedError(
+            f"the run ended after iteration {trainer.iteration} of {args.train_iters}; nothing says why"
+        )
     trainer.recorder.close()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -102,13 +102,16 @@ def apply_weights(args: Namespace, weights: Weights) -> None:
     args.exit_on_missing_checkpoint = own
 
 
-def check_weights(weights: Weights, architecture: Architecture, trust: bool = False) -> None:
-    """Raise UserError unless the weights are of this model: its sizes, and the layers in the checkpoint.
+def check_weights(
+    weights: Weights, architecture: Architecture, trust: bool = False, step: int | None = None
+) -> OurCheckpoint | None:
+    """The checkpoint that the weights come from, if any: of `step` (--ckpt-step), or the newest.
 
-    Only tables of contents are read.
+    Raises UserError unless they are of this model, its sizes and layers, and of a save that is whole; of weights that
+    were given, the one that their tracker names. Only tables of contents are read.
     """
     if weights.folder is None:
-        return
+        return None
     if weights.model_folder:
         found = preset(str(weights.model_folder))
         if unlike := differences(found, architecture):
@@ -119,8 +122,12 @@ def check_weights(weights: Weights, architecture: Architecture, trust: bool = Fa
             )
     if weights.kind == "unconverted":
         KeyMap.of(weights.folder, WeightFolder(weights.folder).stored)
-    else:
-        _check_contents(OurCheckpoint(weights.folder, trust), architecture)
+        return None
+    if weights.kind == "given":
+        Checkpoints(weights.folder).given(step, trust)
+    checkpoint = OurCheckpoint(weights.folder, trust, step)
+    _check_contents(checkpoint, architecture)
+    return checkpoint
 
 
 def _path(name: str | None) -> Path | None:

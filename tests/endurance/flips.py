@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
-from tests.endurance.kills import prepare, start
+from tests.endurance.kills import prepare, undisturbed
 
 
 def main() -> None:
@@ -24,8 +24,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     prepare(arguments.folder)
-    if not (arguments.folder / "alone/checkpoints/iter_0000008").exists():
-        assert start(arguments.folder, "alone", 8).wait() == 0
+    undisturbed(arguments.folder, 8)
     print(dict(flip_all(arguments.folder, arguments.flips, arguments.seed)))
 
 

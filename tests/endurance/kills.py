@@ -1,9 +1,10 @@
-"""A run that is killed again and again ends as one that is left alone: bit-equal weights, every loss, no process left.
+"""A run that is killed again and again ends as one that is left alone: bit-equal states, every loss, no process left.
 
 python -m tests.endurance.kills FOLDER [--kills 20] [--iterations 200] [--seed 0] [--times 1] [--forks]
 
-FOLDER gets demo data, an undisturbed run and a disturbed one. Launcher, torchrun and ranks are killed (the launcher
-also stopped, by SIGTERM) at random moments, in steps and in saves; the same command starts the run again.
+FOLDER gets demo data, an undisturbed run and a disturbed one, both with dropout, evaluations, workers that read images
+and saves that are written while training goes on. Launcher, torchrun and ranks are killed (the launcher also stopped,
+by SIGTERM) at random moments, in steps and in saves; the same command starts the run again.
 """
 
 import argparse
@@ -14,14 +15,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from omnibal_ext.run_metrics import training_intervals
+from omnibal_ext.run_metrics import evaluations, training_intervals
 from tests.programs import ROOT, environment, warm_interpreter
 
 SAVE_INTERVAL = 4
+DRAWING = ("--hidden-dropout", 0.1, "--attention-dropout", 0.1, "--eval-interval", 3)
+BESIDE = ("--num-workers", 1, "--async-save", "--use-persistent-ckpt-worker", "--async-strategy", "mcore")
+"""What goes on beside training, in processes that take long to start."""
 DEADLINE = 600.0
 """Seconds without progress after which the run is taken for hung."""
 VICTIMS = ("launcher", "torchrun", "rank 0", "rank 1")
@@ -43,38 +49,46 @@ def main() -> None:
     python = warm_interpreter() if arguments.forks else sys.executable
     prepare(arguments.folder, python)
     for seed in range(arguments.seed, arguments.seed + arguments.times):
-        said = survive(arguments.folder, arguments.kills, arguments.iterations, seed, python)
+        said = survive(arguments.folder, arguments.kills, arguments.iterations, seed, python, (*DRAWING, *BESIDE))
         print(f"seed {seed}: {said}", flush=True)
 
 
 def prepare(folder: Path, python: str = sys.executable) -> None:
-    """Demo data and its packs, once."""
-    if (folder / "packs").exists():
+    """Demo data and their packs, to train on and held out, once."""
+    if (folder / "held-out-packs").exists():
         return
-    demo, data = folder / "demo", folder / "data"
-    preprocess = ["--input", demo / "train.jsonl", "--image-root", demo, "--output-dir", data, "--tokenizer-model",
-                  demo / "tokenizer.model", "--chat-template", "internlm2-chat", "--tile-size", 32,
-                  "--tokens-per-tile", 4, "--max-tiles", 32]  # fmt: skip
-    for name, words in (
-        ("make_demo_data.py", ["--output-dir", demo, "--samples", 60, "--heldout-samples", 1]),
-        ("preprocess_data.py", preprocess),
-        ("pack_data.py", ["--data", data, "--method", "isf", "--vit-budget", 40, "--llm-budget", 320, "--micro-batches",
-                          4, "--output-dir", folder / "packs"]),
-    ):  # fmt: skip
+    demo = folder / "demo"
+    commands: list[tuple[str, list[object]]] = [
+        ("make_demo_data.py", ["--output-dir", demo, "--samples", 60, "--heldout-samples", 8])
+    ]
+    for lines, data, packs in (("train", "data", "packs"), ("heldout", "held-out", "held-out-packs")):
+        commands += [
+            ("preprocess_data.py", ["--input", demo / f"{lines}.jsonl", "--image-root", demo, "--output-dir",
+                                    folder / data, "--tokenizer-model", demo / "tokenizer.model", "--chat-template",
+                                    "internlm2-chat", "--tile-size", 32, "--tokens-per-tile", 4, "--max-tiles", 32]),
+            ("pack_data.py", ["--data", folder / data, "--method", "isf", "--vit-budget", 40, "--llm-budget", 320,
+                              "--micro-batches", 4, "--output-dir", folder / packs]),
+        ]  # fmt: skip
+    for name, words in commands:
         command = [python, "-W", "ignore", str(ROOT / "tools" / name), *map(str, words)]
         subprocess.run(command, env=environment(), check=True, stdout=subprocess.DEVNULL)
 
 
-def survive(folder: Path, kills: int, iterations: int, seed: int, python: str = sys.executable) -> str:
+def survive(
+    folder: Path,
+    kills: int,
+    iterations: int,
+    seed: int,
+    python: str = sys.executable,
+    flags: Sequence[object] = DRAWING,
+) -> str:
     """What became of the disturbed run, in a line; AssertionError where it is not as the other."""
-    if not (folder / "alone").exists() or reached(folder, "alone") != iterations:
-        shutil.rmtree(folder / "alone", ignore_errors=True)
-        assert start(folder, "alone", iterations, python).wait() == 0
+    undisturbed(folder, iterations, python, flags)
     shutil.rmtree(folder / "killed", ignore_errors=True)
     moments, done, starts = random.Random(seed), 0, 0
     while True:
         starts += 1
-        launcher = start(folder, "killed", iterations, python)
+        launcher = start(folder, "killed", iterations, python, *flags)
         if done < kills and kill_amid(launcher, folder, iterations, moments):
             done += 1
         else:
@@ -83,8 +97,15 @@ def survive(folder: Path, kills: int, iterations: int, seed: int, python: str = 
                 break
     same(folder, iterations)
     return (
-        f"{done} kills, {starts} starts, {iterations} iterations: weights and losses are bit-equal, no process is left"
+        f"{done} kills, {starts} starts, {iterations} iterations: states and losses are bit-equal, no process is left"
     )
+
+
+def undisturbed(folder: Path, iterations: int, python: str = sys.executable, flags: Sequence[object] = DRAWING) -> None:
+    """The run that is left alone, once."""
+    if reached(folder, "alone") != iterations:
+        shutil.rmtree(folder / "alone", ignore_errors=True)
+        assert start(folder, "alone", iterations, python, *flags).wait() == 0
 
 
 def start(
@@ -92,8 +113,9 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """The one command of a run, and more of Megatron's flags."""
     words = ["--preset", "tiny", "--from-scratch", "--data", folder / "data", "--packs", folder / "packs", "--analytic",
-             "a100", "--run-dir", folder / run, "--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--",
-             "--lr", "1e-3", "--train-iters", iterations, "--log-interval", 1, "--save", folder / run / "checkpoints",
+             "a100", "--run-dir", folder / run, "--nproc-per-node", 2, "--pipeline-model-parallel-size", 2,
+             "--eval-data", folder / "held-out", "--eval-packs", folder / "held-out-packs", "--", "--lr", "1e-3",
+             "--train-iters", iterations, "--log-interval", 1, "--save", folder / run / "checkpoints",
              "--save-interval", SAVE_INTERVAL, "--use-distributed-optimizer", *more]  # fmt: skip
     command = [python, "-W", "ignore", str(ROOT / "tools/launch.py"), *map(str, words)]
     with (folder / f"{run}.log").open("ab") as log:
@@ -154,18 +176,39 @@ def same(folder: Path, iterations: int) -> None:
     """AssertionError unless both runs ended with the same bits."""
     import torch
 
-    from megatron.vlm.hf.checkpoint import OurCheckpoint
+    from megatron.vlm.checkpoint.folder import Checkpoints
 
-    alone, killed = (OurCheckpoint(folder / run / "checkpoints") for run in ("alone", "killed"))
-    assert alone.save.iteration == killed.save.iteration
-    assert alone.weights.keys() == killed.weights.keys()
-    for name in alone.weights:
-        assert torch.equal(alone.tensor(name), killed.tensor(name)), name
+    saves = [Checkpoints(folder / run / "checkpoints").newest() for run in ("alone", "killed")]
+    assert [save.iteration for save in saves] == [iterations - iterations % SAVE_INTERVAL] * 2
+    alone, killed = (tensors(save.path) for save in saves)
+    assert alone.keys() == killed.keys()
+    for name in alone:
+        assert torch.equal(alone[name], killed[name]), name
+    found = [evaluations(folder / run / "metrics.jsonl") for run in ("alone", "killed")]
+    assert found[0] == found[1]
+    assert found[0]
     losses = [
         [line["loss"] for line in training_intervals(folder / run / "metrics.jsonl")] for run in ("alone", "killed")
     ]
     assert len(losses[0]) == iterations
     assert losses[0] == losses[1]
+
+
+def tensors(save: Path) -> dict[str, Any]:
+    """All tensors of a save, whole: weights and the optimizer's state."""
+    import torch
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    reader = dcp.FileSystemReader(save)
+    entries = reader.read_metadata().state_dict_metadata
+    state: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
 
 
 if __name__ == "__main__":

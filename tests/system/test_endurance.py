@@ -1,4 +1,4 @@
-"""The short forms of `tests.endurance`: runs that are killed, files in which bits flip; and a disk that fills up."""
+"""The short forms of `tests.endurance`: killed runs, flipped bits, changed saves; and a disk that fills up."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatron.vlm.checkpoint.folder import Checkpoints
-from tests.endurance import flips, kills
+from tests.endurance import flips, kills, saves
 from tests.programs import warm_interpreter
 from tests.slurm_cluster import until
 
@@ -28,14 +28,23 @@ def test_a_run_that_is_killed_ends_as_one_left_alone(folder: Path) -> None:
 
 
 def test_flipped_bits_change_nothing_unseen(folder: Path) -> None:
-    if not (folder / "alone/checkpoints").exists():
-        assert kills.start(folder, "alone", 8, warm_interpreter()).wait() == 0
+    kills.undisturbed(folder, 8, warm_interpreter())
     found = flips.flip_all(folder, flips=60, seed=1)
     assert sum(found.values()) == 60
     assert {verdict.partition(": ")[2] for verdict in found} <= {
         "refused", "passed over for an older save", "means the same"
     }  # fmt: skip
     assert sum(count for verdict, count in found.items() if "same" in verdict) < 10
+
+
+def test_what_is_changed_in_the_folder_of_a_save_is_not_loaded_unseen(folder: Path) -> None:
+    kills.undisturbed(folder, 8, warm_interpreter())
+    found = saves.change_all(folder, changes=90, seed=1)
+    assert sum(found.values()) == 90
+    assert {verdict.partition(": ")[2] for verdict in found} <= {
+        "passed over for an older save", "holds what was written"
+    }  # fmt: skip
+    assert sum(count for verdict, count in found.items() if "holds" in verdict) < 10
 
 
 @contextmanager
@@ -53,15 +62,15 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
 def test_a_disk_that_fills_up_in_a_save_is_said_in_a_line_and_nothing_is_lost(folder: Path) -> None:
     """There was room when the run started. What was half written is no save."""
     with small_disk(folder / "disk", 64) as disk:
-        saves = disk / "checkpoints"
-        run = kills.start(folder, "full", 30, warm_interpreter(), "--save", saves, "--save-interval", 15)
+        kept = disk / "checkpoints"
+        run = kills.start(folder, "full", 30, warm_interpreter(), "--save", kept, "--save-interval", 15)
         until(lambda: kills.reached(folder, "full") > 0 or run.poll() is not None, 240)
         with (disk / "others").open("wb") as file, suppress(OSError):
             file.write(bytes(shutil.disk_usage(disk).free - 2**21))
         assert run.wait(240) == 2
         log = (folder / "full.log").read_text()
         said = [line for line in log.splitlines() if line.startswith("error:")]
-        where = f"error: --save {saves}: no space left for the save of iteration 15"
+        where = f"error: --save {kept}: no space left for the save of iteration 15"
         assert said == [f"{where}; make room and start again: the run goes on from its last whole save"]
         assert "Traceback" not in log
-        assert not Checkpoints(saves).exist
+        assert not Checkpoints(kept).exist

@@ -84,6 +84,33 @@ def test_our_own_fault_keeps_its_traceback(tmp_path: Path) -> None:
     assert "ValueError: ours" in said
 
 
+@pytest.mark.parametrize(
+    ("code", "number", "line"),
+    [
+        (
+            "import sys; sys.exit()",
+            1,
+            "error: Megatron ended the run without an exit code; why, if it has said so, is in",
+        ),
+        ("exit()", 1, "error: Megatron ended the run without an exit code"),
+        (
+            "from megatron.vlm.ending import UnfinishedError; raise UnfinishedError('after 3 of 8')",
+            1,
+            "error: after 3 of 8",
+        ),
+        ("import sys; sys.exit(0)", 0, ""),
+        ("import sys; sys.exit(3)", 3, ""),
+    ],
+)
+def test_an_end_that_nobody_gives_a_reason_for_is_none(tmp_path: Path, code: str, number: int, line: str) -> None:
+    ranks = as_ranks_of_one_job(code, 2, tmp_path)
+    said = sorted(rank.communicate(timeout=120)[1] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [number, number]
+    assert said[0] == ""
+    assert said[1].startswith(line)
+    assert said[1].count("\n") == bool(line)
+
+
 def test_a_signal_that_someone_else_handles_is_theirs(tmp_path: Path) -> None:
     """As Megatron's --exit-signal-handler does, which saves a checkpoint first."""
     code = "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: print('saving'))"

@@ -150,3 +150,25 @@ class Waits(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.number += func is torch.ops.aten._local_scalar_dense.default
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_that_is_ready_to_load_a_state_steps_as_it_would(momentum: float) -> None:
+    """Core asks it to make the state that it starts from, and has no way for SGD."""
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.optimizer.optimizer import FP32Optimizer
+
+    platform.mend_momentum()
+    ends = []
+    for asked in (False, True):
+        weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        sgd = torch.optim.SGD([weight], lr=0.1, momentum=momentum)
+        optimizer = FP32Optimizer(sgd, OptimizerConfig(), None)
+        if asked:
+            optimizer.init_state_fn(sgd, optimizer.config)
+            assert bool(sgd.state[weight]) == bool(momentum)
+        for _ in range(3):
+            weight.grad = 2 * weight.detach()
+            sgd.step()
+        ends.append(weight.tolist())
+    assert ends[0] == ends[1]

@@ -1,8 +1,10 @@
 """The trainer obeys its flags and the plan: what is frozen, how losses are weighed, what is recomputed; one rank."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.utils import get_model_config
 
 from megatron.vlm import pretrain
+from megatron.vlm.ending import UnfinishedError
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import again
 from megatron.vlm.pretrain import Trainer
@@ -206,3 +209,36 @@ def test_evaluation_computes_no_gradient(case: tuple[Trainer, Any]) -> None:
     assert len(records) == 2
     assert all(not record["lm loss"].requires_grad for record in records)
     assert all(bool((weight.main_grad == 7.0).all()) for weight in weights)
+
+
+@pytest.mark.parametrize(
+    ("reached", "skips", "ends"), [(3, False, False), (8, False, True), (9, False, True), (0, True, True)]
+)
+def test_a_run_that_ends_before_its_end_has_failed(
+    monkeypatch: pytest.MonkeyPatch, reached: int, skips: bool, ends: bool
+) -> None:
+    """As Megatron's loop returns, for no reason that was asked for."""
+    steps = SimpleNamespace(install=lambda _: None)
+    trainer = MagicMock(iteration=reached, bad_steps=steps)
+    args = SimpleNamespace(train_iters=8, skip_train=skips, save_retain_interval=None, async_save=False)
+    for name in ("platform", "guard", "install", "pretrain", "pretrain_cfg_container_from_args", "embedding_ranks"):
+        monkeypatch.setattr(pretrain, name, MagicMock())
+    monkeypatch.setattr(pretrain, "Trainer", lambda _: trainer)
+    for name in ("barrier", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda: None)
+    inputs = SimpleNamespace(args=args, architecture=None, plan=None)
+    with nullcontext() if ends else pytest.raises(UnfinishedError, match="after iteration 3 of 8; nothing says why"):
+        pretrain._train(inputs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_images_are_compared_unless_the_flag_says_not(monkeypatch: pytest.MonkeyPatch, checks: bool) -> None:
+    asked: dict[str, bool] = {}
+    for name in ("PackedIndex", "PackDataset", "Needs", "sequence_multiple", "parallel_state", "stage_number"):
+        monkeypatch.setattr(pretrain, name, MagicMock())
+    monkeypatch.setattr(pretrain, "ChatDataset", lambda _, **named: asked.update(named))
+    plan = MagicMock()
+    plan.stages.__getitem__.return_value.layers = (0, 1)
+    trainer = SimpleNamespace(args=SimpleNamespace(image_checksums=checks), plan=plan, architecture=MagicMock())
+    Trainer._dataset(trainer, "data", "packs", None)  # type: ignore[arg-type]
+    assert asked == {"checks_images": checks}

@@ -5,12 +5,13 @@ FOLDER/iter_0000120/                       a save of the trainer
 FOLDER/release/                            converted weights
 .../integrity.json                         written last: size and SHA-256 of the save's files, and what run it is of
 
-A save without its integrity.json was not written to its end. Megatron writes the tracker in place: a run that was
+A save without its integrity.json was not written to its end; one with a file that is not listed there is not what was
+written, and core might read that file first. Megatron writes the tracker in place: a run that was
 killed there leaves an empty one, and what lies in the folder decides.
 """
 
-import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,15 +20,25 @@ from typing import Any
 
 from omnibal_ext.checksums import sha256_of
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, mapping, record, text, whole
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.files import read_bytes
+from omnibal_ext.reading.seal import sealed, sealed_by
 from omnibal_ext.records import write_text
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
 INTEGRITY = "integrity.json"
 """Megatron's --verify-integrity writes a file of this name; ours has its fields and more, by all ranks."""
+ASIDE = ".aside"
+"""Ends the name of a save that was newer than the one that its run was put back to."""
+MOST_TRACKED = 2**10
 SMALL = 2**26
 """Bytes of a file that is read whole wherever a save is looked at; data files are read before they are loaded."""
-SEAL = "manifest_hash"
+OLDER = "take an older save, or make it anew"
+_FACTS = sealed_by(
+    record({"files": mapping(text), "sizes": mapping(whole()), "run": mapping(anything)}, {"save": text})
+)
 
 
 @dataclass(frozen=True)
@@ -39,31 +50,34 @@ class Save:
 
     @cached_property
     def integrity(self) -> dict[str, Any]:
-        """What integrity.json says: `files` {name: SHA-256}, `sizes` {name: bytes}, `run`.
+        """What integrity.json says: `save`, its folder's name, `files` {name: SHA-256}, `sizes` {name: bytes}, `run`.
 
         Raises UserError if it is missing or damaged.
         """
         path = self.path / INTEGRITY
-        try:
-            found = json.loads(path.read_bytes())
-            if found.pop(SEAL) == _hash(found):
-                return dict(found)
-        except FileNotFoundError:
-            raise UserError(
-                f"{path}: is missing: the save was not written to its end, or not by this trainer"
-            ) from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass
-        raise UserError(f"{path}: damaged")
+        if not os.path.lexists(path):
+            raise UserError(f"{path}: is missing: the save was not written to its end, or not by this trainer")
+        found = read_json(path, _FACTS, OLDER)
+        if found["files"].keys() != found["sizes"].keys() or any("/" in name for name in found["files"]):
+            raise UserError(f"{path}: does not list the files of one folder with their sizes; {OLDER}")
+        return dict(found)
 
     def check(self, trust: bool = False) -> None:
-        """Raise UserError, saying what is wrong, unless all files are there, of their sizes; small ones are read.
+        """Raise UserError, saying what is wrong, unless all files are there, of their sizes, and no others.
+
+        Small ones are read.
 
         With `trust` a save without integrity.json passes: nobody can say whether it is whole.
         """
         if trust and not (self.path / INTEGRITY).exists() and (self.path / ".metadata").is_file():
             return
-        for name, size in self.integrity["sizes"].items():
+        own = self.path.name.removesuffix(ASIDE)
+        if (said := self.integrity.get("save", own)) != own:  # which Megatron would call the iteration of its name
+            raise UserError(f"{self.path}: is a copy of {said!r} under another name; take it away")
+        listed = self.integrity["sizes"]
+        if strange := sorted({path.name for path in self.path.iterdir()} - {*listed, INTEGRITY}):
+            raise UserError(f"{self.path}: {strange[0]!r} is none of the files that {INTEGRITY} lists; remove it")
+        for name, size in listed.items():
             file = self.path / name
             if not file.is_file():
                 raise UserError(f"{file}: is missing")
@@ -75,13 +89,14 @@ class Save:
 
 def seal(save: Path, files: Mapping[str, tuple[int, str]], run: Mapping[str, Any]) -> None:
     """Write a save's integrity.json: size and SHA-256 of its files. The save is whole then."""
-    record = {
+    facts = {
         "algorithm": "sha256",
+        "save": save.name,
         "files": {name: checksum for name, (_, checksum) in sorted(files.items())},
         "sizes": {name: size for name, (size, _) in sorted(files.items())},
-        "run": json.loads(json.dumps(run)),
+        "run": run,
     }
-    write_text(save / INTEGRITY, json.dumps({**record, SEAL: _hash(record)}, indent=1) + "\n")
+    write_text(save / INTEGRITY, json.dumps(sealed(facts), indent=1) + "\n")
 
 
 def facts_of(file: Path) -> tuple[int, str]:
@@ -99,8 +114,8 @@ class Checkpoints:
     def tracked(self) -> str | None:
         """What the tracker says; None if there is none."""
         try:
-            return (self.folder / TRACKER).read_bytes().decode(errors="replace").strip()
-        except OSError:
+            return read_bytes(self.folder / TRACKER, "", MOST_TRACKED).decode(errors="replace").strip()
+        except UserError:
             return None
 
     @property
@@ -116,8 +131,8 @@ class Checkpoints:
     def saves(self) -> list[Save]:
         """All saves of the trainer, newest first, whole or not."""
         found = [(path, path.name.removeprefix("iter_")) for path in self.folder.glob("iter_*") if path.is_dir()]
-        saves = [Save(path, int(number)) for path, number in found if number.isdecimal()]
-        return sorted(saves, key=lambda save: -save.iteration)
+        saves = [_trainers(self.folder, int(number)) for _, number in found if number.isdecimal() and len(number) < 10]
+        return sorted({save for save in saves if save.path.is_dir()}, key=lambda save: -save.iteration)
 
     def candidates(self, step: int | None = None) -> list[Save]:
         """The saves that a run could go on from, best first: the one tracked, then older ones.
@@ -125,7 +140,7 @@ class Checkpoints:
         Where the tracker names none that is there, all of them. `step` (--ckpt-step) names the only one.
         """
         if step:
-            return [Save(self.folder / f"iter_{step:07d}", step)]
+            return [_trainers(self.folder, step)]
         if self.are_release:
             return [Save(self.folder / RELEASE, 0)]
         saves, tracked = self.saves(), self.tracked or ""
@@ -148,6 +163,15 @@ class Checkpoints:
                 return save
         raise UserError(none_whole(self.folder, faults))
 
+    def given(self, step: int | None = None, trust: bool = False) -> Save:
+        """The best candidate, of weights that were given: no older one takes its place. Raises UserError."""
+        whole, best = self.newest(step, trust), self.candidates(step)[0]
+        try:
+            best.check(trust)
+        except UserError as error:
+            raise UserError(not_given(self.folder, str(error), whole)) from None
+        return best
+
     def track(self, save: Save) -> None:
         """Let the tracker name this save."""
         write_text(self.folder / TRACKER, RELEASE if save.path.name == RELEASE else str(save.iteration))
@@ -163,5 +187,11 @@ def none_whole(folder: Path, faults: list[str]) -> str:
     )
 
 
-def _hash(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+def not_given(folder: Path, fault: str, whole: Save) -> str:
+    """What to say of weights that were given, of which only an older save is whole."""
+    return f"--from {folder}: {fault}; {whole.path.name} is whole: name it in {TRACKER}"
+
+
+def _trainers(folder: Path, iteration: int) -> Save:
+    """As Megatron names it; a copy under another name is none of them."""
+    return Save(folder / f"iter_{iteration:07d}", iteration)

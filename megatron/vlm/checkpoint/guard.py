@@ -8,30 +8,27 @@ Before a load    all files are read and compared; a save that is damaged is pass
 """
 
 import errno
-import multiprocessing
 import os
-import queue
 import shutil
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
-from multiprocessing.managers import SyncManager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.training import get_args, training
+from megatron.training.async_utils import maybe_finalize_async_save
 from megatron.training.checkpointing import load_checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
-from megatron.vlm.checkpoint.folder import INTEGRITY, Checkpoints, Save, none_whole
+from megatron.vlm.checkpoint import background
+from megatron.vlm.checkpoint.folder import ASIDE, INTEGRITY, Checkpoints, Save, none_whole, not_given
 from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, seal_together
 from megatron.vlm.checkpoint.safe import guarded
 from omnibal_ext.errors import UserError
-from omnibal_ext.lifeline import end_with
 from omnibal_ext.units import GIB
 
 SPARE = 2**20
@@ -48,6 +45,7 @@ def install(describe: Describe, retain_interval: int | None, asynchronous: bool)
     save, write = training.save_checkpoint, dist_checkpointing.save
 
     def guarded_save(iteration: int, *arguments: Any, **named: Any) -> None:
+        maybe_finalize_async_save(blocking=True)  # what is being written is no save yet, and would be cleared away
         folder = Path(get_args().save)
         once(lambda: _make_room(folder, iteration, retain_interval))
         try:
@@ -69,19 +67,10 @@ def install(describe: Describe, retain_interval: int | None, asynchronous: bool)
             request.add_finalize_fn(finish)
         return request
 
-    filesystem_async._results_queue = _results_queue(asynchronous)
+    background.install(asynchronous)
     training.save_checkpoint = guarded_save
     training.load_checkpoint = load_whole
     dist_checkpointing.save = sealed_write
-
-
-def _results_queue(asynchronous: bool) -> Any:
-    """By which the writer of a save says that it is done. The process that keeps Megatron's outlives killed ranks."""
-    if not asynchronous:
-        return queue.SimpleQueue()  # the writer is this process
-    manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
-    manager.start(end_with, (os.getpid(),))
-    return manager.Queue()
 
 
 def is_full(folder: Path, error: BaseException) -> bool:
@@ -119,7 +108,7 @@ def believe(args: Namespace) -> None:
     else:
         raise UserError(none_whole(checkpoints.folder, faults))
     if faults and not own:
-        raise UserError(f"--from {checkpoints.folder}: {faults[0]}; {save.path.name} is whole: name it in its tracker")
+        raise UserError(not_given(checkpoints.folder, faults[0], save))
     if faults and dist.get_rank() == 0:
         print(f"warning: going on from the newest whole save, {save.path}", flush=True)
     if own and not args.ckpt_step:
@@ -165,7 +154,7 @@ def _make_room(folder: Path, iteration: int, retain_interval: int | None) -> Non
 
 def _put_aside(save: Save) -> None:
     """Free a save's name; a whole one is kept under another."""
-    aside = save.path.with_name(f"{save.path.name}.aside")
+    aside = save.path.with_name(f"{save.path.name}{ASIDE}")
     shutil.rmtree(aside, ignore_errors=True)
     if (save.path / INTEGRITY).is_file():
         save.path.rename(aside)

@@ -2,7 +2,8 @@
 
 The save holds the hashes of model, dataset and packs, the position in them, and the flags. Model, data and packs must
 be the same, or the position means nothing; schedules of the optimizer too, unless Megatron is told which to take. The
-state of a distributed optimizer lies in buckets, and is of use for the same buckets only. What else differs is named.
+state of an optimizer is of use for one with the same tensors; distributed, it lies in buckets, and is of use for them
+only. What else differs is named.
 """
 
 from argparse import Namespace
@@ -38,6 +39,7 @@ def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dic
         "global_batch_size": args.global_batch_size,
         "consumed_packs": args.consumed_train_samples,
         "expert_ranks": args.expert_model_parallel_size,
+        "optimizer": None if args.no_save_optim else _optimizer(args),
         "buckets": None if args.dist_ckpt_optim_fully_reshardable else _buckets(args, plan),
         "flags": _flags(args),
     }
@@ -47,7 +49,7 @@ def check_goes_on(run: Mapping[str, Any], args: Namespace, architecture: Archite
     """The flags in which a run differs from what a save says of it, as "NAME NOW (was BEFORE)".
 
     Raises UserError if it is no continuation: another model, dataset, packs, or schedule of the optimizer; or if the
-    optimizer's state lies on other experts' ranks, or in other buckets.
+    optimizer's state was not saved, is another optimizer's, lies on other experts' ranks, or in other buckets.
     """
     now = describe_run(args, architecture, plan)
     for name, what in (("model_hash", f"--model {args.preset}"), ("data", f"--data {args.data}"),
@@ -66,6 +68,7 @@ def check_goes_on(run: Mapping[str, Any], args: Namespace, architecture: Archite
             "--use-checkpoint-opt-param-scheduler what was"
         )
     if not (args.finetune or args.no_load_optim):
+        _check_optimizer(run.get("optimizer", {}), _optimizer(args))
         _check_expert_ranks(run.get("expert_ranks", 1), args.expert_model_parallel_size)
         if saved := run.get("buckets"):
             _check_buckets(saved, _buckets(args, plan) or {})
@@ -78,6 +81,39 @@ def _check_expert_ranks(saved: int, now: int) -> None:
         raise UserError(
             f"--expert-model-parallel-size {now}, but the optimizer's state was saved with {saved}; go on with that, "
             "or take the weights without the state, which load at any: --no-load-optim"
+        )
+
+
+def _optimizer(args: Namespace) -> dict[str, Any]:
+    """What decides which tensors the optimizer's state has, by the flags that say it."""
+    scaler = "constant" if args.loss_scale else "dynamic" if args.fp16 else None  # none goes on with either
+    return {
+        "--optimizer": args.optimizer,
+        "--sgd-momentum above 0": args.optimizer == "sgd" and args.sgd_momentum > 0,
+        "--bf16 or --fp16": bool(args.bf16 or args.fp16),
+        "--use-distributed-optimizer": bool(args.use_distributed_optimizer),
+        "loss scale": scaler,
+        "frozen": sorted(args.freeze),
+    }
+
+
+def _check_optimizer(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """`saved` is None of a run that saved no state, and empty of one that was saved before saves told of it."""
+    remedy = "take the weights without the state: --no-load-optim"
+    if saved is None:
+        raise UserError(
+            "the run was saved without the optimizer's state (--no-save-optim) and cannot go on as if nothing had "
+            f"happened; {remedy}, or begin another run with the weights: --from, with a new --save"
+        )
+    differ = [
+        f"{flag} {value} (was {saved[flag]})"
+        for flag, value in now.items()
+        if None not in (value, saved.get(flag)) and flag != "frozen" and value != saved[flag]
+    ]
+    differ += [f"{part} trained (was frozen)" for part in saved.get("frozen", ()) if part not in now["frozen"]]
+    if differ:
+        raise UserError(
+            f"the optimizer's state was saved for another one: {', '.join(differ)}; go on with what was, or {remedy}"
         )
 
 

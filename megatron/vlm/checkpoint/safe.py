@@ -1,6 +1,7 @@
 """What others wrote is read without running it: a pickle may name the classes of checkpoints, and no others."""
 
 import io
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ CLASSES = {
     ("pathlib._local", "PosixPath"),  # Python 3.13
 }  # fmt: skip
 """What a table of contents (.metadata) is made of; and torch's types of numbers."""
+FORCED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+"""Lets torch unpickle anything wherever its caller has not forbidden it, as core has not for a file of its past."""
 
 
 class _TableOfContents(pickle.Unpickler):
@@ -62,13 +65,15 @@ def read_contents(path: Path) -> Metadata:
 def guarded(trust: bool) -> Iterator[None]:
     """Inside, torch's reader of checkpoints unpickles nothing but what is known; with `trust` anything.
 
-    Raises UserError for what is refused. Megatron's own reader allows what Megatron needs (`core.safe_globals`).
+    Raises UserError for what is refused. Megatron's own reader allows what Megatron needs (`core.safe_globals`); the
+    environment cannot allow more.
     """
     if trust:
         yield
         return
     read_metadata, load_bytes = FileSystemReader.read_metadata, DefaultLoadPlanner.load_bytes
     refusals: list[UserError] = []
+    forced = os.environ.pop(FORCED, None)
 
     def read_safely(self: FileSystemReader, *arguments: Any, **named: Any) -> Metadata:
         try:
@@ -96,6 +101,8 @@ def guarded(trust: bool) -> Iterator[None]:
     finally:
         FileSystemReader.read_metadata = read_metadata  # type: ignore[method-assign]
         DefaultLoadPlanner.load_bytes = load_bytes  # type: ignore[method-assign]
+        if forced is not None:
+            os.environ[FORCED] = forced
 
 
 def _refused(what: object, error: object) -> str:

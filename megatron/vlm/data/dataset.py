@@ -4,7 +4,7 @@ tokens.bin/.idx     int32   the LLM's sequence of every sample, one token for ea
                             or place of a video
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
 images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}, and "place" inside the input file;
-                            "film", the frames that are seen of a video
+                            "film", the frames that are seen of a video; "crcs", of its file or of each frame's
 sizes.npz                   tiles, tokens (every image with all its own) and supervised tokens of every sample, and the
                             line of its input file that it was
 manifest.json               tokenizer, special tokens, template, markup, tiling, counts, samples of each file, checksums
@@ -12,6 +12,7 @@ rejected.jsonl              {"file", "line", "reason", "detail"} of every line t
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.utils.data import Dataset
 
 from megatron.vlm.data.anyres import FeatureOrder, feature_order
 from megatron.vlm.data.batches import IGNORED
+from megatron.vlm.data.crc import ChangedError
 from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
 from megatron.vlm.data.manifest import check_manifest, read_images
 from megatron.vlm.data.pixels import normalise
@@ -45,8 +47,9 @@ class ChatDataset(Dataset):
     Raises `UserError` if the folder is incomplete, of another version, or damaged in what says where samples lie.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, checks_images: bool = True) -> None:
+        """`checks_images`: those that are not what was preprocessed are as those that cannot be decoded."""
+        self.folder, self.checks_images = Path(folder), checks_images
         self.manifest = read_json(self.folder / "manifest.json", check_manifest, REMEDY)
         self._verify(lambda name: not name.endswith((".bin", ".jsonl")))
         self.sizes = Sizes.load(self.folder / "sizes.npz")
@@ -173,31 +176,37 @@ class ChatDataset(Dataset):
         """The tiles of a sample as they were cut: uint8 [tiles, tile_size, tile_size, 3].
 
         With videos [tiles, frames, tile_size, tile_size, 3]. Raises `UserError` naming file and sample if an image or
-        video cannot be read.
+        video cannot be read, or is not what was preprocessed.
         """
         size, rule = self.manifest["tile_size"], self.manifest["tiling"]["rule"]
         tiles = [np.zeros((0, size, size, 3), dtype=np.uint8)]
-        for image in self.images(sample):
+        for seen in self.images(sample):
+            image = seen if self.checks_images else replace(seen, crcs=())
             source = self._sources.entry(sample)
             root = Path(source["image_root"] or "")
             path = Path(source["path"]) if image.place else root / image.path
             try:
                 tiles.append(_film(root, path, image, size) if image.film else _image(path, image, size, rule))
+            except ChangedError as error:
+                raise UserError(f"{error}; sample {sample} of {self.folder}") from error
             except Exception as error:  # Pillow's and FFmpeg's readers raise nearly anything on a damaged file
                 raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
         return as_films(tiles)
 
 
 def _image(path: Path, image: TiledImage, size: int, rule: str) -> NDArray[np.uint8]:
-    return cut_tiles(load_rgb(path, image.place), image, size, rule)
+    return cut_tiles(load_rgb(path, image.place, *image.crcs), image, size, rule)
 
 
 def _film(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:
     """The frames of a video file, or of files of their own."""
     assert video.film is not None
     if files := video.film.files:
-        return cut_frames((np.asarray(load_rgb(root / file)) for file in files), video, size)
-    return cut_frames(read_frames(path, video.place, video.film.frames), video, size)
+        crcs = video.crcs or (None,) * len(files)
+        frames = (np.asarray(load_rgb(root / file, crc=crc)) for file, crc in zip(files, crcs, strict=True))
+        return cut_frames(frames, video, size)
+    crc = video.crcs[0] if video.crcs else None
+    return cut_frames(read_frames(path, video.place, video.film.frames, crc=crc), video, size)
 
 
 def expand_images(

@@ -21,10 +21,10 @@ from typing import BinaryIO, NamedTuple
 
 from PIL import ExifTags, Image
 
+from megatron.vlm.data.crc import opened
 from megatron.vlm.data.formats.places import read_place
 from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.rejects import Rejected
-from omnibal_ext.reading.files import open_plain
 
 
 class Normalization(NamedTuple):
@@ -188,10 +188,12 @@ _WHOLE: dict[str, Callable[[BinaryIO], bool]] = {
 }
 
 
-def load_rgb(path: Path, place: Place = ()) -> Image.Image:
-    """Decode an image, a file or what is at a `place` in one, as eight-bit RGB, upright. Raises what Pillow raises."""
-    file = io.BytesIO(read_place(path, place)) if place else open_plain(path, "see to the image")
-    with file, Image.open(file, formats=FORMATS) as image:
+def load_rgb(path: Path, place: Place = (), crc: int | None = None) -> Image.Image:
+    """Decode an image, a file or what is at a `place` in one, as eight-bit RGB, upright.
+
+    Raises what Pillow raises, and ChangedError if the file's CRC-32 is to be another one.
+    """
+    with opened(path, place, crc) as file, Image.open(file, formats=FORMATS) as image:
         image.load()
         turn = UPRIGHT.get(orientation(image))
         upright = image if turn is None else image.transpose(turn)

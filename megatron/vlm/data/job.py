@@ -21,6 +21,9 @@ from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed_by
 
+LOOKS = ("decode_images", "image_checksums")
+"""Of a recipe: how images are looked at."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -85,12 +88,20 @@ class Job:
         path = self.output / "manifest.json"
         if path.is_file():
             manifest = read_json(path, sealed_by(mapping(anything)), "remove it or choose another --output-dir")
-            if manifest.get("made_from") == json.loads(json.dumps(self.identity)):
+            if _made(manifest.get("made_from")) == _made(json.loads(json.dumps(self.identity))):
                 return manifest
             raise UserError(f"{self.output}: holds a dataset made otherwise; remove it or choose another --output-dir")
         if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
             raise UserError(f"{self.output}: exists and is no dataset; choose another --output-dir")
         return None
+
+
+def _made(identity: Any) -> Any:
+    """What decides a dataset's samples, of what decides its bytes: not how closely images were looked at."""
+    recipe = identity.get("recipe") if isinstance(identity, dict) else None
+    if not isinstance(recipe, dict):
+        return identity
+    return {**identity, "recipe": {name: value for name, value in recipe.items() if name not in LOOKS}}
 
 
 def open_job(

@@ -221,6 +221,7 @@ def microbatches(dataset: PackDataset, order: Iterable[int], num_workers: int = 
         multiprocessing_context="forkserver" if workers else None,
         persistent_workers=workers > 0,
         pin_memory=platform.HAS_CUDA,
+        generator=torch.Generator(),  # for the workers' seeds: torch's own is dropout's where there is no CUDA
     )
     yield from loader
 

@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
+from megatron.vlm.data.crc import LARGEST
 from megatron.vlm.data.films import MOST_FRAMES_SEEN
 from megatron.vlm.data.images import NORMALIZATIONS, path_below_root
 from megatron.vlm.data.markup import MARKUPS
@@ -122,10 +123,11 @@ _FILM = maybe(
 )
 _FIELDS = tuple(field.name for field in fields(TiledImage))
 _PIXELS = whole(0, 2**31)
+_CRCS = listing(whole(0, LARGEST), most=MOST_FRAMES_SEEN)
 _IMAGES: Check[list[dict[str, Any]]] = listing(
     record(
         {"path": text, "columns": _TILES, "rows": _TILES, "thumbnail": flag},
-        {"width": _PIXELS, "height": _PIXELS, "place": _place, "film": _FILM},
+        {"width": _PIXELS, "height": _PIXELS, "place": _place, "film": _FILM, "crcs": _CRCS},
     ),
     most=MOST_IMAGES,
 )
@@ -139,6 +141,10 @@ def read_images(content: bytes) -> list[TiledImage]:
         if not image["place"]:  # else the path is a name inside the input file
             _image_path(f"images[{number}].path", image["path"])
         image["film"] = _film(f"images[{number}].film", image.get("film"))
+        image["crcs"] = tuple(image.get("crcs", ()))
+        files = len(image["film"].files) if image["film"] else 0
+        if len(image["crcs"]) not in (0, files or 1):
+            raise UserError(f"images[{number}] has {len(image['crcs'])} CRCs of {files or 1} files")
     return [TiledImage(**{name: image[name] for name in _FIELDS if name in image}) for image in images]
 
 

@@ -9,12 +9,13 @@ Killed at any moment and started again, it goes on where it was and ends with th
 """
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from megatron.vlm.data.formats.rows import PartSource
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.formats.rows import ROWS_PER_PART, PartSource
 from megatron.vlm.data.job import Job, Shard
 from megatron.vlm.data.merge import merge
 from megatron.vlm.data.parts import Part, prepare_part
@@ -25,21 +26,49 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.lifeline import ending_with_us
 from omnibal_ext.locks import working_on
 
+Value = TypeVar("Value")
 Rejections = list[dict[str, Any]]
 
 
 def preprocess(job: Job, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
     """Write the job's dataset folder and return its manifest; a folder that the job wrote before is left alone.
 
-    Raises `UserError` if the output folder holds something else, or more lines than `reject_limit` cannot be used.
+    Of such a folder the images are looked at again if they are to be decoded.
+
+    Raises `UserError` if the output folder holds something else, if more lines than `reject_limit` are unusable, or if
+    images of such a folder are not what they were.
     """
     with working_on(job.output):
         done = _finished(job, max_rejects)
         if done is not None:
             job.tidy()
+            if job.recipe.decode_images:
+                check_images(ChatDataset(job.output, job.recipe.image_checksums), workers)
             return done
         _prepare(job, Shard(), workers, max_rejects)
         return merge(job, max_rejects)
+
+
+def check_images(data: ChatDataset, workers: int = 1) -> None:
+    """Decode all images of a dataset, those with a CRC-32 held to it. Raises UserError naming the first at fault."""
+    starts = range(0, len(data), ROWS_PER_PART)
+    tasks = [(data, range(start, min(start + ROWS_PER_PART, len(data)))) for start in starts]
+    faults = [fault for found in track(_each(_faults, tasks, workers), "images", total=len(tasks)) for fault in found]
+    if faults:
+        raise UserError(
+            f"{len(faults)} of {len(data)} samples have images that cannot be used, first: {min(faults)[1]}"
+        )
+
+
+def _faults(data: ChatDataset, samples: range) -> list[tuple[int, str]]:
+    """The samples of which images changed or broke, and why."""
+    found = []
+    for sample in samples:
+        try:
+            data.tiles(sample)
+        except UserError as error:
+            found.append((sample, str(error)))
+    return found
 
 
 def preprocess_shard(job: Job, shard: Shard, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
@@ -116,13 +145,18 @@ def _list_rejects(job: Job) -> Path:
 def _prepared(job: Job, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Rejections]]:
     """Prepare parts; yield the lines and the rejections of each when its file is there."""
     tasks = [(job.recipe, job.sources[number], job.part_path(number)) for number in numbers]
+    yield from _each(_prepare_one, tasks, workers)
+
+
+def _each(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[Value]:
+    """What `work` makes of each task, in the order in which processes end them."""
     if workers <= 1:
-        yield from (_prepare_one(*task) for task in tasks)
+        yield from (work(*task) for task in tasks)
         return
     # Forked: a fresh interpreter would spend seconds importing torch before its first line.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=ending_with_us()) as pool:
-        futures = [pool.submit(_prepare_one, *task) for task in tasks]
+        futures = [pool.submit(work, *task) for task in tasks]
         try:
             for future in as_completed(futures):
                 yield future.result()

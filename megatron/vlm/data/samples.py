@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.anyres import feature_order
 from megatron.vlm.data.chat import parse_conversation
+from megatron.vlm.data.crc import crc_of
 from megatron.vlm.data.films import VideoRule, film_grid, film_of
 from megatron.vlm.data.formats.places import embedded
 from megatron.vlm.data.formats.rows import PartSource, Place, Row
@@ -38,6 +39,7 @@ class Recipe:
     shorten: tuple[str, ...] = ()  # the ways of `shorten`, in the order in which they are tried
     max_pixels: int = MAX_PIXELS
     decode_images: bool = False  # read every pixel of every image, not headers only
+    image_checksums: bool = True  # and note the CRC-32 of every file
     system_message: str | None = None  # for conversations that bring none; None is the template's, "" is none
     normalization: str = "imagenet"  # of pixels, by name
     markup: str = "internvl"  # how the text shows an image, by name
@@ -128,7 +130,16 @@ class SampleMaker:
         root = (source and source.root) or recipe.image_root or Path()
         path, place = locate(reference, row, root)
         file = source.file if source and place else root / path
-        return ImageFile(path, image_size(file, recipe.max_pixels, recipe.decode_images, place), place)
+        size = image_size(file, recipe.max_pixels, recipe.decode_images, place)
+        return ImageFile(path, size, place, self._crcs([file], place))
+
+    def _crcs(self, files: Sequence[Path], place: Place, what: str = "image") -> tuple[int, ...]:
+        if not self.recipe.image_checksums:
+            return ()
+        try:
+            return tuple(crc_of(file, place) for file in files)
+        except (OSError, UserError, ValueError) as error:  # it was readable a moment ago
+            raise Rejected(f"unreadable_{what}", str(error)[:200]) from error
 
     def _film(self, reference: VideoReference, row: Row, source: PartSource | None) -> TiledImage:
         """A video as it will be seen: its frames are chosen here, which no image beside it changes."""
@@ -145,15 +156,17 @@ class SampleMaker:
                     "unsupported_media", "frames inside a file; a video inside it, or frames beside it, are read"
                 )
             film = film_of(recipe.video, reference.times, reference.rate, [path for path, _ in located])
-            path, size = film.files[0], self._size_of_frames([root / file for file in film.files])
+            files = [root / file for file in film.files]
+            path, size = film.files[0], self._size_of_frames(files)
         else:
             file = source.file if source and place else root / path
             facts = video_facts(file, place, recipe.max_pixels)
             film, size = film_of(recipe.video, facts.times, facts.rate), facts.size
+            files = [file]
             if recipe.decode_images:
                 _decode(file, place, film.frames)
         columns, rows = film_grid(recipe.video, len(film.frames), size, recipe.tiling.tile_size)
-        return TiledImage(path, columns, rows, False, place=place, film=film)
+        return TiledImage(path, columns, rows, False, place=place, film=film, crcs=self._crcs(files, place, "video"))
 
     def _size_of_frames(self, files: Sequence[Path]) -> tuple[int, int]:
         sizes = {image_size(file, self.recipe.max_pixels, self.recipe.decode_images): file for file in files}

@@ -19,11 +19,12 @@ WAYS = ("fewer-tiles", "truncate")
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image before it is cut: its path below the root or name inside its file, (width, height) in pixels, place."""
+    """An image before it is cut: path below the root or name inside its file, (width, height) in pixels, place, CRC."""
 
     path: str
     size: tuple[int, int]
     place: Place = ()
+    crcs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Content:
     def _tiled(self, image: ImageFile | TiledImage) -> TiledImage:
         if isinstance(image, TiledImage):
             return image
-        return tile_image(image.path, image.size, len(self.images), self.tiling, image.place)
+        return tile_image(image.path, image.size, len(self.images), self.tiling, image.place, image.crcs)
 
 
 def shorter(content: Content, ways: Sequence[str]) -> Iterator[tuple[str, Content]]:

@@ -257,7 +257,7 @@ class TiledImage:
 
     Of an image inside the input file the path is its name there, and `place` says where it is. Its size in pixels is
     kept where the tokens depend on it, by rules that join tiles. A video has a `film`, and the grid of each step; its
-    path is the video's or the first frame's.
+    path is the video's or the first frame's. `crcs` are its file's, or of each of a film's files; () if not taken.
     """
 
     path: str
@@ -268,6 +268,7 @@ class TiledImage:
     height: int = 0
     place: Place = ()
     film: Film | None = None
+    crcs: tuple[int, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -286,7 +287,9 @@ class TiledImage:
         return [(1 if apart else self.steps, self.rows, self.columns)] * (self.steps if apart else 1)
 
 
-def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling, place: Place = ()) -> TiledImage:
+def tile_image(
+    path: str, size: tuple[int, int], images: int, tiling: Tiling, place: Place = (), crcs: tuple[int, ...] = ()
+) -> TiledImage:
     """Decide the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
     rule = RULES[tiling.rule]
     kept = size if rule.joins_tiles else (0, 0)
@@ -294,7 +297,7 @@ def tile_image(path: str, size: tuple[int, int], images: int, tiling: Tiling, pl
     share = tiling.max_tiles if rule.native else max(1, tiling.max_tiles // images)
     columns, rows = (several or rule).choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
     thumbnail = tiling.thumbnail and several is None and (columns * rows > 1 or rule.cap > 0)
-    return TiledImage(path, columns, rows, thumbnail, *kept, place)
+    return TiledImage(path, columns, rows, thumbnail, *kept, place, crcs=crcs)
 
 
 def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -> NDArray[np.uint8]:

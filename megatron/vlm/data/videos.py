@@ -6,7 +6,6 @@ are as far apart as the mean rate that the file names. They are not turned: what
 passed over, as transformers' reader does.
 """
 
-import io
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from megatron.vlm.data.formats.places import read_place
+from megatron.vlm.data.crc import opened
 from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.tiles import FRAMES, SQUARE, TiledImage
@@ -102,22 +101,24 @@ def _check_file(path: Path) -> None:
 
 
 @contextmanager
-def _opened(path: Path, place: Place) -> "Iterator[InputContainer]":
+def _opened(path: Path, place: Place, crc: int | None = None) -> "Iterator[InputContainer]":
     import av
 
     # A file object has no name from which FFmpeg would go on to other files or the network.
-    with io.BytesIO(read_place(path, place)) if place else path.open("rb") as file, av.open(file) as container:
+    with opened(path, place, crc) as file, av.open(file) as container:
         yield container
 
 
-def read_frames(path: Path, place: Place, numbers: Sequence[int], strict: bool = False) -> Iterator[NDArray[np.uint8]]:
+def read_frames(
+    path: Path, place: Place, numbers: Sequence[int], strict: bool = False, crc: int | None = None
+) -> Iterator[NDArray[np.uint8]]:
     """The frames of these numbers, counted from 0, in order: RGB uint8 [height, width, 3].
 
-    Decoders conceal what damage they can, unless `strict`. Raises what FFmpeg raises, and ValueError if the video ends
-    before.
+    Decoders conceal what damage they can, unless `strict`. Raises what FFmpeg raises, ValueError if the video ends
+    before, and ChangedError if the file's CRC-32 is to be another one.
     """
     left = list(numbers)
-    with _opened(path, place) as container:
+    with _opened(path, place, crc) as container:
         if strict:
             container.streams.video[0].codec_context.options = {"err_detect": "crccheck+explode"}
         for number, frame in enumerate(container.decode(video=0)):

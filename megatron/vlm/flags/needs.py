@@ -118,6 +118,11 @@ CHECKPOINTS = (
         "--use-persistent-ckpt-worker: Megatron saves while it trains in a process that stays",
         lambda args: args.use_persistent_ckpt_worker,
     ),
+    Need(
+        "async_save",
+        "--async-strategy mcore, or the package nvidia-resiliency-ext",
+        lambda args: args.async_strategy == "mcore" or platform.installed("nvidia_resiliency_ext"),
+    ),
     Need("async_strategy use_persistent_ckpt_worker", "--async-save", lambda args: args.async_save),
     Need(
         "dist_ckpt_workers",
@@ -233,7 +238,7 @@ GPU = (
     Need(
         """
         record_memory_history log_memory_to_tensorboard log_straggler log_energy log_device_memory_used nvtx_ranges
-        use_persistent_ckpt_worker ddp_pad_buckets_for_high_nccl_busbw
+        ddp_pad_buckets_for_high_nccl_busbw
         """,
         "a GPU",
         lambda _: platform.HAS_CUDA,

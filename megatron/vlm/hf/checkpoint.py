@@ -57,13 +57,13 @@ def write_release(folder: Path, shapes: Mapping[str, Tensor], make: Callable[[st
 
 
 class OurCheckpoint:
-    """A checkpoint of the trainer or of `write_release`, at its newest whole iteration.
+    """A checkpoint of the trainer or of `write_release`, of one iteration or the newest whole one.
 
     Raises UserError if there is none, it cannot be read safely, or it is of another format.
     """
 
-    def __init__(self, folder: Path, trust: bool = False) -> None:
-        self.save = Checkpoints(folder).newest(trust=trust)
+    def __init__(self, folder: Path, trust: bool = False, step: int | None = None) -> None:
+        self.save = Checkpoints(folder).newest(step, trust)
         self.folder = self.save.path
         self._reader = _Reader(self.folder)
         metadata = self._reader.read_metadata().state_dict_metadata

@@ -1,9 +1,22 @@
-"""What a layer draws by chance, under sequence parallelism."""
+"""What layers draw by chance: every iteration anew, and under sequence parallelism."""
 
 from contextlib import AbstractContextManager, nullcontext
 
-from megatron.core import tensor_parallel
+import numpy as np
+from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.transformer_layer import TransformerLayer
+
+
+def begin_draws(seed: int, iteration: int) -> None:
+    """Let what layers draw from here on follow from the seed, the iteration and this rank's place, and nothing before.
+
+    So a resume, an evaluation, or an iteration that is run again draws as if there had been none. Megatron's saves hold
+    the state of one data-parallel rank of all, and these draw for packs of different shapes. Tensor-parallel ranks
+    draw alike; core adds their rank where they hold other parts.
+    """
+    place = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_data_parallel_rank()
+    (own,) = np.random.SeedSequence((seed, iteration, *place)).generate_state(1)
+    tensor_parallel.model_parallel_cuda_manual_seed(int(own))
 
 
 def own_draws(layer: TransformerLayer) -> AbstractContextManager[None]:

@@ -12,7 +12,6 @@ from megatron.vlm.checkpoint.run import check_goes_on
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.fit import check_dataset, check_lengths, longest_positions
 from megatron.vlm.data.loader import first_iteration
-from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.preflight.findings import Finding, Note, run_checks
 from megatron.vlm.preflight.machine import check_devices
@@ -137,11 +136,11 @@ def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> st
 
 def _check_weights(run: Run) -> str:
     args, weights = run.inputs.args, run.weights
-    check_weights(weights, run.inputs.architecture, args.trust)
+    checkpoint = check_weights(weights, run.inputs.architecture, args.trust, args.ckpt_step)
     if not run.converts:
         weights.refuse_unconverted()
-    if weights.kind == "own" and weights.folder:
-        return _goes_on(run, OurCheckpoint(weights.folder, args.trust).run)
+    if weights.kind == "own" and checkpoint:
+        return _goes_on(run, checkpoint.run)
     return weights.describe()
 
 

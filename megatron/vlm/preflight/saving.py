@@ -27,6 +27,10 @@ def check_saving(args: Namespace, architecture: Architecture, iteration: int) ->
     needed = f"{count} x {size / GIB:.2f} GiB in {args.save}, {free / GIB:.1f} GiB free"
     if size * min(count, 2) > free:
         raise UserError(f"--save {args.save}: no room for two checkpoints of {size / GIB:.1f} GiB: {needed}; make room")
+    if args.no_save_optim:
+        return Note(
+            f"{needed}, without the optimizer's state (--no-save-optim): a run that is interrupted cannot go on"
+        )
     if size * count > free:
         return Note(f"{needed}: not all fit; raise --save-interval, or keep fewer by --save-retain-interval")
     return needed

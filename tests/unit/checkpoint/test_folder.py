@@ -1,6 +1,7 @@
 """A run goes on from the newest save that is whole to the last byte, whatever happened to tracker and files."""
 
 import json
+import os
 import shutil
 from argparse import Namespace
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from megatron.vlm.checkpoint import guard, integrity
 from megatron.vlm.checkpoint.folder import Checkpoints, Save
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.seal import sealed
 
 TRACKER = "latest_checkpointed_iteration.txt"
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -115,11 +117,92 @@ def _means_the_same(one: bytes, other: bytes) -> bool:
         return False
 
 
+STRANGERS: dict[str, Callable[[Path], object]] = {
+    "an empty file": lambda path: path.write_bytes(b""),
+    "a copy": lambda path: path.write_bytes((path.parent / ".metadata").read_bytes()),
+    "a folder": Path.mkdir,
+    "a link": lambda path: path.symlink_to(path.parent / ".metadata"),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+    "a pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+@pytest.mark.parametrize("name", ["common.pt", ".hidden", "__2_0.distcp", "two\nlines", "model_optim_rng.pt"])
+def test_a_save_with_what_it_does_not_list_is_passed_over(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
+    """Core reads a common.pt before all else, and whatever else it may once read is not ours."""
+    STRANGERS[kind](folder / "iter_0000030" / name)
+    assert believed(folder) == 20
+    (line, _) = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        f"warning: {folder / 'iter_0000030'}: {name!r} is none of the files that integrity.json lists"
+    )
+    (folder / TRACKER).write_text("30")
+    with pytest.raises(UserError, match="iter_0000020 is whole: name it in latest"):
+        Checkpoints(folder).given()
+    assert Checkpoints(folder).newest().iteration == 20
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "integrity.json"])
+@pytest.mark.parametrize("kind", ["a folder", "a link to nothing", "a pipe"])
+def test_what_is_no_file_is_no_file_of_a_save(folder: Path, name: str, kind: str) -> None:
+    path = folder / "iter_0000030" / name
+    path.unlink()
+    STRANGERS[kind](path)
+    assert believed(folder) == 20
+
+
+def test_a_list_that_was_made_up_is_none(folder: Path) -> None:
+    """Its hash is right, and what it says makes no sense."""
+    path = folder / "iter_0000030" / "integrity.json"
+    whole = json.loads(path.read_text())
+    for change in ({"sizes": {}}, {"files": None}, {"run": []}, {"sizes": dict.fromkeys(whole["sizes"], -1)},
+                   {"files": {"../x": "0"}, "sizes": {"../x": 0}}):  # fmt: skip
+        path.write_text(json.dumps(sealed({**whole, **change})))
+        (folder / TRACKER).write_text("30")
+        assert believed(folder) == 20
+    with pytest.raises(UserError, match="iter_0000030/integrity"):
+        Checkpoints(folder).newest(step=30)
+
+
+def test_a_copy_of_a_save_is_none_that_megatron_would_load(folder: Path) -> None:
+    newest = folder / "iter_0000030"
+    shutil.copytree(newest, folder / "iter_30")
+    shutil.copytree(newest, folder / "iter_40")
+    assert [save.path.name for save in Checkpoints(folder).saves()] == [
+        "iter_0000030", "iter_0000020", "iter_0000010"
+    ]  # fmt: skip
+    flip(newest / "__0_0.distcp")
+    assert believed(folder) == 20
+    shutil.rmtree(newest)
+    shutil.copytree(folder / "iter_0000010", newest)  # whole, of another iteration
+    (folder / TRACKER).write_text("30")
+    assert believed(folder) == 20
+    with pytest.raises(UserError, match="iter_0000030: is a copy of 'iter_0000010' under another name"):
+        Save(newest, 30).check()
+
+
+def test_a_save_of_before_saves_knew_their_names_is_whole(folder: Path) -> None:
+    path = folder / "iter_0000030" / "integrity.json"
+    path.write_text(json.dumps(sealed({name: value for name, value in json.loads(path.read_text()).items()
+                                       if name != "save"})))  # fmt: skip
+    assert believed(folder) == 30
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a link to nothing", "a pipe"])
+def test_a_tracker_that_is_no_file_says_nothing(folder: Path, kind: str) -> None:
+    (folder / TRACKER).unlink()
+    STRANGERS[kind](folder / TRACKER)
+    assert Checkpoints(folder).newest().iteration == 30
+
+
 def test_given_weights_are_whole_or_refused_and_a_step_that_was_asked_for_is_the_one(folder: Path) -> None:
     guard.believe(arguments(folder, ckpt_step=10))
     assert (folder / TRACKER).read_text() == "30"
     flip(folder / "iter_0000030" / "__1_0.distcp")
-    with pytest.raises(UserError, match=r"__1_0.distcp: damaged.*iter_0000020 is whole: name it in its tracker"):
+    with pytest.raises(UserError, match=r"__1_0.distcp: damaged.*iter_0000020 is whole: name it in latest"):
         guard.believe(arguments(folder, load=None, pretrained_checkpoint=str(folder)))
     assert (folder / TRACKER).read_text() == "30"
     flip(folder / "iter_0000010" / "__0_0.distcp")

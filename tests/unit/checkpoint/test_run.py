@@ -20,6 +20,7 @@ FLAGS = {
     "use_distributed_optimizer": True, "dist_ckpt_optim_fully_reshardable": False, "ddp_bucket_size": None,
     "ddp_num_buckets": None, "data_parallel_size": 2, "tensor_model_parallel_size": 1, "expert_model_parallel_size": 1,
     "overlap_grad_reduce": True,
+    "optimizer": "adam", "sgd_momentum": 0.9, "loss_scale": None, "no_save_optim": False,
     "freeze": [], "bf16": True, "fp16": False, "finetune": False, "no_load_optim": False, "lr": 1e-3,
     "override_opt_param_scheduler": False, "use_checkpoint_opt_param_scheduler": False,
 }  # fmt: skip
@@ -55,13 +56,67 @@ def test_the_same_run_goes_on(args: Namespace) -> None:
         ({"data_parallel_size": 64}, "weights in a bucket 64000000 (was 40000000)"),
         ({"tensor_model_parallel_size": 2}, "tensor-parallel ranks 2 (was 1)"),
         ({"freeze": ["vit"]}, "frozen parts ['vit'] (was [])"),
-        ({"use_distributed_optimizer": False}, "pipeline ranks None (was 2)"),
     ],
 )
 def test_buckets_of_other_flags_are_refused_with_what_helps(args: Namespace, flags: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match="--no-load-optim") as refusal:
         check_goes_on(saved(args), changed(args, **flags), TINY, PLAN)
     assert said in str(refusal.value)
+
+
+PLAIN = {"use_distributed_optimizer": False}
+SGD = {**PLAIN, "bf16": False, "optimizer": "sgd"}
+FP16 = {**PLAIN, "bf16": False, "fp16": True}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({}, PLAIN, "--use-distributed-optimizer False (was True)"),
+        (PLAIN, {}, "--use-distributed-optimizer True (was False)"),
+        (PLAIN, {**PLAIN, "bf16": False}, "--bf16 or --fp16 False (was True)"),
+        ({**PLAIN, "bf16": False}, FP16, "--bf16 or --fp16 True (was False)"),
+        (PLAIN, {**PLAIN, "optimizer": "sgd"}, "--optimizer sgd (was adam)"),
+        ({**SGD, "sgd_momentum": 0.0}, SGD, "--sgd-momentum above 0 True (was False)"),
+        (SGD, {**SGD, "sgd_momentum": 0.0}, "--sgd-momentum above 0 False (was True)"),
+        (FP16, {**FP16, "loss_scale": 8.0}, "loss scale constant (was dynamic)"),
+        ({**PLAIN, "loss_scale": 8.0}, FP16, "loss scale dynamic (was constant)"),
+        ({**PLAIN, "freeze": ["llm", "vit"]}, {**PLAIN, "freeze": ["llm"]}, "another one: vit trained (was frozen)"),
+        ({**PLAIN, "no_save_optim": True}, PLAIN, "without the optimizer's state (--no-save-optim)"),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused(
+    args: Namespace, before: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    """Each as Megatron was seen to stop at, or the same turned round."""
+    with pytest.raises(UserError, match="--no-load-optim") as refusal:
+        check_goes_on(saved(args, **before), changed(args, **now), TINY, PLAN)
+    assert said in str(refusal.value)
+    check_goes_on(saved(args, **before), changed(args, **now, no_load_optim=True), TINY, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (PLAIN, FP16),
+        (PLAIN, {**PLAIN, "loss_scale": 8.0}),
+        (FP16, PLAIN),
+        (PLAIN, {**PLAIN, "freeze": ["vit"]}),
+        (SGD, {**SGD, "sgd_momentum": 0.5}),
+        (PLAIN, {**PLAIN, "sgd_momentum": 0.0}),
+        (FP16, {**FP16, "no_save_optim": True}),
+    ],
+)
+def test_what_megatron_was_seen_to_go_on_with_goes_on(
+    args: Namespace, before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    check_goes_on(saved(args, **before), changed(args, **now), TINY, PLAN)
+
+
+def test_a_save_of_before_saves_told_of_it_goes_on(args: Namespace) -> None:
+    before = saved(args)
+    del before["optimizer"]
+    assert not check_goes_on(before, args, TINY, PLAN)
 
 
 @pytest.mark.parametrize("distributed", [False, True])

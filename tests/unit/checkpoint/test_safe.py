@@ -78,6 +78,19 @@ def test_an_object_that_runs_code_is_refused(folder: Path, tmp_path: Path) -> No
     assert not (tmp_path / "ran").exists()
 
 
+def test_the_environment_cannot_let_code_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As core loads a file of its past: without a word on what may be unpickled."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    with (tmp_path / "evil.pt").open("wb") as file:
+        torch.save({"object": Evil(tmp_path / "ran")}, file)
+    with guarded(trust=False), pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
+    with guarded(trust=True), pytest.warns(UserWarning, match="TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"):
+        torch.load(tmp_path / "evil.pt")
+    assert (tmp_path / "ran").exists()
+
+
 def test_a_damaged_table_of_contents_is_refused_in_a_line(folder: Path) -> None:
     whole = (folder / ".metadata").read_bytes()
     for damaged in (b"", whole[:-5], whole[: len(whole) // 2], b"x" + whole, pickle.dumps({"not": "contents"})):

@@ -5,7 +5,8 @@ import json
 import shutil
 import sys
 import tarfile
-from dataclasses import replace
+import zlib
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from megatron.vlm.data.films import RULES_OF_MARKUP, VideoRule, film_grid, film_
 from megatron.vlm.data.folder_files import Choice, video_rule
 from megatron.vlm.data.job import open_job
 from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.manifest import read_images
 from megatron.vlm.data.model_recipe import with_video
 from megatron.vlm.data.preprocess import preprocess
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.samples import Recipe
-from megatron.vlm.data.tiles import Tiling
+from megatron.vlm.data.tiles import TiledImage, Tiling
 from megatron.vlm.models.native import text_and_image_positions
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
@@ -445,3 +447,37 @@ def test_too_narrow_a_video_is_rejected() -> None:
     with pytest.raises(Rejected) as verdict:
         film_grid(RULES["qwen-vl"], 4, (4000, 10), PATCH)
     assert verdict.value.reason == "too_narrow"
+
+
+def test_films_are_held_to_the_crcs_of_all_their_files(tmp_path: Path) -> None:
+    """Of a video file its own; of frames each one's. Only frames that are seen are kept, and looked at."""
+    written_tokenizer(tmp_path / "tokenizer.json")
+    write_video(tmp_path / "a.avi", noise(8, 56, 56), 2, "mjpeg")
+    names = write_frames(tmp_path, "f", noise(4, 56, 56, seed=1))
+    records = [{"video": "a.avi", "conversations": TURNS}, {"video": names, "fps": 2, "conversations": TURNS}]
+    data = made(tmp_path, "qwen3-vl", records)
+    assert [image.crcs for sample in (0, 1) for image in data.images(sample)] == [
+        (zlib.crc32((tmp_path / "a.avi").read_bytes()),),
+        tuple(zlib.crc32((tmp_path / name).read_bytes()) for name in names),
+    ]
+    before = [data.tiles(sample) for sample in (0, 1)]
+    write_video(tmp_path / "a.avi", noise(8, 56, 56, seed=2), 2, "mjpeg")
+    write_frames(tmp_path, "other", noise(4, 56, 56, seed=3))
+    (tmp_path / "other2.png").replace(tmp_path / names[2])
+    with pytest.raises(UserError, match=r"a\.avi: is not what was preprocessed: .*; sample 0 of"):
+        data.tiles(0)
+    with pytest.raises(UserError, match=r"f2\.png: is not what was preprocessed: .*; sample 1 of"):
+        data.tiles(1)
+    unchecked = ChatDataset(data.folder, checks_images=False)
+    for sample in (0, 1):
+        assert unchecked.tiles(sample).shape == before[sample].shape
+        assert (unchecked.tiles(sample) != before[sample]).any()
+    crowded = [{**vars_of(data.images(1)[0]), "crcs": [1, 2, 3]}]
+    with pytest.raises(UserError, match="3 CRCs of 4 files"):
+        read_images(json.dumps(crowded).encode())
+
+
+def vars_of(image: TiledImage) -> dict[str, Any]:
+    """As the dataset keeps it."""
+    kept: dict[str, Any] = json.loads(json.dumps(asdict(image)))
+    return kept

@@ -56,6 +56,7 @@ CASES = [  # what is refused, and what is missing
     (f"{SAVED} --save-retain-interval 3", "--save-retain-interval 4"),
     ("--async-save", None),
     (f"{SAVED} --async-save", None),
+    (f"{SAVED} --async-save --use-persistent-ckpt-worker", "--async-strategy mcore"),
     (f"{SAVED} --async-strategy mcore", None),
     (f"{SAVED} --use-persistent-ckpt-worker", None),
     (f"{SAVED} --dist-ckpt-workers 2", None),
@@ -118,7 +119,6 @@ CASES = [  # what is refused, and what is missing
 ON_A_GPU = [
     "--record-memory-history", "--tensorboard-dir there --log-memory-to-tensorboard", "--log-straggler", "--log-energy",
     "--log-device-memory-used", f"{PROFILED} --nvtx-ranges", PROFILED,
-    f"{SAVED} --async-save --use-persistent-ckpt-worker",
     "--use-distributed-optimizer --ddp-pad-buckets-for-high-nccl-busbw",
 ]  # fmt: skip
 

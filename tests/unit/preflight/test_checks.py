@@ -199,6 +199,12 @@ def test_the_disk_holds_the_checkpoints(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(saving.check_saving(arguments(), TINY, 0), Note)
 
 
+def test_a_run_that_saves_no_optimizer_is_told_that_it_cannot_go_on(tmp_path: Path) -> None:
+    found = saving.check_saving(arguments(save=str(tmp_path), save_interval=10, no_save_optim=True), TINY, 0)
+    assert isinstance(found, Note)
+    assert "(--no-save-optim): a run that is interrupted cannot go on" in found
+
+
 def test_folders_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_text("")

@@ -1,0 +1,200 @@
+"""An image that is not what was preprocessed is found, wherever it lies, and named; unless nobody asks."""
+
+import base64
+import io
+import json
+import random
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from megatron.vlm.data.crc import crc_of
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.demo import make_demo_data
+from megatron.vlm.data.formats import table
+from megatron.vlm.data.job import Shard, open_job
+from megatron.vlm.data.manifest import read_images
+from megatron.vlm.data.preprocess import merge_shards, preprocess, preprocess_shard
+from megatron.vlm.data.samples import Recipe
+from megatron.vlm.data.tiles import Tiling
+from omnibal_ext.errors import UserError
+
+COUNT, SIDE = 6, 64
+FORMATS = ("JPEG", "PNG", "BMP")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Demo data, of which the tokenizer is used."""
+    folder = tmp_path_factory.mktemp("words")
+    make_demo_data(folder, samples=1, heldout_samples=1, seed=0)
+    return folder
+
+
+def encoded(seed: int, kind: str) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, kind)
+    return content.getvalue()
+
+
+def turns(image: object) -> dict[str, Any]:
+    text = [{"from": "human", "value": "<image>\nabc?"}, {"from": "gpt", "value": "abc"}]
+    return {"image": image, "conversations": text}
+
+
+def loose(folder: Path) -> Path:
+    for number in range(COUNT):
+        (folder / f"{number}.img").write_bytes(encoded(number, FORMATS[number % 3]))
+    path = folder / "chat.jsonl"
+    path.write_text("\n".join(json.dumps(turns(f"{number}.img")) for number in range(COUNT)))
+    return path
+
+
+def in_tar(folder: Path) -> Path:
+    path = folder / "chat.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number in range(COUNT):
+            members = {"json": json.dumps(turns("png")).encode(), "png": encoded(number, "PNG")}
+            for ending, content in members.items():
+                member = tarfile.TarInfo(f"{number:03}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def in_base64(folder: Path) -> Path:
+    path = folder / "chat.jsonl"
+    urls = (f"data:image/png;base64,{base64.b64encode(encoded(number, 'PNG')).decode()}" for number in range(COUNT))
+    path.write_text("\n".join(json.dumps(turns(url)) for url in urls))
+    return path
+
+
+def in_parquet(folder: Path) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{**turns(None), "image": {"bytes": encoded(number, "PNG"), "path": "x.png"}} for number in range(COUNT)]
+    path = folder / "chat.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, compression="none", use_dictionary=False)
+    return path
+
+
+def recipe(words: Path, root: Path, **more: Any) -> Recipe:
+    return Recipe(root, words / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=6), 4, **more)
+
+
+def dataset(words: Path, file: Path, **more: Any) -> ChatDataset:
+    preprocess(open_job([file], recipe(words, file.parent, **more), file.parent / "data"))
+    return ChatDataset(file.parent / "data")
+
+
+def faults(data: ChatDataset) -> list[int]:
+    found = []
+    for sample in range(len(data)):
+        try:
+            data.tiles(sample)
+        except UserError as error:
+            found += [sample] if "\n" not in str(error) else []
+    return found
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_flipped_bit_of_an_image_is_found(words: Path, tmp_path: Path, seed: int) -> None:
+    """Most flips of a JPEG, and all of a BMP, decode to other pixels without a word."""
+    data, bits = dataset(words, loose(tmp_path)), random.Random(seed)
+    assert faults(data) == []
+    for _ in range(60):
+        sample = bits.randrange(COUNT)
+        path = tmp_path / f"{sample}.img"
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        damaged[bits.randrange(len(whole))] ^= 1 << bits.randrange(8)
+        path.write_bytes(damaged)
+        assert faults(data) == [sample]
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("file", [loose, in_tar, in_base64, in_parquet])
+def test_another_picture_of_the_same_size_is_found_wherever_it_lies(
+    words: Path, tmp_path: Path, file: Callable[[Path], Path]
+) -> None:
+    path = file(tmp_path)
+    data = dataset(words, path)
+    assert faults(data) == []
+    if file is loose:
+        changed = tmp_path / "1.img"
+        one, other = changed.read_bytes(), encoded(99, "PNG")
+    else:
+        changed = path
+        one, other = encoded(1, "PNG"), encoded(99, "PNG")
+        if file is in_base64:
+            one, other = base64.b64encode(one), base64.b64encode(other)
+    content = changed.read_bytes()
+    assert len(one) == len(other) or file is loose
+    assert content.count(one) == 1
+    changed.write_bytes(content.replace(one, other))
+    table._open.cache_clear()  # another process opens the file anew
+    assert faults(ChatDataset(data.folder)) == [1]
+    with pytest.raises(UserError, match=rf"{changed}: is not what was preprocessed: CRC-32 .*; sample 1 of"):
+        data.tiles(1)
+    assert faults(ChatDataset(data.folder, checks_images=False)) == []
+
+
+def test_the_number_is_that_of_the_encoded_file(words: Path, tmp_path: Path) -> None:
+    data = dataset(words, loose(tmp_path))
+    for sample in range(COUNT):
+        content = (tmp_path / f"{sample}.img").read_bytes()
+        assert data.images(sample)[0].crcs == (zlib.crc32(content),)
+    large = tmp_path / "large"
+    large.write_bytes(random.Random(0).randbytes(2**21 + 5))
+    assert crc_of(large) == zlib.crc32(large.read_bytes())
+
+
+def test_datasets_without_numbers_are_read_as_they_are(words: Path, tmp_path: Path) -> None:
+    """Made with the flag, or before there were any."""
+    data = dataset(words, loose(tmp_path), image_checksums=False)
+    assert [image.crcs for sample in range(COUNT) for image in data.images(sample)] == [()] * COUNT
+    (tmp_path / "1.img").write_bytes(encoded(99, "PNG"))
+    assert faults(data) == []
+    old = {"path": "a.png", "columns": 1, "rows": 1, "thumbnail": False}
+    assert read_images(json.dumps([old]).encode())[0].crcs == ()
+
+
+@pytest.mark.parametrize("crcs", [[1, 2], [-1], [2**32], ["1"], 7, [True]])
+def test_numbers_that_make_no_sense_are_refused(crcs: object) -> None:
+    image = {"path": "a.png", "columns": 1, "rows": 1, "thumbnail": False, "crcs": crcs}
+    with pytest.raises(UserError, match=r"crcs|CRCs"):
+        read_images(json.dumps([image]).encode())
+
+
+def test_shards_note_the_same_numbers(words: Path, tmp_path: Path) -> None:
+    whole = dataset(words, loose(tmp_path))
+    job = open_job(
+        [tmp_path / "chat.jsonl"], recipe(words, tmp_path), tmp_path / "shards", lines_per_part=2, shared=True
+    )
+    for number in range(2):
+        preprocess_shard(job, Shard(number, 2))
+    merge_shards(job)
+    assert (tmp_path / "shards/images.bin").read_bytes() == (whole.folder / "images.bin").read_bytes()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_images_of_a_dataset_that_is_there_are_looked_at_again(words: Path, tmp_path: Path, workers: int) -> None:
+    """However closely they were looked at when it was made."""
+    data = dataset(words, loose(tmp_path))
+    again = open_job([tmp_path / "chat.jsonl"], recipe(words, tmp_path, decode_images=True), data.folder)
+    assert preprocess(again, workers) == data.manifest
+    (tmp_path / "3.img").write_bytes(encoded(98, "JPEG"))
+    (tmp_path / "4.img").write_bytes(b"no image")
+    dataset(words, tmp_path / "chat.jsonl")  # that is no reason to look
+    with pytest.raises(UserError, match=r"2 of 6 samples have images that cannot be used, .*3\.img: is not what"):
+        preprocess(again, workers)
+    unchecked = recipe(words, tmp_path, decode_images=True, image_checksums=False)
+    with pytest.raises(UserError, match=r"1 of 6 samples .*4\.img: cannot be decoded"):
+        preprocess(open_job([tmp_path / "chat.jsonl"], unchecked, data.folder), workers)
