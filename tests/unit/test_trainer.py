@@ -1,7 +1,9 @@
 """The trainer obeys its flags and the plan: what is frozen, how losses are weighed, what is recomputed; one rank."""
 
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from megatron.vlm.models import again
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.actions import Action
 from omnibal_ext.chain import PARTS
+from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, Stage
 from tests.distributed import harness
 from tests.distributed.harness import get_model
@@ -206,3 +209,21 @@ def test_evaluation_computes_no_gradient(case: tuple[Trainer, Any]) -> None:
     assert len(records) == 2
     assert all(not record["lm loss"].requires_grad for record in records)
     assert all(bool((weight.main_grad == 7.0).all()) for weight in weights)
+
+
+@pytest.mark.parametrize("place", ["save", "metrics_file", "tensorboard_dir"])
+def test_two_runs_write_in_no_place_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Their lines, curves or saves would mix."""
+    monkeypatch.setattr("omnibal_ext.locks.PATIENCE_SECONDS", 0.0)
+    names = {"save": None, "metrics_file": None, "tensorboard_dir": None, "rank": 0}
+    args = Namespace(**names | {place: str(tmp_path / "place")})
+    flag = f"--{place.replace('_', '-')}"
+    with pretrain._writing_alone(args):
+        with pytest.raises(UserError, match=rf"{flag} .*place: in use by process"), pretrain._writing_alone(args):
+            pass
+        with pretrain._writing_alone(Namespace(**{**vars(args), "rank": 1})):  # of the same run
+            pass
+        with pretrain._writing_alone(Namespace(**names | {place: str(tmp_path / "another")})):
+            pass
+    with pretrain._writing_alone(args):
+        pass

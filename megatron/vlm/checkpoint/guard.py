@@ -32,6 +32,7 @@ from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, sea
 from megatron.vlm.checkpoint.safe import guarded
 from omnibal_ext.errors import UserError
 from omnibal_ext.lifeline import end_with
+from omnibal_ext.output import say
 from omnibal_ext.units import GIB
 
 SPARE = 2**20
@@ -115,13 +116,13 @@ def believe(args: Namespace) -> None:
             break
         faults.append(fault)
         if dist.get_rank() == 0:
-            print(f"warning: {fault}: passed over", flush=True)
+            say(f"warning: {fault}: passed over")
     else:
         raise UserError(none_whole(checkpoints.folder, faults))
     if faults and not own:
         raise UserError(f"--from {checkpoints.folder}: {faults[0]}; {save.path.name} is whole: name it in its tracker")
     if faults and dist.get_rank() == 0:
-        print(f"warning: going on from the newest whole save, {save.path}", flush=True)
+        say(f"warning: going on from the newest whole save, {save.path}")
     if own and not args.ckpt_step:
         once(lambda: _track(checkpoints, save))
 
