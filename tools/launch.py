@@ -60,7 +60,9 @@ def main() -> None:
         planning = _planning(arguments)
         report = _checked(arguments, planning)
         if arguments.check:
-            sys.exit(_end_of_check(arguments, report))
+            if arguments.json:
+                print_json({"check": report.findings, "refused": 0})
+            return
         if report.weights and report.weights["kind"] == "unconverted":
             source, run_dir = Path(arguments.first_weights), planning.run_dir
             arguments.first_weights = str(converted_folder(source, run_dir))
@@ -158,12 +160,6 @@ def _checked(arguments: argparse.Namespace, planning: Planning) -> Report:
     if report.refusals:
         sys.exit(2)
     return report
-
-
-def _end_of_check(arguments: argparse.Namespace, report: Report) -> int:
-    if arguments.json:
-        print_json({"check": report.findings, "refused": 0})
-    return 0
 
 
 def _check_memory(plan: Plan, report: Report) -> None:
