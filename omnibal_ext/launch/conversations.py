@@ -13,6 +13,7 @@ from typing import Any
 
 from omnibal_ext.checksums import sha256_of
 from omnibal_ext.errors import UserError
+from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.output import say
 from omnibal_ext.reading.checks import anything, mapping
@@ -110,6 +111,7 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
         _say(arguments, f"dataset -> {arguments.packs}: there, made from the same")
         return
     _say(arguments, f"dataset -> {arguments.packs}")
+    make_way(Path(arguments.run_dir), Path(arguments.packs))
     run_our_tool(tools / "pack_data.py", flags, arguments.json)
     write_record(inputs, asked)
 
