@@ -37,6 +37,7 @@ def refusal(words: str) -> str:
     [
         ("--micro-batch-size 4", ("it is 1", "--vit-budget")),
         ("--micro-batch-size=4", ("it is 1",)),
+        ("--rerun-mode report_stats", ("only disabled or validate_results",)),
         ("--context-parallel-size 2", ("it is 1",)),
         ("--rotary-base 500", ("it is 10000", "--preset")),
         ("--seq-length 17", ("--plan",)),
