@@ -76,7 +76,7 @@ def pack(corpus: Corpus, like: PackedIndex, folder: Path, order: str, seed: int)
     packs = Packs(np.array(found.pack_offsets), np.array(found.sample_ids))
     chosen = alike(loads, batch, seed) if order == "alike" else np.random.default_rng(seed).permutation(len(packs))
     manifest = {name: value for name, value in found.manifest.items() if name not in ("checksums", "sha256")}
-    return write_index(folder, packs.reordered(chosen), loads[chosen], manifest, ())
+    return write_index(folder, packs.reordered(chosen), loads[chosen], manifest, (), over=True)
 
 
 def train(quickstart: Path, folder: Path, epochs: float, seed: int) -> Floats:

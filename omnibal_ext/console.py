@@ -21,19 +21,27 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from omnibal_ext.output import printable, say
 from omnibal_ext.run_metrics import complete_lines, loss_text
 
 Item = TypeVar("Item")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> None:
-    """Print a table to stdout; the first column is left-aligned, the others, numbers, `right`-aligned."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    """Print a table to stdout; the first column is left-aligned, the others, numbers, `right`-aligned.
+
+    What stands in it may be others' text: it is printable, and no markup.
+    """
+    table = Table(title=_cell(title), title_justify="left", box=box.SIMPLE_HEAD)
     for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if right and position else "left", overflow="fold")
+        table.add_column(_cell(column), justify="right" if right and position else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*map(_cell, row))
     Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def _cell(value: object) -> Text:
+    return Text(printable(str(value)))
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -83,4 +91,4 @@ def follow_metrics(path: Path, is_running: Callable[[], bool], start: int = 0, e
             progress.update(bar, completed=last["iteration"], total=last["iterations"], description=text)
             if not console.is_terminal and (time.monotonic() >= due or not running):
                 shown, due = last["iteration"], time.monotonic() + every
-                print(f"  iteration {shown}/{last['iterations']}: {text}", file=sys.stderr, flush=True)
+                say(f"  iteration {shown}/{last['iterations']}: {text}", error=True)

@@ -1,17 +1,22 @@
 """What the user did wrong, in one line, and the exit codes of our programs."""
 
+import errno
 import signal
 import sys
 from collections.abc import Callable
+
+from omnibal_ext.output import lost_output, printable, say, steady_output
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a disk without room, or a user without, answers."""
 
 
 class UserError(Exception):
     """Bad input. The message is one line: what, where (file, row, layer), the limit, the remedy."""
 
     def __str__(self) -> str:
-        """The message; line ends and control characters that it quotes from a file are spaces."""
-        message = super().__str__()
-        return message if message.isprintable() else "".join(c if c.isprintable() else " " for c in message)
+        """The message; what it quotes of others is printable."""
+        return printable(super().__str__())
 
 
 class Stopped(KeyboardInterrupt):
@@ -22,14 +27,33 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
+def of_the_system(error: OSError) -> UserError:
+    """What the system answered about a file: a disk that is full, a folder where a file should be."""
+    remedy = "make room and start again" if error.errno in FULL else "choose another path, or mend what is there"
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return UserError(f"{where}{error.strerror or error}; {remedy}")
+
+
 def run_tool(main: Callable[[], None]) -> None:
-    """Run a program's `main`; a `UserError` becomes one line on stderr and exit code 2, a signal one and 128 + n."""
+    """Run a program's `main`; a `UserError` becomes one line on stderr and exit code 2, a signal one and 128 + n.
+
+    So does what the system says of a file. What a program that ends well has said must have come to its reader.
+    """
+    steady_output()
     try:
         main()
+        sys.stdout.flush()
+        if reason := lost_output():
+            raise UserError(f"stdout: {reason}: not all of it is written; give it to another file")
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", error=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in FULL and error.filename is None:
+            raise
+        say(f"error: {of_the_system(error)}", error=True)
         sys.exit(2)
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Stopped) else signal.SIGINT
-        print(f"stopped by {signal.Signals(number).name}", file=sys.stderr)
+        say(f"stopped by {signal.Signals(number).name}", error=True)
         sys.exit(128 + number)

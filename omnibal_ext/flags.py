@@ -3,12 +3,13 @@
 import argparse
 import math
 import re
+import unicodedata
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from omnibal_ext.errors import UserError
 
@@ -57,6 +58,40 @@ class Need:
     names: str
     needs: str
     holds: Callable[[Namespace], bool]
+
+
+class ToolParser(ArgumentParser):
+    """The command line of a tool. What is wrong with it is a `UserError`: one line.
+
+    numbers: the interval of every flag that takes numbers; needs: what else must hold for a flag to be obeyed.
+    """
+
+    def __init__(self, *, numbers: Sequence[Numbers] = (), needs: Sequence[Need] = (), **named: Any) -> None:
+        super().__init__(**named)
+        self.numbers, self.needs = tuple(numbers), tuple(needs)
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse finds wrong."""
+        raise UserError(f"{message.removeprefix('argument ')}; see --help")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; then the tables hold."""
+        found = super().parse_args(args, namespace)
+        check_numbers(vars(found), self.numbers, self.written)
+        given = {name: value for name, value in vars(found).items() if value != self.get_default(name)}
+        check_needs(given, found, self.needs, self.written)
+        return found
+
+    def written(self, name: str) -> str:
+        """How the flag of an attribute is written."""
+        return next(action.option_strings[0] for action in self._actions if action.dest == name)
+
+
+def refuse_unprintable(words: Iterable[str]) -> None:
+    """Raise UserError for a word that would steer the terminal or forge lines of a log where a program prints it."""
+    for word in words:
+        if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in word):
+            raise UserError(f"{word[:200]}: has characters that are not to be seen in a log; rename it")
 
 
 def written_with_dashes(name: str) -> str:
@@ -110,7 +145,9 @@ def shown(value: object) -> str:
 
 
 def as_given(flag: str, value: object) -> str:
-    """A flag and its value, as they are written."""
+    """A flag and its value or values, as they are written."""
+    if isinstance(value, list):
+        return " ".join([flag, *map(shown, value)])
     return flag if isinstance(value, bool) else f"{flag} {shown(value)}"
 
 

@@ -4,12 +4,23 @@ import ctypes
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from omnibal_ext.errors import UserError
+
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Of Linux's renameat2."""
+
+
+def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> None:
+    """Raise UserError if a folder to be written to is, or lies in, one of those that only are read, by their flags."""
+    for other, name in taken.items():
+        if name and (inside := Path(name).resolve()) in (folder.resolve(), *folder.resolve().parents):
+            raise UserError(
+                f"{flag} {folder}: lies in {other} {name}, which a run reads; choose a folder outside of {inside}"
+            )
 
 
 @contextmanager

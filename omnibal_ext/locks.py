@@ -9,14 +9,14 @@ import fcntl
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.output import say
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 
@@ -27,16 +27,21 @@ PATIENCE_SECONDS = 10.0
 POLL_SECONDS = 0.2
 
 
+def lock_of(output: Path) -> Path:
+    """The lock file beside what is being made, or written to."""
+    return output.with_name(f".{output.name}.lock")
+
+
 @contextmanager
 def working_on(output: Path, alone: bool = True) -> Iterator[None]:
     """Hold the lock on what is being made at `output`, waiting for others; without `alone`, beside others of the kind.
 
     Who waited must look again at what is there. Waiting is said once on stderr.
     """
-    path = output.with_name(f".{output.name}.lock")
+    path = lock_of(output)
     lock = _take(path, alone)
     if lock is None:
-        print(f"waiting for {_holder(path)}, which works on {output}", file=sys.stderr, flush=True)
+        say(f"waiting for {_holder(path)}, which works on {output}", error=True)
         lock = _until(lambda: _take(path, alone))
     assert lock is not None
     with _held(path, lock):
@@ -61,11 +66,15 @@ def _take(path: Path, alone: bool, job: str | None = None) -> IO[str] | None:
     lock = _locked(path, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
     if lock is not None:
         lock.truncate(0)
-        json.dump({"process": os.getpid(), "host": socket.gethostname(), "job": job}, lock)
-        lock.flush()
+        with suppress(OSError):  # a full disk: a lock that nobody signed is one too
+            os.write(lock.fileno(), json.dumps(_signed(job)).encode())
         if job is not None:
             fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
+
+
+def _signed(job: str | None) -> dict[str, object]:
+    return {"process": os.getpid(), "host": socket.gethostname(), "job": job}
 
 
 def _join(path: Path, job: str | None) -> IO[str] | None:

@@ -1,5 +1,6 @@
 """JSON files that one program writes and another obeys: errors name the file, writing is all or nothing."""
 
+import contextlib
 import json
 import os
 import socket
@@ -7,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.errors import UserError
+from omnibal_ext.errors import UserError, of_the_system
 from omnibal_ext.reading.checks import Value, shown
 from omnibal_ext.reading.document import read_json
 
@@ -32,15 +33,26 @@ def check_version(record: Any, version: int, remedy: str) -> None:
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
     """Write the file under another name, then put it in place in one step."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise of_the_system(error) from None
     write_text(target, json.dumps(record, indent=1) + "\n")
 
 
 def write_text(target: Path, text: str) -> None:
-    """The same of any text: after a crash the old file is there or the new one. Several writers do not meet."""
+    """The same of any text: after a crash the old file is there or the new one. Several writers do not meet.
+
+    Raises UserError naming the file where it cannot be written, and leaves nothing behind.
+    """
     partial = target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise of_the_system(OSError(error.errno, error.strerror, str(target))) from None

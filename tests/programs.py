@@ -110,6 +110,15 @@ def run_ranks(
     return "".join(stdout)
 
 
+def run_alone(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a module on one rank, however it ends."""
+    words = [str(argument) for argument in arguments]
+    alone = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
+    found = environment(**alone, MASTER_PORT=str(free_port()))
+    codes, stdout, stderr = _run(module, words, [found], TIME_LIMIT)
+    return subprocess.CompletedProcess([module, *words], codes[0], stdout[0], stderr[0])
+
+
 def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run `python tools/name` in a process of its own that has the imports behind it."""
     path, words = str(ROOT / "tools" / name), [str(argument) for argument in arguments]

@@ -7,6 +7,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from omnibal_ext.output import say
+
 COMMANDS = {
     "preprocess": "preprocess_data.py",
     "pack": "pack_data.py",
@@ -31,7 +33,7 @@ def main() -> None:
 
 
 def _refuse(name: str) -> int:
-    print(f"error: omnibal {name}: no such command; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+    say(f"error: omnibal {name}: no such command; choose one of {', '.join(COMMANDS)}", error=True)
     return 2
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.flags import ToolParser
+from omnibal_ext.output import say
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading.checks import finite, record
 from omnibal_ext.reading.document import read_json
@@ -23,7 +25,7 @@ EVALUATION = record({"share_right": finite(0, 1)})
 
 def main() -> None:
     """Read both runs' plan, metrics and evaluation; print them side by side."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baseline", required=True, help="folder of tools/launch.py --run-dir")
     parser.add_argument("--run", required=True, help="the run to compare with it")
     parser.add_argument("--json", action="store_true")
@@ -36,7 +38,7 @@ def main() -> None:
     names = {name: name.replace("_", " ") for name in run if name in baseline}
     rows = [(text, shown(baseline[name]), shown(run[name])) for name, text in names.items()]
     print_table("Same samples, same machine", ("", "baseline", "balanced"), rows)
-    print(f"balanced / baseline samples per second: {ratio:.2f}x")
+    say(f"balanced / baseline samples per second: {ratio:.2f}x")
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.flags import ToolParser
+from omnibal_ext.output import say
 
 
 def main() -> None:
@@ -49,7 +51,7 @@ def main() -> None:
             "checkpoint", ("what", "value"), ((name.replace("_", " "), value) for name, value in result.items())
         )
     if difference is not None and not difference <= TOLERANCE:  # not a number fails too
-        print(f"error: logits differ from Hugging Face's by {difference:.2e}, limit {TOLERANCE}", file=sys.stderr)
+        say(f"error: logits differ from Hugging Face's by {difference:.2e}, limit {TOLERANCE}", error=True)
         sys.exit(1)
 
 
@@ -60,7 +62,7 @@ def _existing(folder: str) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     direction = parser.add_mutually_exclusive_group(required=True)
     direction.add_argument("--from-hf", metavar="DIR", help="folder with config.json and safetensors weights")
     direction.add_argument("--to-hf", metavar="OURS", help="checkpoint folder of this tool or of a training run")

@@ -12,11 +12,12 @@ import sentencepiece
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.flags import ToolParser
 
 
 def main() -> None:
     """Load the checkpoint on this process, let the model answer, compare digit by digit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(*MODEL_FLAGS, required=True)
     parser.add_argument("--load", required=True, help="checkpoint folder, of any layout")
     parser.add_argument("--data", required=True, help="held-out dataset folder")

@@ -25,8 +25,11 @@ from omnibal_ext.candidates import print_trials, trial_flags
 from omnibal_ext.console import follow_metrics, print_json
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.flags import ToolParser, refuse_unprintable
+from omnibal_ext.folders import refuse_within
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.conversations import add_conversation_flags, check_conversation_flags, make_packs
+from omnibal_ext.launch.flags import NEEDS, NUMBERS, refuse_misplaced
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, TENSORBOARD, put_aside, refuse_used
 from omnibal_ext.launch.planning import Planning, measured_best
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
@@ -34,6 +37,7 @@ from omnibal_ext.launch.reporting import note_inputs, write_report
 from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
 from omnibal_ext.layout.search import METHODS
 from omnibal_ext.locks import only_job
+from omnibal_ext.output import say
 from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan
@@ -56,7 +60,9 @@ def main() -> None:
         planning = _planning(arguments)
         report = _checked(arguments, planning)
         if arguments.check:
-            sys.exit(_end_of_check(arguments, report))
+            if arguments.json:
+                print_json({"check": report.findings, "refused": 0})
+            return
         if report.weights and report.weights["kind"] == "unconverted":
             source, run_dir = Path(arguments.first_weights), planning.run_dir
             arguments.first_weights = str(converted_folder(source, run_dir))
@@ -77,9 +83,9 @@ def main() -> None:
             started = {"command": command, "started": not arguments.dry_run, "check": report.findings}
             print_json({"plan": plan.to_record(), **started})
         else:
-            print("torchrun " + shlex.join(command), flush=True)
+            say("torchrun " + shlex.join(command))
         if not arguments.dry_run:
-            note_inputs(planning)
+            note_inputs(planning, command)
             code = _start(arguments, command, planning.run_dir, report)
             if code == 0:
                 write_report(TOOLS / "report.py", planning, arguments.json)
@@ -87,20 +93,18 @@ def main() -> None:
 
 
 def _parsed() -> argparse.Namespace:
-    """The flags; model and first weights name each other where one is left out. UserError for counts under one."""
+    """The flags; model and first weights name each other where one is left out."""
     parser = _parser()
     arguments = parser.parse_args()
     arguments.megatron = [word for word in arguments.megatron if word != "--"]
+    refuse_unprintable(sys.argv)
+    refuse_misplaced(parser, arguments.megatron)
     _name_weights(arguments)
     if arguments.model is None:
         parser.error("give --model FOLDER with a config.json, or the name of a preset")
-    for name in ("nproc_per_node", "nnodes", "tensor_model_parallel_size", "pipeline_model_parallel_size",
-                 "virtual_pipeline_model_parallel_size"):  # fmt: skip
-        if getattr(arguments, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
     check_conversation_flags(arguments)
-    if arguments.epochs is not None and not arguments.epochs > 0:
-        raise UserError(f"--epochs must be above 0, got {arguments.epochs}")
+    read = {"--data": arguments.data, "--packs": arguments.packs, "--eval-data": arguments.eval_data}
+    refuse_within("--run-dir", Path(arguments.run_dir), {**read, "--eval-packs": arguments.eval_packs})
     return arguments
 
 
@@ -138,7 +142,8 @@ def _checked(arguments: argparse.Namespace, planning: Planning) -> Report:
     if source and is_unconverted(source):
         converted = converted_folder(source, planning.run_dir)
         arguments.first_weights = str(converted if converted.exists() else source)
-    job = {"endpoint": arguments.rdzv_endpoint if arguments.nnodes > 1 else None, "memory_gib": arguments.memory_gib}
+    endpoint = arguments.rdzv_endpoint if arguments.nnodes > 1 else None
+    job = {"endpoint": endpoint, "memory_gib": arguments.memory_gib, "run_dir": arguments.run_dir}
     with tempfile.TemporaryDirectory() as folder:
         plan_path = planning.plan_path
         if not planning.is_planned():
@@ -151,16 +156,10 @@ def _checked(arguments: argparse.Namespace, planning: Planning) -> Report:
     elif report.refusals:
         print_json({"check": report.findings, "refused": len(report.refusals)})
     for refusal in report.refusals:
-        print(f"error: {refusal}", file=sys.stderr)
+        say(f"error: {refusal}", error=True)
     if report.refusals:
         sys.exit(2)
     return report
-
-
-def _end_of_check(arguments: argparse.Namespace, report: Report) -> int:
-    if arguments.json:
-        print_json({"check": report.findings, "refused": 0})
-    return 0
 
 
 def _check_memory(plan: Plan, report: Report) -> None:
@@ -262,12 +261,14 @@ def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, rep
         if code:
             output.seek(before)
             errors = filter(None, map(error_of, output))
-            print(*dict.fromkeys(errors), f"training stopped; see {log}", sep="\n", file=sys.stderr)
+            say(*dict.fromkeys(errors), f"training stopped; see {log}", error=True)
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> ToolParser:
+    parser = ToolParser(
+        numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         *MODEL_FLAGS, help="a folder with config.json and weights, or a preset (default: that of --from)"
     )
@@ -287,7 +288,7 @@ def _parser() -> argparse.ArgumentParser:
     machine = parser.add_argument_group("machine")
     machine.add_argument("--nproc-per-node", type=int, default=1)
     machine.add_argument("--nnodes", type=int, default=1)
-    machine.add_argument("--rdzv-endpoint", default="localhost:29500", help="HOST:PORT of the first node")
+    machine.add_argument("--rdzv-endpoint", help="HOST:PORT of the first node, where several meet")
     machine.add_argument("--rdzv-id", default="omnibal")
     machine.add_argument("--tensor-model-parallel-size", type=int, default=1)
     machine.add_argument("--expert-model-parallel-size", type=int, default=1)

@@ -10,11 +10,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megatron.vlm.data.demo import make_demo_data
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import run_tool
+from omnibal_ext.flags import Numbers, ToolParser
+
+NUMBERS = (Numbers("[1, 1e9]", "samples heldout_samples"), Numbers("[0, 4294967295]", "seed"))
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ToolParser(numbers=NUMBERS, description=__doc__)
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=1600, help="training conversations (default %(default)s)")
     parser.add_argument("--heldout-samples", type=int, default=100, help="of digits never trained on (%(default)s)")

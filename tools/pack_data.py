@@ -13,6 +13,7 @@ from omnibal_ext.checksums import sha256_of, verify_checksums
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.flags import Need, Numbers, ToolParser
 from omnibal_ext.packing.budget import Trial, choose_budgets
 from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.corpus import DATASET_SOURCES, Corpus
@@ -39,12 +40,39 @@ def budget(text: str) -> int | None:
 def named_budget(text: str) -> tuple[str, int]:
     """Read NAME=BUDGET."""
     name, _, number = text.partition("=")
+    if int(number) < 0:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 0, which is no limit")
     return name, int(number)
+
+
+NUMBERS = (
+    Numbers("(0, 1e6]", "weights"),
+    Numbers("[0, 1e9]", "vit_budget"),
+    Numbers("[1, 1e9]", "llm_budget max_llm_budget samples_per_pack"),
+    Numbers("[0, inf)", "max_rejects"),
+    Numbers("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size"),
+    Numbers("[1, 10000]", "epochs"),
+    Numbers("[0, 1e6]", "seconds"),
+    Numbers("[0, 4294967295]", "seed"),
+)
+NEEDS = (
+    Need(
+        "max_llm_budget",
+        "--llm-budget auto, and --method balanced or isf",
+        lambda arguments: arguments.llm_budget in (None, "auto") and arguments.method in ("balanced", "isf"),
+    ),
+    Need("analytic model", "no --costs beside it: that has the seconds", lambda arguments: not arguments.costs),
+)
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = ToolParser(
+        numbers=NUMBERS,
+        needs=NEEDS,
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     corpus = parser.add_argument_group("corpus")
     source = corpus.add_mutually_exclusive_group(required=True)
     source.add_argument("--data", metavar="FOLDER", help="a dataset folder of tools/preprocess_data.py")
@@ -160,8 +188,6 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Trial]
 def settle_costs(arguments: argparse.Namespace) -> PackCosts:
     """Read or count what packs cost."""
     if arguments.costs:
-        if arguments.analytic or arguments.model:
-            raise UserError("--costs has seconds of a model already: leave --analytic and --model out")
         return PackCosts.of_profile(Profile.load(arguments.costs))
     return PackCosts.of_model(
         arguments.model or DEFAULT_MODEL,

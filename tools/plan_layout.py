@@ -18,10 +18,12 @@ from omnibal_ext.console import print_json, print_table, track
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.flags import Need, Numbers, ToolParser
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_plan, make_plan
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
 from omnibal_ext.layout.workload import packs_of_index
+from omnibal_ext.output import say
 from omnibal_ext.packing.budget import budgets_for
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.plan import Plan, Stage
@@ -33,8 +35,6 @@ from omnibal_ext.units import GIB
 def main() -> None:
     """Parse, plan, print, write."""
     arguments = _parser().parse_args()
-    for name in ("virtual_pipeline_model_parallel_size", "num_microbatches", "top_k", "pack_iterations"):
-        _at_least_one(name, getattr(arguments, name))
     outcomes = _swept(arguments) if arguments.sweep else []
     plan = _best_of(outcomes, arguments) if arguments.sweep else _planned(arguments)
     plan.save(arguments.output)
@@ -50,7 +50,6 @@ def _planned(arguments: argparse.Namespace) -> Plan:
     for name in ("pipeline_model_parallel_size", "num_microbatches"):
         if getattr(arguments, name) is None:
             raise UserError(f"--{name.replace('_', '-')} is needed, except with --sweep")
-    _at_least_one("pipeline_model_parallel_size", arguments.pipeline_model_parallel_size)
     if arguments.num_microbatches == 1 and arguments.pipeline_model_parallel_size > 1:
         raise UserError(
             f"one microbatch keeps one of {arguments.pipeline_model_parallel_size} pipeline ranks busy at a time: "
@@ -155,12 +154,7 @@ def _print_outcomes(outcomes: list[Outcome]) -> None:
     print_table("sweep", ("setting", "microbatches", "samples/s", "of the ideal"), rows)
     for outcome in outcomes:
         if not outcome.problem:
-            print(f"no plan for {outcome.setting}: {outcome.reason}")
-
-
-def _at_least_one(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+            say(f"no plan for {outcome.setting}: {outcome.reason}")
 
 
 def _numbers(text: str) -> list[int]:
@@ -169,7 +163,10 @@ def _numbers(text: str) -> list[int]:
 
 def _budgets(text: str) -> list[tuple[int, int]]:
     pairs = [word.split("x") for word in text.split(",")]
-    return [(int(tiles), int(tokens)) for tiles, tokens in pairs]
+    found = [(int(tiles), int(tokens)) for tiles, tokens in pairs]
+    if any(tiles < 0 or tokens < 1 for tiles, tokens in found):
+        raise argparse.ArgumentTypeError(f"{text}: tiles must be at least 0, tokens at least 1")
+    return found
 
 
 def _recomputed(plan: Plan, stage: Stage) -> str:
@@ -211,7 +208,7 @@ def print_plan(plan: Plan) -> None:
                 for other in plan.alternatives
             ],
         )
-    print(
+    say(
         f"step {predicted['step_seconds'] * 1e3:.2f} ms, bubble {predicted['bubble_fraction']:.1%}, "
         f"{predicted['fraction_of_ideal']:.1%} of the ideal {predicted['ideal_seconds'] * 1e3:.2f} ms"
         + (", proven the fastest layout" if predicted["proven_best"] else "")
@@ -229,8 +226,43 @@ def _spans(plan: Plan, layers: range | tuple[int, ...]) -> str:
     return ", ".join(words)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+NUMBERS = (
+    Numbers(
+        "[1, 16384]",
+        """
+        pipeline_model_parallel_size virtual_pipeline_model_parallel_size tensor_sizes expert_sizes pipeline_sizes
+        chunks
+        """,
+    ),
+    Numbers("[1, 1e6]", "num_microbatches pack_iterations gpus"),
+    Numbers("[1, 1e9]", "global_batch_samples"),
+    Numbers("[1, 10000]", "top_k"),
+    Numbers("[0, 10000]", "radius"),
+    Numbers("(0, inf]", "memory_gib"),
+    Numbers("[0, 1e6]", "seconds"),
+)
+NEEDS = (
+    Need(
+        "gpus global_batch_samples sizes pipeline_sizes chunks schedules", "--sweep", lambda arguments: arguments.sweep
+    ),
+    Need(
+        """
+        pipeline_model_parallel_size virtual_pipeline_model_parallel_size num_microbatches schedule packs recompute
+        """,
+        "no --sweep beside it, which chooses",
+        lambda arguments: not arguments.sweep,
+    ),
+    Need("pack_iterations", "--packs", lambda arguments: arguments.packs),
+    Need("radius", "--method bmp or joint", lambda arguments: arguments.method in ("bmp", "joint")),
+    Need("model budgets tensor_sizes expert_sizes", "--analytic", lambda arguments: arguments.analytic),
+    Need("analytic", "no --profile beside it: that has the costs", lambda arguments: not arguments.profile),
+)
+
+
+def _parser() -> ToolParser:
+    parser = ToolParser(
+        numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--profile", help="profile.json of tools/profile_layers.py")
     parser.add_argument("--pipeline-model-parallel-size", type=int, help="pipeline ranks")
     parser.add_argument("--virtual-pipeline-model-parallel-size", type=int, default=1, help="chunks a rank (1: none)")

@@ -22,27 +22,19 @@ from megatron.vlm.data.tiles import RULES, Tiling
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import run_tool
+from omnibal_ext.flags import Numbers, ToolParser
 
-
-def positive(text: str) -> int:
-    """A whole number of 1 or more, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
-
-
-def above_zero(text: str) -> float:
-    """A number above 0, for argparse."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
+NUMBERS = (
+    Numbers("[1, inf)", "tile_size tokens_per_tile min_tiles max_tiles video_max_frames max_tokens"),
+    Numbers("(0, inf)", "video_fps"),
+    Numbers("[1, 1024]", "workers"),
+    Numbers("[0, inf)", "max_rejects"),
+)
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = ToolParser(numbers=NUMBERS, description=__doc__)
     usual = {flag: f"(default {value}, or the model's)" for flag, value in USUAL.items()}
     add = parser.add_argument
     add(
@@ -57,18 +49,18 @@ def parse_arguments() -> argparse.Namespace:
     add("--tokenizer-model", type=Path, help="a sentencepiece .model or a tokenizer.json (or the model folder's)")
     add("--chat-template", help=f"one of {', '.join(TEMPLATES)} (or the model's)")
     add("--output-dir", type=Path, required=True)
-    add("--workers", type=positive, default=1, help="processes")
+    add("--workers", type=int, default=1, help="processes")
     add("--image-markup", choices=list(MARKUPS), help=f"the words around images {usual['image-markup']}")
     add("--tiling", choices=list(RULES), help=usual["tiling"])
-    add("--tile-size", type=positive, help=f"pixels a side {usual['tile-size']}")
-    add("--tokens-per-tile", type=positive, help=f"LLM tokens a tile {usual['tokens-per-tile']}")
-    add("--min-tiles", type=positive, help=usual["min-tiles"])
-    add("--max-tiles", type=positive, help=f"a conversation, thumbnails not counted {usual['max-tiles']}")
+    add("--tile-size", type=int, help=f"pixels a side {usual['tile-size']}")
+    add("--tokens-per-tile", type=int, help=f"LLM tokens a tile {usual['tokens-per-tile']}")
+    add("--min-tiles", type=int, help=usual["min-tiles"])
+    add("--max-tiles", type=int, help=f"a conversation, thumbnails not counted {usual['max-tiles']}")
     add("--no-thumbnail", dest="thumbnail", action="store_const", const=False, help="no tile of the whole image")
-    add("--video-fps", type=above_zero, help="frames a second of a video that are seen (default: the model's)")
-    add("--video-max-frames", type=positive, help="most frames of a video that are seen (default: the model's)")
+    add("--video-fps", type=float, help="frames a second of a video that are seen (default: the model's)")
+    add("--video-max-frames", type=int, help="most frames of a video that are seen (default: the model's)")
     add("--normalize", choices=list(NORMALIZATIONS), help=usual["normalize"])
-    add("--max-tokens", type=positive, help="reject longer samples, unless --shorten makes them fit")
+    add("--max-tokens", type=int, help="reject longer samples, unless --shorten makes them fit")
     add("--shorten", nargs="+", choices=WAYS, default=(), help="ways to shorten them, tried in this order")
     add("--decode-images", action="store_true", help="decode every image: slow; of a dataset that is there, again")
     add("--no-image-checksums", dest="image_checksums", action="store_false", help="read headers of images only")

@@ -27,6 +27,8 @@ from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.flags import Need, Numbers, ToolParser
+from omnibal_ext.output import say
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 
@@ -84,7 +86,7 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
     known = _known(arguments.output, settings)
     if known and not arguments.force:
         if not arguments.json:
-            print(f"{arguments.output}: measured before with the same settings; --force measures again")
+            say(f"{arguments.output}: measured before with the same settings; --force measures again")
         return known
     ranks = settings["processes"]
     if ranks > 1 and "RANK" not in os.environ:
@@ -174,15 +176,29 @@ def _show(profile: Profile, output: str) -> None:
     if slow := profile.notes.get("bound_by_host"):
         print(f"bound by the host, which takes longer to ask for it than the device to compute it: {', '.join(slow)}")
     bandwidth = 1e-9 / profile.transfer_seconds_per_byte if profile.transfer_seconds_per_byte else float("inf")
-    print(
+    say(
         f"transfer {profile.transfer_latency_seconds * 1e6:.0f} us + {bandwidth:.2f} GB/s; an iteration adds "
         f"{profile.iteration_seconds * 1e3:.2f} ms and the layers' optimizer steps, "
         f"{sum(profile.layers[kind].step_seconds for kind in profile.chain) * 1e3:.2f} ms over all stages"
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+NUMBERS = (
+    Numbers("[0, 1e9]", "vit_budget"),
+    Numbers("[1, 1e9]", "llm_budget"),
+    Numbers("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size data_parallel_size"),
+    Numbers("[1, 1000]", "steps"),
+)
+NEEDS = (
+    Need("measured", "--analytic: its figures replace some of the estimates", lambda arguments: arguments.analytic),
+    Need("steps force", "no --analytic, which measures nothing", lambda arguments: not arguments.analytic),
+)
+
+
+def _parser() -> ToolParser:
+    parser = ToolParser(
+        numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(*MODEL_FLAGS, required=True, help="a preset, or a Hugging Face folder")
     parser.add_argument("--vit-budget", type=int, required=True, help="tiles of a full pack")
     parser.add_argument("--llm-budget", type=int, required=True, help="tokens of a full pack")

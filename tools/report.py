@@ -12,6 +12,8 @@ from pathlib import Path
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.flags import ToolParser
+from omnibal_ext.output import say
 from omnibal_ext.records import write_text
 from omnibal_ext.report.breakdown import CAUSES, breakdown
 from omnibal_ext.report.page import report
@@ -44,7 +46,7 @@ def main() -> None:
     rows = [(cause, *(f"{shares[cause]:.1%}" for shares in found.values())) for cause in CAUSES]
     print_table("Share of all ranks' time", ("", *found), rows)
     for what, path in written.items():
-        print(f"{what}: {path}")
+        say(f"{what}: {path}")
 
 
 def _subjects(arguments: argparse.Namespace) -> list[Subject]:
@@ -62,7 +64,7 @@ def _subjects(arguments: argparse.Namespace) -> list[Subject]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="append", default=[], help="run folder of tools/launch.py; again for more")
     parser.add_argument(
         "--plan", action="append", default=[], help="plan.json alone, or of the one --run; again for more"

@@ -30,6 +30,7 @@ from torch.distributed import TCPStore
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.lifeline import end_with
+from omnibal_ext.output import say, steady_output
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 UNSAID = "Megatron ended the run without an exit code; why, if it has said so, is in its last lines above"
@@ -47,6 +48,7 @@ def run_rank(main: Callable[[], None]) -> None:
         ","
     )
     end_with(os.getppid())
+    steady_output()
     stopped = _watch_signals()
     try:
         main()
@@ -108,7 +110,7 @@ def _is_ours(number: int) -> bool:
 
 def _speak(line: str) -> None:
     if _is_first_to_speak():
-        print(line, file=sys.stderr, flush=True)
+        say(line, error=True)
 
 
 def _is_first_to_speak() -> bool:

@@ -1,13 +1,16 @@
 """Where a run's figures go: a line in the log, a line in metrics.jsonl, TensorBoard and W&B by Megatron's writers."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.training import get_tensorboard_writer, get_wandb_writer, print_rank_last
 
+from omnibal_ext.lines import Lines
+from omnibal_ext.output import printable, say
 from omnibal_ext.run_metrics import loss_text
 
 RATES = (
@@ -20,11 +23,11 @@ class Journal:
     """Writes what the meters report; the last rank writes, as with Megatron's own figures."""
 
     def __init__(self, metrics_file: str | None) -> None:
-        self.metrics_file = Path(metrics_file) if metrics_file else None
+        self.metrics = Lines(Path(metrics_file)) if metrics_file else None
 
     def training(self, iteration: int, report: Mapping[str, Any]) -> None:
         """An interval that ended with this iteration, see `meters.TrainingMeter`."""
-        print_rank_last(training_line(iteration, report))
+        print_rank_last(printable(training_line(iteration, report)))
         self._append({"iteration": iteration, **report})
         curves = {name.replace("_", "-"): report[name] for name in RATES if name in report}
         curves |= {
@@ -35,17 +38,15 @@ class Journal:
 
     def evaluation(self, iteration: int, report: Mapping[str, Any]) -> None:
         """A pass over the held-out packs after this iteration, see `meters.EvaluationMeter`."""
-        print_rank_last(evaluation_line(iteration, report))
+        print_rank_last(printable(evaluation_line(iteration, report)))
         self._append({"iteration": iteration, "evaluation": dict(report)})
         losses = report["source_losses"].items()
         write_curves(iteration, {f"lm loss validation of {source}": loss for source, loss in losses})
 
     def _append(self, record: Mapping[str, Any]) -> None:
         last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
-        if self.metrics_file and last:
-            self.metrics_file.parent.mkdir(parents=True, exist_ok=True)
-            with self.metrics_file.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+        if self.metrics and last:
+            self.metrics.append(record)
 
 
 def write_curves(iteration: int, curves: Mapping[str, float]) -> None:
@@ -55,6 +56,32 @@ def write_curves(iteration: int, curves: Mapping[str, float]) -> None:
             tensorboard.add_scalar(name, value, iteration)
     if wandb := get_wandb_writer():
         wandb.log(dict(curves), iteration)
+
+
+def spare_the_run() -> None:
+    """Let TensorBoard's writers lose what they cannot write, and say so once.
+
+    They write no more after that: half a record ends what is read of their file.
+    """
+    with suppress(ImportError):
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        for name in ("write", "flush", "close"):
+            setattr(RecordWriter, name, _sparing(getattr(RecordWriter, name)))
+
+
+def _sparing(method: Callable[..., None]) -> Callable[..., None]:
+    @wraps(method)
+    def sparing(writer: Any, *arguments: Any) -> None:
+        if vars(writer).get("failed"):
+            return
+        try:
+            method(writer, *arguments)
+        except OSError as error:
+            writer.failed = True
+            say(f"warning: TensorBoard's curves cannot be written ({error.strerror}); training goes on without them")
+
+    return sparing
 
 
 def training_line(iteration: int, report: Mapping[str, Any]) -> str:

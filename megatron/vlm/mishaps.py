@@ -25,6 +25,7 @@ from torch import Tensor
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
 from omnibal_ext.errors import UserError
+from omnibal_ext.output import printable
 
 SHOWN = 4
 """Microbatches named in a line."""
@@ -80,9 +81,8 @@ class BadSamples:
         self.known |= new
         self.found = {}
         for _, why in sorted(new.items()):
-            print_rank_0(
-                f"warning: {why}: it weighs nothing from now on ({len(self.known)} of {self.limit} such samples)"
-            )
+            said = f"warning: {why}: it weighs nothing from now on ({len(self.known)} of {self.limit} such samples)"
+            print_rank_0(printable(said))
         if len(self.known) > self.limit:
             raise UserError(
                 f"{len(self.known)} samples of {self.data} have images that cannot be used, limit {self.limit}: "
@@ -168,10 +168,8 @@ class BadSteps:
         """Count and name a step that is to be left out; every rank calls it. Raises UserError past the limit."""
         self.in_a_row += 1
         self.total += 1
-        print_rank_0(
-            f"warning: iteration {self.iteration}: {where}: the step is left out ({self.in_a_row} in a row, "
-            f"{self.total} since the start)"
-        )
+        said = f"the step is left out ({self.in_a_row} in a row, {self.total} since the start)"
+        print_rank_0(printable(f"warning: iteration {self.iteration}: {where}: {said}"))
         if self.in_a_row > self.limit:
             raise UserError(
                 f"iteration {self.iteration}: {where}; {self.in_a_row} steps in a row were not finite, limit "

@@ -30,7 +30,7 @@ from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, Packs, first
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.ending import UnfinishedError, run_rank
 from megatron.vlm.evaluation import HeldOutPass
-from megatron.vlm.journal import Journal
+from megatron.vlm.journal import Journal, spare_the_run
 from megatron.vlm.loss import REDUCTIONS, token_weights, weigh_samples, weighted_loss
 from megatron.vlm.meters import EvaluationMeter, Pace, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
@@ -47,9 +47,12 @@ from megatron.vlm.stage_meter import StageMeter
 from megatron.vlm.weights import apply_weights
 from omnibal_ext.actions import Action
 from omnibal_ext.costs.operations import ModelOperations, peak_operations
-from omnibal_ext.locks import only_job
+from omnibal_ext.errors import UserError
+from omnibal_ext.locks import lock_of, only_job
+from omnibal_ext.output import say
 from omnibal_ext.packing.dispatch import PackStream
 from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.records import write_text
 from omnibal_ext.run_metrics import TIMELINE
 
 
@@ -215,12 +218,13 @@ def _list(modules: Any) -> list[Any]:
 
 def main() -> None:
     """Train as the command line says."""
+    spare_the_run()
     inputs = parse_arguments()
     run = Run(inputs)
     refuse(check_run(run))
     apply_weights(inputs.args, run.weights)
     _keep_arguments(inputs)
-    with _saving_alone(inputs.args):
+    with _writing_alone(inputs.args):
         platform.take_device()
         train(Trainer(inputs))
 
@@ -252,11 +256,19 @@ def train(trainer: Trainer) -> None:
     torch.distributed.destroy_process_group()
 
 
-def _saving_alone(args: Namespace) -> contextlib.AbstractContextManager[None]:
-    """One run saves in a folder: its first rank holds the lock. UserError where another run is at work."""
-    if args.rank or not args.save:
-        return contextlib.nullcontext()
-    return only_job(Path(args.save) / ".saving.lock", f"--save {args.save}")
+@contextmanager
+def _writing_alone(args: Namespace) -> Iterator[None]:
+    """One run writes in a place: its first rank holds the locks. UserError where another run is at work."""
+    locks = {
+        f"--save {args.save}": args.save and Path(args.save) / ".saving.lock",
+        f"--metrics-file {args.metrics_file}": args.metrics_file and lock_of(Path(args.metrics_file)),
+        f"--tensorboard-dir {args.tensorboard_dir}": args.tensorboard_dir and lock_of(Path(args.tensorboard_dir)),
+    }
+    with contextlib.ExitStack() as held:
+        for what, path in locks.items():
+            if path and not args.rank:
+                held.enter_context(only_job(path, what))
+        yield
 
 
 def _keep_arguments(inputs: TrainingInputs) -> None:
@@ -265,11 +277,14 @@ def _keep_arguments(inputs: TrainingInputs) -> None:
         return
     if beside := inputs.args.metrics_file or inputs.args.save:
         path = Path(beside).parent / "megatron-arguments.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(inputs.megatron_output)
-        print(f"Megatron's arguments: {path}", flush=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, inputs.megatron_output)
+            say(f"Megatron's arguments: {path}")
+        except (OSError, UserError) as error:
+            say(f"warning: Megatron's arguments are not kept: {error}")
     if inputs.untested:
-        print(f"Megatron's own and untested here: {' '.join(inputs.untested)} (docs/flags.md)", flush=True)
+        say(f"Megatron's own and untested here: {' '.join(inputs.untested)} (docs/flags.md)")
 
 
 if __name__ == "__main__":

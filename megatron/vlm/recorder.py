@@ -8,7 +8,6 @@ Seconds are from when the first rank goes on after all have met before the itera
 chunk, start, end, pieces). A lane is a pipeline rank of a data-parallel rank, the first tensor-parallel one.
 """
 
-import json
 import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -30,6 +29,7 @@ from megatron.vlm.platform import Moment, allocated_bytes
 from megatron.vlm.profiling.kept import KeptBytes
 from omnibal_ext.actions import Action
 from omnibal_ext.chain import PART_OF
+from omnibal_ext.lines import Lines
 
 WARM_UP = 3  # iterations
 OTHER = "other"
@@ -85,7 +85,8 @@ class Recorder:
     """
 
     def __init__(self, path: Path | None, iterations: Collection[int]) -> None:
-        self.path, self.iterations = path, frozenset(iterations if path else ())
+        self.lines = Lines(path) if path else None
+        self.iterations = frozenset(iterations if path else ())
         self.number = 0
         self.origin: Moment | None = None
         self.clock = 0.0
@@ -203,13 +204,11 @@ class Recorder:
 
     def _write(self) -> None:
         """Gather the iteration over all ranks; the last one appends it to the file."""
-        assert self.path is not None
+        assert self.lines is not None
         lanes = _gathered(self._lane() if parallel_state.get_tensor_model_parallel_rank() == 0 else None)
         self.origin = self._step_hook = None
         if lanes:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(json.dumps({"iteration": self.number, "lanes": lanes}) + "\n")
+            self.lines.append({"iteration": self.number, "lanes": lanes})
 
     def _lane(self) -> dict[str, Any]:
         assert self.origin is not None

@@ -22,6 +22,7 @@ from torch import Tensor
 from megatron.vlm.meters import of_all_ranks
 from megatron.vlm.platform import Moment, peak_bytes, to_device
 from omnibal_ext.actions import Action
+from omnibal_ext.output import printable
 from omnibal_ext.plan import Plan
 from omnibal_ext.units import GIB
 
@@ -103,10 +104,10 @@ class StageMeter:
             return
         if not self.said and len(self.recent) >= SAID:
             self.said = True
-            print_rank_last(beside_plan(self.plan, self.recent, report))
+            print_rank_last(printable(beside_plan(self.plan, self.recent, report)))
         if not self.warned and (warning := drift_warning(self.plan, self.recent)):
             self.warned = True
-            print_rank_last(warning)
+            print_rank_last(printable(warning))
 
 
 @dataclass(frozen=True)

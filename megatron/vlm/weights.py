@@ -79,6 +79,11 @@ def starting_weights(args: Namespace) -> Weights:
             f"--load {load} and --save {save} both hold a run's checkpoints; leave --load out to go on with the run in "
             f"--save, or choose another --save"
         )
+    if save and Checkpoints(save).are_release:
+        raise UserError(
+            f"--save {save}: holds converted weights, which are no run's own; choose another --save (--from {save} "
+            "starts from them)"
+        )
     for folder in (load, save):
         if folder and Checkpoints(folder).exist:
             return _own(folder, args)

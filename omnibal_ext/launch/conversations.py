@@ -8,13 +8,16 @@ usual fine-tuning: `USUAL_FLAGS`.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from omnibal_ext.checksums import sha256_of
 from omnibal_ext.errors import UserError
+from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.planning import run_our_tool
+from omnibal_ext.output import say
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
 from omnibal_ext.records import write_record
 
 DATA, PACKS = "data", "packs-by-size"
@@ -108,14 +111,19 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
         _say(arguments, f"dataset -> {arguments.packs}: there, made from the same")
         return
     _say(arguments, f"dataset -> {arguments.packs}")
+    make_way(Path(arguments.run_dir), Path(arguments.packs))
     run_our_tool(tools / "pack_data.py", flags, arguments.json)
     write_record(inputs, asked)
 
 
-def _made_from(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.is_file() else None
+def _made_from(path: Path) -> dict[str, Any] | None:
+    """What is noted there; None if nothing is, or it is damaged: then they are made once more."""
+    try:
+        return read_json(path, mapping(anything), "pack again")
+    except UserError:
+        return None
 
 
 def _say(arguments: argparse.Namespace, step: str) -> None:
     if not arguments.json:
-        print(f"== {step} ==", flush=True)
+        say(f"== {step} ==")

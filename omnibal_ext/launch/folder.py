@@ -1,11 +1,12 @@
 """The folder of a run: what a run writes goes on where it resumes, and is put aside, numbered, where it starts anew."""
 
 import contextlib
+import shutil
 from itertools import count
 from pathlib import Path
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.run_metrics import TIMELINE
+from omnibal_ext.run_metrics import INPUTS, TIMELINE
 
 LOCK = ".lock"
 METRICS, LOG, TENSORBOARD = "metrics.jsonl", "train.log", "tensorboard"
@@ -18,6 +19,15 @@ def refuse_used(folder: Path) -> None:
         raise UserError(
             f"--fresh: {folder} has {found[0]} of an earlier run; choose a new --run-dir, or leave --fresh out to go on"
         )
+
+
+def make_way(folder: Path, packs: Path) -> None:
+    """Remove packs that were made in a run's folder, so that others can be; not those on which a run was started there.
+
+    It may have to go on with them: then it is for the user to remove them.
+    """
+    if not (folder / INPUTS).exists() and (packs / "pack_offsets.npy").exists():
+        shutil.rmtree(packs)
 
 
 def put_aside(folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from omnibal_ext.checksums import sha256_of
 from omnibal_ext.console import track
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.packing.costs import PackCosts
@@ -126,6 +127,7 @@ class Planning:
             "--pipeline-model-parallel-size": self.flags.pipeline_model_parallel_size,
             "--output-dir": folder,
         }
+        make_way(self.run_dir, folder)
         run_our_tool(self.tools / "pack_data.py", flags, self.flags.json)
         return replace(self, index=PackedIndex.open(folder))
 

@@ -20,6 +20,7 @@ import psutil
 
 from omnibal_ext.errors import Stopped
 from omnibal_ext.lifeline import ending_with_us
+from omnibal_ext.output import say
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """SIGUSR1 is what a batch system may send before the time is up."""
@@ -80,7 +81,7 @@ def end_tree(child: subprocess.Popen[str]) -> None:
 
 def _started(command: Sequence[str], streams: dict[str, Any]) -> subprocess.Popen[str]:
     """A child that ends with us; no thread runs yet that could hold what it needs."""
-    before = ending_with_us()
+    before, streams = ending_with_us(), {"errors": "replace", **streams}
     return subprocess.Popen(command, start_new_session=True, text=True, preexec_fn=before, **streams)  # noqa: PLW1509
 
 
@@ -124,7 +125,7 @@ def run_ranks(
             if errors:
                 errors.join()
     if agent.returncode < 0:
-        print(f"error: torchrun was ended by {signal.Signals(-agent.returncode).name}, and its ranks", file=sys.stderr)
+        say(f"error: torchrun was ended by {signal.Signals(-agent.returncode).name}, and its ranks", error=True)
         return 1
     return agent.returncode
 

@@ -2,19 +2,26 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from omnibal_ext.launch.flags import given_to
 from omnibal_ext.launch.planning import Planning
 from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.output import say
 from omnibal_ext.records import write_record
 from omnibal_ext.run_metrics import INPUTS
 
 REPORT = "report.html"
 
 
-def note_inputs(planning: Planning) -> None:
-    """Write down where the run's plan, profile and packs are, for those who read its folder later."""
+WRITTEN = {"metrics": "--metrics-file", "tensorboard": "--tensorboard-dir"}
+
+
+def note_inputs(planning: Planning, words: Sequence[str]) -> None:
+    """Write down where the run's plan, profile and packs are, and its figures, for those who read its folder later."""
     paths = {"plan": planning.plan_path, "profile": planning.profile_path, "packs": planning.index.folder}
+    paths |= {name: Path(path) for name, flag in WRITTEN.items() if (path := given_to(flag, words))}
     write_record(planning.run_dir / INPUTS, {name: str(path.resolve()) for name, path in paths.items()})
 
 
@@ -28,4 +35,4 @@ def write_report(tool: Path, planning: Planning, quiet: bool) -> None:
         done = run_to_end(command, stdout=subprocess.DEVNULL)
         said = f"report: {page}" if done.returncode == 0 else ""
     if said and not quiet:
-        print(said, flush=True)
+        say(said)

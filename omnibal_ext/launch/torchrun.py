@@ -2,12 +2,19 @@
 
 python -m omnibal_ext.launch.torchrun <torchrun's arguments>
 
-Signals are not this program's: the ranks get them from the one who started it, and it ends when they have.
+A signal that asks it to end is handed to the ranks, whom its launcher may have told already; it ends when they have.
 """
 
+import contextlib
 import logging
+import os
 import signal
 import sys
+
+import psutil
+
+from omnibal_ext.launch.processes import SIGNALS, descendants
+from omnibal_ext.output import say, steady_output
 
 
 def main() -> None:
@@ -16,10 +23,11 @@ def main() -> None:
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import main as torchrun
 
+    steady_output()
     logging.disable(logging.ERROR)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        # A handler, as what is ignored stays ignored in the ranks.
-        signal.signal(number, lambda *_: None)
+    told: list[int] = []
+    for number in SIGNALS:  # a handler, as what is ignored stays ignored in the ranks
+        signal.signal(number, lambda number, _: _hand_on(number, told))
     words = sys.argv[1:]
     if "--signals-to-handle" in get_args_parser()._option_string_actions:
         words = ["--signals-to-handle=SIGQUIT", *words]
@@ -27,10 +35,23 @@ def main() -> None:
         torchrun(words)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
+        if told:  # so they ended, and have said so
+            sys.exit(128 + told[0])
         if failure.exitcode == 2:
             sys.exit(2)
-        print(f"error: rank {rank} {_how(failure.exitcode)}; its last words are above", file=sys.stderr)
+        say(f"error: rank {rank} {_how(failure.exitcode)}; its last words are above", error=True)
         sys.exit(1)
+
+
+def _hand_on(number: int, told: list[int]) -> None:
+    """Tell the ranks to end; where there are none yet, end."""
+    told.append(number)
+    ranks = [process for process in descendants(os.getpid()) if process.info["ppid"] == os.getpid()]
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+    if not ranks:
+        os._exit(128 + number)
 
 
 def _how(exit_code: int) -> str:

@@ -14,7 +14,7 @@ from omnibal_ext.locks import working_on
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.epoch import pack_epoch
-from omnibal_ext.packing.index import PackedIndex, write_index
+from omnibal_ext.packing.index import PackedIndex, refuse_other, write_index
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs
 from omnibal_ext.packing.summary import Summary, reject_names, summarise
@@ -60,27 +60,27 @@ def _build_index(
     if rejected.all():
         limits = f"{options.vit_budget} tiles and {options.llm_budget} tokens"
         raise UserError(f"none of {len(rejected)} samples fits {limits}: raise the budgets")
+    asked = {**asdict(options), "costs": costs.to_record(), "built_from": dict(built_from or {})}
+    asked |= {"sample_vit_budget": options.vit_budget, "sample_llm_budget": options.llm_budget}
+    del asked["vit_budget"], asked["llm_budget"]  # of what they come to
+    refuse_other(Path(output_dir), asked)
     epochs = [pack_epoch(corpus, reasons, options, costs, epoch) for epoch in range(options.epochs or 1)]
     packs = Packs.concatenate([epoch.packs for epoch in epochs])
     loads = np.concatenate([epoch.loads for epoch in epochs])
     longest = loads.max(axis=0)
     roomy = options.pad or options.oversize == "alone"  # packs may exceed the budgets asked for
     manifest = {
-        **asdict(options),
+        **asked,
         "vit_budget": int(longest[TILES]) if roomy else options.vit_budget,
         "llm_budget": int(longest[TOKENS]) if roomy else options.llm_budget,
-        "sample_vit_budget": options.vit_budget,
-        "sample_llm_budget": options.llm_budget,
         "global_batch": options.global_batch,
         "pad": options.pad,
         "one_sum": options.one_sum,
         "loads": [*LOADS, *corpus.sizes.more],
-        "costs": costs.to_record(),
         "epoch_packs": [len(epoch.packs) for epoch in epochs],
         "epoch_parts": [epoch.groups for epoch in epochs],
         "rejected": int(rejected.sum()),
         "sources": [asdict(source) for source in corpus.sources],
-        "built_from": dict(built_from or {}),
     }
     index = write_index(output_dir, packs, loads, manifest, _rejects(corpus, reasons * rejected, options))
     seconds = time.perf_counter() - begin

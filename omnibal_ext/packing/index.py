@@ -129,13 +129,14 @@ def write_index(
     loads: NDArray[np.int64],
     manifest: Mapping[str, Any],
     rejected: Iterable[Mapping[str, Any]],
+    over: bool = False,
 ) -> PackedIndex:
     """Write an index beside `folder`, then put it in place in one step; return it open.
 
     `packs` are in dispatch order, `manifest` has what cannot be read off them (seed, budgets, hashes...).
 
     Raises:
-        UserError: `folder` exists and is neither empty nor an older index.
+        UserError: `folder` exists and is neither empty nor an index, or one of other content, unless written `over`.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()) and not (folder / "pack_offsets.npy").exists():
@@ -148,8 +149,24 @@ def write_index(
             lines.writelines(json.dumps(line) + "\n" for line in rejected)
         written = {"version": VERSION, "packs": len(packs), "samples": len(packs.sample_ids), **manifest}
         written["checksums"] = checksums_of(new, sorted(path.name for path in new.iterdir()))
+        if not over:
+            refuse_other(folder, written)
         (new / "manifest.json").write_text(json.dumps(sealed(written), indent=1) + "\n", encoding="utf-8")
     return PackedIndex.open(folder)
+
+
+def refuse_other(folder: Path, wanted: Mapping[str, Any]) -> None:
+    """Raise UserError if there is an index that differs in one of the fields wanted of its manifest."""
+    path, remedy = folder / "manifest.json", "choose another --output-dir, or remove this one"
+    if not path.exists():
+        return
+    found = read_json(path, check_manifest, remedy)
+    as_written = sealed(wanted)
+    for name, one, other in _differences("", found, {name: as_written[name] for name in wanted}):
+        raise UserError(
+            f"{folder}: holds an index whose {name.lstrip('.')} is {one!r:.100}, not {other!r:.100}, and a run on it "
+            f"could not be resumed without it; {remedy}"
+        )
 
 
 def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:

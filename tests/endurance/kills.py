@@ -109,17 +109,51 @@ def undisturbed(folder: Path, iterations: int, python: str = sys.executable, fla
 
 
 def start(
-    folder: Path, run: str, iterations: int, python: str = sys.executable, *more: object
+    folder: Path,
+    run: str,
+    iterations: int,
+    python: str = sys.executable,
+    *more: object,
+    run_dir: Path | None = None,
+    output: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """The one command of a run, and more of Megatron's flags."""
-    words = ["--preset", "tiny", "--from-scratch", "--data", folder / "data", "--packs", folder / "packs", "--analytic",
-             "a100", "--run-dir", folder / run, "--nproc-per-node", 2, "--pipeline-model-parallel-size", 2,
-             "--eval-data", folder / "held-out", "--eval-packs", folder / "held-out-packs", "--", "--lr", "1e-3",
-             "--train-iters", iterations, "--log-interval", 1, "--save", folder / run / "checkpoints",
-             "--save-interval", SAVE_INTERVAL, "--use-distributed-optimizer", *more]  # fmt: skip
+    """The one command of a run, and more of Megatron's flags; its output goes to a log beside the run's folder."""
+    saves = ("--save", folder / run / "checkpoints", "--save-interval", SAVE_INTERVAL)
+    words = [
+        "--preset",
+        "tiny",
+        "--from-scratch",
+        "--data",
+        folder / "data",
+        "--packs",
+        folder / "packs",
+        "--analytic",
+        "a100",
+        "--run-dir",
+        run_dir or folder / run,
+        "--nproc-per-node",
+        2,
+        "--pipeline-model-parallel-size",
+        2,
+        "--eval-data",
+        folder / "held-out",
+        "--eval-packs",
+        folder / "held-out-packs",
+        "--",
+        "--lr",
+        "1e-3",
+        "--train-iters",
+        iterations,
+        "--log-interval",
+        1,
+        "--use-distributed-optimizer",
+        *saves,
+        *more,
+    ]
     command = [python, "-W", "ignore", str(ROOT / "tools/launch.py"), *map(str, words)]
     with (folder / f"{run}.log").open("ab") as log:
-        return subprocess.Popen(command, env=environment(), stdout=log, stderr=log, start_new_session=True)
+        stdout = log if output is None else output
+        return subprocess.Popen(command, env=environment(), stdout=stdout, stderr=log, start_new_session=True)
 
 
 def reached(folder: Path, run: str = "killed") -> int:

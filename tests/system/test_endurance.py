@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from megatron.vlm.checkpoint.folder import Checkpoints
-from tests.endurance import flips, kills, saves
+from omnibal_ext.run_metrics import training_intervals
+from tests.endurance import flags, flips, kills, saves
 from tests.programs import warm_interpreter
 from tests.slurm_cluster import until
 
@@ -57,6 +58,29 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_log_that_nobody_can_keep_ends_no_run(folder: Path) -> None:
+    """The disk of the run's folder fills up, and the reader of its output goes away: the run trains to its end."""
+    with small_disk(folder / "logs", 16) as disk:
+        run = kills.start(folder, "unkept", 12, warm_interpreter(), run_dir=disk / "run", output=subprocess.PIPE)
+        until(lambda: (disk / "run/metrics.jsonl").exists() or run.poll() is not None, 240)
+        assert run.stdout is not None
+        run.stdout.close()
+        with (disk / "others").open("wb") as file, suppress(OSError):
+            file.write(bytes(2**25))
+        assert run.wait(240) == 0
+        told = [line["iteration"] for line in training_intervals(disk / "run/metrics.jsonl")]
+        assert told == list(range(1, len(told) + 1))
+        assert len(told) < 12
+        assert Checkpoints(folder / "unkept/checkpoints").newest().iteration == 12
+
+
+def test_random_flags_are_refused_in_a_line_or_obeyed(folder: Path) -> None:
+    found = flags.run(folder, count=40, seed=23)
+    assert found.total() == 40
+    assert found["trained"] >= 5
+    assert found["refused"] >= 15
 
 
 def test_a_disk_that_fills_up_in_a_save_is_said_in_a_line_and_nothing_is_lost(folder: Path) -> None:

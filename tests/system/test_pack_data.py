@@ -164,11 +164,14 @@ def test_samples_that_differ_in_a_field_share_no_pack(tmp_path: Path) -> None:
         (["--sizes", "absent.json", "--vit-budget", "8", "--llm-budget", "1000"], "absent.json"),
         (["--data", "absent", "--vit-budget", "8", "--llm-budget", "1000"], "absent"),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "10"], "none of 500 samples fits"),
-        (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "0"], "--llm-budget 0"),
+        (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "0"], "--llm-budget must be at least 1"),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--max-rejects", "1"], "2 samples exceed"),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--weights", "1"], "1 weights for 2 inputs"),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--group-by", "task"], "no array 'task'"),
-        (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--micro-batches", "0"], "--micro-batches 0"),
+        (
+            ["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--micro-batches", "0"],
+            "--micro-batches must be at least 1",
+        ),
     ],
 )
 def test_a_users_fault_is_one_line_and_code_2(dataset: Path, arguments: list[str], message: str) -> None:

@@ -1,7 +1,9 @@
 """The trainer obeys its flags and the plan: what is frozen, how losses are weighed, what is recomputed; one rank."""
 
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -20,6 +22,7 @@ from megatron.vlm.models import again
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.actions import Action
 from omnibal_ext.chain import PARTS
+from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, Stage
 from tests.distributed import harness
 from tests.distributed.harness import get_model
@@ -219,16 +222,14 @@ def test_a_run_that_ends_before_its_end_has_failed(
 ) -> None:
     """As Megatron's loop returns, for no reason that was asked for."""
     steps = SimpleNamespace(install=lambda _: None)
-    trainer = MagicMock(iteration=reached, bad_steps=steps)
     args = SimpleNamespace(train_iters=8, skip_train=skips, save_retain_interval=None, async_save=False)
+    trainer = MagicMock(iteration=reached, bad_steps=steps, args=args)
     for name in ("platform", "guard", "install", "pretrain", "pretrain_cfg_container_from_args", "embedding_ranks"):
         monkeypatch.setattr(pretrain, name, MagicMock())
-    monkeypatch.setattr(pretrain, "Trainer", lambda _: trainer)
     for name in ("barrier", "destroy_process_group"):
         monkeypatch.setattr(torch.distributed, name, lambda: None)
-    inputs = SimpleNamespace(args=args, architecture=None, plan=None)
     with nullcontext() if ends else pytest.raises(UnfinishedError, match="after iteration 3 of 8; nothing says why"):
-        pretrain._train(inputs)  # type: ignore[arg-type]
+        pretrain.train(trainer)
 
 
 @pytest.mark.parametrize("checks", [True, False])
@@ -242,3 +243,21 @@ def test_images_are_compared_unless_the_flag_says_not(monkeypatch: pytest.Monkey
     trainer = SimpleNamespace(args=SimpleNamespace(image_checksums=checks), plan=plan, architecture=MagicMock())
     Trainer._dataset(trainer, "data", "packs", None)  # type: ignore[arg-type]
     assert asked == {"checks_images": checks}
+
+
+@pytest.mark.parametrize("place", ["save", "metrics_file", "tensorboard_dir"])
+def test_two_runs_write_in_no_place_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Their lines, curves or saves would mix."""
+    monkeypatch.setattr("omnibal_ext.locks.PATIENCE_SECONDS", 0.0)
+    names = {"save": None, "metrics_file": None, "tensorboard_dir": None, "rank": 0}
+    args = Namespace(**names | {place: str(tmp_path / "place")})
+    flag = f"--{place.replace('_', '-')}"
+    with pretrain._writing_alone(args):
+        with pytest.raises(UserError, match=rf"{flag} .*place: in use by process"), pretrain._writing_alone(args):
+            pass
+        with pretrain._writing_alone(Namespace(**{**vars(args), "rank": 1})):  # of the same run
+            pass
+        with pretrain._writing_alone(Namespace(**names | {place: str(tmp_path / "another")})):
+            pass
+    with pretrain._writing_alone(args):
+        pass

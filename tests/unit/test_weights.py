@@ -58,6 +58,14 @@ def test_a_first_start_takes_what_it_is_given(tmp_path: Path) -> None:
     assert starting_weights(flags(load=save, save=save, scratch=True)) == Weights("random")
 
 
+def test_a_tracker_that_says_release_hides_no_saves_of_a_run(tmp_path: Path) -> None:
+    """Where there are no converted weights, it is damaged."""
+    save = saved(tmp_path / "save", "120")
+    saved(tmp_path / "save", "release")
+    assert starting_weights(flags(save=save)) == Weights("own", save, 120)
+    assert starting_weights(flags(load=save)) == Weights("own", save, 120)
+
+
 def test_nothing_starts_from_random_weights_unasked(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -76,6 +84,9 @@ def test_nothing_starts_from_random_weights_unasked(tmp_path: Path) -> None:
         (flags(load=own, save=other), "both hold a run's checkpoints"),
         (flags(load=saved(tmp_path / "release", "release"), first=own), "both name first weights"),
         (flags(load=saved(tmp_path / "broken", "metadata")), "no checkpoint here"),
+        (flags(save=tmp_path / "release"), "--save .*release: holds converted weights, which are no run's own"),
+        (flags(save=tmp_path / "release", first=tmp_path / "release"), "holds converted weights"),
+        (flags(load=tmp_path / "release", save=tmp_path / "release"), "holds converted weights"),
         (flags(save=own, fresh=True), "--fresh: .*own holds a run's iter_0000003"),
     ):
         with pytest.raises(UserError, match=words):

@@ -125,8 +125,8 @@ class Checkpoints:
 
     @property
     def are_release(self) -> bool:
-        """Whether these are converted weights, no run's own."""
-        return self.tracked == RELEASE
+        """Whether these are converted weights, no run's own, whose tracker may be damaged."""
+        return self.tracked == RELEASE and ((self.folder / RELEASE).is_dir() or not self.saves())
 
     def saves(self) -> list[Save]:
         """All saves of the trainer, newest first, whole or not."""

@@ -29,6 +29,7 @@ from megatron.vlm.checkpoint.folder import ASIDE, INTEGRITY, Checkpoints, Save, 
 from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, seal_together
 from megatron.vlm.checkpoint.safe import guarded
 from omnibal_ext.errors import UserError
+from omnibal_ext.output import say
 from omnibal_ext.units import GIB
 
 SPARE = 2**20
@@ -104,13 +105,13 @@ def believe(args: Namespace) -> None:
             break
         faults.append(fault)
         if dist.get_rank() == 0:
-            print(f"warning: {fault}: passed over", flush=True)
+            say(f"warning: {fault}: passed over")
     else:
         raise UserError(none_whole(checkpoints.folder, faults))
     if faults and not own:
         raise UserError(not_given(checkpoints.folder, faults[0], save))
     if faults and dist.get_rank() == 0:
-        print(f"warning: going on from the newest whole save, {save.path}", flush=True)
+        say(f"warning: going on from the newest whole save, {save.path}")
     if own and not args.ckpt_step:
         once(lambda: _track(checkpoints, save))
 

@@ -21,6 +21,7 @@ from megatron.vlm.data.formats import json_list, lines, table, tar
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource, Row
 from omnibal_ext.errors import UserError
 from omnibal_ext.locks import working_on
+from omnibal_ext.reading.checks import is_number, shown
 from omnibal_ext.records import write_text
 
 CUT: dict[str, Callable[[Path, int], InputFile]] = {
@@ -38,6 +39,7 @@ ROWS: dict[str, Callable[[PartSource], Iterator[Row]]] = {
 TABLES = (".parquet", ".arrow")
 META_FIELDS = ("annotation", "root", "repeat_time", "max_dynamic_patch", "length", "data_augment")
 LARGEST_META = 2**24  # bytes
+MOST_REPEATS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +165,10 @@ def _sets(path: Path) -> Iterator[_Set]:
         if given.get("data_augment"):
             raise UserError(f"{where}: 'data_augment' changes images at random, which is not done; set it to false")
         weight, limit = given.get("repeat_time", 1), given.get("max_dynamic_patch")
-        if not isinstance(weight, int | float) or not weight > 0:
-            raise UserError(f"{where}: repeat_time is {weight!r}, must be a number above 0")
+        if not is_number(weight) or not 0 < weight <= MOST_REPEATS:
+            raise UserError(
+                f"{where}: repeat_time is {shown(weight)}, must be a number above 0 and at most {MOST_REPEATS:g}"
+            )
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise UserError(f"{where}: max_dynamic_patch is {limit!r}, must be 1 or more")
         annotation, root = _beside(path, given["annotation"]), _beside(path, given.get("root") or "")

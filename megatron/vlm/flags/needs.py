@@ -51,6 +51,7 @@ LEARNING_RATE = (
 OPTIMIZER = (
     Need("adam_beta1 adam_beta2 adam_eps", "--optimizer adam", lambda args: args.optimizer == "adam"),
     Need("sgd_momentum", "--optimizer sgd", lambda args: args.optimizer == "sgd"),
+    Need("use_distributed_optimizer", "--optimizer adam, whose state it shards", lambda args: args.optimizer == "adam"),
     Need("weight_decay", "--weight-decay-incr-style constant", lambda args: args.weight_decay_incr_style == "constant"),
     Need(
         "start_weight_decay end_weight_decay",

@@ -14,13 +14,17 @@ NUMBERS = (
         """,
     ),
     Numbers(
+        "[0, 1e30]",  # products of a few are numbers in single precision
+        """
+        lr min_lr lr_warmup_init weight_decay start_weight_decay end_weight_decay clip_grad adam_eps
+        init_method_std embedding_init_method_std moe_aux_loss_coeff
+        """,
+    ),
+    Numbers(
         "[0, inf)",
         """
-        lr min_lr lr_warmup_iters lr_warmup_init weight_decay start_weight_decay end_weight_decay clip_grad
-        adam_eps init_method_std embedding_init_method_std moe_aux_loss_coeff
-        num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 manual_gc_interval start_eval_at_iter
-        profile_step_start profile_step_end logging_level
-        max_bad_samples max_bad_steps timelines
+        lr_warmup_iters num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 manual_gc_interval start_eval_at_iter
+        profile_step_start profile_step_end logging_level max_bad_samples max_bad_steps timelines
         """,
     ),
     Numbers("[0, 1)", "hidden_dropout attention_dropout adam_beta1 adam_beta2 sgd_momentum lr_warmup_fraction"),

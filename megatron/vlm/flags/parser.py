@@ -13,7 +13,7 @@ from megatron.training.arguments import add_megatron_arguments
 
 from megatron.vlm.flags.lists import Standing, standings
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import without_defaults
+from omnibal_ext.flags import refuse_unprintable, without_defaults
 
 USAGE = "torchrun ... -m megatron.vlm.pretrain --model NAME --plan F --data D --packs P --train-iters N --lr L [flags]"
 
@@ -44,6 +44,8 @@ class Parser(ArgumentParser):
             standing, _ = standings().get(action.dest, (None, None))
             if standing in (Standing.SET, Standing.WITHOUT_MEANING):
                 action.help = SUPPRESS
+            if action.type not in (None, str, int, float):
+                action.type = _or_value_error(action.type, action.dest.replace("_", "-"))
 
     def error(self, message: str) -> NoReturn:
         """What argparse finds wrong."""
@@ -61,6 +63,7 @@ class Parser(ArgumentParser):
         if {"-h", "--help"} & set(self.words):  # texts of help name the defaults
             self.print_help()
             self.exit()
+        refuse_unprintable(self.words)
         with without_defaults(self):
             return self.parse_args(namespace=Namespace())
 
@@ -83,6 +86,19 @@ class Parser(ArgumentParser):
         nearest = difflib.get_close_matches(flags[0], allowed, n=2)
         hint = f"the nearest is {' or '.join(nearest)}, all are in --help" if nearest else "see --help"
         return f"{flags[0]}: no such flag; {hint}"
+
+
+def _or_value_error(read: Any, name: str) -> Callable[[str], Any]:
+    """What reads a flag's value, failing as argparse expects it, whatever it fails with."""
+
+    def reading(text: str) -> Any:
+        try:
+            return read(text)
+        except Exception as error:
+            raise ValueError(text) from error
+
+    reading.__name__ = name
+    return reading
 
 
 def megatron_actions() -> list[argparse.Action]:

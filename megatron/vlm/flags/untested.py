@@ -28,8 +28,14 @@ UNTESTED = (
         "checks of Megatron's loop on losses, gradients and weights",
         """
         check_for_large_grads check_weight_hash_across_dp_replicas_interval
+        """,
+    ),
+    Group(
+        "whether Megatron's loop runs iterations again and compares; it does not know its parser's other choice",
+        """
         rerun_mode
         """,
+        only=("disabled", "validate_results"),
     ),
     Group(
         "what Megatron's loop logs beside our lines",

@@ -33,6 +33,7 @@ from megatron.vlm.microbatch import Segments
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.rotation import turned
 from megatron.vlm.models.tile_rows import FillUp
+from omnibal_ext.output import printable
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Segments, float | None], Tensor]
 """Attention over a pack: query [T, heads, d], key and value [T, groups, d], boundaries, scale -> [T, heads * d]."""
@@ -206,4 +207,4 @@ def choose_kernel(config: TransformerConfig, sees_images: bool = False) -> str:
 @cache
 def _say(name: str) -> None:
     """Once a process, in the log of the first rank."""
-    print_rank_0(f"attention over packs: {name.replace('_', ' ')}")
+    print_rank_0(printable(f"attention over packs: {name.replace('_', ' ')}"))

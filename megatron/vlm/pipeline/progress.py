@@ -9,7 +9,6 @@ device does: a moment of the device is kept behind every place, and the rank sta
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from datetime import timedelta
 
 from megatron.vlm.platform import Moment
 from omnibal_ext.actions import Action
+from omnibal_ext.output import say
 
 SHARE = 0.8
 """Of --distributed-timeout-minutes, after which a rank speaks."""
@@ -85,6 +85,4 @@ class Progress:
                 last, since, said = place, time.monotonic(), False
             elif place is not None and not said and seconds > self.patience:
                 said, rank = True, os.environ.get("RANK", "0")
-                print(
-                    f"warning: rank {rank} has been in {place.doing} for {seconds:.0f} s", file=sys.stderr, flush=True
-                )
+                say(f"warning: rank {rank} has been in {place.doing} for {seconds:.0f} s", error=True)

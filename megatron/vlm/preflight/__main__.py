@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from megatron.vlm import platform
@@ -20,7 +21,7 @@ from megatron.vlm.preflight.findings import Finding, run_checks
 from megatron.vlm.preflight.machine import check_rendezvous
 from megatron.vlm.preflight.memory import check_host_memory, check_memory
 from megatron.vlm.preflight.run import Run, check_run
-from megatron.vlm.preflight.saving import checkpoint_bytes
+from megatron.vlm.preflight.saving import check_own, checkpoint_bytes
 from megatron.vlm.weights import Weights
 from omnibal_ext.errors import UserError
 from omnibal_ext.units import GIB
@@ -34,6 +35,8 @@ class Start:
     endpoint: str | None = None
     """HOST:PORT at which several nodes meet."""
     memory_gib: float | None = None
+    run_dir: str | None = None
+    """The folder of the run, whose launcher puts aside what a run before has left in it."""
 
 
 def main() -> None:
@@ -78,7 +81,16 @@ def _check_rendezvous(start: Start) -> str | None:
     return check_rendezvous(start.endpoint) if start.endpoint else None
 
 
-CHECKS = (("memory", _check_memory), ("host memory", _check_host_memory), ("rendezvous", _check_rendezvous))
+def _check_own(start: Start) -> str | None:
+    return check_own(start.run.inputs.args, Path(start.run_dir)) if start.run_dir else None
+
+
+CHECKS = (
+    ("run folder", _check_own),
+    ("memory", _check_memory),
+    ("host memory", _check_host_memory),
+    ("rendezvous", _check_rendezvous),
+)
 
 if __name__ == "__main__":
     main()

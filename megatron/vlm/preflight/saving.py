@@ -5,10 +5,15 @@ import shutil
 from argparse import Namespace
 from pathlib import Path
 
+from megatron.vlm.checkpoint.folder import Checkpoints
 from megatron.vlm.preflight.findings import Note
 from megatron.vlm.preflight.memory import parameters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
+from omnibal_ext.folders import refuse_within
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.run_metrics import INPUTS
 from omnibal_ext.units import GIB
 
 
@@ -17,8 +22,11 @@ def check_saving(args: Namespace, architecture: Architecture, iteration: int) ->
 
     Raises UserError if they may not be written, or the disk has no room for two.
     """
-    for name in (args.save, args.tensorboard_dir, args.metrics_file and str(Path(args.metrics_file).parent)):
+    metrics = args.metrics_file and str(Path(args.metrics_file).parent)
+    read = {"--data": args.data, "--packs": args.packs, "--eval-data": args.eval_data, "--eval-packs": args.eval_packs}
+    for flag, name in (("--save", args.save), ("--tensorboard-dir", args.tensorboard_dir), ("--metrics-file", metrics)):
         if name:
+            refuse_within(flag, Path(name), read)
             check_writable(Path(name))
     if not args.save:
         return Note("none: without --save FOLDER --save-interval N nothing of this run is kept")
@@ -34,6 +42,28 @@ def check_saving(args: Namespace, architecture: Architecture, iteration: int) ->
     if size * count > free:
         return Note(f"{needed}: not all fit; raise --save-interval, or keep fewer by --save-retain-interval")
     return needed
+
+
+def check_own(args: Namespace, run_dir: Path) -> str:
+    """Raise UserError if what a run writes, outside of its own folder, has been written to by another run.
+
+    What is in `run_dir` is this run's, or is put aside; and so are the files that it has named before.
+    """
+    noted = read_json(run_dir / INPUTS, mapping(anything), "remove it") if (run_dir / INPUTS).exists() else {}
+    for flag, name in (("--metrics-file", args.metrics_file), ("--tensorboard-dir", args.tensorboard_dir)):
+        if not name or not _is_used(Path(name)):
+            continue
+        path = Path(name).resolve()
+        if run_dir.resolve() not in path.parents and str(path) not in noted.values():
+            raise UserError(f"{flag} {name}: has figures of another run, which would mix; choose another")
+    save = Path(args.save) if args.save else None
+    if save and (save / INPUTS).exists() and save.resolve() != run_dir.resolve() and not Checkpoints(save).exist:
+        raise UserError(f"--save {save}: is another run's folder; choose another, such as {run_dir / 'checkpoints'}")
+    return f"{run_dir}: what it has, and what the run writes, is its own"
+
+
+def _is_used(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size > 0
 
 
 def check_writable(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -202,7 +203,10 @@ def test_a_limit_of_a_set_counts_for_its_own_conversations_alone(raw: Path, tmp_
     [
         ({"annotation": None}, "set 'second': has no 'annotation'"),
         ({"data_augment": True}, "'data_augment' changes images"),
-        ({"repeat_time": 0}, "repeat_time is 0"),
+        *[
+            ({"repeat_time": times}, "meta.json: set 'second': repeat_time is .*, must be a number above 0 and at most")
+            for times in (0, -1, math.inf, -math.inf, math.nan, 1e7, True, "2", None)
+        ],
         ({"max_dynamic_patch": "6"}, "max_dynamic_patch is '6'"),
         ({"crop": True}, "field 'crop' is not known"),
         ({"root": "/nowhere"}, "/nowhere: no such folder"),

@@ -26,6 +26,7 @@ CASES = [  # what is refused, and what is missing
     ("--optimizer sgd --adam-beta2 0.8", None),
     ("--optimizer sgd --adam-eps 0.8", None),
     ("--sgd-momentum 0.5", "--optimizer sgd"),
+    ("--optimizer sgd --use-distributed-optimizer", "--optimizer adam"),
     ("--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 1 --weight-decay 0.3", None),
     ("--start-weight-decay 0", "--weight-decay-incr-style linear --end-weight-decay 1"),
     ("--end-weight-decay 1", "--weight-decay-incr-style linear --start-weight-decay 0"),

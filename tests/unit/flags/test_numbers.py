@@ -82,6 +82,7 @@ def test_what_a_flag_is_unless_given_lies_in_its_interval(name: str) -> None:
         ("--distributed-timeout-minutes -1", "at least 1"),
         ("--lr-warmup-fraction 1.0", "below 1"),
         ("--lr inf", "finite and at least 0"),
+        ("--lr 1e39", "at most 1e30"),
         ("--lr nan", "at least 0"),
         ("--clip-grad nan", "at least 0"),
         ("--clip-grad -1", "at least 0"),

@@ -37,6 +37,7 @@ def refusal(words: str) -> str:
     [
         ("--micro-batch-size 4", ("it is 1", "--vit-budget")),
         ("--micro-batch-size=4", ("it is 1",)),
+        ("--rerun-mode report_stats", ("only disabled or validate_results",)),
         ("--context-parallel-size 2", ("it is 1",)),
         ("--rotary-base 500", ("it is 10000", "--preset")),
         ("--seq-length 17", ("--plan",)),
@@ -73,6 +74,19 @@ def test_what_would_not_be_obeyed_is_refused_with_the_reason(flags: str, words: 
     assert [word for word in flags.replace("=", " ").split() if word.startswith("--")][-1] in message
     assert "docs/flags.md" in message
     assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--exit-signal NOTHING", "--exit-signal: invalid exit-signal value: 'NOTHING'; see --help"),
+        ("--logging-level x", "--logging-level: invalid int value: 'x'; see --help"),
+        ("--save a\x1b[31mb", r"a\x1b[31mb: has characters that are not to be seen in a log; rename it"),
+    ],
+)
+def test_a_word_that_no_flag_takes_is_one_line(flags: str, message: str) -> None:
+    """Megatron's own reader of names fails with what argparse does not expect."""
+    assert refusal(f"{COMPLETE} {flags}") == message
 
 
 def test_all_that_is_refused_is_said_at_once() -> None:

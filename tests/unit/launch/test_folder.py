@@ -11,7 +11,7 @@ from omnibal_ext import console
 from omnibal_ext.console import follow_metrics
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch import versions
-from omnibal_ext.launch.folder import put_aside
+from omnibal_ext.launch.folder import make_way, put_aside
 from omnibal_ext.launch.weights import converted_folder
 
 ROOT = Path(__file__).parents[3]
@@ -98,3 +98,20 @@ def test_a_conversion_is_used_again_until_its_source_changes(tmp_path: Path, mon
     assert changed != first
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert converted_folder(source, Path("run")) == Path("run") / changed.name
+
+
+def test_packs_make_way_unless_a_run_was_started_on_them(tmp_path: Path) -> None:
+    """It could not go on without them."""
+    packs = tmp_path / "packs"
+    packs.mkdir()
+    (packs / "thesis.tex").touch()
+    make_way(tmp_path, packs)
+    assert (packs / "thesis.tex").exists()
+    (packs / "pack_offsets.npy").touch()
+    (tmp_path / "inputs.json").touch()
+    make_way(tmp_path, packs)
+    assert (packs / "pack_offsets.npy").exists()
+    (tmp_path / "inputs.json").unlink()
+    make_way(tmp_path, packs)
+    assert not packs.exists()
+    make_way(tmp_path, packs)

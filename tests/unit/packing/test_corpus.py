@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -36,12 +37,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(corpora(), st.sampled_from(METHODS), st.integers(0, 3))
 def test_packed_and_rejected_are_the_input(folder: Path, sizes: Sizes, method: str, seed: int) -> None:
     fits = (sizes.tiles <= 9) & (sizes.tokens <= 300)
-    options = replace(OPTIONS, method=method, seed=seed)
+    options, output = replace(OPTIONS, method=method, seed=seed), Path(mkdtemp(dir=folder))
     if not fits.any():
         with pytest.raises(UserError, match="none of"):
-            build_index(sizes, folder / "index", options)
+            build_index(sizes, output, options)
         return
-    index, summary = build_index(sizes, folder / "index", options)
+    index, summary = build_index(sizes, output, options)
     assert np.array_equal(np.sort(index.sample_ids), np.flatnonzero(fits))
     assert summary.samples + summary.rejected == len(sizes)
     assert sum(summary.rejected_by_reason.values()) == summary.rejected

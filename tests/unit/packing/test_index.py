@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.epoch import pack_epoch
+from omnibal_ext.packing.index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 
@@ -102,6 +104,45 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         build_index(SIZES, tmp_path, OPTIONS)
     assert (tmp_path / "thesis.tex").exists()
     assert [path.name for path in tmp_path.parent.iterdir() if path.name.startswith(f".{tmp_path.name}")] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"llm_budget": 90}, "sample_llm_budget is 100, not 90"),
+        ({"seed": 1}, "seed is 0, not 1"),
+        ({"micro_batches": 2}, "micro_batches is 1, not 2"),
+        ({"method": "random"}, "method is 'isf', not 'random'"),
+    ],
+)
+def test_an_index_of_other_content_is_not_written_over(
+    index: PackedIndex, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], field: str
+) -> None:
+    """A run on it could never be resumed. It is said before any packing."""
+    before = {path.name: path.read_bytes() for path in index.folder.iterdir()}
+    with monkeypatch.context() as patched:
+        patched.setattr("omnibal_ext.packing.build.pack_epoch", None)
+        with pytest.raises(UserError, match=f"packs: holds an index whose {field}, .* choose another --output-dir"):
+            build_index(CORPUS, index.folder, replace(OPTIONS, **change), {"corpus": "eight"})
+        with pytest.raises(UserError, match=r"built_from.corpus is 'eight', not 'nine'"):
+            build_index(CORPUS, index.folder, OPTIONS, {"corpus": "nine"})
+    assert {path.name: path.read_bytes() for path in index.folder.iterdir()} == before
+    build_index(CORPUS, index.folder, OPTIONS, {"corpus": "eight"})
+    assert {path.name: path.read_bytes() for path in index.folder.iterdir()} == before
+
+
+def test_packs_that_come_out_otherwise_are_not_written_over_either(index: PackedIndex, tmp_path: Path) -> None:
+    """From the same request, by another version of the packer."""
+    epoch = pack_epoch(CORPUS, np.zeros(8, np.int8), replace(OPTIONS, epochs=1), index.costs, 0)
+    with pytest.raises(UserError, match=r"holds an index whose (packs|checksums|samples)"):
+        write_index(index.folder, epoch.packs, epoch.loads, index.manifest, [])
+    index.verify()
+
+
+def test_an_index_that_cannot_be_read_is_not_written_over(index: PackedIndex) -> None:
+    (index.folder / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match=r"choose another --output-dir, or remove this one"):
+        build_index(CORPUS, index.folder, OPTIONS, {"corpus": "eight"})
 
 
 def test_an_index_of_version_1_still_opens_and_runs(index: PackedIndex) -> None:

@@ -1,5 +1,6 @@
 """What is checked of machine, memory and disk: each limit at its edge, on both sides."""
 
+import json
 import socket
 from argparse import Namespace
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ def arguments(**changes: Any) -> Namespace:
     values = {"save": None, "save_interval": None, "save_retain_interval": None, "train_iters": 100, "freeze": [],
               "tensorboard_dir": None, "metrics_file": None, "bf16": False, "fp16": False, "no_save_optim": False,
               "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "data_parallel_size": 1,
-              "expert_model_parallel_size": 1, "use_distributed_optimizer": False, "world_size": 1}  # fmt: skip
+              "expert_model_parallel_size": 1, "use_distributed_optimizer": False, "world_size": 1,
+              "data": None, "packs": None, "eval_data": None, "eval_packs": None}  # fmt: skip
     return Namespace(**values | changes)
 
 
@@ -213,3 +215,52 @@ def test_folders_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(saving.os, "access", lambda path, _: Path(path) != tmp_path)
     with pytest.raises(UserError, match="may not be written"):
         saving.check_saving(arguments(metrics_file=str(tmp_path / "run" / "metrics.jsonl")), TINY, 0)
+
+
+@pytest.mark.parametrize("read", ["data", "packs", "eval_data", "eval_packs"])
+@pytest.mark.parametrize("written", ["save", "tensorboard_dir", "metrics_file"])
+def test_nothing_is_written_into_what_is_read(tmp_path: Path, read: str, written: str) -> None:
+    folder = tmp_path / read
+    (folder / "deep").mkdir(parents=True)
+    for inside in (folder, folder / "deep/saves"):
+        file = inside / "metrics.jsonl" if written == "metrics_file" else inside
+        args = arguments(**{read: str(folder), written: str(file), "save_interval": 10})
+        with pytest.raises(UserError, match=rf"--{written.replace('_', '-')} .*: lies in --{read.replace('_', '-')} "):
+            saving.check_saving(args, TINY, 0)
+    fine = tmp_path / "fine" / "metrics.jsonl"
+    saving.check_saving(arguments(**{read: str(folder), written: str(fine), "save_interval": 10}), TINY, 0)
+
+
+def test_what_another_run_has_written_is_not_mixed_with(tmp_path: Path) -> None:
+    """Its figures, its curves, its folder; this run's own, and what it was given before, are its own."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for run_dir in (mine, other):
+        (run_dir / "tensorboard").mkdir(parents=True)
+        (run_dir / "tensorboard/events.1").touch()
+        (run_dir / "metrics.jsonl").write_text("{}\n")
+        (run_dir / "inputs.json").write_text("{}")
+    for flag, name in (("metrics_file", "metrics.jsonl"), ("tensorboard_dir", "tensorboard")):
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(other)
+        for theirs in (other / name, mine / ".." / "other" / name, tmp_path / "link" / name):
+            with pytest.raises(UserError, match=rf"--{flag.replace('_', '-')} .*: has figures of another run"):
+                saving.check_own(arguments(**{flag: str(theirs)}), mine)
+        for own in (mine / name, tmp_path / "new" / name, mine / ".." / "mine" / name):
+            saving.check_own(arguments(**{flag: str(own)}), mine)
+        (mine / "inputs.json").write_text(json.dumps({"metrics": str((other / name).resolve())}))
+        saving.check_own(arguments(**{flag: str(other / name)}), mine)
+        (mine / "inputs.json").write_text("{}")
+    with pytest.raises(
+        UserError, match=r"--save .*other: is another run's folder; choose another, such as .*mine/check"
+    ):
+        saving.check_own(arguments(save=str(other)), mine)
+    for save in (mine, mine / "saves", other / "saves"):
+        saving.check_own(arguments(save=str(save)), mine)
+    (other / "latest_checkpointed_iteration.txt").write_text("8")  # a run may go on under another --run-dir
+    saving.check_own(arguments(save=str(other)), mine)
+
+
+def test_a_note_of_a_run_that_cannot_be_read_is_a_line(tmp_path: Path) -> None:
+    (tmp_path / "inputs.json").mkdir()
+    with pytest.raises(UserError, match=r"inputs.json: cannot be read .*; remove it"):
+        saving.check_own(arguments(), tmp_path)

@@ -1,0 +1,67 @@
+"""The launcher's flags: which numbers they take, what else must hold for them to be obeyed, and where they stand."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.flags import Need, Numbers
+
+NUMBERS = (
+    Numbers(
+        "[1, 16384]",
+        """
+        nproc_per_node nnodes tensor_model_parallel_size expert_model_parallel_size pipeline_model_parallel_size
+        virtual_pipeline_model_parallel_size micro_batches
+        """,
+    ),
+    Numbers("(0, 1e6]", "epochs memory_gib"),
+    Numbers("[0, 1000]", "measure_top_k"),
+    Numbers("[1, 1024]", "workers"),
+    Numbers("[0, inf)", "max_rejects"),
+)
+
+
+def _passed_on(flag: str, arguments: Namespace) -> bool:
+    return any(word.partition("=")[0] == flag for word in arguments.megatron)
+
+
+NEEDS = (
+    Need(
+        "epochs",
+        "no --train-iters beside it: both say how long to train",
+        lambda arguments: not _passed_on("--train-iters", arguments),
+    ),
+    Need(
+        "image_root chat_template workers max_rejects micro_batches",
+        "--input: dataset and packs that are there already were made as they are",
+        lambda arguments: arguments.input,
+    ),
+    Need(
+        "analytic repack method schedule recompute virtual_pipeline_model_parallel_size",
+        "no --plan beside it: a plan that is there was made as it is",
+        lambda arguments: not arguments.plan,
+    ),
+    Need("analytic", "no --profile beside it: that has the costs", lambda arguments: not arguments.profile),
+    Need("nnodes", "--rdzv-endpoint HOST:PORT of the first node", lambda arguments: arguments.rdzv_endpoint),
+)
+
+
+def given_to(flag: str, words: Sequence[str]) -> str | None:
+    """What a command line gives a flag that takes one word; the last time counts."""
+    found = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            found = value if equals else following
+    return found
+
+
+def refuse_misplaced(parser: ArgumentParser, words: Sequence[str]) -> None:
+    """Raise UserError for a flag of the launcher's own among those that go to Megatron as they are."""
+    own = {option for action in parser._actions for option in action.option_strings}
+    for word in words:
+        if (flag := word.partition("=")[0]) in own:
+            raise UserError(
+                f"{flag} stands behind --, where Megatron's flags are; give it before, so that the plan, the packs and "
+                "the checks go by it too"
+            )

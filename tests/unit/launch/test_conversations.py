@@ -1,0 +1,24 @@
+"""What the launcher notes of packs that it has made."""
+
+from pathlib import Path
+
+import pytest
+
+from omnibal_ext.launch.conversations import _made_from
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[1]", "null", b"\xff"])
+def test_a_note_that_cannot_be_read_says_nothing(tmp_path: Path, content: str | bytes | None) -> None:
+    """The packs are made once more."""
+    path = tmp_path / "packs.inputs.json"
+    assert _made_from(path) is None
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert _made_from(path) is None
+
+
+def test_a_note_is_what_was_noted(tmp_path: Path) -> None:
+    (tmp_path / "packs.inputs.json").write_text('{"--data": "x"}')
+    assert _made_from(tmp_path / "packs.inputs.json") == {"--data": "x"}

@@ -1,0 +1,165 @@
+"""The command lines of our tools: every number has an interval; what is wrong is one line before anything is done."""
+
+import importlib
+import math
+import sys
+from argparse import Action
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibal_ext import flags
+from omnibal_ext.errors import UserError
+from omnibal_ext.flags import ToolParser, check_needs, check_numbers
+from tests.unit.flags.test_numbers import edges
+from tools.__main__ import COMMANDS
+
+TOOLS = sorted(path.stem for path in Path(flags.__file__).parents[1].glob("tools/[a-z]*.py"))
+CHECKED_AS_READ = {"budgets", "schedules"}
+"""Lists of which each item is checked by what reads the text."""
+NEEDS = {
+    "launch": [
+        ("--epochs 2 -- --train-iters 5", "--epochs 2.0 needs no --train-iters beside it"),
+        ("--epochs 2 -- --train-iters=5", "--epochs 2.0 needs no --train-iters beside it"),
+        ("--micro-batches 4", "--micro-batches 4 needs --input"),
+        ("--workers 2", "--workers 2 needs --input"),
+        ("--image-root there", "--image-root there needs --input"),
+        ("--max-rejects 3", "--max-rejects 3 needs --input"),
+        ("--chat-template mine", "--chat-template mine needs --input"),
+        ("--nnodes 2", "--nnodes 2 needs --rdzv-endpoint HOST:PORT"),
+        ("--plan plan.json --repack", "--repack needs no --plan beside it"),
+        ("--plan plan.json --analytic a100", "--analytic a100 needs no --plan"),
+        ("--plan plan.json --schedule zb_h1", "--schedule zb_h1 needs no --plan"),
+        ("--plan plan.json --method profile", "--method profile needs no --plan"),
+        ("--plan plan.json --recompute full", "--recompute full needs no --plan"),
+        ("--plan plan.json --virtual-pipeline-model-parallel-size 2", "needs no --plan"),
+        ("--profile profile.json --analytic a100", "--analytic a100 needs no --profile"),
+    ],
+    "pack_data": [
+        ("--max-llm-budget 9 --llm-budget 8", "--max-llm-budget 9 needs --llm-budget auto"),
+        ("--max-llm-budget 9 --method random", "--max-llm-budget 9 needs --llm-budget auto"),
+        ("--costs profile.json --analytic a100", "--analytic a100 needs no --costs"),
+        ("--costs profile.json --model tiny", "--model tiny needs no --costs"),
+    ],
+    "profile_layers": [
+        ("--measured lines.json", "--measured lines.json needs --analytic"),
+        ("--analytic a100 --steps 7", "--steps 7 needs no --analytic"),
+        ("--analytic a100 --force", "--force needs no --analytic"),
+    ],
+    "plan_layout": [
+        *[(f"{flag} 8", f"{flag} 8 needs --sweep") for flag in ("--gpus", "--global-batch-samples")],
+        ("--sizes 8", "--sizes 8 needs --sweep"),
+        ("--pipeline-sizes 8", "--pipeline-sizes 8 needs --sweep"),
+        ("--chunks 8", "--chunks 8 needs --sweep"),
+        ("--schedules zb_h1", "needs --sweep"),
+        ("--sweep --pipeline-model-parallel-size 2", "needs no --sweep"),
+        ("--sweep --virtual-pipeline-model-parallel-size 2", "needs no --sweep"),
+        ("--sweep --num-microbatches 2", "needs no --sweep"),
+        ("--sweep --schedule zb_h1", "needs no --sweep"),
+        ("--sweep --packs there", "needs no --sweep"),
+        ("--sweep --recompute full", "needs no --sweep"),
+        ("--pack-iterations 2", "--pack-iterations 2 needs --packs"),
+        ("--radius 2 --method layers", "--radius 2 needs --method bmp or joint"),
+        ("--model tiny", "--model tiny needs --analytic"),
+        ("--budgets 9x4096", "needs --analytic"),
+        ("--tensor-sizes 2", "--tensor-sizes 2 needs --analytic"),
+        ("--expert-sizes 2", "--expert-sizes 2 needs --analytic"),
+        ("--profile profile.json --analytic a100", "--analytic a100 needs no --profile"),
+    ],
+}
+REQUIRED = {
+    "launch": ["--model", "tiny", "--run-dir", "run", "--data", "data", "--packs", "packs"],
+    "pack_data": ["--sizes", "sizes.json", "--output-dir", "packs"],
+    "profile_layers": ["--model", "tiny", "--vit-budget", "1", "--llm-budget", "1", "--output", "profile.json"],
+    "plan_layout": ["--output", "plan.json"],
+}
+
+
+class ParsedError(Exception):
+    """What a tool makes of its command line."""
+
+
+def parser_of(tool: str, monkeypatch: pytest.MonkeyPatch) -> ToolParser:
+    """The parser that a tool asks, found as a user would: by running it."""
+
+    def caught(self: ToolParser, *_: Any) -> None:
+        raise ParsedError(self)
+
+    monkeypatch.setattr(sys, "argv", [tool])
+    with monkeypatch.context() as patched:
+        patched.setattr(ToolParser, "parse_args", caught)
+        with pytest.raises(ParsedError) as found:
+            importlib.import_module(f"tools.{tool}").main()
+    parser = found.value.args[0]
+    assert isinstance(parser, ToolParser)
+    return parser
+
+
+def numbers_of(parser: ToolParser) -> dict[str, Action]:
+    """Its flags that take numbers."""
+    actions = {action.dest: action for action in parser._actions}
+    return {name: a for name, a in actions.items() if a.type not in (None, str, Path) and name not in CHECKED_AS_READ}
+
+
+def test_every_tool_is_looked_at() -> None:
+    assert {name.removesuffix(".py") for name in COMMANDS.values()} <= set(TOOLS)
+    assert set(NEEDS) == set(REQUIRED)
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_number_has_one_interval_and_is_held_to_it(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = parser_of(tool, monkeypatch)
+    actions = numbers_of(parser)
+    named = [name for numbers in parser.numbers for name in numbers.names.split()]
+    assert sorted(named) == sorted(actions)
+    for numbers in parser.numbers:
+        for name in numbers.names.split():
+            inside, outside = edges(numbers, actions[name].type is not float)
+            default = actions[name].default
+            check_numbers({name: None if default == "auto" else default}, parser.numbers)
+            for value in inside:
+                check_numbers({name: value}, parser.numbers)
+            if math.isinf(float(numbers.ends[2])) and numbers.ends[3] == "]":
+                outside = [value for value in outside if value != math.inf]
+            for value in outside:
+                with pytest.raises(UserError, match="must be "):
+                    check_numbers({name: value}, parser.numbers)
+
+
+@pytest.mark.parametrize(
+    ("tool", "words", "message"), [(tool, *case) for tool, cases in NEEDS.items() for case in cases]
+)
+def test_what_would_not_be_obeyed_is_refused(
+    tool: str, words: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [tool, *REQUIRED[tool], *words.split()])
+    with pytest.raises(UserError) as refused:
+        importlib.import_module(f"tools.{tool}").main()
+    assert message in str(refused.value)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("tool", NEEDS)
+def test_every_need_is_tried(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = parser_of(tool, monkeypatch)
+    tried = {word for words, _ in NEEDS[tool] for word in words.split()}
+    for need in parser.needs:
+        for name in need.names.split():
+            assert parser.written(name) in tried, name
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_wrong_word_is_one_line(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [tool, *REQUIRED.get(tool, []), "--no-such-flag\n"])
+    with pytest.raises(UserError) as refused:
+        importlib.import_module(f"tools.{tool}").main()
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).endswith("see --help")
+
+
+def test_given_as_it_is_anyway_a_flag_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = parser_of("launch", monkeypatch)
+    parser.parse_args([*REQUIRED["launch"], "--workers", "1", "--method", "joint", "--plan", "p.json", "--nnodes", "1"])
+    check_needs({}, parser.parse_args(REQUIRED["launch"]), parser.needs)
