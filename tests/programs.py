@@ -37,6 +37,10 @@ class ForkServer:
         command = [sys.executable, "-P", "-W", "ignore", f"{module.partition(' ')[0].replace('.', '/')}.py"]
         folders = [str(ROOT), *(str(ROOT / folder) for folder in FOLDERS.get(module, ()))]
         found = environment(module, PYTHONPATH=os.pathsep.join(folders))
+        if module == PLAIN and "WARM_PYTHON" in os.environ:  # we are a fork ourselves: so can the server be
+            command = [str(ROOT / "tests/warm_python.py"), command[-1]]
+            found["WARM_PYTHON"] = os.environ["WARM_PYTHON"]
+        command.append(str(self.socket))
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=found, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
