@@ -112,9 +112,9 @@ def run_ranks(
     return "".join(stdout)
 
 
-def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run `python tools/name` in a process of its own that has the imports behind it."""
-    path, words = str(ROOT / "tools" / name), [str(argument) for argument in arguments]
+def run_tool(name: str, *arguments: object, room: str = "tools") -> subprocess.CompletedProcess[str]:
+    """Run `python tools/name`, or of another `room`, in a process of its own that has the imports behind it."""
+    path, words = str(ROOT / room / name), [str(argument) for argument in arguments]
     codes, stdout, stderr = _run(path, words, [environment()], TIME_LIMIT)
     return subprocess.CompletedProcess([path, *words], codes[0], stdout[0], stderr[0])
 
