@@ -63,7 +63,7 @@ class Job:
 
 
 def main() -> None:
-    """Import what programs need, then serve, interpreters at the socket named; a fork comes out of `serve` with its job."""
+    """Import what programs need, then serve, and interpreters at the socket named; a fork comes out with its job."""
     for module in PRELOADED:
         importlib.import_module(module)
     warm_up()
