@@ -8,7 +8,8 @@
    first that fails. A test that fails, or hangs, kills it.
 2. Tests run in forks of a process that has imported what our code imports of others, see `warm.py`.
 3. Every test that killed must pass in a copy without a fault.
-4. Nothing may survive; nor may a patch fit no more, or tests be there that cannot be run.
+4. What saw a fault is noted in its patch, but for samples.
+5. Nothing may survive; nor may a patch fit no more, or tests be there that cannot be run.
 """
 
 import argparse
@@ -101,7 +102,7 @@ def main() -> None:
     with _bench() as bench:
         verdicts = _judge(faults, bench)
         _check_clean(verdicts, bench)
-    for verdict in verdicts:
+    for verdict in verdicts if arguments.sample is None else ():
         if verdict.killed and verdict.seen_by != verdict.fault.seen_by:
             verdict.fault.note(verdict.seen_by)
     rows = [(verdict.fault.name, verdict.fate, f"{verdict.seconds:.0f}") for verdict in verdicts]

@@ -3,8 +3,9 @@
 import importlib
 import sys
 from dataclasses import replace
+from functools import partial
 
-from benchmarks.two_ranks import Shape
+from benchmarks.two_ranks import Shape, profile
 from omnibal_ext.errors import run_tool
 
 
@@ -20,6 +21,7 @@ def narrow(shape: Shape) -> Shape:
 def main() -> None:
     name, *arguments = sys.argv[1:]
     benchmark = importlib.import_module(f"benchmarks.{name.removesuffix('.py')}")
+    benchmark.profile = partial(profile, steps=1)
     if hasattr(benchmark, "SHAPE"):
         benchmark.SHAPE = narrow(benchmark.SHAPE)
     if hasattr(benchmark, "SHAPES"):

@@ -18,7 +18,7 @@ ONE_MODEL = ("--model", "internvl2.5-8b")
 SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "end_to_end.py": (("--rounds", 1, "--samples", 16), r"data parallel: \S+ of the ideal, .* ours / unbalanced \S+x"),
     "loader.py": (("--images", 6, "--repeats", 1), r"core seconds of a pack at TP=4 against .*: \S+x"),
-    "loss_curve.py": (("--quickstart", "QUICKSTART", "--epochs", 10), r"ratio of the loss curve's spread, .*: \S+"),
+    "loss_curve.py": (("--quickstart", "QUICKSTART", "--epochs", 16), r"ratio of the loss curve's spread, .*: \S+"),
     "model_families.py": (("--seconds", 0.05, "--models", 1), r"joint against the whole ViT in the first stage: .*"),
     "packing.py": (("--sizes", "SIZES", "--most-samples", 1000), r"ratio to ISF: packs \S+, wasted work \S+, speed .*"),
     "packing_grid.py": ((*SMALL, *ONE_MODEL), r"ratio of waiting to a random order's: \S+"),
