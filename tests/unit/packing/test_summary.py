@@ -19,6 +19,7 @@ from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.dispatch import PackStream
+from omnibal_ext.packing.histograms import distributions, waste_by_kind
 from omnibal_ext.packing.index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.summary import Summary
@@ -132,6 +133,17 @@ def test_every_figure_is_that_of_the_files(
         found = getattr(summary, name)
         assert found == (pytest.approx(value) if isinstance(value, float) else value), name
     assert summary.samples_per_second == pytest.approx(len(index.sample_ids) / summary.seconds)
+    waste = dict(waste_by_kind(summary))
+    first = index.sample_ids[: index.pack_offsets[summary.packs]]
+    room = {"tiles": summary.packs * index.vit_budget, "tokens": summary.packs * index.llm_budget}
+    for name, size in (("tiles", corpus.sizes.tiles), ("tokens", corpus.sizes.tokens)):
+        assert waste[f"{name} of the budget unused"] == pytest.approx(1 - int(size[first].sum()) / room[name])
+    assert waste["padding inside packs"] == summary.pad_ratio
+    for name, kind in (("ViT", "vit"), ("LLM", "llm"), ("attention", "attention")):
+        assert waste[f"ranks waiting: {name}"] == getattr(summary, f"dist_ratio_{kind}")
+    for (_, values), least in zip(distributions(index, corpus, summary), (0, 1, 0, 1, 1), strict=True):
+        assert values.min() >= least
+    assert sum(distributions(index, corpus, summary)[4][1]) == summary.samples
     timed = {"seconds", "samples_per_second"}
     assert set(expected) | timed | set(ELSEWHERE) == {field.name for field in fields(Summary)}
     if last_iteration == "empty":

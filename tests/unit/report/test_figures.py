@@ -20,7 +20,7 @@ from omnibal_ext.placement import Placement
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.against_random import contributions, loads_of, random_index
 from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, limit_of
-from omnibal_ext.report.packing import PackingView
+from omnibal_ext.report.packing import PackingView, _saved
 from omnibal_ext.report.timeline import Lane, Piece, Span, Timeline, predicted
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
@@ -160,6 +160,18 @@ def judged_packs(index: PackedIndex) -> PackSizes:
     packs = np.stack([stream.iteration(number) for number in chosen])
     loads = np.where(packs[..., None] < 0, 0, np.asarray(index.loads)[packs])
     return PackSizes(loads[..., 0], loads[..., 1], loads[..., 2])
+
+
+def test_what_packing_saves_is_the_time_of_a_sample(sizes: Sizes, tmp_path: Path) -> None:
+    options = PackOptions("balanced", 4, 128, micro_batches=2, data_parallel_size=2)
+    index = build_index(sizes, tmp_path / "index", options, costs=COSTS)[0]
+    said = _saved(index, sizes)
+    a_sample = []
+    for one in (index, random_index(index, sizes, tmp_path / "random")):
+        found = loads_of(one, COSTS, 2)
+        a_sample.append(sum(map(max, found.seconds.tolist())) / len(found.seconds) / found.samples)
+    assert said.startswith(f"A sample takes {1 - a_sample[0] / a_sample[1]:.0%} less time")
+    assert a_sample[0] < a_sample[1]
 
 
 def test_a_headline_counts_what_was_packed(sizes: Sizes, tmp_path: Path) -> None:
