@@ -1,12 +1,13 @@
 """What a plan is worth for the models people train today: joint plans against the whole ViT in the first stage.
 
-    python benchmarks/model_families.py
+    python benchmarks/model_families.py [--seconds 4] [--models 12]
 
 Analytic profiles of an H100 (no device needed), full packs, 1F1B. Both plans are of the same profile, sizes, memory and
 number of microbatches; the other one has patch embedding, ViT and projector in the first stage, as Megatron's own
 encoders are placed, and the language model cut as evenly as whole layers go. What is printed as faster is simulated.
 """
 
+import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import find_layouts, judge
 
 DEVICE, MEMORY_BYTES, MICROBATCHES, DATA_PARALLEL, TOKENS = "h100", 72 * 2**30, 32, 8, 8192
-SECONDS = 4.0
 """Of the joint search."""
 
 
@@ -57,13 +57,17 @@ CASES = (
 
 def main() -> None:
     """Plan, compare, print; the last line is the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of work, to search each layout")
+    parser.add_argument("--models", type=int, default=len(CASES), help="the first of them (all)")
+    arguments = parser.parse_args()
     rows, ratios = [], []
-    for case in CASES:
+    for case in CASES[: arguments.models]:
         profile = analytic_profile(
             preset(case.model), DEVICE, case.tiles, TOKENS, case.tensor, DATA_PARALLEL, distributed_optimizer=True
         )
         problem = LayoutProblem(profile, case.pipeline, MICROBATCHES, memory_bytes=MEMORY_BYTES)
-        best = find_layouts(problem, "joint", seconds=SECONDS)[0]
+        best = find_layouts(problem, "joint", seconds=arguments.seconds)[0]
         share = problem.ideal_seconds() / best.step_seconds
         first, told = vit_first(problem), "does not fit"
         if first is not None:

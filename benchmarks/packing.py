@@ -135,7 +135,7 @@ def compare_speed(sizes: Sizes, folder: str, ranks: int, most_samples: int) -> t
     isf_in_plain_python(plain, vit_budget, llm_budget)
     plain_rate = PLAIN_SAMPLES / (time.process_time() - begin)
     rows, counts, seconds = [], [], []
-    for count in (count for count in GROWTH if count <= most_samples):
+    for count in (*(count for count in GROWTH if count < most_samples), most_samples):
         resampled = sizes.take(generator.integers(0, len(sizes), count))
         begin = time.process_time()
         result = measure(resampled, folder, PackOptions("balanced", vit_budget, llm_budget, data_parallel_size=ranks))

@@ -1,6 +1,6 @@
 """OmniBal's tables (arXiv 2407.20761) rebuilt from analytic profiles, beside the published numbers; then our own best.
 
-    python benchmarks/paper_tables.py [--seconds 10]
+    python benchmarks/paper_tables.py [--seconds 10] [--batches 4] [--settings 99] [--models 8]
 
 Nothing is measured: A100 costs are analytic (omnibal_ext/costs/analytic.py) and iterations simulated. The lengths of
 InternVL-1.2M are not public, so the samples are a synthetic mixture that packs as published: ISF 4.6 samples a pack,
@@ -132,20 +132,18 @@ def judged(packing: str, batch: Batch, setting: Setting, method: str, recompute:
 PAPER = Setting(2, 4, 4, 1, "1f1b", VIT_BUDGET, LLM_BUDGET)
 
 
-def chain_table() -> dict[str, list[float]]:
+def chain_table(batches: Sequence[Batch]) -> dict[str, list[float]]:
     """Step by step from unbalanced Megatron to the paper's method, as shares of the first."""
     shares = {}
-    for batch in GLOBAL_BATCHES:
+    for batch in batches:
         speeds = [judged(how, batch, PAPER, cut, again, 0).fraction_of_ideal for _, _, how, cut, again in CHAIN]
         shares[str(batch)] = [speeds[0] / speed for speed in speeds]
     rows = [
-        (name, f"{days / CHAIN[0][1]:.3f}", *(f"{shares[str(batch)][i]:.3f}" for batch in GLOBAL_BATCHES))
+        (name, f"{days / CHAIN[0][1]:.3f}", *(f"{shares[str(batch)][i]:.3f}" for batch in batches))
         for i, (name, days, *_) in enumerate(CHAIN)
     ]
-    print_table(
-        "time for the same samples, share of unbalanced Megatron", ("", "published", *map(str, GLOBAL_BATCHES)), rows
-    )
-    for batch in GLOBAL_BATCHES:
+    print_table("time for the same samples, share of unbalanced Megatron", ("", "published", *map(str, batches)), rows)
+    for batch in batches:
         off = max(abs(s / (row[1] / CHAIN[0][1]) - 1) for s, row in zip(shares[str(batch)], CHAIN, strict=True))
         print(f"{batch}: {'fits' if off <= 0.15 else 'does not fit'}, furthest {off:.1%} off")
     return shares
@@ -171,10 +169,10 @@ class _Transformers:
         return tuple(sum(chain[i] in ("vit", "llm") for i in range(*span)) for span in pairwise(edges))
 
 
-def layout_table() -> dict[str, Any]:
-    """Published layouts beside ours, and what the simulation says of the difference."""
+def layout_table(models: int) -> dict[str, Any]:
+    """Published layouts of the first models beside ours, and what the simulation says of the difference."""
     rows, within = [], {}
-    for model, (t, p, d), published, recomputed in LAYOUTS:
+    for model, (t, p, d), published, recomputed in LAYOUTS[:models]:
         work = workload("isf", d, MANY).workload(8)
         profile = analytic_profile(preset(model), "a100", VIT_BUDGET, LLM_BUDGET, t, d)
         problem = LayoutProblem(profile, p, work.packs.tiles.shape[-1], memory_bytes=MEMORY, packs=work.packs)
@@ -260,21 +258,21 @@ def memory_table() -> None:
     print_table("free GB of the four stages of 22, 23, 24, 24", ("recomputed", "published", "ours"), rows)
 
 
-def best_table(seconds: float) -> dict[str, dict[str, float]]:
+def best_table(seconds: float, batches: Sequence[Batch], most: int) -> dict[str, dict[str, float]]:
     """Our best on the same GPUs, memory and work, beside the paper's method and unbalanced training.
 
-    Interleaved and V-shaped placements in rows of their own; the ratios are of the better one.
+    Interleaved and V-shaped placements in rows of their own, of each `most` settings; the ratios are of the better one.
     """
     rows, ratios = [], {}
     interleaved = [*settings(GPUS, (2,), (4,), (3, 4, 5), ("zb_auto",), BUDGETS)]
     interleaved += settings(GPUS, (4,), (2,), (4,), ("zb_auto",), BUDGETS)
     v_shaped = [*settings(GPUS, (2,), (4,), (2, 4), ("zb_v_auto",), BUDGETS)]
-    for batch in GLOBAL_BATCHES:
+    for batch in batches:
         unbalanced, paper = (
             judged(how, batch, PAPER, cut, again, 0) for _, _, how, cut, again in (CHAIN[0], CHAIN[-1])
         )
         others = share_of_ideal(unbalanced), share_of_ideal(paper)
-        for best in (_best_of(points, batch, seconds) for points in (interleaved, v_shaped)):
+        for best in (_best_of(points[:most], batch, seconds) for points in (interleaved, v_shaped)):
             ours = share_of_ideal(best)
             found = {
                 "over_unbalanced": ours / others[0],
@@ -346,13 +344,17 @@ def main() -> None:
     """Print all tables; the last line is the ratio over the paper's method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="of work, to search each of our layouts and lists")
+    parser.add_argument("--batches", type=int, default=len(GLOBAL_BATCHES), help="the first of what a step is (all)")
+    parser.add_argument("--settings", type=int, default=99, help="of each placement, to look for the best (all)")
+    parser.add_argument("--models", type=int, default=len(LAYOUTS), help="of the published layouts (all)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, the tables on stderr")
     arguments = parser.parse_args()
+    batches = GLOBAL_BATCHES[: arguments.batches]
     with redirect_stdout(sys.stderr if arguments.json else sys.stdout):
-        shares, layouts = chain_table(), layout_table()
+        shares, layouts = chain_table(batches), layout_table(arguments.models)
         partition_table()
         memory_table()
-        ratios = best_table(arguments.seconds)
+        ratios = best_table(arguments.seconds, batches, arguments.settings)
     if arguments.json:
         print_json({"chain": shares, "layouts": layouts, "best": ratios})
         return

@@ -1,6 +1,6 @@
 """Layout methods side by side, measured: plans by parameters, layers, profile, bmp and joint, trained in turns.
 
-    python benchmarks/partition.py [--launches 4] [--rounds 5]
+    python benchmarks/partition.py [--launches 4] [--rounds 5] [--models 3]
 
 Three models (ViT-heavy, even, heavy in the language model) on two gloo ranks, in two pipelines: 1F1B, where two ranks
 leave one cut to choose, and interleaved with two chunks a rank, where there are three. Each model is profiled once, and
@@ -58,9 +58,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=4, help="starts of torchrun a table (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="iterations of each plan a launch (default %(default)s)")
+    parser.add_argument("--models", type=int, default=len(SHAPES), help="the first of them (all)")
     arguments = parser.parse_args()
     rows = []
-    for shape in SHAPES:
+    for shape in SHAPES[: arguments.models]:
         costs, packs = profile(shape), _packs(shape)
         for schedule, chunks in PIPELINES:
             problem = LayoutProblem(costs, 2, MICROBATCHES, chunks, schedule, packs=sizes_of(packs))

@@ -86,6 +86,7 @@ def _candidates(args: Any) -> tuple[Callable[[int], list[float]], Callable[[int]
     from megatron.core.utils import get_model_config
     from megatron.training.training import get_model
 
+    from megatron.vlm.microbatch import Microbatch
     from megatron.vlm.pipeline.executor import Executor
 
     class GptStage(GPTModel):
@@ -124,13 +125,18 @@ def _candidates(args: Any) -> tuple[Callable[[int], list[float]], Callable[[int]
         return losses.sum(), torch.tensor(losses.numel(), dtype=torch.int), {"loss": losses.detach().sum()}
 
     def forward_step(data: Iterator[Any], module: Any) -> tuple[Any, Callable[..., Any]]:
-        tokens = next(data)
+        tokens = next(data).input_ids
         return module(tokens, positions, mask, labels=tokens.roll(-1, 1)), loss
 
     def candidate(schedule: Callable[..., Any]) -> Callable[[int], list[float]]:
         def run(number: int) -> list[float]:
             generator = torch.Generator().manual_seed(number)
-            draw = (torch.randint(VOCABULARY, (1, TOKENS), generator=generator) for _ in range(MICROBATCHES))
+            draw = (
+                Microbatch(
+                    0, (TOKENS,), 1, TOKENS, input_ids=torch.randint(VOCABULARY, (1, TOKENS), generator=generator)
+                )
+                for _ in range(MICROBATCHES)
+            )
             for module in model:
                 module.zero_grad_buffer()
             records = schedule(

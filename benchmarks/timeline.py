@@ -26,6 +26,7 @@ from omnibal_ext.report.timeline import Timeline, predicted
 
 TENSOR, RANKS, REPLICAS, SAMPLES = 2, 4, 4, 48
 """Samples an iteration, of one data-parallel rank."""
+ITERATIONS = 8
 
 
 def main() -> None:
@@ -42,14 +43,15 @@ def main() -> None:
 
 def drawn(name: str, packing: str, method: str, recompute: str) -> tuple[Timeline, float]:
     """One iteration, and predicted samples a second."""
-    work = workload(packing, 1, Batch(SAMPLES, "samples"))
+    corpus = workload(packing, 1, Batch(SAMPLES, "samples"))
+    work = corpus.workload(ITERATIONS)
     costs = analytic_profile(preset(MODEL), "a100", work.vit_budget, work.llm_budget, TENSOR, REPLICAS)
     microbatches = work.packs.tiles.shape[-1]
     problem = LayoutProblem(costs, RANKS, microbatches, memory_bytes=MEMORY, packs=work.packs)
     layout = find_layouts(problem, method, recompute=recompute, seconds=2.0)[0].layout
-    speed = work.samples / problem.step_seconds(layout)
+    speed = corpus.mean_samples / problem.step_seconds(layout)
     timeline = predicted(problem, layout)
-    return replace(timeline, name=f"{name}: {work.samples:.0f} samples, {timeline.seconds:.1f} s"), speed
+    return replace(timeline, name=f"{name}: {corpus.mean_samples:.0f} samples, {timeline.seconds:.1f} s"), speed
 
 
 if __name__ == "__main__":

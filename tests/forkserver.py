@@ -63,7 +63,7 @@ class Job:
 
 
 def main() -> None:
-    """Import what programs need, then serve; a fork comes out of `serve` with its job."""
+    """Import what programs need, then serve, and interpreters at the socket named; a fork comes out with its job."""
     for module in PRELOADED:
         importlib.import_module(module)
     warm_up()
@@ -72,7 +72,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     ended, ends_with_us = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.environ["WARM_PYTHON"])
+        listener.bind(sys.argv[1])
         listener.listen()
         if not os.fork():
             os.close(ends_with_us)

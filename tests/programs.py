@@ -39,6 +39,10 @@ class ForkServer:
         command = [sys.executable, "-P", "-W", "ignore", f"{module.partition(' ')[0].replace('.', '/')}.py"]
         folders = [*PATH, *(str(ROOT / folder) for folder in FOLDERS.get(module, ()))]
         found = environment(module, PYTHONPATH=os.pathsep.join(folders))
+        if module == PLAIN and "WARM_PYTHON" in os.environ:  # we are a fork ourselves: so can the server be
+            command = [str(ROOT / "tests/warm_python.py"), command[-1]]
+            found["WARM_PYTHON"] = os.environ["WARM_PYTHON"]
+        command.append(str(self.socket))
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=found, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -119,9 +123,9 @@ def run_alone(module: str, *arguments: object) -> subprocess.CompletedProcess[st
     return subprocess.CompletedProcess([module, *words], codes[0], stdout[0], stderr[0])
 
 
-def run_tool(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run `python tools/name` in a process of its own that has the imports behind it."""
-    path, words = str(ROOT / "tools" / name), [str(argument) for argument in arguments]
+def run_tool(name: str, *arguments: object, room: str = "tools") -> subprocess.CompletedProcess[str]:
+    """Run `python tools/name`, or of another `room`, in a process of its own that has the imports behind it."""
+    path, words = str(ROOT / room / name), [str(argument) for argument in arguments]
     codes, stdout, stderr = _run(path, words, [environment()], TIME_LIMIT)
     return subprocess.CompletedProcess([path, *words], codes[0], stdout[0], stderr[0])
 

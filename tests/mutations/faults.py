@@ -2,6 +2,7 @@
 
 A pack's padding is left out of its filler.            what is wrong
 Nearest: tests/unit/packing/test_metrics.py            pytest arguments
+Seen by: tests/unit/packing/test_metrics.py::test_...  the one of them that failed last, tried first; a run writes it
 --- a/omnibal_ext/packing/metrics.py
 +++ b/omnibal_ext/packing/metrics.py
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 from omnibal_ext.errors import UserError
 
 FOLDER = Path(__file__).parent
-NEAREST = "Nearest: "
+NEAREST, SEEN_BY = "Nearest: ", "Seen by: "
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,9 @@ class Fault:
     file: str
     """What it changes, relative to the repository."""
     tests: tuple[str, ...]
-    """Pytest arguments: paths, then options that choose among their tests."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Where the nearest tests are."""
-        return tuple(takewhile(lambda argument: not argument.startswith("-"), self.tests))
+    """Pytest arguments: paths, those that start no ranks first, then options that choose among their tests."""
+    seen_by: str = ""
+    """The test that saw it when it was planted last."""
 
     @property
     def name(self) -> str:
@@ -48,10 +46,14 @@ class Fault:
         patch = path.read_text(encoding="utf-8")
         lines = patch.splitlines()
         tests = [shlex.split(line.removeprefix(NEAREST)) for line in lines if line.startswith(NEAREST)]
+        seen_by = [line.removeprefix(SEEN_BY) for line in lines if line.startswith(SEEN_BY)]
         files = [line.removeprefix("+++ b/") for line in lines if line.startswith("+++ b/")]
         if len(tests) != 1 or len(files) != 1:
             raise UserError(f"{path}: needs one line '{NEAREST}TESTS' and one file to change")
-        return cls(path, patch, files[0], tuple(tests[0]))
+        paths = list(takewhile(lambda argument: not argument.startswith("-"), tests[0]))
+        options = tests[0][len(paths) :]
+        paths.sort(key=lambda path: not path.startswith("tests/unit"))
+        return cls(path, patch, files[0], (*paths, *options), *seen_by)
 
     def plant(self, root: Path) -> None:
         """Change the file below `root`; UserError if the patch fits it no more. Lines around it may have changed."""
@@ -59,6 +61,12 @@ class Fault:
         done = subprocess.run(command, cwd=root, input=self.patch, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UserError(f"{self.path}: fits {self.file} no more: {done.stderr.strip()}; write it anew")
+
+    def note(self, test: str) -> None:
+        """Write down which test saw it, for the next run to try first."""
+        others = [line for line in self.patch.splitlines(True) if not line.startswith(SEEN_BY)]
+        place = 1 + next(number for number, line in enumerate(others) if line.startswith(NEAREST))
+        self.path.write_text("".join([*others[:place], f"{SEEN_BY}{test}\n", *others[place:]]), encoding="utf-8")
 
 
 def all_faults() -> list[Fault]:

@@ -21,6 +21,7 @@ from omnibal_ext.plan import Plan
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.run_metrics import evaluations, training_intervals
 from tests.distributed.conftest import run_program
+from tests.figures import EVALUATION, ONLY_ON_GPUS, TRAINING
 from tests.programs import ROOT as ROOT  # noqa: PLC0414
 from tests.programs import run_tool
 
@@ -178,6 +179,12 @@ def test_figures_are_in_tensorboard_as_in_the_metrics(folder: Path, uninterrupte
     found = evaluations(folder / "whole/metrics.jsonl")
     assert curve("lm loss validation") == pytest.approx({i: line["loss"] for i, line in found.items()})
     assert set(curve("lm loss validation of heldout")) == set(found) == {2, 4}
+
+
+def test_every_figure_of_a_run_has_a_test(folder: Path, uninterrupted: list[dict[str, Any]]) -> None:
+    assert set().union(*uninterrupted) == set(TRAINING) - ONLY_ON_GPUS
+    found = evaluations(folder / "whole/metrics.jsonl")
+    assert set().union(*found.values()) == set(EVALUATION)
 
 
 def test_half_an_evaluation_is_refused(folder: Path) -> None:

@@ -61,3 +61,13 @@ def test_the_first_step_warms_up(tmp_path: Path) -> None:
 
 def test_layouts_without_next_best_are_one(plan: Plan) -> None:
     assert layouts(replace(plan, alternatives=()), 4) == [replace(plan, alternatives=())]
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_layout_counts_when_all_steps_of_its_trial_ran(steps: int, tmp_path: Path) -> None:
+    """One that died in its last step does not; steps behind the trial's own are none of it."""
+    seconds = (9.0, 2.0, 4.0, 70.0)[:steps]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"iteration": number, "seconds": s}) + "\n" for number, s in enumerate(seconds, start=1))
+    )
+    assert measured_seconds(tmp_path / "metrics.jsonl") == (3.0 if steps >= 3 else None)

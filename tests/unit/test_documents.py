@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PROGRAMS = sorted(path for room in ("tools", "benchmarks", "examples") for path in (ROOT / room).glob("*.py"))
 COMMANDS = {"preprocess": "preprocess_data", "pack": "pack_data", "profile": "profile_layers", "plan": "plan_layout",
             "convert": "convert_checkpoint", "launch": "launch", "report": "report"}  # fmt: skip
 
@@ -23,6 +24,14 @@ def commands(text: str) -> Iterator[list[str]]:
             for part in re.split(r"&&|\|", line):
                 if words := shlex.split(part, comments=True):
                     yield words
+
+
+def of_docstring(path: Path) -> Iterator[list[str]]:
+    """The command lines by which a program is started, as its docstring says; what may be left out is there too."""
+    text = (ast.get_docstring(ast.parse(path.read_text())) or "").replace("\\\n", " ")
+    for line in text.splitlines():
+        if re.match(r"\s*(python|bash) ", line):
+            yield shlex.split(re.sub(r"[\[\]]|\.\.\.", " ", line.partition("#")[0]))
 
 
 def named(text: str) -> Iterator[str]:
@@ -45,9 +54,9 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *PROGRAMS], ids=lambda path: path.name)
 def test_commands_and_their_flags_exist(path: Path) -> None:
-    for words in commands(path.read_text()):
+    for words in commands(path.read_text()) if path in DOCUMENTS else of_docstring(path):
         programs = [
             word for word in words if re.fullmatch(r"(tools|benchmarks|examples|scripts)/[\w./]+\.(py|sh|sbatch)", word)
         ]

@@ -163,3 +163,27 @@ def test_the_bubble_is_the_simulators(costs: list[float], microbatches: int) -> 
         assert bubble(worked, spans) == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
     both = torch.cat([worked, worked / 2]), torch.cat([spans, spans])
     assert bubble(*both) == pytest.approx((predicted + 1 - (1 - predicted) / 2) / 2), "the mean over replicas"
+
+
+def test_figures_of_all_ranks_are_gathered_by_replica_and_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replicas of three pipeline ranks, two iterations, two chunks; of bytes the replica that has most counts."""
+    random = torch.Generator().manual_seed(0)
+    timed = torch.rand(2, 3, 2, 3, dtype=torch.float64, generator=random)  # replica, rank, iteration, chunks and span
+    peaks = [[5, 9, 2], [7, 3, 2]]
+
+    def of_all_ranks(mine: torch.Tensor, group: str) -> torch.Tensor:
+        if group == "pipeline":
+            rows = [torch.cat([timed[0, rank].flatten(), torch.tensor([float(peaks[0][rank])])]) for rank in range(3)]
+            assert mine.tolist() == rows[1].tolist()
+            return torch.stack(rows)
+        other = [torch.cat([timed[1, rank].flatten(), torch.tensor([float(peaks[1][rank])])]) for rank in range(3)]
+        return torch.stack([mine, torch.stack(other)])
+
+    for name in ("pipeline_model", "data"):
+        group = name.partition("_")[0]
+        monkeypatch.setattr(stage_meter.parallel_state, f"get_{name}_parallel_group", lambda group=group: group)
+    monkeypatch.setattr(stage_meter, "of_all_ranks", of_all_ranks)
+    found = stage_meter.gathered(timed[0, 1], peaks[0][1])
+    assert found.worked.tolist() == timed[..., :2].tolist()
+    assert found.spans.tolist() == timed[..., 2].tolist()
+    assert found.peaks == [7, 9, 2]

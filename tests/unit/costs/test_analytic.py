@@ -105,6 +105,49 @@ def test_tokens_travel_to_their_experts_over_the_slower_link(
     assert dealt.weight_gradient_seconds == one.weight_gradient_seconds
 
 
+@pytest.mark.parametrize("device", ["a100", "h100"])
+@pytest.mark.parametrize("t", [1, 2, 8, 16])
+def test_ranks_exchange_over_the_node_or_over_the_network(device: str, t: int) -> None:
+    """Two all-reduces a layer and way, 2 (t - 1) / t times its bytes: over the node's links up to its eight GPUs."""
+    gpu, cost = DEVICES[device], analytic_profile(INTERNVL, device, 9, 4096, t).layers["llm"]
+    work = layer_works(INTERNVL, 9, 4096, t)["llm"]
+    stream, link = 2 * 4096 * 6144, 0.8 * (gpu.node_bandwidth if t <= 8 else gpu.network_bandwidth)
+    reductions = 2 * stream * 2 * (t - 1) / t / link
+    computed = 2 * 4096 * work.matrix_weights / t / (gpu.flops * gpu.matrix_efficiency)
+    moved = work.passes * stream / t / (gpu.memory_bandwidth * 0.8)
+    attention = 2 * 6144 * 4096**2 / t / (gpu.flops * gpu.attention_efficiency)
+    assert cost.forward_seconds == pytest.approx(computed + moved + reductions + attention)
+    assert cost.backward_seconds == pytest.approx(2 * computed + 2 * moved + reductions + 2.5 * attention)
+    assert cost.recompute_kept_bytes == cost.output_bytes == stream / t
+    assert cost.forward_fit == pytest.approx((0.0, (computed + moved + reductions) / 4096, attention / 4096**2))
+    assert cost.backward_fit == pytest.approx(
+        (0.0, (2 * computed + 2 * moved + reductions) / 4096, 2.5 * attention / 4096**2)
+    )
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+@pytest.mark.parametrize(("t", "d"), [(1, 1), (2, 4), (8, 1), (4, 4), (1, 16), (8, 2)])
+def test_the_step_reduces_within_a_node_only_where_its_ranks_are_in_one(t: int, d: int, distributed: bool) -> None:
+    """A quarter of 4 bytes of gradient reduced (twice over without sharding) and 2 of weights gathered; 40 bytes a
+    weight that the optimizer moves."""
+    profile, gpu = analytic_profile(INTERNVL, "h100", 9, 4096, t, d, distributed), DEVICES["h100"]
+    weights = profile.parameters["llm"] / t
+    link = 0.8 * (gpu.node_bandwidth if t * d <= 8 else gpu.network_bandwidth)
+    carried = 0.25 * (6 if distributed else 8) * weights * (d - 1) / d / link
+    moved = 40 * weights / (d if distributed else 1) / (0.8 * gpu.memory_bandwidth)
+    assert profile.layers["llm"].step_seconds == pytest.approx(carried + moved)
+
+
+def test_what_a_profile_says_beside_its_layers() -> None:
+    profile = analytic_profile(INTERNVL, "a100", 9, 4096)
+    assert profile.transfer_seconds_per_byte == pytest.approx(1 / (25e9 * 0.8))
+    assert profile.transfer_latency_seconds == 2e-5
+    assert profile.overhead_bytes == 4 * 2**30
+    zeros = 12 * profile.parameters["vit"] / (2.039e12 * 0.8)
+    assert profile.layers["vit"].empty_seconds == pytest.approx(zeros)
+    assert profile.layers["llm"].empty_seconds == 0.0
+
+
 def test_experts_are_dealt_alike_or_not_at_all() -> None:
     for model, d, e, words in (
         (INTERNVL, 8, 2, "has no experts"),

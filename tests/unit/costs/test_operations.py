@@ -57,3 +57,31 @@ def test_the_peak_is_known_by_the_drivers_name() -> None:
     assert peak_operations("NVIDIA H200") == peak_operations("NVIDIA H100 80GB HBM3") == 989e12
     assert peak_operations("NVIDIA A100-SXM4-80GB") == 312e12
     assert peak_operations("2 x AMD EPYC") is None
+
+
+@pytest.mark.parametrize("frozen", [(), ("vit",), ("llm",), ("vit", "projector"), ("projector", "llm"),
+                                    ("vit", "projector", "llm")])  # fmt: skip
+def test_each_part_counts_forward_and_the_gradients_that_somebody_needs(frozen: tuple[str, ...]) -> None:
+    """Of a matrix forward, of inputs where something before is trained, of weights where they are; attention twice
+    backward, unless nothing up to there is trained."""
+    trained = {part: part not in frozen for part in ("vit", "projector", "llm")}
+    reaches = {"vit": trained["vit"], "projector": trained["vit"] or trained["projector"], "llm": any(trained.values())}
+    before = {"vit": trained["vit"], "projector": trained["vit"], "llm": trained["vit"] or trained["projector"]}
+
+    def passes(part: str) -> int:
+        inside = trained[part]  # a layer of the same part stands before it
+        return 1 + (before[part] or inside) * reaches[part] + trained[part]
+
+    vit, llm, found = TINY.vision, TINY.language, ModelOperations.of(TINY, frozen)
+    patches, h, g = vit.tokens_per_tile, vit.hidden_size, llm.hidden_size
+    a_layer = 2 * patches * (4 * h * h + 2 * h * vit.ffn_hidden_size)
+    squares = 4 * patches**2 * h
+    tile = 2 * patches * 3 * vit.patch_size**2 * h * (1 + trained["vit"])
+    tile += vit.layers * (a_layer * passes("vit") + squares * (3 if reaches["vit"] else 1))
+    projector = 3 if trained["projector"] else 1 + trained["vit"]  # whole, though nobody needs its input's gradient
+    tile += 2 * TINY.image_tokens_per_tile * (h * TINY.shuffle**2 * g + g * g) * projector
+    assert found.tile == pytest.approx(tile)
+    assert found.square == pytest.approx(llm.layers * 2 * g * (3 if reaches["llm"] else 1))
+    matrices = g * (llm.heads + 2 * llm.kv_heads) * llm.head_dim + g * g + 3 * g * llm.ffn_hidden_size
+    assert found.token == pytest.approx(2 * llm.layers * matrices * passes("llm"))
+    assert found.counted == pytest.approx(2 * g * llm.vocab_size * passes("llm"))

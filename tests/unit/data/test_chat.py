@@ -246,3 +246,28 @@ def test_every_fault_of_a_video_has_its_reason(reason: str, word: str, record: A
         seen(record)
     assert verdict.value.reason == reason
     assert word in verdict.value.detail
+
+
+@pytest.mark.parametrize(
+    ("human", "gpt", "images", "fits"),
+    [
+        ("<image>", "Hello", 1, True),
+        ("<image>", "an <image>", 1, False),  # the assistant repeats it
+        ("<image>", "an <image>", 2, False),
+        ("Hi", "<image>", 1, False),
+        ("<image><image>", "Hello", 1, False),
+        ("<image>", "Hello", 2, False),
+        ("Hi", "<image>", 0, False),
+    ],
+)
+def test_every_image_has_its_mark_in_the_users_words_and_nowhere_else(
+    human: str, gpt: str, images: int, fits: bool
+) -> None:
+    record = {"image": ["a.png"] * images, "conversations": turns(human, gpt)}
+    if fits:
+        assert len(parse(record).images) == images
+        return
+    with pytest.raises(Rejected) as caught:
+        parse(record)
+    assert caught.value.reason == "image_mark_mismatch"
+    assert f"for {images} images" in caught.value.detail

@@ -223,6 +223,15 @@ def test_a_resumed_rank_reads_on_where_it_stood(
     assert samples_before(stream, index, resumed_at) == len(before)
 
 
+@pytest.mark.parametrize("resumed_at", [999, 1000, 1001, 2500])
+def test_samples_of_a_long_run_are_all_counted(dataset: ChatDataset, tmp_path: Path, resumed_at: int) -> None:
+    index = pack(dataset, tmp_path, data_parallel_size=2, micro_batches=2)
+    stream = PackStream(index, 2, 2)
+    sizes = np.diff(np.load(index.folder / "pack_offsets.npy"))
+    runs = (stream.iteration(number) for number in range(resumed_at))
+    assert samples_before(stream, index, resumed_at) == sum(int(sizes[packs].sum()) for packs in runs)
+
+
 def test_the_loader_reads_on_where_it_stood(dataset: ChatDataset, tmp_path: Path) -> None:
     index = pack(dataset, tmp_path, data_parallel_size=1, micro_batches=2)
     stream = PackStream(index, 1, 2)

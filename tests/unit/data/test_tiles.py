@@ -102,3 +102,14 @@ def test_fixed_is_one_tile_whatever_the_size() -> None:
 def test_an_impossible_tiling_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError):
         Tiling(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("images", [1, 2, 3, 4, 12, 13, 40])
+def test_an_image_among_others_has_its_share_of_tiles_and_one_at_least(images: int) -> None:
+    """Of a wide picture: as many tiles in a row as its share allows."""
+    share = max(1, 12 // images)
+    found = tile_image("a.png", (12 * 448, 448), images, Tiling(max_tiles=12))
+    assert (found.columns, found.rows) == (share, 1)
+    assert found.tiles == share + (share > 1)
+    least = tile_image("a.png", (448, 448), images, Tiling(min_tiles=4, max_tiles=12))
+    assert least.columns * least.rows == min(4, share), "no more than its share"

@@ -481,3 +481,22 @@ def vars_of(image: TiledImage) -> dict[str, Any]:
     """As the dataset keeps it."""
     kept: dict[str, Any] = json.loads(json.dumps(asdict(image)))
     return kept
+
+
+@pytest.mark.parametrize("frames", [2, 10, 100, 768])
+@pytest.mark.parametrize("most", [20, 2000, 10**6])
+def test_a_long_video_shares_its_cap_among_its_frames(frames: int, most: int) -> None:
+    """Qwen's programs: of a frame no fewer than 1.05 times the least, no more than its share and than the most."""
+    side, size = 2 * 14, (8000, 6000)
+    for markup in ("qwen-vl", "qwen3-vl"):
+        rule = replace(RULES_OF_MARKUP[markup], capped=True, max_tokens=most)
+        least, largest = int(rule.min_pixels * 1.05), rule.max_pixels
+        if rule.whole:
+            a_frame = max(min(most * side**2, largest // frames), least)
+        else:
+            a_frame = max(min(largest, int(most * side**2 * 0.9) * 2 // frames), least)
+        columns, rows = film_grid(rule, frames, size, 14)
+        pixels = columns * rows * 14**2
+        assert pixels <= a_frame
+        rounded = (1 + side / (a_frame * 4 / 3) ** 0.5) * (1 + side / (a_frame * 3 / 4) ** 0.5)
+        assert pixels * rounded**2 > a_frame, "and near it"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, pad_ratio, rank_loads
+from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, pad_ratio, rank_loads, wait, waiting_share
 from omnibal_ext.packing.packs import Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 
@@ -42,3 +42,19 @@ def test_reordering_moves_whole_packs() -> None:
     swapped = PACKS.reordered(np.array([1, 0]))
     assert swapped.sample_ids.tolist() == [3, 2, 0, 1]
     assert swapped.pack_offsets.tolist() == [0, 1, 4]
+
+
+def test_each_part_waits_for_its_own_fullest_rank_and_dear_iterations_count_more() -> None:
+    """Two iterations, two ranks, vision and language: by hand, not of one iteration and not of the parts' sums."""
+    seconds = np.array([[[3.0, 1.0], [1.0, 2.0]], [[10.0, 0.0], [10.0, 30.0]]])
+    busy = (3.0 + 2.0) + (10.0 + 30.0)
+    worked = ((3.0 + 1.0) + (1.0 + 2.0) + (10.0 + 10.0) + (0.0 + 30.0)) / 2
+    assert wait(seconds) == pytest.approx(1 - worked / busy)
+    assert wait(seconds[:, :, :1] + seconds[:, :, 1:]) == pytest.approx(1 - worked / (4.0 + 40.0))
+    assert wait(np.full((3, 2, 2), 7.0)) == pytest.approx(0.0)
+    assert wait(np.zeros((3, 2, 2))) == 0.0
+
+
+def test_the_share_of_waiting_is_of_all_ranks_time() -> None:
+    assert waiting_share(np.array([[8, 0], [100, 100]])) == pytest.approx(8 / (2 * 108))
+    assert waiting_share(np.array([[0, 0]])) == 0.0

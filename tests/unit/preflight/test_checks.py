@@ -264,3 +264,38 @@ def test_a_note_of_a_run_that_cannot_be_read_is_a_line(tmp_path: Path) -> None:
     (tmp_path / "inputs.json").mkdir()
     with pytest.raises(UserError, match=r"inputs.json: cannot be read .*; remove it"):
         saving.check_own(arguments(), tmp_path)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+@pytest.mark.parametrize(
+    ("half", "freeze"), [("bf16", ["vit"]), ("fp16", ["llm"]), ("", ["vit", "projector"]), ("", [])]
+)
+def test_what_is_frozen_needs_its_weights_alone(
+    half: str, freeze: list[str], distributed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 bytes a weight, 4 its gradient, 12 the optimizer's, the last over the replicas where they share; in fp32 4, 4
+    and 8. At the edge of the limit, and a byte beyond."""
+    monkeypatch.setattr(platform, "device_memory", lambda: 2**50)
+    huge = preset("internvl2-76b")
+    total, trained = memory.parameters(huge, tuple(freeze))
+    weight, gradient, state = (2, 4, 12) if half else (4, 4, 8)
+    args = arguments(freeze=freeze, tensor_model_parallel_size=4, pipeline_model_parallel_size=2, data_parallel_size=4,
+                     use_distributed_optimizer=distributed, **({half: True} if half else {}))  # fmt: skip
+    needs = (total * weight + trained * (gradient + state / (4 if distributed else 1))) / 8
+    bare = Plan.from_cuts(huge.chain, (5,))
+    assert memory.check_memory(args, huge, bare, needs / GIB)
+    with pytest.raises(UserError, match="weights, gradients and optimizer state need at least"):
+        memory.check_memory(args, huge, bare, (needs - 64) / GIB)
+
+
+@pytest.mark.parametrize(("more", "refused"), [(0, False), (1, True), (-1, False)])
+def test_a_plan_is_held_to_the_memory_at_its_edge(more: int, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "device_memory", lambda: 80 * GIB)
+    plan = Plan.from_cuts(TINY.chain, (5,), predicted={"stage_peak_bytes": [80 * GIB + more, 1]})
+    if refused:
+        with pytest.raises(UserError, match="the device has 80 GiB"):
+            memory.check_memory(arguments(), TINY, plan, None)
+    else:
+        memory.check_memory(arguments(), TINY, plan, None)
+    assert not isinstance(memory.check_memory(arguments(), TINY, replace(plan, predicted={}), 80.0), Note)
+    assert isinstance(memory.check_memory(arguments(), TINY, replace(plan, predicted={}), 80.1), Note)

@@ -1,0 +1,92 @@
+"""Every benchmark runs to its last line, the ratio: in a short form, whose figures say nothing.
+
+Commands in blocks of the documents are run by test_document_commands.py, examples by test_examples.py.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.programs import ROOT, run_tool
+from tests.system.test_training import make_dataset, tool
+
+SMALL = ("--samples", 400, "--data-parallel-size", 2)
+ONE_MODEL = ("--model", "internvl2.5-8b")
+SHORT: dict[str, tuple[tuple[object, ...], str]] = {
+    "end_to_end.py": (("--rounds", 1, "--samples", 16), r"data parallel: \S+ of the ideal, .* ours / unbalanced \S+x"),
+    "loader.py": (("--images", 6, "--repeats", 1), r"core seconds of a pack at TP=4 against .*: \S+x"),
+    "loss_curve.py": (("--quickstart", "QUICKSTART", "--epochs", 16), r"ratio of the loss curve's spread, .*: \S+"),
+    "model_families.py": (("--seconds", 0.05, "--models", 1), r"joint against the whole ViT in the first stage: .*"),
+    "packing.py": (("--sizes", "SIZES", "--most-samples", 1000), r"ratio to ISF: packs \S+, wasted work \S+, speed .*"),
+    "packing_grid.py": ((*SMALL, *ONE_MODEL), r"ratio of waiting to a random order's: \S+"),
+    "packing_limits.py": (("--corpus", "two points", *SMALL), r".*two points.*"),
+    "packing_limits_giants.py": ((*SMALL, *ONE_MODEL, "--micro-batches", 1), r".*internvl2\.5-8b.*"),
+    "packing_limits_tiles.py": ((*SMALL, "--micro-batches", 1), r".*heavy tails.*"),
+    "paper_tables.py": (
+        ("--seconds", 0.01, "--batches", 1, "--settings", 1, "--models", 1),
+        r"over the paper's method: \S+ at 128 packs",
+    ),
+    "partition.py": (("--launches", 1, "--rounds", 1, "--models", 1), r"joint against the best other method: \S+x .*"),
+    "preprocess.py": (("--copies", 1, "--repeats", 1), r"two workers against one: \S+x \(\S+ of linear\)"),
+    "schedule.py": (("--rounds", 1), r"ours / megatron-core: \S+, losses equal"),
+    "simulator.py": (("--rounds", 1), r"median error of the step: \S+; rank order \w+"),
+    "timeline.py": (("--output", "PICTURE"), r"after / before samples per second: \S+x"),
+}  # fmt: skip
+"""Of each its arguments, and its last line."""
+NARROW = ("end_to_end.py", "partition.py", "simulator.py")
+"""What trains models, here narrower ones."""
+ELSEWHERE = {"gpu.py": "tests/unit/test_gpu_benchmark.py", "gpu_parts.py": "by gpu.py", "ranks.py": "by two_ranks.py"}
+"""What needs a GPU, or is started by others."""
+
+
+def started() -> set[str]:
+    """Files of benchmarks/ that are programs."""
+    return {path.name for path in (ROOT / "benchmarks").glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+
+
+def test_every_benchmark_has_a_short_form() -> None:
+    assert started() == set(SHORT) | set(ELSEWHERE)
+    documents = "".join(path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+    assert set(re.findall(r"`python benchmarks/(\w+\.py)", documents)) <= started()
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What arguments name."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    tiles = np.random.default_rng(0).integers(1, 6, 300)
+    sizes = [{"vit_num": int(number), "token_num": int(256 * number + 90)} for number in tiles]
+    (folder / "sizes.json").write_text(json.dumps(sizes))
+    return {"SIZES": folder / "sizes.json", "PICTURE": folder / "timeline.png", "QUICKSTART": folder / "quickstart"}
+
+
+def make_quickstart(folder: Path) -> None:
+    """What scripts/quickstart.sh leaves for others."""
+    folder.mkdir()
+    make_dataset(folder, samples=70)
+    (folder / "data").rename(folder / "train")
+    budgets = ("--vit-budget", 40, "--llm-budget", 320)
+    tool("pack_data.py", "--data", folder / "train", *budgets, "--micro-batches", 2,
+         "--output-dir", folder / "packs-balanced")  # fmt: skip
+    model = ("--model", "tiny", "--analytic", "a100")
+    tool("profile_layers.py", *model, *budgets, "--output", folder / "profile.json")
+    tool("plan_layout.py", "--profile", folder / "profile.json", "--pipeline-model-parallel-size", 2,
+         "--num-microbatches", 2, "--output", folder / "balanced/plan.json")  # fmt: skip
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("name", SHORT)
+def test_a_benchmark_runs_to_its_ratio(name: str, places: dict[str, Path]) -> None:
+    arguments, last = SHORT[name]
+    if "QUICKSTART" in arguments:
+        make_quickstart(places["QUICKSTART"])
+    words = [places.get(str(word), word) for word in arguments]
+    if name in NARROW:
+        done = run_tool("narrow.py", name, *words, room="tests/system")
+    else:
+        done = run_tool(name, *words, room="benchmarks")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert re.fullmatch(last, done.stdout.strip().splitlines()[-1].strip()), done.stdout[-2000:]

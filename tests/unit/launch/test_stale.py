@@ -1,0 +1,303 @@
+"""What is kept from an earlier start is used until something has changed that it was made from: each input alone."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.profile import Profile
+from omnibal_ext.errors import UserError
+from omnibal_ext.launch import conversations, planning
+from omnibal_ext.launch.planning import Planning
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.sizes import Sizes
+from tools import launch, pack_data
+
+TINY = preset("tiny")
+BUDGETS = (40, 320)
+Calls = list[tuple[str, dict[str, str], list[str]]]
+
+
+def pack(folder: Path, costs: PackCosts | None = None, built_from: Mapping[str, Any] | None = None,
+         **options: Any) -> PackedIndex:  # fmt: skip
+    sizes = Sizes.from_arrays(np.random.default_rng(0).integers(1, 9, 60), np.full(60, 40))
+    values: dict[str, Any] = {"vit_budget": BUDGETS[0], "llm_budget": BUDGETS[1], "micro_batches": 4}
+    return build_index(sizes, folder, PackOptions(**values | options), built_from or {"name": "demo"}, costs)[0]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Our tools as they are called: name, flags and switches; what they write is left to the test."""
+    found: Calls = []
+
+    def run(tool: Path, flags: dict[str, Any], quiet: bool, switches: Any = ()) -> None:
+        found.append((tool.name, {name: str(value) for name, value in flags.items()}, [*map(str, switches)]))
+        if "--output" in flags and tool.name == "plan_layout.py":
+            Path(flags["--output"]).write_text("{}")
+
+    monkeypatch.setattr(planning, "run_our_tool", run)
+    monkeypatch.setattr(conversations, "run_our_tool", run)
+    return found
+
+
+def launched(*words: object) -> argparse.Namespace:
+    return launch._parser().parse_args([*map(str, words)])
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Planning:
+    """The first start: profiled and packed, not planned yet."""
+    flags = launched("--model", "tiny", "--run-dir", tmp_path, "--pipeline-model-parallel-size", 2, "--data", "DATA")
+    job = argparse.Namespace(bf16=False, use_distributed_optimizer=False, sequence_parallel=False, freeze=[])
+    analytic_profile(TINY, "a100", *BUDGETS).save(tmp_path / "profile.json")
+    return Planning(flags, job, TINY, pack(tmp_path / "packs-first"), 1, 4, Path("tools"))
+
+
+def with_flag(start: Planning, name: str, value: Any) -> Planning:
+    return replace(start, flags=argparse.Namespace(**{**vars(start.flags), name: value}))
+
+
+def with_job(start: Planning, name: str, value: Any) -> Planning:
+    return replace(start, job=argparse.Namespace(**{**vars(start.job), name: value}))
+
+
+def with_packs(start: Planning, name: str, **options: Any) -> Planning:
+    return replace(start, index=pack(start.run_dir / name, **options))
+
+
+def with_profile(start: Planning) -> Planning:
+    """Measured again: one figure is another."""
+    profile = Profile.load(start.profile_path)
+    replace(profile, action_seconds=profile.action_seconds + 1e-3).save(start.profile_path)
+    return start
+
+
+def with_model(start: Planning) -> Planning:
+    return replace(start, architecture=replace(TINY, language=replace(TINY.language, vocab_size=1024)))
+
+
+OF_A_PLAN: dict[str, Callable[[Planning], Planning]] = {
+    "pipeline_model_parallel_size": lambda s: with_flag(s, "pipeline_model_parallel_size", 4),
+    "virtual_pipeline_model_parallel_size": lambda s: with_flag(s, "virtual_pipeline_model_parallel_size", 2),
+    "tensor_model_parallel_size": lambda s: with_flag(s, "tensor_model_parallel_size", 2),
+    "expert_model_parallel_size": lambda s: with_flag(s, "expert_model_parallel_size", 2),
+    "method": lambda s: with_flag(s, "method", "bmp"),
+    "schedule": lambda s: with_flag(s, "schedule", "gpipe"),
+    "memory_gib": lambda s: with_flag(s, "memory_gib", 64.0),
+    "recompute": lambda s: with_flag(s, "recompute", "full"),
+    "measure_top_k": lambda s: with_flag(s, "measure_top_k", 2),
+    "analytic": lambda s: with_flag(s, "analytic", "h100"),
+    "num_microbatches": lambda s: replace(s, micro_batches=2),
+    "data_parallel_size": lambda s: replace(s, data_parallel=2),
+    "packs": lambda s: with_packs(s, "packs-other", seed=1),
+    "profile_hash": with_profile,
+    "model_hash": with_model,
+    "bf16": lambda s: with_job(s, "bf16", True),
+    "use_distributed_optimizer": lambda s: with_job(s, "use_distributed_optimizer", True),
+    "sequence_parallel": lambda s: with_job(s, "sequence_parallel", True),
+    "freeze": lambda s: with_job(s, "freeze", ["vit"]),
+}
+"""Every input of a plan, and another start in which it alone is different."""
+NOT_OF_A_PLAN = {
+    *("plan", "profile", "repack", "model", "from_scratch", "first_weights", "fresh", "data", "packs", "eval_data"),
+    *("eval_packs", "run_dir", "epochs", "input", "image_root", "chat_template", "workers", "max_rejects"),
+    *("nproc_per_node", "nnodes", "rdzv_endpoint", "rdzv_id", "check", "dry_run", "progress", "json", "megatron"),
+    "micro_batches",
+}
+"""Flags that name the things themselves, whose hashes are inputs, or that change nothing in a plan."""
+
+
+def test_a_plan_is_made_once_for_the_same_inputs(start: Planning, calls: Calls) -> None:
+    assert not start.is_planned()
+    start._plan()
+    assert start.is_planned()
+    assert set(start._asked()) == set(OF_A_PLAN)
+    assert replace(start, flags=argparse.Namespace(**vars(start.flags))).is_planned()
+
+
+@pytest.mark.parametrize("name", OF_A_PLAN)
+def test_another_input_of_a_plan_has_it_made_again(name: str, start: Planning, calls: Calls) -> None:
+    start._plan()
+    other = OF_A_PLAN[name](start)
+    assert not other.is_planned()
+    other._plan()
+    assert other.is_planned()
+
+
+@pytest.mark.parametrize("damage", ["plan.json", "profile.json", "plan.inputs.json", "nothing in it"])
+def test_a_part_that_is_gone_has_a_plan_made_again(damage: str, start: Planning, calls: Calls) -> None:
+    start._plan()
+    if damage == "nothing in it":
+        start.inputs_path.write_text("")
+    else:
+        (start.run_dir / damage).unlink()
+    assert not start.is_planned()
+
+
+def test_every_flag_of_the_launcher_is_an_input_of_plans_or_known_to_be_none() -> None:
+    flags = set(vars(launched("--model", "m", "--run-dir", "r")))
+    inputs = {name for name in OF_A_PLAN if name in flags} - {"packs"}
+    assert flags - inputs == NOT_OF_A_PLAN, "does a plan depend on it?"
+    assert inputs | {"num_microbatches", "data_parallel_size", "packs", "profile_hash", "model_hash", "bf16", "freeze",
+                     "use_distributed_optimizer", "sequence_parallel"} == set(OF_A_PLAN)  # fmt: skip
+    assert set(vars(launch._megatron_flags(argparse.Namespace(megatron=[])))) <= set(OF_A_PLAN)
+
+
+def test_the_planner_is_asked_for_what_was_asked(start: Planning, calls: Calls) -> None:
+    flags = argparse.Namespace(**{**vars(start.flags), "memory_gib": 7.5, "method": "bmp", "schedule": "zb_h1",
+                                  "recompute": "full", "virtual_pipeline_model_parallel_size": 2})  # fmt: skip
+    replace(start, flags=flags, micro_batches=3)._plan()
+    ((tool, found, _),) = calls
+    assert tool == "plan_layout.py"
+    assert found == {
+        "--profile": str(start.profile_path), "--pipeline-model-parallel-size": "2",
+        "--virtual-pipeline-model-parallel-size": "2", "--num-microbatches": "3", "--packs": str(start.index.folder),
+        "--method": "bmp", "--recompute": "full", "--schedule": "zb_h1", "--output": str(start.plan_path),
+        "--memory-gib": "7.5",
+    }  # fmt: skip
+
+
+def test_the_profiler_is_asked_for_the_run(start: Planning, calls: Calls) -> None:
+    other = with_job(
+        with_flag(with_flag(start, "analytic", "h100"), "tensor_model_parallel_size", 2), "freeze", ["vit"]
+    )
+    other = with_flag(replace(with_job(with_job(other, "bf16", True), "sequence_parallel", True), data_parallel=3),
+                      "expert_model_parallel_size", 2)  # fmt: skip
+    other._ensure_profile()
+    ((tool, found, switches),) = calls
+    assert tool == "profile_layers.py"
+    assert found == {
+        "--model": "tiny", "--vit-budget": "40", "--llm-budget": "320", "--tensor-model-parallel-size": "2",
+        "--expert-model-parallel-size": "2", "--data-parallel-size": "3", "--output": str(start.profile_path),
+        "--analytic": "h100",
+    }  # fmt: skip
+    assert switches == ["--bf16", "--sequence-parallel", "--freeze", "vit"]
+    with_flag(start, "profile", "given.json")._ensure_profile()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_hash": "other"}, {"vit_budget": 41}, {"llm_budget": 321}, {"tensor_model_parallel_size": 2},
+        {"expert_model_parallel_size": 2}, {"frozen": ("vit",)},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_a_given_profile_of_something_else_is_refused(change: dict[str, Any], start: Planning) -> None:
+    given = start.run_dir / "given.json"
+    profile = analytic_profile(TINY, "a100", *BUDGETS)
+    profile.save(given)
+    asks = with_flag(start, "profile", str(given))
+    asks.check_profile()
+    replace(profile, **change).save(given)
+    with pytest.raises(UserError, match=r"given\.json: is of .* not of"):
+        asks.check_profile()
+
+
+def with_profile_of_layers(start: Planning) -> Planning:
+    profile = Profile.load(start.profile_path)
+    llm = replace(profile.layers["llm"], forward_fit=(0.0, 1e-3, 0.0))
+    replace(profile, layers={**profile.layers, "llm": llm}).save(start.profile_path)
+    return start
+
+
+OF_PACKS: dict[str, Callable[[Planning], Planning]] = {
+    "profile": with_profile_of_layers,
+    "pipeline": lambda s: with_flag(s, "pipeline_model_parallel_size", 1),
+    "data parallel": lambda s: replace(s, data_parallel=2),
+    "micro batches": lambda s: replace(s, micro_batches=2),
+    "seed": lambda s: with_packs(s, "given-2", seed=1),
+    "tile budget": lambda s: with_packs(s, "given-2", vit_budget=41),
+    "token budget": lambda s: with_packs(s, "given-2", llm_budget=321),
+    "method": lambda s: with_packs(s, "given-2", method="isf"),
+    "epochs": lambda s: with_packs(s, "given-2", epochs=2),
+    "data": lambda s: with_packs(s, "given-2", built_from={"name": "other"}),
+}
+
+
+def repacked(start: Planning) -> Path:
+    """The packs that tools/pack_data.py makes at --repack."""
+    costs = PackCosts.of_profile(Profile.load(start.profile_path))
+    pack(start.run_dir / "packs", costs, data_parallel_size=start.data_parallel, micro_batches=start.micro_batches,
+         pipeline_model_parallel_size=start.flags.pipeline_model_parallel_size)  # fmt: skip
+    return start.run_dir / "packs"
+
+
+def test_packs_are_packed_again_once(start: Planning, calls: Calls) -> None:
+    folder = repacked(start)
+    assert start._is_packed_again(folder)
+    assert start.packed_again().index.folder == folder
+    assert [tool for tool, _, _ in calls] == ["profile_layers.py"], "which knows by itself what it has measured"
+
+
+@pytest.mark.parametrize("name", OF_PACKS)
+def test_another_input_of_packs_has_them_packed_again(name: str, start: Planning, calls: Calls) -> None:
+    folder = repacked(start)
+    other = OF_PACKS[name](start)
+    assert not other._is_packed_again(folder)
+    other.packed_again()
+    tool, found, _ = calls[-1]
+    assert tool == "pack_data.py"
+    assert found == {
+        "--data": "DATA", "--like": str(other.index.folder), "--costs": str(start.profile_path),
+        "--data-parallel-size": str(other.data_parallel), "--micro-batches": str(other.micro_batches),
+        "--pipeline-model-parallel-size": str(other.flags.pipeline_model_parallel_size), "--output-dir": str(folder),
+    }  # fmt: skip
+
+
+def conversation(folder: Path, *words: object) -> argparse.Namespace:
+    run = ("--model", "tiny", "--run-dir", folder, "--input", "chat.jsonl", "--json")
+    arguments = launched(*run, *words)
+    arguments.data, arguments.packs = str(folder / "data"), str(folder / "packs-by-size")
+    return arguments
+
+
+def make(folder: Path, calls: Calls, *words: object, data_parallel: int = 1) -> list[str]:
+    """The tools that a start runs; they leave what they would make."""
+    before = len(calls)
+    conversations.make_packs(conversation(folder, *words), Path("tools"), data_parallel)
+    (folder / "packs-by-size").mkdir(exist_ok=True)
+    (folder / "packs-by-size/manifest.json").write_text("{}")
+    return [tool for tool, _, _ in calls[before:]]
+
+
+@pytest.mark.parametrize(
+    "change", ["pipeline", "micro batches", "data parallel", "dataset", "packs gone", "inputs gone"]
+)
+def test_packs_of_conversations_are_made_again_for_another_input(change: str, tmp_path: Path, calls: Calls) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/manifest.json").write_text('{"of": 1}')
+    both = ["preprocess_data.py", "pack_data.py"]  # the first knows by itself what is there
+    assert make(tmp_path, calls) == both
+    assert make(tmp_path, calls) == both[:1]
+    if change == "dataset":
+        (tmp_path / "data/manifest.json").write_text('{"of": 2}')
+    if change.endswith("gone"):
+        (tmp_path / {"packs gone": "packs-by-size/manifest.json"}.get(change, "packs.inputs.json")).unlink()
+    words = {"pipeline": ("--pipeline-model-parallel-size", 2), "micro batches": ("--micro-batches", 3)}.get(change, ())
+    replicas = 2 if change == "data parallel" else 1
+    assert make(tmp_path, calls, *words, data_parallel=replicas) == both
+    found = calls[-1][1]
+    assert found["--micro-batches"] == {"pipeline": "8", "micro batches": "3"}.get(change, "4")
+    assert found["--data-parallel-size"] == str(replicas)
+    assert found["--pipeline-model-parallel-size"] == ("2" if change == "pipeline" else "1")
+    assert make(tmp_path, calls, *words, data_parallel=replicas) == both[:1]
+
+
+def test_the_options_of_an_index_are_all_that_it_was_packed_with(tmp_path: Path) -> None:
+    """`--like` gives every option again, and so each of them alone makes another index."""
+    options = pack_data.options_of(pack(tmp_path / "like", seed=3, epochs=2, samples_per_pack=5, method="isf"))
+    assert json.loads(json.dumps(options["seed"])) == 3
+    assert (options["epochs"], options["samples_per_pack"], options["method"]) == (2, 5, "isf")
+    assert (options["vit_budget"], options["llm_budget"], options["micro_batches"]) == (*BUDGETS, 4)

@@ -1,0 +1,170 @@
+"""What tools/pack_data.py prints of an index, reckoned once more from the files of the index and the sizes.
+
+What orders teach has tests of its own (`ELSEWHERE`); no figure is without one.
+"""
+
+import json
+from collections import Counter
+from dataclasses import fields
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.dispatch import PackStream
+from omnibal_ext.packing.histograms import distributions, waste_by_kind
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.summary import Summary
+from omnibal_ext.sizes import Sizes
+
+COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4, "pack": 1.0}})
+ELSEWHERE = {
+    "teach_sizes": "test_level.py",
+    "teach_sizes_least": "test_least.py",
+    "teach_sources": "test_level.py",
+    "kinds_missing": "test_kinds.py",
+    "kinds_missing_random": "test_kinds.py",
+}
+
+
+def a_corpus(seed: int) -> Corpus:
+    random = np.random.default_rng(seed)
+    tiles, tokens = random.integers(0, 6, 150), random.integers(20, 200, 150)
+    tiles[[3, 77]], tokens[[5, 78, 79]] = 40, 900
+    return Corpus(Sizes.from_arrays(tiles, tokens), (Source("a.jsonl", 90), Source("b.jsonl", 60, 0.5)))
+
+
+def reckoned(folder: Path, corpus: Corpus, iterations: np.ndarray, one_sum: bool) -> dict[str, Any]:
+    """Every figure from the files and the sizes alone; `iterations` [I, D, M] the packs that ranks run."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    offsets, ids = np.load(folder / "pack_offsets.npy"), np.load(folder / "sample_ids.npy")
+    count, pad = manifest["epoch_packs"][0], manifest["pad"]
+    packs = [ids[a:b].tolist() for a, b in pairwise(offsets)]
+    tiles, tokens = corpus.sizes.tiles.tolist(), corpus.sizes.tokens.tolist()
+
+    def load(pack: int) -> tuple[int, int, int]:
+        if pack < 0:
+            return 0, 0, 0
+        lengths = [tokens[sample] for sample in packs[pack]]
+        lengths = [max(lengths)] * len(lengths) if pad else lengths
+        return sum(tiles[sample] for sample in packs[pack]), sum(lengths), sum(n * n for n in lengths)
+
+    def seconds(pack: int) -> list[float]:
+        t, n, square = load(pack)
+        parts = [3.0 * t + 2.0 * (t > 0), 0.1 * n + 1e-4 * square + 1.0 * (n > 0)]
+        return [sum(parts)] if one_sum else parts
+
+    def ratio(column: int) -> float:
+        found = []
+        for ranks in iterations.tolist():
+            work = [sum(load(pack)[column] for pack in of_rank) for of_rank in ranks]
+            found.append(sum(max(work) - one for one in work) / (max(work) * len(work)) if max(work) else 0.0)
+        return sum(found) / len(found)
+
+    def waiting(column: int) -> float:
+        work = [[sum(load(pack)[column] for pack in of_rank) for of_rank in ranks] for ranks in iterations.tolist()]
+        return 1 - sum(map(sum, work)) / sum(max(ranks) * len(ranks) for ranks in work)
+
+    busy = worked = 0.0
+    for ranks in iterations.tolist():
+        parts = [[sum(part) for part in zip(*map(seconds, of_rank), strict=True)] for of_rank in ranks]
+        busy += sum(max(part) for part in zip(*parts, strict=True))
+        worked += sum(map(sum, parts)) / len(ranks)
+    first = [sample for pack in packs[:count] for sample in pack]
+    run = sum(load(pack)[1] for pack in range(count))
+    padding = 1 - sum(tokens[sample] for sample in first) / run
+    seen = Counter(first)
+    rejects = [json.loads(line) for line in (folder / "rejected.jsonl").read_text().splitlines()]
+    sources = []
+    for (name, weight), rows in zip((("a.jsonl", 1.0), ("b.jsonl", 0.5)), (range(90), range(90, 150)), strict=True):
+        sources.append(
+            {
+                "source": name, "weight": weight, "samples": len(rows),
+                "text_only": sum(tiles[row] == 0 for row in rows),
+                "rejected": sum(line["sample"] in rows for line in rejects),
+                "packed": sum(seen[row] for row in rows),
+                "tiles": sum(seen[row] * tiles[row] for row in rows),
+                "tokens": sum(seen[row] * tokens[row] for row in rows),
+            }
+        )  # fmt: skip
+    bound = max(
+        ceil(Fraction(sum(tiles[sample] for sample in first), manifest["vit_budget"])),
+        ceil(Fraction(sum(tokens[sample] for sample in first), manifest["llm_budget"])),
+    )
+    padded = [1 - sum(tokens[s] for s in pack) / (max(tokens[s] for s in pack) * len(pack)) for pack in packs[:count]]
+    return {
+        "packs": count, "samples": len(first), "rejected": len(rejects), "lower_bound_packs": bound,
+        "vit_budget": manifest["vit_budget"], "llm_budget": manifest["llm_budget"],
+        "pad_ratio": sum(padded) / count if pad else 0.0,
+        "dist_ratio_vit": ratio(0), "dist_ratio_llm": ratio(1), "dist_ratio_attention": ratio(2),
+        "iterations": len(iterations), "filled_packs": iterations.size - count, "samples_per_pack": len(first) / count,
+        "longest_tiles": max(load(pack)[0] for pack in range(count)),
+        "longest_tokens": max(load(pack)[1] for pack in range(count)),
+        "tokens_per_iteration": sum(tokens[sample] for sample in first) / len(iterations),
+        "wasted_work": (waiting(0) + 1 - (1 - waiting(1)) * (1 - padding)) / 2,
+        "wait": 1 - worked / busy,
+        "rejected_by_reason": dict(Counter(line["reason"] for line in rejects)), "sources": sources,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("last_iteration", ["next_epoch", "empty"])
+@pytest.mark.parametrize(("method", "pipeline", "seed"), [("balanced", 2, 0), ("isf", 1, 1), ("random", 2, 2)])
+def test_every_figure_is_that_of_the_files(
+    method: str, pipeline: int, seed: int, last_iteration: str, tmp_path: Path
+) -> None:
+    corpus = a_corpus(seed)
+    options = PackOptions(
+        method, 9, 400, micro_batches=2, data_parallel_size=3, seed=seed, last_iteration=last_iteration,
+        pipeline_model_parallel_size=pipeline,
+    )  # fmt: skip
+    index, summary = build_index(corpus, tmp_path / "index", options, costs=COSTS)
+    stream = PackStream(PackedIndex.open(tmp_path / "index"), 3, 2)
+    iterations = np.stack([stream.iteration(number) for number in range(stream.iterations_per_epoch)])
+    expected = reckoned(index.folder, corpus, iterations, one_sum=pipeline == 1)
+    for name, value in expected.items():
+        found = getattr(summary, name)
+        assert found == (pytest.approx(value) if isinstance(value, float) else value), name
+    assert summary.samples_per_second == pytest.approx(len(index.sample_ids) / summary.seconds)
+    waste = dict(waste_by_kind(summary))
+    first = index.sample_ids[: index.pack_offsets[summary.packs]]
+    room = {"tiles": summary.packs * index.vit_budget, "tokens": summary.packs * index.llm_budget}
+    for name, size in (("tiles", corpus.sizes.tiles), ("tokens", corpus.sizes.tokens)):
+        assert waste[f"{name} of the budget unused"] == pytest.approx(1 - int(size[first].sum()) / room[name])
+    assert waste["padding inside packs"] == summary.pad_ratio
+    for name, kind in (("ViT", "vit"), ("LLM", "llm"), ("attention", "attention")):
+        assert waste[f"ranks waiting: {name}"] == getattr(summary, f"dist_ratio_{kind}")
+    for (_, values), least in zip(distributions(index, corpus, summary), (0, 1, 0, 1, 1), strict=True):
+        assert values.min() >= least
+    assert sum(distributions(index, corpus, summary)[4][1]) == summary.samples
+    timed = {"seconds", "samples_per_second"}
+    assert set(expected) | timed | set(ELSEWHERE) == {field.name for field in fields(Summary)}
+    if last_iteration == "empty":
+        assert (iterations < 0).sum() == summary.filled_packs
+
+
+@pytest.mark.parametrize("weight", [0.04, 0.06, 0.25, 1.04, 2.5])
+def test_a_source_is_seen_as_often_as_its_weight_says(weight: float, tmp_path: Path) -> None:
+    """However small: of 1,000 samples .04 are forty in each epoch, others each time until all have come round."""
+    sizes = Sizes.from_arrays(np.ones(1100, np.int64), np.full(1100, 50))
+    corpus = Corpus(sizes, (Source("large", 1000, weight), Source("small", 100)))
+    packed = np.ones(1100, dtype=bool)
+    seen: Counter[int] = Counter()
+    for epoch in range(8):
+        parts = corpus.epoch_samples(epoch, 0, packed, 8)
+        samples = np.concatenate(parts)
+        assert (samples < 1000).sum() == round(1000 * weight)
+        assert (samples >= 1000).sum() == 100
+        seen.update(samples[samples < 1000].tolist())
+    times = [seen[sample] for sample in range(1000)]
+    assert max(times) - min(times) <= 1
+    index, summary = build_index(corpus, tmp_path / "index", PackOptions("isf", 9, 400, epochs=1))
+    assert summary.sources[0]["packed"] == round(1000 * weight)
+    assert summary.sources[0]["weight"] == index.manifest["sources"][0]["weight"] == weight

@@ -1,0 +1,213 @@
+"""What reports say in numbers, reckoned once more from timelines, packs and lines of metrics."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnibal_ext.actions import Action
+from omnibal_ext.costs.profile import PackSizes
+from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.layout.search import find_layouts
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.dispatch import PackStream
+from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.placement import Placement
+from omnibal_ext.plan import Plan
+from omnibal_ext.report.against_random import contributions, loads_of, random_index
+from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, limit_of
+from omnibal_ext.report.packing import PackingView, _saved
+from omnibal_ext.report.timeline import Lane, Piece, Span, Timeline, predicted
+from omnibal_ext.sizes import Sizes
+from omnibal_ext.units import GIB
+from tests.unit.layout.instances import make_profile, random_problem
+from tools.compare_runs import summary
+
+COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4}})
+
+
+def lane(replica: int, rank: int, work: tuple[tuple[str, str, float, float], ...], end: float) -> Lane:
+    """Spans of one piece each: part, phase, start and end."""
+    spans = [
+        Span(Action("F", number), rank, start, stop, (Piece(part, phase, stop - start),))  # type: ignore[arg-type]
+        for number, (part, phase, start, stop) in enumerate(work)
+    ]
+    return Lane(replica, rank, tuple(spans), end)
+
+
+def by_hand() -> Timeline:
+    """Two replicas of two ranks. Replica 0 ends at 12, its ranks work 8 and 5; replica 1 ends at 10, its 7 and 4."""
+    lanes = (
+        lane(0, 0, (("vit", "forward", 0, 3), ("vit", "recompute", 3, 4), ("other", "forward", 4, 5),
+                    ("vit", "backward", 8, 11)), 12),
+        lane(0, 1, (("llm", "forward", 4, 9),), 11),
+        lane(1, 0, (("vit", "forward", 0, 7),), 10),
+        lane(1, 1, (("llm", "forward", 5, 9),), 9.5),
+    )  # fmt: skip
+    return Timeline("by hand", lanes, Placement.interleaved(2))
+
+
+def test_the_time_of_all_ranks_is_divided_by_its_causes() -> None:
+    whole = 4 * 12.0
+    expected = {
+        "needed": 3 + 3 + 5 + 7 + 4,
+        "recomputation": 1,
+        "executor": 1,
+        "uneven stages": (8 - 5) + (7 - 4),
+        "fill and drain": (11 - 8) + (9 - 5 - 3 + 12 - 11) + (7 - 7) + (9 - 4 - 3 + 10 - 9.5),
+        "update": 1 + 2 + 3 + 0.5,
+        "other replicas": 2 * (12 - 10),
+    }
+    assert sum(expected.values()) == whole
+    assert breakdown(by_hand()) == pytest.approx({cause: expected[cause] / whole for cause in CAUSES})
+
+
+def test_the_limit_is_the_rank_that_works_longest_in_the_replica_that_ends_last() -> None:
+    found = limit_of(by_hand())
+    assert (found.lane.data_parallel_rank, found.lane.rank, found.stages) == (0, 0, (0,))
+    assert (found.others, found.more) == (5.0, pytest.approx(8 / 5 - 1))
+    assert found.cause == "fill and drain"
+    assert found.share == pytest.approx((3 + 2 + 0 + 2.5) / 48)
+    assert by_hand().seconds == 12
+    assert [lane.worked for lane in by_hand().lanes] == [8, 5, 7, 4]
+    assert by_hand().totals()["vit", "forward"] == 10
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_to_try_gives_what_the_simulator_says(seed: int) -> None:
+    problem = random_problem(seed, ranks=2, microbatches=4, chunks=1, memory_bytes=float("inf"))
+    edges = find_layouts(problem, "profile")[0].layout.edges
+    layout = Layout(edges, (tuple(i for i in range(*edges[:2]) if problem.profile.chain[i] == "vit"), ()))
+    found, now = {change.what: change for change in changes(problem, layout)}, problem.step_seconds(layout)
+    bare = Layout(edges, ((), ()))
+    packs = problem.packs
+    twice = packs and type(packs)(*(np.concatenate([a, a], -1) for a in (packs.tiles, packs.tokens, packs.squares)))
+    gains = {
+        "schedule zb_h1": now / replace(problem, schedule_name="zb_h1").step_seconds(layout) - 1,
+        "schedule zb_h2": now / replace(problem, schedule_name="zb_h2").step_seconds(layout) - 1,
+        "8 microbatches an iteration": 2 * now / replace(problem, microbatches=8, packs=twice).step_seconds(layout) - 1,
+        "nothing recomputed": now / problem.step_seconds(bare) - 1,
+    }
+    worth = {what: gain for what, gain in gains.items() if gain >= WORTH_TRYING}
+    if not layout.recompute[0]:
+        worth.pop("nothing recomputed", None)
+    assert {what: change.gain for what, change in found.items()} == pytest.approx(worth)
+    assert [change.gain for change in changes(problem, layout)] == sorted(worth.values(), reverse=True)
+    if change := found.get("nothing recomputed"):
+        assert change.how.endswith(f"--memory-gib {max(problem.stage_peak_bytes(bare)) / GIB:.2f}")
+
+
+@pytest.fixture(scope="module")
+def sizes() -> Sizes:
+    random = np.random.default_rng(0)
+    return Sizes.from_arrays(random.integers(0, 4, 240), random.integers(5, 60, 240))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_loads_are_of_the_packs_that_run(replicas: int, sizes: Sizes, tmp_path: Path) -> None:
+    options = PackOptions("isf", 4, 128, micro_batches=4 // replicas, data_parallel_size=replicas,
+                          last_iteration="empty")  # fmt: skip
+    index = build_index(sizes, tmp_path / "index", options, costs=COSTS)[0]
+    stream = PackStream(index, replicas, 4 // replicas)
+    found, samples = loads_of(index, COSTS, replicas), []
+    for step in range(stream.iterations_per_epoch):
+        work = []
+        for packs in stream.iteration(step).tolist():
+            held = [index.samples(pack) if pack >= 0 else np.zeros(0, int) for pack in packs]
+            samples.append(sum(map(len, held)))
+            each = []
+            for ids in held:
+                tiles, tokens = int(sizes.tiles[ids].sum()), sizes.tokens[ids]
+                square = int((tokens**2).sum())
+                each.append(3.0 * tiles + 2.0 * (tiles > 0) + 0.1 * int(tokens.sum()) + 1e-4 * square)
+            work += [sum(each)] if replicas > 1 else each
+        assert found.seconds[step].tolist() == pytest.approx(work)
+    assert found.samples == pytest.approx(sum(samples) / stream.iterations_per_epoch)
+    waits = 1 - found.seconds.mean(axis=1).sum() / found.seconds.max(axis=1).sum()
+    assert found.spread == pytest.approx(waits)
+
+
+def test_what_each_kind_of_balance_brings_is_samples_over_seconds(sizes: Sizes, tmp_path: Path) -> None:
+    options = PackOptions("balanced", 4, 128, micro_batches=4, data_parallel_size=1)
+    index = build_index(sizes, tmp_path / "index", options, costs=COSTS)[0]
+    random = random_index(index, sizes, tmp_path / "random")
+    assert random.manifest["samples_per_pack"] == round(len(index.sample_ids) / index.num_packs)
+    problem = LayoutProblem(make_profile(), 2, 4)
+    layout = find_layouts(problem, "joint", seconds=0.1)[0].layout
+    found = contributions(problem, layout, index, random)
+    assert [one.name.split(":")[0] for one in found][1:] == ["+ data", "+ model", "+ memory"]
+    stream = PackStream(index, 1, 4)
+    runs = [stream.iteration(number) for number in range(stream.iterations_per_epoch)]
+    samples = np.mean([sum(len(index.samples(pack)) for pack in run.ravel() if pack >= 0) for run in runs])
+    for one in found[1:]:
+        step = samples / one.samples_per_second
+        assert one.needed == pytest.approx(found[-1].needed * one.samples_per_second / found[-1].samples_per_second)
+        assert step > 0
+    whole = replace(problem, packs=judged_packs(index))
+    assert found[-1].samples_per_second == pytest.approx(samples / whole.step_seconds(layout))
+    assert found[-1].needed == pytest.approx(whole.ideal_seconds() / whole.step_seconds(layout))
+
+
+def judged_packs(index: PackedIndex) -> PackSizes:
+    """Eight iterations, or all: the middle of equal parts of the epoch."""
+    stream = PackStream(index, 1, 4)
+    count = min(8, stream.iterations_per_epoch)
+    chosen = [int((part + 0.5) * stream.iterations_per_epoch / count) for part in range(count)]
+    packs = np.stack([stream.iteration(number) for number in chosen])
+    loads = np.where(packs[..., None] < 0, 0, np.asarray(index.loads)[packs])
+    return PackSizes(loads[..., 0], loads[..., 1], loads[..., 2])
+
+
+def test_what_packing_saves_is_the_time_of_a_sample(sizes: Sizes, tmp_path: Path) -> None:
+    options = PackOptions("balanced", 4, 128, micro_batches=2, data_parallel_size=2)
+    index = build_index(sizes, tmp_path / "index", options, costs=COSTS)[0]
+    said = _saved(index, sizes)
+    a_sample = []
+    for one in (index, random_index(index, sizes, tmp_path / "random")):
+        found = loads_of(one, COSTS, 2)
+        a_sample.append(sum(map(max, found.seconds.tolist())) / len(found.seconds) / found.samples)
+    assert said.startswith(f"A sample takes {1 - a_sample[0] / a_sample[1]:.0%} less time")
+    assert a_sample[0] < a_sample[1]
+
+
+def test_a_headline_counts_what_was_packed(sizes: Sizes, tmp_path: Path) -> None:
+    index = build_index(sizes, tmp_path / "index", PackOptions("isf", 4, 55, epochs=2), costs=COSTS)[0]
+    fits = int(((sizes.tokens <= 55) & (sizes.tiles <= 4)).sum())
+    packs = index.manifest["epoch_packs"][0]
+    said = PackingView.of_index(index, sizes).headline
+    assert said == (
+        f"{fits} samples in {packs} packs of at most 4 tiles and 55 tokens, by method isf, {fits / packs:.1f} a pack; "
+        f"{240 - fits} left out."
+    )
+
+
+def test_runs_are_compared_by_all_that_followed_their_first_interval(tmp_path: Path) -> None:
+    lines = [
+        {"iteration": n, "samples": s, "seconds": t, "padding": p, "loss": loss}
+        for n, s, t, p, loss in ((9, 10, 50.0, 0.3, 9.0), (18, 30, 2.0, 0.2, 5.0), (19, 20, 3.0, 0.1, 4.0),
+                                 (20, 60, 5.0, 0.0, 1.0))
+    ]  # fmt: skip
+    lines.insert(2, {"iteration": 18, "evaluation": {"loss": 7.0}})
+    lines.append({"iteration": 20, "evaluation": {"loss": 6.5}})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chain = make_profile().chain
+    Plan.from_cuts(chain, (4,), [(1, 2), (6,)], num_microbatches=2).save(tmp_path / "plan.json")
+    (tmp_path / "evaluation.json").write_text('{"share_right": 0.75}')
+    found = summary(tmp_path)
+    assert found == {
+        "samples": 120, "iterations": 20, "samples_per_second": pytest.approx(110 / 10), "padding": pytest.approx(0.15),
+        "final_loss": pytest.approx((20 * 4.0 + 60 * 1.0) / 80), "recomputed_layers": 3, "held-out_loss": 6.5,
+        "held-out_digits_read_right": 0.75,
+    }  # fmt: skip
+
+
+def test_a_predicted_timeline_is_what_was_played() -> None:
+    problem = random_problem(11, ranks=2, chunks=1, memory_bytes=float("inf"))
+    layout = find_layouts(problem, "profile")[0].layout
+    timeline = predicted(problem, layout)
+    slowest = max(problem.simulate(layout, case).step_seconds for case in range(problem.cases[1]))
+    assert timeline.seconds == pytest.approx(slowest)
