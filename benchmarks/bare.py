@@ -70,10 +70,19 @@ class _Absent(ModuleType):
             raise AttributeError(name)
         if self.__name__ == "numba":
             return _plain
-        return type(name, (_Missing,), {"package": self.__name__})
+        return _Kind(name, (_Missing,), {"package": self.__name__})
 
 
-class _Missing:
+class _Kind(type):
+    """Of a class of a missing package, which has whatever name is asked for too."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Kind(name, (_Missing,), {"package": cls.package})
+
+
+class _Missing(metaclass=_Kind):
     """Something of a missing package."""
 
     package = ""

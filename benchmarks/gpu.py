@@ -217,7 +217,8 @@ def main() -> None:
             "torch sees no CUDA device here; run this on a machine with a GPU (and a torch built for its driver)"
         )
     name, until = platform.device_name(), time.monotonic() + 60 * asked.minutes
-    path = RESULTS / f"{device_key(name) or name.replace(' ', '-').lower()}.json"
+    known = device_key(name)
+    path = RESULTS / f"{known or name.replace(' ', '-').lower()}.json"
     with tempfile.TemporaryDirectory() as folder:
         budgets = (str(asked.vit_budget), str(asked.llm_budget))
         verdict = Verdict(asked.model, budgets, asked.steps, until, Path(folder), {"device": name})

@@ -156,7 +156,7 @@ def test_converted_weights_are_checked_and_answer(
     folder, ours = families[family], tmp_path / "ours"
     found = run_alone(machine, "convert_checkpoint.py", "--from-hf", folder / "model", "--output-dir", ours, "--check")
     assert found["logit_difference"] < 1e-4
-    if family in ("internvl3.5", "qwen3-vl-moe"):
+    if family == "internvl3.5":  # nothing is generated at native resolution
         words = ["tests/cards/answers.py", *map(str, (folder / "model", ours, folder / "run/data"))]
         assert "all answered" in run_ranks("cards.run", 1, words, server=machine)
 
