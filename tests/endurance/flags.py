@@ -167,7 +167,7 @@ def refused(done: CompletedProcess[str]) -> str:
     """A refusal: lines that say why, and nothing else that a program would say of itself."""
     said = done.stdout + done.stderr
     assert "Traceback" not in said, "a traceback"
-    if done.stdout.startswith("{"):
+    if done.args[0] == "megatron.vlm.preflight":
         findings = json.loads(done.stdout)["findings"]
         lines = [finding["detail"] for finding in findings if finding["state"] == "refused"]
     else:
