@@ -138,13 +138,16 @@ def test_the_step_reduces_within_a_node_only_where_its_ranks_are_in_one(t: int, 
     assert profile.layers["llm"].step_seconds == pytest.approx(carried + moved)
 
 
-def test_what_a_profile_says_beside_its_layers() -> None:
-    profile = analytic_profile(INTERNVL, "a100", 9, 4096)
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_what_a_profile_says_beside_its_layers(t: int) -> None:
+    """Of a pack without tiles each rank adds zeros to its share of the gradients: 12 bytes a weight are moved."""
+    profile = analytic_profile(INTERNVL, "a100", 9, 4096, t)
     assert profile.transfer_seconds_per_byte == pytest.approx(1 / (25e9 * 0.8))
     assert profile.transfer_latency_seconds == 2e-5
     assert profile.overhead_bytes == 4 * 2**30
-    zeros = 12 * profile.parameters["vit"] / (2.039e12 * 0.8)
-    assert profile.layers["vit"].empty_seconds == pytest.approx(zeros)
+    for kind, shares in (("vit", t), ("projector", t), ("patch_embed", 1)):
+        zeros = 12 * profile.parameters[kind] / shares / (2.039e12 * 0.8)
+        assert profile.layers[kind].empty_seconds == pytest.approx(zeros)
     assert profile.layers["llm"].empty_seconds == 0.0
 
 
