@@ -124,15 +124,15 @@ def analytic_profile(
         )
         for kind, work in works.items()
     }
-    asked = {kind: _as_asked(cost, *HOST_SECONDS.get(kind, (0.0, 0.0))) for kind, cost in layers.items()}
-    waited_for = [kind for kind, cost in asked.items() if cost.forward_seconds > layers[kind].forward_seconds]
+    layers = {kind: _as_asked(cost, *HOST_SECONDS.get(kind, (0.0, 0.0))) for kind, cost in layers.items()}
+    waited_for = [kind for kind, cost in layers.items() if cost.least_forward_seconds > cost.forward_seconds]
     return Profile(
         model=architecture.name,
         model_hash=architecture.hash,
         chain=architecture.chain,
         feature_layers=vision.feature_layers,
         full_layers=vision.full_layers,
-        layers=asked,
+        layers=layers,
         vit_budget=vit_budget,
         llm_budget=llm_budget,
         parameters={kind: work.parameters for kind, work in works.items()},
@@ -215,13 +215,7 @@ def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) ->
 def _as_asked(cost: LayerCost, forward: float, backward: float) -> LayerCost:
     """A layer's cost where the host takes these seconds to ask for it: the device waits for what it is not asked."""
     backward *= cost.backward_seconds > 0
-    return replace(
-        cost,
-        forward_seconds=max(cost.forward_seconds, forward),
-        backward_seconds=max(cost.backward_seconds, backward),
-        least_forward_seconds=forward,
-        least_backward_seconds=backward,
-    )
+    return replace(cost, least_forward_seconds=forward, least_backward_seconds=backward)
 
 
 def _step_seconds(weights: float, alike: float, gpu: Device, ranks: _Ranks) -> float:

@@ -140,15 +140,12 @@ def test_the_step_reduces_within_a_node_only_where_its_ranks_are_in_one(t: int, 
 
 @pytest.mark.parametrize("t", [1, 2, 4])
 def test_what_a_profile_says_beside_its_layers(t: int) -> None:
-    """Of a pack without tiles each rank adds zeros to its share of the gradients: 12 bytes a weight are moved."""
+    """Packs without tiles pass the ViT by at no cost."""
     profile = analytic_profile(INTERNVL, "a100", 9, 4096, t)
     assert profile.transfer_seconds_per_byte == pytest.approx(1 / (25e9 * 0.8))
     assert profile.transfer_latency_seconds == 2e-5
     assert profile.overhead_bytes == 4 * 2**30
-    for kind, shares in (("vit", t), ("projector", t), ("patch_embed", 1)):
-        zeros = 12 * profile.parameters[kind] / shares / (2.039e12 * 0.8)
-        assert profile.layers[kind].empty_seconds == pytest.approx(zeros)
-    assert profile.layers["llm"].empty_seconds == 0.0
+    assert not any(cost.empty_seconds for cost in profile.layers.values())
 
 
 def test_experts_are_dealt_alike_or_not_at_all() -> None:
@@ -298,8 +295,7 @@ def test_a_layer_takes_no_less_than_its_host_does(tiles: int, monkeypatch: pytes
     asked = analytic_profile(model, "h100", tiles, 4096)
     idle = analytic_profile(model, "h100", tiles, 4096, frozen=("vit",))
     before, vit = plain.layers["vit"], asked.layers["vit"]
-    assert vit.forward_seconds == max(2e-3, before.forward_seconds)
-    assert vit.backward_seconds == max(3e-3, before.backward_seconds)
+    assert replace(vit, least_forward_seconds=0.0, least_backward_seconds=0.0) == before
     assert (vit.least_forward_seconds, vit.least_backward_seconds) == (2e-3, 3e-3)
     assert asked.layers["llm"] == plain.layers["llm"]
     assert asked.notes["bound_by_host"] == (["vit"] if tiles == 1 else [])

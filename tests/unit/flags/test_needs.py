@@ -181,3 +181,12 @@ def test_wandb_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -
         read_arguments(words)
     monkeypatch.setattr(platform, "installed", lambda _: True)
     assert read_arguments(words).args.wandb_project == "p"
+
+
+def test_saves_in_the_background_need_a_package_or_megatron_s_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = f"{COMPLETE} {SAVED} --async-save --use-persistent-ckpt-worker".split()
+    with pytest.raises(UserError, match="--async-strategy mcore, or the package nvidia-resiliency-ext"):
+        read_arguments(words)
+    assert read_arguments([*words, "--async-strategy", "mcore"]).args.async_save
+    monkeypatch.setattr(platform, "installed", lambda name: name == "nvidia_resiliency_ext")
+    assert read_arguments(words).args.async_save
