@@ -48,7 +48,7 @@ def measured_profile(seed: int) -> Profile:
     random = np.random.default_rng(seed)
     costs = {kind: measured_cost(random) for kind in KINDS}
     for kind, cost in costs.items():  # small packs take what the host takes to ask, others longer
-        least = {f"least_{name}_seconds": (0.7 if kind in VISION_KINDS else 7.0) for name in ("forward", "backward")}
+        least = {f"least_{name}_seconds": (0.6 if kind in VISION_KINDS else 60.0) for name in ("forward", "backward")}
         costs[kind] = replace(cost, **least)
     for kind in ("word_embed", "head"):  # without fits, and with the figures that are left out as often as not
         costs[kind] = replace(costs[kind], forward_fit=None, backward_fit=None, split_backward_seconds=None,
