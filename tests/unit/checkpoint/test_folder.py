@@ -159,7 +159,8 @@ def test_a_list_that_was_made_up_is_none(folder: Path) -> None:
     path = folder / "iter_0000030" / "integrity.json"
     whole = json.loads(path.read_text())
     for change in ({"sizes": {}}, {"files": {}}, {"files": None}, {"run": []},
-                   {"sizes": dict.fromkeys(whole["sizes"], -1)}, {"files": {"../x": "0"}, "sizes": {"../x": 0}}):  # fmt: skip
+                   {"sizes": dict.fromkeys(whole["sizes"], -1)},
+                   {"files": {"../x": "0"}, "sizes": {"../x": 0}}):  # fmt: skip
         path.write_text(json.dumps(sealed({**whole, **change})))
         (folder / TRACKER).write_text("30")
         assert believed(folder) == 20
