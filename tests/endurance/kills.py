@@ -218,7 +218,10 @@ def same(folder: Path, iterations: int) -> None:
     assert alone.keys() == killed.keys()
     for name in alone:
         assert torch.equal(alone[name], killed[name]), name
-    found = [evaluations(folder / run / "metrics.jsonl") for run in ("alone", "killed")]
+    found = [
+        {after: (line["loss"], line["source_losses"]) for after, line in evaluations(path).items()}
+        for path in (folder / run / "metrics.jsonl" for run in ("alone", "killed"))
+    ]
     assert found[0] == found[1]
     assert found[0]
     losses = [

@@ -32,21 +32,21 @@ def test_training_does_not_change_what_is_being_written(monkeypatch: pytest.Monk
 
 def waits(file: Path) -> None:
     """As the writer at its queue."""
-    background._LOOP = lambda *_: time.sleep(600)
+    background._LOOP = lambda *_: time.sleep(60)
     file.write_text(str(os.getpid()))
     background.write()
 
 
 def starts_a_writer(file: Path) -> None:
     multiprocessing.get_context("fork").Process(target=waits, args=(file,)).start()
-    time.sleep(600)
+    time.sleep(60)
 
 
 def test_a_writer_ends_with_its_rank(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     rank = multiprocessing.get_context("fork").Process(target=starts_a_writer, args=(file,))
     rank.start()
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 30
     while not (file.exists() and file.read_text()):
         assert time.monotonic() < limit
         time.sleep(0.01)
