@@ -50,8 +50,8 @@ _NEEDED: tuple[tuple[dict[str, str], str], ...] = (
         """
         save save-interval save-retain-interval async-save async-strategy no-save-optim no-save-rng ckpt-step finetune
         no-ckpt-fully-parallel-save ckpt-assume-constant-structure no-load-optim no-load-rng verify-integrity
-        dist-ckpt-strictness ckpt-fully-parallel-load override-opt-param-scheduler exit-on-missing-checkpoint
-        use-checkpoint-opt-param-scheduler no-ckpt-load-validate-sharding-integrity
+        dist-ckpt-strictness ckpt-fully-parallel-load override-opt_param-scheduler exit-on-missing-checkpoint
+        use-checkpoint-opt_param-scheduler no-ckpt-load-validate-sharding-integrity
         """,
     ),
     (_EVALUATES, "eval-interval start-eval-at-iter skip-train eval-data eval-packs"),
@@ -101,6 +101,8 @@ class Flag:
     """A flag of one of the parsers."""
 
     name: str
+    first: str
+    """The first of its names."""
     allowed: bool
     launcher: bool = False
     """Only the launcher's."""
@@ -134,9 +136,15 @@ def all_flags() -> dict[str, Flag]:
         if interval and not inside:
             inside = within(interval, whole)
         found[name] = Flag(
-            name, allowed, name not in trainer, name in ours and name in trainer, action.nargs == 0, inside,
-            beyond(interval) if interval else ("nothing-of-this-name",),
-        )  # fmt: skip
+            name,
+            action.option_strings[0],
+            allowed,
+            launcher=name not in trainer,
+            both=name in ours and name in trainer,
+            switch=action.nargs == 0,
+            inside=inside,
+            outside=beyond(interval) if interval else ("nothing-of-this-name",),
+        )
     return found
 
 

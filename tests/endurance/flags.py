@@ -106,7 +106,9 @@ class Bench:
 
     def seen(self, case: Case, done: CompletedProcess[str], here: Path) -> obeyed.Seen:
         """What it did."""
-        return obeyed.Seen({**BASE, **case.given}, case.ours, done.stdout + done.stderr, here, self.folder / "small")
+        given, ours = ({all_flags()[flag].first: value for flag, value in flags.items()}
+                       for flags in ({**BASE, **case.given}, case.ours))  # fmt: skip
+        return obeyed.Seen(given, ours, done.stdout + done.stderr, here, self.folder / "small")
 
 
 def draw(seed: int, number: int) -> Case:
@@ -119,7 +121,7 @@ def draw(seed: int, number: int) -> Case:
     for name in pair:
         wanted[name] = value_of(flags[name], draws)
     for name in pair if draws.random() < 0.85 else ():
-        wanted = {**COMPANY.get(name, {}), **wanted}
+        wanted = {**COMPANY.get(flags[name].first, {}), **wanted}
     for name, value in wanted.items():
         (case.ours if flags[name].launcher else case.given)[name] = value
     if case.ours:  # what both take, the launcher is given

@@ -37,7 +37,7 @@ from tests.unit.alone import megatron_alone
 @pytest.fixture(scope="module")
 def trained() -> Iterator[tuple[Trainer, Any]]:
     with megatron_alone("small") as inputs, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "_sources", lambda _: ("made up",))
+        patch.setattr(pretrain.Trainer, "sources", staticmethod(lambda _: ("made up",)))
         trainer = Trainer(inputs)
         model = get_model(trainer.model, ModelType.encoder_or_decoder)
         get_model_config(model[0]).finalize_model_grads_func = finalize_model_grads

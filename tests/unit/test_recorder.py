@@ -55,7 +55,7 @@ def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         pipeline_model_parallel_size=1, model="small", model_hash=harness.SMALL.hash,
     ).save(folder / "plan.json")  # fmt: skip
     with megatron_alone("small", "--plan", str(folder / "plan.json")) as inputs, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "_sources", lambda _: ("made up",))
+        patch.setattr(pretrain.Trainer, "sources", staticmethod(lambda _: ("made up",)))
         trainer = Trainer(inputs)
         trainer.recorder = Recorder(folder / "timeline.jsonl", (RECORDED, 7))
         model = harness.get_model(trainer.model, ModelType.encoder_or_decoder)

@@ -56,7 +56,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ).save(path)
     flags = ["--plan", str(path), "--loss-reduction", reduction, *(["--freeze", *frozen] if frozen else [])]
     with megatron_alone("small", *flags) as inputs, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "_sources", lambda _: ("made up",))  # packs that no dataset holds
+        patch.setattr(pretrain.Trainer, "sources", staticmethod(lambda _: ("made up",)))  # packs that no dataset holds
         trainer = Trainer(inputs)
         yield trainer, get_model(trainer.model, ModelType.encoder_or_decoder)
 
