@@ -80,11 +80,10 @@ def host_seconds(model: Architecture, layers: int, rounds: int) -> dict[str, tup
         pack = synthetic_pack(small, 4 if small.vision.native else 1, [8])
         firsts = {tower: chain.kinds.index(tower) for tower in TOWERS}
         steps = {tower: Step(chain, wrapped_stage(chain, at, at + layers), pack) for tower, at in firsts.items()}
-        torch._dynamo.config.disable = True
-        for step in steps.values():  # what a pack knows is made while there are cards
-            step.forward()
-            step.backward()
-        torch._dynamo.config.disable = False
+        with torch.compiler.set_stance("force_eager"):  # what a pack knows is made while there are cards
+            for step in steps.values():
+                step.forward()
+                step.backward()
         machine.power_off()
         for name, value in OWN.items():
             *path, last = name.split(".")
