@@ -46,8 +46,8 @@ from megatron.vlm.weights import apply_weights
 from omnibal_ext.actions import Action
 from omnibal_ext.costs.operations import ModelOperations, peak_operations
 from omnibal_ext.locks import only_job
-from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.run_metrics import TIMELINE
 
 

@@ -2,8 +2,8 @@
 
 A pack's padding is left out of its filler.            what is wrong
 Nearest: tests/unit/packing/test_metrics.py            pytest arguments
---- a/omnibal_ext/packing/metrics.py
-+++ b/omnibal_ext/packing/metrics.py
+--- a/omnibal_ext/packing/ordering/metrics.py
++++ b/omnibal_ext/packing/ordering/metrics.py
 """
 
 import difflib

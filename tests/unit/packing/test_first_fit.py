@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.first_fit import pack_first_fit
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packers.balanced import pack_balanced
+from omnibal_ext.packing.packers.first_fit import pack_first_fit
 from omnibal_ext.packing.packs import pack_loads
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import assert_partition
