@@ -41,7 +41,7 @@ class Choice:
 
 def faults(summary: Summary, options: PackOptions) -> list[str]:
     """Say in what an index falls short of both aims; of a baseline nothing is said."""
-    found = []
+    found: list[str] = []
     if options.method != "balanced" or summary.iterations < 2:
         return found
     if summary.wait > TOO_LONG * options.wait:

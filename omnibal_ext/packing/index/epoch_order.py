@@ -10,8 +10,9 @@ fill no group. Epochs beyond the stored ones go through these again, in an order
 So no pack runs twice in one iteration, unless an epoch has fewer packs than an iteration.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +41,30 @@ class EpochOrder:
                 beyond these stay behind them. Without, a stored epoch is one part.
         """
         self.global_batch = global_batch
-        self._ends = np.cumsum([0, *epoch_packs])
+        self.ends = np.cumsum([0, *epoch_packs])
         self._seed = seed
         self._whole = whole_iterations
-        self._parts = [list(parts) for parts in epoch_parts] or [[packs // global_batch] for packs in epoch_packs]
+        self.parts = [list(parts) for parts in epoch_parts] or [[packs // global_batch] for packs in epoch_packs]
         lengths = np.array(epoch_packs)
         if whole_iterations:
             lengths = -(-lengths // global_batch) * global_batch
         self._starts = np.cumsum([0, *lengths])
         self._order = lru_cache(maxsize=2)(self._epoch)
 
+    @classmethod
+    def of_manifest(cls, manifest: Mapping[str, Any], last_iteration: str) -> "EpochOrder":
+        """Return the order of an index's packs, where epochs end as `last_iteration` says."""
+        return cls(
+            manifest["epoch_packs"],
+            int(manifest["global_batch"]),
+            int(manifest["seed"]),
+            last_iteration == "empty",
+            manifest.get("epoch_parts", ()),
+        )
+
     def start_of(self, epoch: int) -> int:
         """Return the position where an epoch starts."""
-        cycle, section = divmod(epoch, len(self._ends) - 1)
+        cycle, section = divmod(epoch, len(self.ends) - 1)
         return cycle * int(self._starts[-1]) + int(self._starts[section])
 
     def first_iteration(self, epoch: float) -> int:
@@ -64,7 +76,7 @@ class EpochOrder:
     def epoch_at(self, position: int) -> int:
         """Return the epoch that holds a position."""
         cycle, rest = divmod(position, int(self._starts[-1]))
-        return cycle * (len(self._ends) - 1) + int(np.searchsorted(self._starts, rest, side="right")) - 1
+        return cycle * (len(self.ends) - 1) + int(np.searchsorted(self._starts, rest, side="right")) - 1
 
     def packs(self, first: int, end: int) -> Ints:
         """Return the packs at positions `first` to `end` - 1."""
@@ -76,12 +88,28 @@ class EpochOrder:
             position += len(parts[-1])
         return np.concatenate(parts)
 
+    def left_of_the_epoch(self, iteration: int) -> list[Ints]:
+        """Return the whole groups, [G, B], that an epoch in which an iteration starts has left then, part by part.
+
+        None at the start of an epoch.
+        """
+        batch, start = self.global_batch, iteration * self.global_batch
+        epoch = self.epoch_at(start)
+        if start == self.start_of(epoch):
+            return []
+        section = epoch % (len(self.ends) - 1)
+        groups = self.packs(start, max(start, self.start_of(epoch + 1) // batch * batch)).reshape(-1, batch)
+        groups = groups[: int(np.append(self.are_groups(groups), False).argmin())]
+        numbers = (groups[:, 0] - self.ends[section]) // batch
+        part = np.searchsorted(np.cumsum(self.parts[section]), numbers, side="right")
+        return np.split(groups, np.flatnonzero(np.diff(part)) + 1)
+
     def are_groups(self, iterations: Ints) -> NDArray[np.bool_]:
         """Return which iterations, packs [I, B], are a group as it is stored, [I]."""
         first = iterations[:, 0]
-        section = np.searchsorted(self._ends, first, side="right") - 1
-        aligned = (first >= 0) & ((first - self._ends[section]) % self.global_batch == 0)
-        aligned &= first + self.global_batch <= self._ends[np.minimum(section + 1, len(self._ends) - 1)]
+        section = np.searchsorted(self.ends, first, side="right") - 1
+        aligned = (first >= 0) & ((first - self.ends[section]) % self.global_batch == 0)
+        aligned &= first + self.global_batch <= self.ends[np.minimum(section + 1, len(self.ends) - 1)]
         result: NDArray[np.bool_] = aligned & (np.diff(iterations, axis=1) == 1).all(axis=1)
         return result
 
@@ -92,8 +120,8 @@ class EpochOrder:
         2. Where the iteration before is open, open a group and put its first packs there.
         3. What remains of it and of the packs in no group comes last.
         """
-        batch, (cycle, section) = self.global_batch, divmod(epoch, len(self._ends) - 1)
-        first, end = int(self._ends[section]), int(self._ends[section + 1])
+        batch, (cycle, section) = self.global_batch, divmod(epoch, len(self.ends) - 1)
+        first, end = int(self.ends[section]), int(self.ends[section + 1])
         whole = (end - first) // batch
         groups = np.arange(first, first + whole * batch).reshape(whole, batch)
         rest = np.arange(first + whole * batch, end)
@@ -102,7 +130,7 @@ class EpochOrder:
             return np.arange(first, end)  # in one order for ever, so that no iteration meets a pack again too soon
         order = np.arange(whole)
         if cycle:
-            borders = np.cumsum(self._parts[section])
+            borders = np.cumsum(self.parts[section])
             generator = np.random.default_rng((self._seed, epoch))
             order = np.concatenate([generator.permutation(part) for part in np.split(order, borders)])
         if self._whole:

@@ -1,5 +1,6 @@
 """The order of packs: no rank waits, and every iteration looks like the corpus."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from benchmarks.corpora import UNTUNED
 from benchmarks.packing_grid import sources_of
 from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.choices import choices, faults
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
@@ -177,6 +179,19 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(np.argsort(np.argsort(a, kind="stable")), np.argsort(np.argsort(b, kind="stable")))[0, 1])
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_part_of_an_iteration_is_as_good_a_sample_as_others(seed: int) -> None:
+    """An epoch's last iteration has the first packs of a group: they are no dearer, and no richer in anything."""
+    generator = np.random.default_rng(seed)
+    seconds = generator.normal(1, 0.1, (2_048, 2)).clip(0.5)
+    features = (seconds - seconds.mean(axis=0)) / seconds.std(axis=0)
+    ranks = level_ranks(seconds, np.arange(2_048), 8, seed, 0.5)
+    dealt = order_iterations(seconds, features, ranks, 8, 0.003, seed, 0.5)
+    heads = features[stored_order(dealt)[:, :16]].sum(axis=1) / np.sqrt(16)
+    assert (np.abs(heads.mean(axis=0)) <= 4 / np.sqrt(len(heads))).all()
+    assert (heads.std(axis=0) <= 1.5).all()
+
+
 def test_position_tells_nothing_of_size_or_source() -> None:
     files = published_files()
     counts = [len(Sizes.load(path)) for path in files]
@@ -211,3 +226,47 @@ def test_few_iterations_miss_a_kind_that_is_in_a_third_of_the_packs(tmp_path: Pa
     _, summary = build_index(Corpus(sizes, sources), tmp_path / "index", options)
     assert summary.wait <= 0.003
     assert summary.kinds_missing <= 0.03
+
+
+def text_mix(samples: int, seed: int) -> Corpus:
+    """Three in a hundred samples have 16 to 40 images, the others are text; packs are full of tokens."""
+    generator = np.random.default_rng(seed)
+    tiles = np.where(generator.random(samples) < 0.03, generator.integers(16, 41, samples), 0)
+    text = generator.lognormal(6, 0.9, samples).astype(int).clip(20, 8_000)
+    return Corpus.of(Sizes.from_arrays(tiles, np.minimum(tiles * 256 + text, 14_336)))
+
+
+def test_the_last_iteration_of_an_epoch_looks_like_the_others(tmp_path: Path) -> None:
+    """Of a text mix with four microbatches a rank: no tile in a group's head, if packs stayed as they were dealt."""
+    options = PackOptions(vit_budget=40, llm_budget=14_336, data_parallel_size=8, micro_batches=4)
+    index, _ = build_index(text_mix(12_000, 0), tmp_path / "index", options)
+    groups = index.num_packs // 32
+    tiles = np.asarray(index.loads[: groups * 32, 0]).reshape(groups, 32)
+    first, last = tiles[:, :8].mean(axis=0), tiles[:, 24:].mean(axis=0)
+    assert 0.6 <= first.mean() / last.mean() <= 1.6
+
+
+def test_more_waiting_lets_iterations_look_more_like_the_corpus(tmp_path: Path) -> None:
+    corpus, spreads = Corpus(*sources_of(UNTUNED["single tiles"][0](8_000))), []
+    for share in (0.001, 0.003, 0.012):
+        options = PackOptions(vit_budget=8, llm_budget=4_096, data_parallel_size=8, wait=share)
+        _, summary = build_index(corpus, tmp_path / "index", options)
+        assert summary.wait <= share
+        spreads.append(summary.spread_sizes)
+    assert spreads[0] > spreads[1] > 1.5 * spreads[2]
+
+
+def test_what_helps_is_tried_and_said_with_its_price(tmp_path: Path) -> None:
+    """Half of the iterations have no image: four times as many packs in each have, and that is predicted."""
+    corpus, costs = text_mix(12_000, 0), PackCosts.of_model(vit_budget=40, llm_budget=14_336)
+    options = PackOptions(vit_budget=40, llm_budget=14_336, data_parallel_size=8, seconds=0.2)
+    _, summary = build_index(corpus, tmp_path / "index", options, costs=costs)
+    assert any("no sample of some kind" in fault for fault in faults(summary, options))
+    by_flags = {choice.flags: choice for choice in choices(corpus, options, costs, summary)}
+    predicted = by_flags["--micro-batches 4"]
+    _, then = build_index(corpus, tmp_path / "index", replace(options, micro_batches=4), costs=costs)
+    assert then.kinds_missing == pytest.approx(predicted.kinds_missing, abs=0.02)
+    assert then.kinds_missing < summary.kinds_missing / 4
+    fine = build_index(Corpus(*sources_of(UNTUNED["patches"][0](4_000))), tmp_path / "fine",
+                       PackOptions(vit_budget=32_768, llm_budget=16_384, data_parallel_size=2))[1]  # fmt: skip
+    assert faults(fine, options) == []
