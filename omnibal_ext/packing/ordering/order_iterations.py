@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 UNLIKE = 0.005, 0.001, 0.0  # share of time that ranks which stand for each other would wait; tried in turn
-SPENT = 0.95  # of what may be waited: samples that change places, and an epoch's last iteration, have the rest
+SPENT = 0.95  # of what may be waited: samples that change places have the rest
 
 
 def order_iterations(

@@ -21,6 +21,7 @@ from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+SPENT = 0.96  # of what may be waited: what the last iteration of an epoch waits is an estimate
 OF_PACKS = 0.5  # share of the time for evening, where ranks run several
 
 
@@ -132,16 +133,18 @@ class _Part:
 def _left_to_wait(seconds: Floats, aside: Ints, run: Ints, options: PackOptions) -> float:
     """Return what whole iterations may wait, so that the epoch's last one, of the packs set aside, is paid for as well.
 
-    It is filled with packs of the next epoch, of all costs; half of what may be waited is left at least.
+    It is filled with packs of the next epoch, here of all costs, which is about what it will wait; half of what may be
+    waited is left at least.
     """
+    may = SPENT * options.wait
     missing = options.global_batch - len(aside)
     if len(aside) == 0 or options.last_iteration == "empty":
-        return options.wait
+        return may
     by_cost = run[np.argsort(seconds[run].sum(axis=1), kind="stable")]
     others = by_cost[(2 * np.arange(missing) + 1) * len(run) // (2 * missing)]
     last = deal_level(seconds, np.concatenate([aside, others])[None], options.data_parallel_size)
-    beyond = wait(rank_loads(last, seconds)) - options.wait
-    return options.wait - min(max(0.0, beyond / (len(run) // options.global_batch)), options.wait / 2)
+    beyond = wait(rank_loads(last, seconds)) - may
+    return may - min(max(0.0, beyond / (len(run) // options.global_batch)), may / 2)
 
 
 def _holds(packs: Packs, others: Packs | None) -> NDArray[np.bool_] | None:

@@ -105,6 +105,15 @@ def test_the_spread_of_a_random_order_is_one() -> None:
     assert spread_against_random(alike, values)[0] == pytest.approx(4, abs=0.1)  # sqrt(16)
 
 
+def test_the_spread_of_a_random_order_of_samples_is_one(tmp_path: Path) -> None:
+    """Packs of four samples drawn at random, in random order."""
+    corpus = Corpus(*sources_of(UNTUNED["single tiles"][0](12_000)))
+    options = PackOptions("random", vit_budget=8, llm_budget=4_096, data_parallel_size=4, samples_per_pack=4)
+    _, summary = build_index(corpus, tmp_path / "index", options)
+    assert summary.spread_sources == pytest.approx(1, abs=0.12)
+    assert summary.spread_sources_of_packs == pytest.approx(1, abs=0.12)
+
+
 def test_an_iteration_of_one_microbatch_is_not_of_one_kind() -> None:
     """Half of the packs cost their seconds in tiles, half in tokens: a rank's sum is all that is waited for."""
     loads = np.tile([[8, 100, 1000], [2, 2500, 90_000]], (800, 1))
