@@ -4,7 +4,8 @@ A class is a group of samples alike in both sizes. A pattern says how many sampl
 linear program "cover all samples with the fewest packs" over all patterns is solved exactly, pattern by pattern; its
 value is a far better estimate of the packs needed than the lower bound of `metrics`.
 
-Everything is plain loops in a fixed order: the same input gives the same plan on any machine.
+Everything is plain loops in a fixed order: the same input gives the same plan on any machine. HiGHS finds as few packs
+(48 classes, 40 patterns), in six times the time by scipy, and which of several best plans it returns is its version's.
 """
 
 import math
