@@ -133,15 +133,17 @@ class _Part:
 def _left_to_wait(seconds: Floats, aside: Ints, run: Ints, options: PackOptions) -> float:
     """Return what whole iterations may wait, so that the epoch's last one, of the packs set aside, is paid for as well.
 
-    It is filled with packs of the next epoch, here of all costs, which is about what it will wait; half of what may be
-    waited is left at least.
+    It is filled with packs of one of these iterations, of which each rank has M that make up for each other: here as
+    many of each of M stretches of an order of cost, which is about what it will be. Half of what may be waited is left.
     """
-    may = SPENT * options.wait
+    may, micro_batches = SPENT * options.wait, options.micro_batches
     missing = options.global_batch - len(aside)
     if len(aside) == 0 or options.last_iteration == "empty":
         return may
     by_cost = run[np.argsort(seconds[run].sum(axis=1), kind="stable")]
-    others = by_cost[(2 * np.arange(missing) + 1) * len(run) // (2 * missing)]
+    turns = np.arange(missing)
+    middles = (2 * (turns % micro_batches) + 1) * len(run) // (2 * micro_batches)
+    others = by_cost[np.minimum(middles + turns // micro_batches, len(run) - 1)]
     last = deal_level(seconds, np.concatenate([aside, others])[None], options.data_parallel_size)
     beyond = wait(rank_loads(last, seconds)) - may
     return may - min(max(0.0, beyond / (len(run) // options.global_batch)), may / 2)
