@@ -29,7 +29,7 @@ from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.options import WAIT, PackOptions
 from omnibal_ext.packing.ordering.deal_to_ranks import deal
 from omnibal_ext.packing.ordering.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
 from omnibal_ext.packing.ordering.pipeline import ordered
@@ -117,14 +117,14 @@ def measured(
 
 
 def compare_orders(
-    name: str, samples: int, model: str, all_ranks: list[int]
+    name: str, samples: int, model: str, all_ranks: list[int], share: float
 ) -> list[tuple[list[object], float, float]]:
     """Return rows of the table of orders for one corpus, and what is waited in ours and in a random one."""
     make, budgets = UNTUNED[name]
     sizes, sources = sources_of(make(samples))
     found, costs = pack_balanced(sizes, *budgets, seed=0), costs_of(name, model)
     rows = []
-    plain = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1])
+    plain = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], wait=share)
     for micro, ranks in product(MICRO_BATCHES, all_ranks):
         if ranks * micro * 3 <= len(found):
             shape = replace(plain, data_parallel_size=ranks, micro_batches=micro)
@@ -184,6 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--data-parallel-size", type=int, nargs="+", default=[8, 32, 256])
+    parser.add_argument("--wait", type=float, default=WAIT, metavar="SHARE", help="that may be waited")
     parser.add_argument("--model", nargs="+", default=["internvl-chat-1.5", "internvl2.5-8b"], help="whose costs")
     arguments = parser.parse_args()
     compare_packs(arguments.samples)
@@ -196,7 +197,7 @@ def main() -> None:
         rows = [
             row
             for name in UNTUNED
-            for row in compare_orders(name, arguments.samples, model, arguments.data_parallel_size)
+            for row in compare_orders(name, arguments.samples, model, arguments.data_parallel_size, arguments.wait)
         ]
         print_table(f"Orders of the same packs, costs of {model}", columns, [row for row, _, _ in rows])
         ours, random = ours + sum(own for _, own, _ in rows), random + sum(chance for _, _, chance in rows)
