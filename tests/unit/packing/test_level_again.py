@@ -45,6 +45,13 @@ def test_more_ranks_wait_no_longer_than_may_be(index: PackedIndex, ranks: int, m
     assert waits[1] <= most < waits[0] / 2
 
 
+def test_what_is_left_of_the_running_epoch_waits_no_longer_either(index: PackedIndex) -> None:
+    before, after = levelled(index, Ranks(16, 2, "next_epoch"), 5)
+    seconds, groups = index.seconds(np.arange(index.num_packs)), index.num_packs // 32 - 1
+    waits = [wait(rank_loads(stream.iterations(5, groups), seconds)) for stream in (before, after)]
+    assert waits[1] < waits[0] / 2
+
+
 @pytest.mark.parametrize("last_iteration", ["next_epoch", "empty"])
 @pytest.mark.parametrize("since", [0, 1, 17, 40, 75])
 def test_each_epoch_runs_each_pack_once_and_what_ran_before_is_as_it_was(
