@@ -52,7 +52,7 @@ setup(
             "hypothesis>=6.100,<7",
             "ruff>=0.12,<0.18",
             "mypy>=1.16,<3",
-            "scipy>=1.11,<2",  # bounds on packs, of benchmarks/packing_limits*.py
+            "scipy>=1.11,<2",  # bounds on packs, of benchmarks/packing_limits.py
             # Oracles: Hugging Face's own templates and models.
             "tokenizers>=0.22,<1",
             "transformers>=4.57,<6",

@@ -39,7 +39,7 @@ from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import Candidate, find_layouts, make_plan
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
+from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.sizes import Sizes

@@ -37,7 +37,7 @@ from omnibal_ext.costs.analytic import DEVICES, GPUS_A_NODE, analytic_profile
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 
 VIT_BUDGET, LLM_BUDGET, TILE, TOKENS_PER_TILE = 9, 4096, 448, 256

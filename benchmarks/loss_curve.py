@@ -29,10 +29,10 @@ from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
-from omnibal_ext.packing.index import PackedIndex, write_index
+from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering.kd_tree import halve
 from omnibal_ext.packing.packs import TILES, Packs
-from omnibal_ext.packing.rows import halve
 from omnibal_ext.run_metrics import training_intervals
 
 Ints = NDArray[np.int64]

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
-from omnibal_ext.packing.budget import choose_budgets
 from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import METHODS, PackOptions
-from omnibal_ext.packing.summary import Summary
+from omnibal_ext.packing.packers.budgets import choose_budgets
 from omnibal_ext.sizes import Sizes
 
 BUDGETS = ((9, 4096), (10, 4096), (14, 4096), (15, 4352), (18, 5376), (20, 5888))
@@ -96,14 +96,14 @@ def compare_methods(sizes: Sizes, folder: str, ranks: int, samples_per_pack: int
         (
             method, f"{r.samples_per_pack:.2f}", r.longest_tiles, r.longest_tokens, f"{r.pad_ratio:.3f}",
             f"{r.dist_ratio_vit:.4f}", f"{r.dist_ratio_llm:.4f}", f"{r.dist_ratio_attention:.4f}",
-            f"{r.wait:.4f}", f"{r.teach_sizes:.2f}", f"{r.teach_sources:.2f}",
+            f"{r.wait:.4f}", f"{r.spread_sizes:.2f}", f"{r.spread_sources:.2f}",
             f"{r.packs / r.lower_bound_packs:.4f}", f"{r.wasted_work:.4f}", f"{r.seconds:.2f}",
         )
         for method, r in results.items()
     ]  # fmt: skip
     columns = (
         "method", "samples a pack", "most tiles", "most tokens", "PadRatio", "DistRatio ViT", "LLM", "attention",
-        "wait", "teach: sizes", "sources", "packs / bound", "wasted work", "s",
+        "wait", "spread: sizes", "sources", "packs / bound", "wasted work", "s",
     )  # fmt: skip
     print_table(f"Methods at budgets {best.vit_budget}, {best.llm_budget} (auto), {ranks} ranks", columns, rows)
     return results

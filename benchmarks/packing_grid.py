@@ -1,15 +1,14 @@
-"""Balanced packs on corpora of ten kinds that nothing was tuned on: how many, who waits, what iterations teach.
+"""Balanced packs on twelve made-up corpora that nothing was tuned on: how many, who waits, how iterations differ.
 
     python benchmarks/packing_grid.py --samples 100000
 
 For each corpus the same packs run in our order, in a random one and sorted by length, at 8, 32 and 256 ranks with 1, 4
-and 16 microbatches. `wait` is the share of device time spent waiting. `sizes` and `sources` are the spread of iteration
-means over a random order's (1 is as good as random, 0 is always the same), the worst of all sizes and of all sources;
-`as found` is that of sizes against a random order of the packs before they were made even, which differ more; `least`
-is what sizes cannot fall below in any order of the same packs that waits for 3 thousandths (`least.py`); and `missing`
-the share of iterations without a kind of sample, of the kind that is missing most beyond a random order's. Ranks are
-made even in what they wait for (`even.py`): with one microbatch all seconds, else each part's. The last line is the
-ratio of waiting to the random order's, over the whole grid.
+and 16 microbatches. `wait` is the share of device time spent waiting. `sizes` and `sources` are how much iterations
+differ, over what they would in a random order of samples (1 is as good as random, 0 is always the same), the worst of
+all sizes and of all sources; `of packs` is the same against a random order of the packs as they were found, which
+differ less than samples do, and `least` what sizes cannot fall below there in any order of our packs that waits as
+long, about (`spread_bound.py`); `missing` is the share of iterations without a kind of sample, of the kind that is
+missing most beyond a random order's. The last line is the ratio of waiting to the random order's, over the whole grid.
 """
 
 import argparse
@@ -17,6 +16,7 @@ import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,21 +24,20 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.corpora import UNTUNED
+from benchmarks.spread_bound import least_spread, tile_seconds_of
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
-from omnibal_ext.packing.arrange import ordered
-from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.deal import deal
-from omnibal_ext.packing.first_fit import pack_first_fit
-from omnibal_ext.packing.isf import pack_isf
-from omnibal_ext.packing.least import least_spread
-from omnibal_ext.packing.level import WAIT_ENOUGH
-from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
-from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.options import WAIT, PackOptions
+from omnibal_ext.packing.ordering.deal_to_ranks import deal
+from omnibal_ext.packing.ordering.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
+from omnibal_ext.packing.ordering.pipeline import ordered
+from omnibal_ext.packing.ordering.spread import Features, missing_kinds, over, pack_features, random_spread, spread_of
+from omnibal_ext.packing.packers.balanced import pack_balanced
+from omnibal_ext.packing.packers.first_fit import pack_first_fit
+from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs, pack_loads
-from omnibal_ext.packing.teach import Features, missing_kinds, pack_features, spread_against_random
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
@@ -64,33 +63,68 @@ def sources_of(sizes: Sizes) -> tuple[Sizes, tuple[Source, ...]]:
     return sizes.take(order), tuple(Source(f"source {number}", count) for number, count in enumerate(parts))
 
 
+class Random(NamedTuple):
+    """What iterations of a random order would be like."""
+
+    samples: Floats  # [F] deviation of sums, where samples are in random order
+    packs: Floats  # [F] the same of packs as they were found
+    missing: Floats  # [kinds] share of iterations without the kind
+
+    @classmethod
+    def of(cls, corpus: Corpus, found: Packs, batch: int) -> "Random":
+        """Of iterations of so many packs, and the samples that these hold."""
+        samples, drawn = len(corpus.sizes), len(corpus.sizes) / len(found) * batch
+        alone = Packs(np.arange(samples + 1), np.arange(samples))
+        each, packs = (pack_features(corpus, one, pack_loads(one, corpus.sizes), LOADS) for one in (alone, found))
+        return cls(
+            random_spread(each.values, drawn, samples),
+            random_spread(packs.values, batch, len(found)),
+            (1 - each.has.mean(axis=0)) ** drawn,
+        )
+
+
+class Measures(NamedTuple):
+    """Of one order of packs; spreads are the worst of all sizes, and of all sources."""
+
+    wait: float
+    sizes: float  # against a random order of samples
+    sources: float
+    sizes_found: float  # against a random order of the packs as they were found
+    sources_found: float
+    missing: float  # share of iterations without a kind, beyond a random order's
+    ratio_vit: float
+    ratio_llm: float
+
+
 def measured(
-    order: Ints, loads: Ints, seconds: Floats, features: Features, less: Floats, ranks: int, micro: int
-) -> list[float]:
-    """Return wait, the spread of sizes and of sources, kinds missing, the DistRatios of tiles and of tokens; and the
-    spread of sizes and of sources against packs that differ so much more that ours differ `less` [F] than they."""
-    batch = ranks * micro
+    order: Ints, loads: Ints, seconds: Floats, features: Features, random: Random, shape: PackOptions
+) -> Measures:
+    """Measure an order of packs, whole iterations only."""
+    batch = shape.global_batch
     groups = order[: len(order) // batch * batch].reshape(-1, batch)
-    spreads = spread_against_random(groups, features.values)
-    sizes = len(features.names) - len(features.kinds)
-    missing, expected = missing_kinds(groups, features.has)
-    iterations = deal(groups, ranks)
-    ratios = [dist_ratio(rank_loads(iterations, loads[:, column])) for column in (TILES, TOKENS)]
-    spread = [spreads[:sizes].max(), spreads[sizes:].max(initial=0), max(0.0, (missing - expected).max(initial=0))]
-    as_found = spreads * less
-    found = [float(as_found[:sizes].max()), float(as_found[sizes:].max(initial=0))]
-    return [wait(rank_loads(iterations, seconds)), *spread, *ratios, *found]
+    spread, sizes = spread_of(groups, features.values), features.sizes
+    by_samples, by_packs = over(spread, random.samples), over(spread, random.packs)
+    iterations = deal(groups, shape.data_parallel_size)
+    return Measures(
+        wait(rank_loads(iterations, seconds)),
+        float(by_samples[:sizes].max()),
+        float(by_samples[sizes:].max(initial=0)),
+        float(by_packs[:sizes].max()),
+        float(by_packs[sizes:].max(initial=0)),
+        max(0.0, float((missing_kinds(groups, features.has) - random.missing).max(initial=0))),
+        *(dist_ratio(rank_loads(iterations, loads[:, column])) for column in (TILES, TOKENS)),
+    )
 
 
 def compare_orders(
-    name: str, samples: int, model: str, all_ranks: list[int]
+    name: str, samples: int, model: str, all_ranks: list[int], share: float
 ) -> list[tuple[list[object], float, float]]:
     """Return rows of the table of orders for one corpus, and what is waited in ours and in a random one."""
     make, budgets = UNTUNED[name]
     sizes, sources = sources_of(make(samples))
     found, costs = pack_balanced(sizes, *budgets, seed=0), costs_of(name, model)
     rows = []
-    plain = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1])
+    plain = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], wait=share)
     for micro, ranks in product(MICRO_BATCHES, all_ranks):
         if ranks * micro * 3 <= len(found):
             shape = replace(plain, data_parallel_size=ranks, micro_batches=micro)
@@ -101,23 +135,25 @@ def compare_orders(
 def _row(
     name: str, corpus: Corpus, found: Packs, options: PackOptions, costs: PackCosts
 ) -> tuple[list[object], float, float]:
-    ranks, micro, batch = options.data_parallel_size, options.micro_batches, options.global_batch
-    plain = pack_features(corpus, found, pack_loads(found, corpus.sizes), LOADS).deviations()
+    ranks, batch = options.data_parallel_size, options.global_batch
     packs = ordered(corpus, found, options, costs, seed=0)
     loads = pack_loads(packs, corpus.sizes)
     features, seconds = pack_features(corpus, packs, loads, LOADS), costs.waited_for(loads, LOADS, options.one_sum)
-    less = features.values.std(axis=0) / np.where(plain > 0, plain, 1.0)[: features.values.shape[1]]
     order = np.arange(len(packs))
     chance = np.random.default_rng(0).permutation(len(order))
     length = np.argsort(loads[:, TOKENS], kind="stable")
+    expected = Random.of(corpus, found, batch)
     own, random, grouped = (
-        measured(one, loads, seconds, features, less, ranks, micro) for one in (order, chance, length)
+        measured(one, loads, seconds, features, expected, options) for one in (order, chance, length)
     )
     iterations = deal(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
-    least = least_spread(iterations, loads, seconds, costs.tile_seconds, max(WAIT_ENOUGH, own[0]))
-    row: list[object] = [name, ranks, micro, len(iterations), f"{random[0]:.4f}", f"{grouped[0]:.4f}", f"{own[0]:.4f}"]
-    row += [f"{grouped[1]:.2f}", f"{own[1]:.2f}", f"{own[6]:.2f}", f"{least:.2f}", f"{own[2]:.2f}", f"{own[7]:.2f}"]
-    return [*row, f"{own[3]:.3f}", f"{own[4]:.4f}", f"{own[5]:.4f}"], own[0], random[0]
+    least = least_spread(iterations, loads, seconds, tile_seconds_of(costs), max(options.wait, own.wait))
+    least *= float(over(random_spread(features.values, batch, len(packs)), expected.packs)[: len(LOADS)].max())
+    row: list[object] = [name, ranks, options.micro_batches, len(iterations)]
+    row += [f"{random.wait:.4f}", f"{grouped.wait:.4f}", f"{own.wait:.4f}"]
+    spreads = grouped.sizes, own.sizes, own.sizes_found, least, own.sources, own.sources_found
+    row += [f"{value:.2f}" for value in spreads]
+    return [*row, f"{own.missing:.3f}", f"{own.ratio_vit:.4f}", f"{own.ratio_llm:.4f}"], own.wait, random.wait
 
 
 def compare_packs(samples: int) -> None:
@@ -148,19 +184,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--data-parallel-size", type=int, nargs="+", default=[8, 32, 256])
+    parser.add_argument("--wait", type=float, default=WAIT, metavar="SHARE", help="that may be waited")
     parser.add_argument("--model", nargs="+", default=["internvl-chat-1.5", "internvl2.5-8b"], help="whose costs")
     arguments = parser.parse_args()
     compare_packs(arguments.samples)
     columns = (
         "corpus", "ranks", "micro", "steps", "wait: random", "by length", "ours", "sizes: by length", "ours",
-        "as found", "least", "sources", "as found", "missing", "Dist ViT", "LLM",
+        "of packs", "least", "sources", "of packs", "missing", "Dist ViT", "LLM",
     )  # fmt: skip
     ours = random = 0.0
     for model in arguments.model:
         rows = [
             row
             for name in UNTUNED
-            for row in compare_orders(name, arguments.samples, model, arguments.data_parallel_size)
+            for row in compare_orders(name, arguments.samples, model, arguments.data_parallel_size, arguments.wait)
         ]
         print_table(f"Orders of the same packs, costs of {model}", columns, [row for row, _, _ in rows])
         ours, random = ours + sum(own for _, own, _ in rows), random + sum(chance for _, _, chance in rows)

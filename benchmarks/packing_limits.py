@@ -38,14 +38,13 @@ from benchmarks.corpora import UNTUNED
 from benchmarks.packing_grid import costs_of
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.packing.arrange import ordered
-from omnibal_ext.packing.balanced import pack_balanced
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.deal import deal
-from omnibal_ext.packing.level import WAIT_ENOUGH
-from omnibal_ext.packing.metrics import rank_loads, wait
-from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.options import WAIT, PackOptions
+from omnibal_ext.packing.ordering.deal_to_ranks import deal
+from omnibal_ext.packing.ordering.metrics import rank_loads, wait
+from omnibal_ext.packing.ordering.pipeline import ordered
+from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 
@@ -252,7 +251,7 @@ def solve(problem: Problem, known: list[Placed], tangents: Tangents) -> tuple[fl
     found = linprog(
         np.append(np.zeros(width - 1), 1.0),
         A_ub=rows([*touching, *largest, (waited, every), (np.ones(count), every)]),
-        b_ub=np.concatenate([np.zeros(len(touching) + 3), [WAIT_ENOUGH / (1 - WAIT_ENOUGH), 1.0]]),
+        b_ub=np.concatenate([np.zeros(len(touching) + 3), [WAIT / (1 - WAIT), 1.0]]),
         A_eq=hstack([amounts, csr_matrix((types, width - count))]),
         b_eq=problem.share,
         method="highs",

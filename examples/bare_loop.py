@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.index.sampler import PackBatchSampler
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.sampler import PackBatchSampler
 from omnibal_ext.sizes import Sizes
 
 RANKS, STEPS_TO_PRINT = 4, 5

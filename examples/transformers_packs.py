@@ -18,8 +18,8 @@ from transformers import AttentionInterface, InternVLConfig, InternVLForConditio
 
 from megatron.vlm.data.batches import JoinPack
 from megatron.vlm.data.dataset import ChatDataset
-from omnibal_ext.packing.index import PackedIndex
-from omnibal_ext.packing.sampler import PackBatchSampler
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.sampler import PackBatchSampler
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

@@ -1,7 +1,8 @@
 """One program at a time where two would spoil each other's work: `flock` on a file, which says who holds it.
 
 The system frees a lock when the process that holds it ends, however it ends. A lock file is removed by its last holder;
-who got hold of a removed one takes the next.
+who got hold of a removed one takes the next. (The package filelock knows neither a lock that the nodes of a job share
+nor who holds one, and would replace a third of this file.)
 """
 
 import errno

@@ -1,6 +1,6 @@
 """omnibal COMMAND ...: runs one of the programs beside this file, with its own flags.
 
-omnibal preprocess | pack | profile | plan | launch | report | convert
+omnibal preprocess | pack | level | profile | plan | launch | report | convert
 """
 
 import runpy
@@ -12,6 +12,7 @@ from omnibal_ext.output import say
 COMMANDS = {
     "preprocess": "preprocess_data.py",
     "pack": "pack_data.py",
+    "level": "level_packs.py",
     "profile": "profile_layers.py",
     "plan": "plan_layout.py",
     "launch": "launch.py",

@@ -38,8 +38,8 @@ from omnibal_ext.launch.weights import convert, converted_folder, holds_weights,
 from omnibal_ext.layout.search import METHODS
 from omnibal_ext.locks import only_job
 from omnibal_ext.output import say
-from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedule import SCHEDULE_NAMES
 from omnibal_ext.units import GIB

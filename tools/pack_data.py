@@ -14,15 +14,16 @@ from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Need, Numbers, ToolParser
-from omnibal_ext.packing.budget import Trial, choose_budgets
 from omnibal_ext.packing.build import build_index, reject_reasons
+from omnibal_ext.packing.choices import Choice, choices, faults
 from omnibal_ext.packing.corpus import DATASET_SOURCES, Corpus
 from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL, PackCosts
-from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
-from omnibal_ext.packing.histograms import bar_line, distributions, waste_by_kind
-from omnibal_ext.packing.index import PackedIndex
-from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, PackOptions
-from omnibal_ext.packing.summary import Summary
+from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
+from omnibal_ext.packing.index.histograms import bar_line, distributions, waste_by_kind
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.summary import Summary
+from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
+from omnibal_ext.packing.packers.budgets import Trial, choose_budgets
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.records import write_text
 from omnibal_ext.report.packing import PackingView
@@ -103,6 +104,10 @@ def parse_arguments() -> argparse.Namespace:
     iterations.add_argument(
         "--pipeline-model-parallel-size", type=int, metavar="P", help="1: seconds of vision and language part add up"
     )
+    iterations.add_argument(
+        "--wait", type=float, default=WAIT, metavar="SHARE",
+        help="of device time that ranks may spend waiting; more of it lets iterations look more like the corpus",
+    )  # fmt: skip
     iterations.add_argument(
         "--seconds", type=float, default=1.0, help="nominal time for evening, and for mixing iterations"
     )
@@ -234,6 +239,19 @@ def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Tria
         print_table("Left out, see rejected.jsonl", ("reason", "samples"), summary.rejected_by_reason.items())
 
 
+def advise(found: list[str], helping: list[Choice]) -> None:
+    """Print in what an index falls short, and for each choice that helps what it brings and costs, as predicted."""
+    for fault in found:
+        print(fault)
+    for choice in helping:
+        print(
+            f"  {choice.flags}: waits {choice.wait:.4f}, differ {choice.spread:.2f}, miss {choice.kinds_missing:.1%} "
+            f"(predicted on a part of the samples; costs {choice.price})"
+        )
+    if found and not helping:
+        print("  neither more waiting, more microbatches nor larger packs help, as tried on a part of the samples")
+
+
 def main() -> None:
     """Choose budgets, pack, write, report."""
     arguments = parse_arguments()
@@ -242,7 +260,10 @@ def main() -> None:
     options = PackOptions(**{field.name: getattr(arguments, field.name) for field in fields(PackOptions)})
     if arguments.max_rejects is not None:
         check_rejects(corpus, options, arguments.max_rejects)
-    index, summary = build_index(corpus, arguments.output_dir, options, built_from, settle_costs(arguments))
+    costs = settle_costs(arguments)
+    index, summary = build_index(corpus, arguments.output_dir, options, built_from, costs)
+    found = faults(summary, options)
+    helping = choices(corpus, options, costs, summary) if found else []
     if arguments.dump_iterations:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)
         np.save(arguments.dump_iterations, epoch_iterations(stream), allow_pickle=False)
@@ -250,9 +271,11 @@ def main() -> None:
         view = PackingView.of_summary(index, corpus, summary, [asdict(trial) for trial in trials])
         write_text(Path(arguments.report), packing_report(view))
     if arguments.json:
-        print_json({**asdict(summary), "tried": [asdict(trial) for trial in trials]})
+        advice = {"faults": found, "choices": [asdict(choice) for choice in helping]}
+        print_json({**asdict(summary), **advice, "tried": [asdict(trial) for trial in trials]})
     else:
         show(index, corpus, summary, trials)
+        advise(found, helping)
 
 
 if __name__ == "__main__":

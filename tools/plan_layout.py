@@ -24,8 +24,8 @@ from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_plan, make_
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.output import say
-from omnibal_ext.packing.budget import budgets_for
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.packers.budgets import budgets_for
 from omnibal_ext.plan import Plan, Stage
 from omnibal_ext.schedule import SCHEDULE_NAMES
 from omnibal_ext.sizes import Sizes

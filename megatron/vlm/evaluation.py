@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.dispatch import EMPTY_PACK, deal
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK, deal
+from omnibal_ext.packing.index.packed_index import PackedIndex
 
 EVALUATIONS = 10
 """Of a run, where --eval-interval does not say otherwise."""

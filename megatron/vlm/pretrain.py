@@ -50,8 +50,8 @@ from omnibal_ext.costs.operations import ModelOperations, peak_operations
 from omnibal_ext.errors import UserError
 from omnibal_ext.locks import lock_of, only_job
 from omnibal_ext.output import say
-from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.records import write_text
 from omnibal_ext.run_metrics import TIMELINE
 

@@ -19,7 +19,7 @@ from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packs import Packs, pack_loads
 from omnibal_ext.sizes import Sizes

@@ -13,11 +13,11 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.locks import working_on
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.epoch import pack_epoch
-from omnibal_ext.packing.index import PackedIndex, refuse_other, write_index
+from omnibal_ext.packing.index.packed_index import PackedIndex, refuse_other, write_index
+from omnibal_ext.packing.index.summary import Summary, reject_names, summarise
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.pack_epoch import pack_epoch
 from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs
-from omnibal_ext.packing.summary import Summary, reject_names, summarise
 from omnibal_ext.sizes import Sizes
 
 
@@ -84,7 +84,7 @@ def _build_index(
     }
     index = write_index(output_dir, packs, loads, manifest, _rejects(corpus, reasons * rejected, options))
     seconds = time.perf_counter() - begin
-    return index, summarise(index, corpus, reasons * rejected, seconds)
+    return index, summarise(index, corpus, reasons * rejected, seconds, epochs[0].found)
 
 
 def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:

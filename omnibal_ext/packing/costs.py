@@ -84,14 +84,6 @@ class PackCosts:
                 result[:, part] += costs[CONSTANT] * busy
         return np.maximum(result, 0.0)
 
-    @property
-    def tile_seconds(self) -> float:
-        """What a tile costs in a part that runs nothing but tiles; 0 where there is no such part."""
-        costs = [
-            costs["tiles"] for costs in self.parts.values() if {unit for unit in costs if costs[unit]} == {"tiles"}
-        ]
-        return costs[0] if len(costs) == 1 else 0.0
-
     def of_samples(self, sizes: Sizes, one_sum: bool) -> Floats:
         """Return what each sample adds to the seconds of its pack, in each part or in all: [N, parts]."""
         each = {

@@ -9,6 +9,7 @@ PADDED_METHODS = ("random", "length_group", "device_group")
 METHODS = ("balanced", "isf", *PADDED_METHODS)
 LAST_ITERATION = ("next_epoch", "empty")
 OVERSIZE = ("reject", "alone")
+WAIT = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,9 @@ class PackOptions:
     pipeline_model_parallel_size: int | None = None
     """With 1 a rank's seconds of all parts of the model add up, with more ranks wait for each part apart. None: apart,
     unless there is one microbatch, with which a pipeline would stand idle."""
+    wait: float = WAIT
+    """Share of device time that ranks may spend waiting for the fullest one; more of it leaves iterations freer to look
+    like the corpus."""
     seconds: float = 1.0
     """Nominal time for evening and for mixing iterations, which come nearer to each other. It counts steps."""
 
@@ -54,6 +58,8 @@ class PackOptions:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
         if self.vit_budget < 0 or self.seed < 0 or not 0 <= self.seconds < float("inf"):
             raise UserError("--vit-budget, --seed and --seconds must be 0 or more")
+        if not 0 < self.wait < 1:
+            raise UserError(f"--wait {self.wait}: must be a share of device time, above 0 and below 1")
 
     @property
     def pad(self) -> bool:

@@ -17,10 +17,10 @@ from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.dispatch import PackStream, epoch_iterations
-from omnibal_ext.packing.index import PackedIndex
-from omnibal_ext.packing.metrics import wait
+from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.sizes import Sizes
 
 MOST_SAMPLES = 20_000

@@ -12,10 +12,10 @@ import numpy as np
 from markupsafe import Markup
 
 from omnibal_ext.packing.corpus import Corpus
-from omnibal_ext.packing.histograms import waste_by_kind
-from omnibal_ext.packing.index import REMEDY, PackedIndex
+from omnibal_ext.packing.index.histograms import waste_by_kind
+from omnibal_ext.packing.index.packed_index import REMEDY, PackedIndex
+from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.packs import TILES, TOKENS
-from omnibal_ext.packing.summary import Summary
 from omnibal_ext.reading.checks import record, text
 from omnibal_ext.reading.document import read_lines
 from omnibal_ext.report import draw

@@ -17,7 +17,7 @@ from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_index
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading.checks import mapping, text
 from omnibal_ext.reading.document import read_json

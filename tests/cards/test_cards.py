@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import gpu
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
 from tests.programs import CARDS, ENGINE_CARDS, ROOT, run_ranks

@@ -14,8 +14,8 @@ from megatron.core import parallel_state
 from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, microbatches
-from omnibal_ext.packing.dispatch import EMPTY_PACK
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from tests.distributed import harness
 
 

@@ -82,7 +82,7 @@ def read(folder: Path) -> tuple[object, ...]:
     from megatron.vlm.checkpoint.guard import believe
     from megatron.vlm.data.dataset import ChatDataset
     from omnibal_ext.costs.profile import Profile
-    from omnibal_ext.packing.index import PackedIndex
+    from omnibal_ext.packing.index.packed_index import PackedIndex
     from omnibal_ext.plan import Plan
 
     data, index = ChatDataset(folder / "data"), PackedIndex.open(folder / "packs")

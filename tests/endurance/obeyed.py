@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
 

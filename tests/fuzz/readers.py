@@ -35,8 +35,8 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading.checks import anything, mapping

@@ -3,8 +3,8 @@
 A pack's padding is left out of its filler.            what is wrong
 Nearest: tests/unit/packing/test_metrics.py            pytest arguments
 Seen by: tests/unit/packing/test_metrics.py::test_...  the one of them that failed last, tried first; a run writes it
---- a/omnibal_ext/packing/metrics.py
-+++ b/omnibal_ext/packing/metrics.py
+--- a/omnibal_ext/packing/ordering/metrics.py
++++ b/omnibal_ext/packing/ordering/metrics.py
 """
 
 import difflib

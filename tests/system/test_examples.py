@@ -11,8 +11,8 @@ import torch
 
 from megatron.vlm.data.batches import IGNORED, JoinPack
 from megatron.vlm.data.dataset import ChatDataset
-from omnibal_ext.packing.index import PackedIndex
-from omnibal_ext.packing.sampler import PackBatchSampler
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.sampler import PackBatchSampler
 from tests.programs import ROOT, run_ranks
 from tests.system.test_training import make_dataset, tool
 

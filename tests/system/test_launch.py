@@ -9,7 +9,7 @@ import pytest
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from tests.system.test_training import complete, make_dataset, pack, tool
 

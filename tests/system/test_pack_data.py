@@ -10,7 +10,7 @@ import pytest
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.checksums import checksums_of
 from omnibal_ext.costs.analytic import analytic_profile
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes
 from tests.programs import run_tool

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from tests.programs import ROOT
 from tests.unit.report.subjects import planned
 

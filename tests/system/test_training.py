@@ -15,7 +15,7 @@ from megatron.vlm.data.tiles import Tiling
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading.seal import sealed

@@ -23,11 +23,11 @@ from omnibal_ext.costs.measured import EFFICIENCIES, _device
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_index
-from omnibal_ext.packing.budget import choose_budgets
 from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.corpus import Corpus, Source
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packers.budgets import choose_budgets
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading.checks import text
 from omnibal_ext.reading.document import read_lines

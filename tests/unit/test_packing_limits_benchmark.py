@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.packing_limits import least_spread, patterns_of, placed, problem_of
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.level import WAIT_ENOUGH
+from omnibal_ext.packing.options import WAIT
 from omnibal_ext.packing.packs import Packs
 from omnibal_ext.sizes import Sizes
 
@@ -57,7 +57,7 @@ def all_ways(
         sums = np.array([[sum(part) for part in zip(*((t, n, n * n) for t, n in pack), strict=True)] for pack in cut])
         for order in orders(list(range(packs))):
             dearest = sum(2 * max(costs[a], costs[b]) for a, b in order)
-            if 1 - sum(costs) / dearest <= WAIT_ENOUGH:
+            if 1 - sum(costs) / dearest <= WAIT:
                 means = np.array([(sums[a] + sums[b]) / 2 for a, b in order])
                 yield (means.std(axis=0) / deviations).max(), [cut[pack] for pair in order for pack in pair]
 

@@ -14,7 +14,7 @@ from megatron.vlm.data.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.huggingface import CONFIG, image_token_id, read_architecture, read_config
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.sizes import Sizes
 
 

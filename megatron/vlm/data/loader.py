@@ -22,8 +22,8 @@ from megatron.vlm.data.tiles import FRAMES
 from megatron.vlm.data.videos import as_films
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from megatron.vlm.preflight.machine import check_devices
 from megatron.vlm.preflight.saving import check_saving
 from megatron.vlm.weights import Weights, check_weights, starting_weights
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 
 
 @dataclass

@@ -16,7 +16,7 @@ from megatron.vlm.data.tokenizer import load_tokenizer
 from omnibal_ext.architectures.architecture import RopeScaling
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.index import PackedIndex, write_index
+from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.packs import Packs
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import made_up_manifest

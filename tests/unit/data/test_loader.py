@@ -28,8 +28,8 @@ from megatron.vlm.generate import answers_of
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
-from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from tests.unit.data.workers import Worker
 

@@ -18,7 +18,7 @@ from omnibal_ext.launch import conversations, planning
 from omnibal_ext.launch.planning import Planning
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 from tools import launch, pack_data

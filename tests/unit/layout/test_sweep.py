@@ -10,8 +10,8 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.layout.sweep import Setting, _noise, judge_setting, settings, sweep
 from omnibal_ext.layout.workload import pack_corpus
-from omnibal_ext.packing.budget import budgets_for
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packers.budgets import budgets_for
 from omnibal_ext.sizes import Sizes
 
 

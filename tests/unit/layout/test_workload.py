@@ -11,8 +11,8 @@ from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.layout.workload import pack_corpus, packs_of_index, packs_of_loads
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 

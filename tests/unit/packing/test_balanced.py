@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.corpora import UNTUNED
-from omnibal_ext.packing.balanced import pack_balanced
-from omnibal_ext.packing.isf import pack_isf
-from omnibal_ext.packing.metrics import lower_bound_packs
+from omnibal_ext.packing.ordering.metrics import lower_bound_packs
+from omnibal_ext.packing.packers.balanced import pack_balanced
+from omnibal_ext.packing.packers.isf import pack_isf
+from omnibal_ext.packing.packers.patterns import Classes, plan_patterns
 from omnibal_ext.packing.packs import pack_loads
-from omnibal_ext.packing.patterns import Classes, plan_patterns
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import assert_partition, corpora, published_files
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.corpora import heavy_tails
-from omnibal_ext.packing.baselines import pack_device_group, pack_length_group, pack_random
-from omnibal_ext.packing.dispatch import deal
-from omnibal_ext.packing.metrics import pad_ratio
+from omnibal_ext.packing.index.dispatch import deal
+from omnibal_ext.packing.ordering.metrics import pad_ratio
+from omnibal_ext.packing.packers.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.packs import Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import assert_partition, corpora

@@ -4,9 +4,9 @@ import pytest
 
 from benchmarks.corpora import single_tiles
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.balanced import pack_balanced
-from omnibal_ext.packing.budget import budgets_for, choose_budgets
-from omnibal_ext.packing.metrics import lower_bound_packs
+from omnibal_ext.packing.ordering.metrics import lower_bound_packs
+from omnibal_ext.packing.packers.balanced import pack_balanced
+from omnibal_ext.packing.packers.budgets import budgets_for, choose_budgets
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import published_files
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
-from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.histograms import bar_line
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.histograms import bar_line
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import METHODS, PackOptions
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.report.packing import PackingView

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.dispatch import EMPTY_PACK, PackStream, deal, epoch_iterations
-from omnibal_ext.packing.index import PackedIndex, write_index
-from omnibal_ext.packing.metrics import rank_loads, wait
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream, deal, epoch_iterations
+from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import made_up_manifest

@@ -14,7 +14,7 @@ import pytest
 
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
-from omnibal_ext.packing.dispatch import PackStream
+from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
 

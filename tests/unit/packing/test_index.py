@@ -12,10 +12,10 @@ import pytest
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
-from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.epoch import pack_epoch
-from omnibal_ext.packing.index import PackedIndex, write_index
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.pack_epoch import pack_epoch
 from omnibal_ext.sizes import Sizes
 
 SIZES = Sizes.from_arrays([1, 2, 3, 4, 9, 1, 0, 2], [10, 20, 30, 40, 20, 70, 5, 101])

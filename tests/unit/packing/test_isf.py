@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibal_ext.packing.isf import pack_isf
+from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import pack_loads
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import assert_partition, corpora, published_files

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from omnibal_ext.packing.metrics import dist_ratio, lower_bound_packs, pad_ratio, rank_loads, wait, waiting_share
+from omnibal_ext.packing.ordering.metrics import (
+    dist_ratio,
+    lower_bound_packs,
+    pad_ratio,
+    rank_loads,
+    wait,
+    waiting_share,
+)
 from omnibal_ext.packing.packs import Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 

@@ -9,9 +9,9 @@ import pytest
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.sampler import PackBatchSampler
 from omnibal_ext.packing.options import LAST_ITERATION, PackOptions
-from omnibal_ext.packing.sampler import PackBatchSampler
 from omnibal_ext.sizes import Sizes
 from tests.unit.packing.corpora import REPOSITORY
 

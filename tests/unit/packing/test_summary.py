@@ -18,11 +18,11 @@ import pytest
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.histograms import distributions, waste_by_kind
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.histograms import distributions, waste_by_kind
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.summary import Summary
 from omnibal_ext.sizes import Sizes
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4, "pack": 1.0}})

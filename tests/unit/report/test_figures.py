@@ -13,8 +13,8 @@ from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.dispatch import PackStream
-from omnibal_ext.packing.index import PackedIndex
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.placement import Placement
 from omnibal_ext.plan import Plan

@@ -1,0 +1,46 @@
+"""Distributions of sizes before and after packing, and waste by kind: for the tables of tools/pack_data.py."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.summary import Summary
+from omnibal_ext.packing.packs import TILES, TOKENS
+
+LINE_BINS, BLOCKS = 32, " ▁▂▃▄▅▆▇█"
+
+
+def distributions(index: PackedIndex, corpus: Corpus, summary: Summary) -> list[tuple[str, NDArray[Any]]]:
+    """Return what there is a histogram of: samples before, packs of epoch 0 after."""
+    loads = np.asarray(index.loads[: summary.packs])
+    return [
+        ("Tiles of a sample", corpus.sizes.tiles),
+        ("Tokens of a sample", corpus.sizes.tokens),
+        (f"Tiles of a pack (budget {summary.vit_budget})", loads[:, TILES]),
+        (f"Tokens of a pack (budget {summary.llm_budget})", loads[:, TOKENS]),
+        ("Samples of a pack", np.diff(index.pack_offsets[: summary.packs + 1])),
+    ]
+
+
+def waste_by_kind(summary: Summary) -> list[tuple[str, float]]:
+    """Return the share of work or room that is lost, for each way to lose it."""
+    tokens = sum(source["tokens"] for source in summary.sources)
+    tiles = sum(source["tiles"] for source in summary.sources)
+    return [
+        ("padding inside packs", summary.pad_ratio),
+        ("tiles of the budget unused", 1 - tiles / max(1, summary.packs * summary.vit_budget)),
+        ("tokens of the budget unused", 1 - tokens / max(1, summary.packs * summary.llm_budget)),
+        ("ranks waiting: ViT", summary.dist_ratio_vit),
+        ("ranks waiting: LLM", summary.dist_ratio_llm),
+        ("ranks waiting: attention", summary.dist_ratio_attention),
+    ]
+
+
+def bar_line(values: NDArray[Any]) -> str:
+    """Draw a distribution of whole numbers in one line of text, from the least to the greatest value."""
+    low, high = int(values.min()), int(values.max())
+    heights = np.bincount((values.astype(np.int64) - low) * LINE_BINS // (high - low + 1), minlength=LINE_BINS)
+    return "".join(BLOCKS[-(-int(height) * (len(BLOCKS) - 1) // int(heights.max()))] for height in heights)

@@ -1,0 +1,91 @@
+"""What the manifest of a packed index must hold, as data; and its own hash."""
+
+from typing import Any
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.costs import COSTS
+from omnibal_ext.packing.options import LAST_ITERATION, METHODS
+from omnibal_ext.packing.packs import LOADS
+from omnibal_ext.reading.checks import (
+    MOST_ITEMS,
+    anything,
+    finite,
+    flag,
+    listing,
+    mapping,
+    maybe,
+    one_of,
+    record,
+    text,
+    whole,
+)
+from omnibal_ext.reading.seal import check_seal
+
+VERSION, READABLE, SEALED = 3, (1, 2, 3), 3
+FILES = ("pack_loads.npy", "pack_offsets.npy", "rejected.jsonl", "sample_ids.npy")
+MOST_PACKS = 2**40
+MOST_BATCH = 2**20
+
+_MANIFEST = record(
+    {
+        "packs": whole(0, MOST_PACKS),
+        "samples": whole(0, MOST_PACKS),
+        "method": one_of(*METHODS),
+        "vit_budget": whole(),
+        "llm_budget": whole(),
+        "sample_vit_budget": whole(),
+        "sample_llm_budget": whole(),
+        "global_batch": whole(1, MOST_BATCH),
+        "pad": flag,
+        "seed": whole(),
+        "last_iteration": one_of(*LAST_ITERATION),
+        "epoch_packs": listing(whole(1, MOST_PACKS), least=1),
+        "rejected": whole(),
+        "sources": listing(record({"name": text, "samples": whole(), "weight": finite()})),
+        "built_from": mapping(anything),
+        "checksums": record(dict.fromkeys(FILES, text)),
+    },
+    {
+        "data_parallel_size": whole(1, MOST_BATCH),
+        "micro_batches": whole(1, MOST_BATCH),
+        "samples_per_pack": whole(1),
+        "pipeline_model_parallel_size": maybe(whole(1)),
+        "loads": listing(text, least=len(LOADS), most=64),
+        "costs": COSTS,
+        "epoch_parts": listing(listing(whole(0, MOST_PACKS), most=MOST_ITEMS)),
+        "one_sum": flag,
+        "budgets": mapping(whole()),
+        "epochs": maybe(whole(1)),
+        "seconds": finite(),
+        "wait": finite(),
+    },
+)
+
+
+def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
+    """The manifest, if all of it is as `write_index` writes it. Raises UserError naming the field at fault."""
+    version = manifest.get("version") if isinstance(manifest, dict) else None
+    if not (isinstance(version, int) and version in READABLE):
+        raise UserError(f"is no packed index of version {VERSION}")
+    if version >= SEALED:
+        check_seal(manifest)
+    checked: dict[str, Any] = _MANIFEST(place, manifest)
+    _check_counts(checked)
+    return checked
+
+
+def _check_counts(manifest: dict[str, Any]) -> None:
+    """Epochs make up the packs, and their parts no more than they have."""
+    epochs, batch = manifest["epoch_packs"], manifest["global_batch"]
+    if sum(epochs) != manifest["packs"]:
+        raise UserError(f"epoch_packs are {sum(epochs)} packs of {manifest['packs']}")
+    parts = manifest.get("epoch_parts", [])
+    if parts and len(parts) != len(epochs):
+        raise UserError(f"epoch_parts are of {len(parts)} epochs, epoch_packs of {len(epochs)}")
+    for epoch, (groups, packs) in enumerate(zip(parts, epochs, strict=False)):
+        if sum(groups) > packs // batch:
+            raise UserError(f"epoch_parts[{epoch}] are {sum(groups)} groups of {batch} packs, more than its {packs}")
+    if (loads := tuple(manifest.get("loads", LOADS)))[: len(LOADS)] != LOADS:
+        raise UserError(f"loads must begin with {', '.join(LOADS)}, got {', '.join(map(repr, loads[: len(LOADS)]))}")
+    if set(manifest["checksums"]) != set(FILES):
+        raise UserError(f"checksums must be those of {', '.join(FILES)}")

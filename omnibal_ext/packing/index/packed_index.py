@@ -1,0 +1,186 @@
+"""The packed index on disk: written once, memory-mapped, checked by hash.
+
+manifest.json       version, counts, budgets, seed, hashes of what it was built from, checksums of the arrays
+pack_offsets.npy    int64 [P + 1]
+sample_ids.npy      int64 [N]
+pack_loads.npy      int64 [P, K]: what the device runs for each pack: tiles, tokens, sum(length^2), further sizes
+rejected.jsonl      one line a sample left out, with the reason
+
+Version 1 has three loads, and epochs of one part; from version 3 on the manifest has its own hash.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.checksums import checksums_of, verify_checksums
+from omnibal_ext.errors import UserError
+from omnibal_ext.folders import building
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.index.manifest import VERSION, check_manifest
+from omnibal_ext.packing.packs import LOADS, Packs
+from omnibal_ext.reading.arrays import map_array
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.seal import sealed
+
+REMEDY = "pack again with tools/pack_data.py"
+
+
+class PackedIndex:
+    """An open index. Opening reads the manifest and where packs begin; arrays are memory-mapped."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.pack_offsets = _map(folder, "pack_offsets", (manifest["packs"] + 1,))
+        self.sample_ids = _map(folder, "sample_ids", (manifest["samples"],))
+        self.load_names = tuple(manifest.get("loads", LOADS))
+        self.loads = _map(folder, "pack_loads", (manifest["packs"], len(self.load_names)))
+        costs = manifest.get("costs")
+        self.costs = PackCosts.from_record(costs) if costs else PackCosts.of_model()
+        ends = self.pack_offsets[[0, -1]].tolist()
+        if ends != [0, manifest["samples"]] or (self.pack_offsets[1:] <= self.pack_offsets[:-1]).any():
+            raise UserError(
+                f"{folder / 'pack_offsets.npy'}: packs do not follow each other to the last sample; {REMEDY}"
+            )
+        if self.loads.size and self.loads.min() < 0:
+            raise UserError(f"{folder / 'pack_loads.npy'}: a load is {self.loads.min()}, below 0; {REMEDY}")
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "PackedIndex":
+        """Open a folder that `write_index` made.
+
+        Raises:
+            UserError: the folder holds no index, one of another version, or arrays of other shapes than it says.
+        """
+        folder = Path(folder)
+        return cls(folder, read_json(folder / "manifest.json", check_manifest, REMEDY))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process opens the folder anew: a pickled memory map would carry the whole array."""
+        return PackedIndex.open, (self.folder,)
+
+    @property
+    def num_packs(self) -> int:
+        """Packs in the index (of all its epochs, when epochs were packed apart)."""
+        return int(self.manifest["packs"])
+
+    @property
+    def global_batch(self) -> int:
+        """Packs of one iteration: data-parallel ranks x micro-batches."""
+        return int(self.manifest["global_batch"])
+
+    @property
+    def pad(self) -> bool:
+        """Whether the samples of a pack are padded to the longest one (the baselines) or follow each other (THD)."""
+        return bool(self.manifest["pad"])
+
+    @property
+    def vit_budget(self) -> int:
+        """Most tiles of a pack."""
+        return int(self.manifest["vit_budget"])
+
+    @property
+    def llm_budget(self) -> int:
+        """Most tokens of a pack, padding included."""
+        return int(self.manifest["llm_budget"])
+
+    def seconds(self, packs: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return what ranks wait for: seconds of some packs in each part of the model, or in all, [packs, parts]."""
+        return self.costs.waited_for(np.asarray(self.loads[packs]), self.load_names, bool(self.manifest.get("one_sum")))
+
+    def samples(self, pack: int) -> NDArray[np.int64]:
+        """Return the sample numbers of one pack."""
+        if not 0 <= pack < self.num_packs:
+            raise IndexError(f"pack {pack} of {self.num_packs}")
+        return np.asarray(self.sample_ids[self.pack_offsets[pack] : self.pack_offsets[pack + 1]])
+
+    def verify(self) -> None:
+        """Read every byte and compare with the checksums of the manifest. Raises UserError naming the file."""
+        verify_checksums(self.folder, self.manifest["checksums"], REMEDY)
+
+    def check_samples(self, count: int) -> None:
+        """Raise UserError if a pack names a sample beyond the `count` of the dataset."""
+        if len(self.sample_ids) and not 0 <= self.sample_ids.min() <= self.sample_ids.max() < count:
+            odd = self.sample_ids.min() if self.sample_ids.min() < 0 else self.sample_ids.max()
+            raise UserError(f"{self.folder / 'sample_ids.npy'}: names sample {odd} of {count}; {REMEDY}")
+
+    def check(self, expected: Mapping[str, Any]) -> None:
+        """Compare fields of the manifest with what the caller has; nested fields are written `built_from.seed`.
+
+        Raises:
+            UserError: naming the first field that differs, the innermost one of nested fields, and both values.
+        """
+        for field, wanted in expected.items():
+            found: Any = self.manifest
+            for key in field.split("."):
+                found = found.get(key) if isinstance(found, dict) else None
+            for name, one, other in _differences(field, found, wanted):
+                raise UserError(f"{self.folder}: {name} is {one!r:.100}, expected {other!r:.100}: pack again")
+
+
+def write_index(
+    folder: str | Path,
+    packs: Packs,
+    loads: NDArray[np.int64],
+    manifest: Mapping[str, Any],
+    rejected: Iterable[Mapping[str, Any]],
+    over: bool = False,
+) -> PackedIndex:
+    """Write an index beside `folder`, then put it in place in one step; return it open.
+
+    `packs` are in dispatch order, `manifest` has what cannot be read off them (seed, budgets, hashes...).
+
+    Raises:
+        UserError: `folder` exists and is neither empty nor an index, or one of other content, unless written `over`.
+    """
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()) and not (folder / "pack_offsets.npy").exists():
+        raise UserError(f"{folder}: exists and is no packed index: choose another --output-dir")
+    with building(folder) as new:
+        arrays = {"pack_offsets": packs.pack_offsets, "sample_ids": packs.sample_ids, "pack_loads": loads}
+        for name, array in arrays.items():
+            np.save(new / f"{name}.npy", array.astype(np.int64, copy=False), allow_pickle=False)
+        with (new / "rejected.jsonl").open("w", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(line) + "\n" for line in rejected)
+        written = {"version": VERSION, "packs": len(packs), "samples": len(packs.sample_ids), **manifest}
+        written["checksums"] = checksums_of(new, sorted(path.name for path in new.iterdir()))
+        if not over:
+            refuse_other(folder, written)
+        (new / "manifest.json").write_text(json.dumps(sealed(written), indent=1) + "\n", encoding="utf-8")
+    return PackedIndex.open(folder)
+
+
+def refuse_other(folder: Path, wanted: Mapping[str, Any]) -> None:
+    """Raise UserError if there is an index that differs in one of the fields wanted of its manifest."""
+    path, remedy = folder / "manifest.json", "choose another --output-dir, or remove this one"
+    if not path.exists():
+        return
+    found = read_json(path, check_manifest, remedy)
+    as_written = sealed(wanted)
+    for name, one, other in _differences("", found, {name: as_written[name] for name in wanted}):
+        raise UserError(
+            f"{folder}: holds an index whose {name.lstrip('.')} is {one!r:.100}, not {other!r:.100}, and a run on it "
+            f"could not be resumed without it; {remedy}"
+        )
+
+
+def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the innermost fields of two values that differ: name, and both values."""
+    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
+        for key in wanted:
+            yield from _differences(f"{name}.{key}", found.get(key), wanted[key])
+    elif found != wanted:
+        yield name, found, wanted
+
+
+def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    path = folder / f"{name}.npy"
+    array = map_array(path, REMEDY)
+    if array.shape != shape or array.dtype != np.int64:
+        raise UserError(f"{path}: has shape {array.shape} of {array.dtype}, not {shape} of int64; {REMEDY}")
+    return array

@@ -1,0 +1,168 @@
+"""What a packed index is worth, measured before any GPU is booked."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.ordering import metrics
+from omnibal_ext.packing.ordering.spread import Features, missing_kinds, over, pack_features, random_spread, spread_of
+from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, Packs, pack_loads
+
+Ints = NDArray[np.int64]
+
+MOST_SAMPLES = 200_000  # by which a random order of samples is known well enough
+
+
+def reject_names(budgets: Iterable[str]) -> dict[int, str]:
+    """Return the reasons why a sample is left out, by number; further `budgets` count from 3."""
+    return {number: f"too many {name}" for number, name in enumerate(("tiles", "tokens", *budgets), 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What came out; the fields that `tools/pack_data.py --json` prints. Counts and ratios are those of epoch 0."""
+
+    packs: int
+    samples: int
+    """Samples packed; one that a weight repeats counts each time."""
+    rejected: int
+    lower_bound_packs: int
+    vit_budget: int
+    llm_budget: int
+    pad_ratio: float
+    dist_ratio_vit: float
+    dist_ratio_llm: float
+    dist_ratio_attention: float
+    iterations: int
+    filled_packs: int
+    """Places of the last iteration filled from the next epoch or with empty packs."""
+    samples_per_pack: float
+    longest_tiles: int
+    longest_tokens: int
+    tokens_per_iteration: float
+    wasted_work: float
+    """Share of rank-time lost to padding and to waiting for the fullest rank, the mean of tiles and tokens."""
+    wait: float
+    """Share of device time spent waiting for the fullest rank of each part of the model, in seconds of the costs."""
+    wait_last: float
+    """The same of the epoch's last iteration alone, whose packs fill no group."""
+    spread_sizes: float
+    """Spread over iterations of sizes and supervised tokens, over that of a random order of samples; the largest."""
+    spread_sources: float
+    """The same of the shares of sources and of text-only samples."""
+    spread_sizes_of_packs: float
+    """Spread of sizes over that of a random order of the packs as they were found, before they were made even."""
+    spread_sources_of_packs: float
+    kinds_missing: float
+    """Share of iterations without any sample of the kind (text-only, or of a source) that is missing most."""
+    kinds_missing_random: float
+    """The same, expected of a random order of samples."""
+    seconds: float
+    samples_per_second: float
+    rejected_by_reason: dict[str, int]
+    sources: list[dict[str, Any]]
+
+
+def summarise(
+    index: PackedIndex, corpus: Corpus, reasons: NDArray[np.int8], seconds: float, found: Packs | None = None
+) -> Summary:
+    """Measure epoch 0 of an index; `reasons` is 0 for samples that were packed, `found` are packs before evening."""
+    count = int(index.manifest["epoch_packs"][0])
+    packs = Packs(index.pack_offsets[: count + 1], index.sample_ids[: index.pack_offsets[count]])
+    loads = np.asarray(index.loads)
+    packed = corpus.sizes.take(packs.sample_ids)
+    iterations = epoch_iterations(
+        PackStream(index, index.manifest["data_parallel_size"], index.manifest["micro_batches"])
+    )
+    spreads = _spreads(index, corpus, packs, iterations, found)
+    of_ranks = metrics.rank_loads(iterations, index.seconds(np.arange(index.num_packs)))
+    ranks = [metrics.rank_loads(iterations, loads[:, load]) for load in (TILES, TOKENS, ATTENTION)]
+    padding = float(1.0 - packed.tokens.sum() / loads[:count, TOKENS].sum())
+    waiting = [metrics.waiting_share(load) for load in ranks[:2]]
+    longest = loads[:count].max(axis=0)
+    names = reject_names(index.manifest["budgets"])
+    return Summary(
+        packs=count,
+        samples=len(packed),
+        rejected=int(np.count_nonzero(reasons)),
+        lower_bound_packs=metrics.lower_bound_packs(packed, index.vit_budget, index.llm_budget),
+        vit_budget=index.vit_budget,
+        llm_budget=index.llm_budget,
+        pad_ratio=metrics.pad_ratio(packs, corpus.sizes, index.pad),
+        dist_ratio_vit=metrics.dist_ratio(ranks[TILES]),
+        dist_ratio_llm=metrics.dist_ratio(ranks[TOKENS]),
+        dist_ratio_attention=metrics.dist_ratio(ranks[ATTENTION]),
+        iterations=len(iterations),
+        filled_packs=iterations.size - count,
+        samples_per_pack=len(packed) / count,
+        longest_tiles=int(longest[TILES]),
+        longest_tokens=int(longest[TOKENS]),
+        tokens_per_iteration=float(packed.tokens.sum() / len(iterations)),
+        wasted_work=(waiting[TILES] + 1.0 - (1.0 - waiting[TOKENS]) * (1.0 - padding)) / 2,
+        wait=metrics.wait(of_ranks),
+        wait_last=metrics.wait(of_ranks[-1:]),
+        **spreads,
+        seconds=seconds,
+        samples_per_second=len(index.sample_ids) / seconds,
+        rejected_by_reason={reason: int(np.sum(reasons == key)) for key, reason in names.items() if key in reasons},
+        sources=_source_counts(corpus, packs.sample_ids, reasons),
+    )
+
+
+def _spreads(
+    index: PackedIndex, corpus: Corpus, packs: Packs, iterations: Ints, found: Packs | None
+) -> dict[str, float]:
+    """Say how much whole iterations differ, against random orders of samples and of packs as they were found."""
+    count, samples = len(packs), len(packs.sample_ids)
+    whole = iterations[((iterations >= 0) & (iterations < count)).all(axis=(1, 2))].reshape(-1, index.global_batch)
+    features = _features(corpus, packs, index)
+    few = packs.sample_ids[:: -(-samples // MOST_SAMPLES)]
+    each = _features(corpus, Packs(np.arange(len(few) + 1), few), index)
+    before = features if found is None else _features(corpus, found, index)
+    drawn = samples / count * index.global_batch
+    spread = spread_of(whole, features.values)
+    by_samples = over(spread, random_spread(each.values, drawn, samples))
+    by_packs = over(spread, random_spread(before.values, index.global_batch, count))
+    sizes = features.sizes
+    missing, expected = missing_kinds(whole, features.has), (1 - each.has.mean(axis=0)) ** drawn
+    worst = int(np.argmax(missing - expected)) if len(missing) else -1
+    return {
+        "spread_sizes": float(by_samples[:sizes].max()),
+        "spread_sources": float(by_samples[sizes:].max(initial=0.0)),
+        "spread_sizes_of_packs": float(by_packs[:sizes].max()),
+        "spread_sources_of_packs": float(by_packs[sizes:].max(initial=0.0)),
+        "kinds_missing": float(missing[worst]) if len(missing) else 0.0,
+        "kinds_missing_random": float(expected[worst]) if len(missing) else 0.0,
+    }
+
+
+def _features(corpus: Corpus, packs: Packs, index: PackedIndex) -> Features:
+    return pack_features(corpus, packs, pack_loads(packs, corpus.sizes, index.pad), index.load_names)
+
+
+def _source_counts(corpus: Corpus, samples: Ints, reasons: NDArray[np.int8]) -> list[dict[str, Any]]:
+    """Count for each source what came in, what an epoch packs and what was left out."""
+    times = np.bincount(samples, minlength=len(corpus.sizes))
+    counts, first = [], 0
+    for source in corpus.sources:
+        own = slice(first, first + source.samples)
+        counts.append(
+            {
+                "source": source.name,
+                "weight": source.weight,
+                "samples": source.samples,
+                "text_only": int(np.count_nonzero(corpus.sizes.tiles[own] == 0)),
+                "rejected": int(np.count_nonzero(reasons[own])),
+                "packed": int(times[own].sum()),
+                "tiles": int(times[own] @ corpus.sizes.tiles[own]),
+                "tokens": int(times[own] @ corpus.sizes.tokens[own]),
+            }
+        )
+        first += source.samples
+    return counts

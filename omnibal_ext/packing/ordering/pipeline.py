@@ -1,0 +1,156 @@
+"""Packs of a corpus, or of a part of it, as they run: even packs, level ranks, iterations that look like the corpus."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering.deal_to_ranks import deal, deal_level, stored_order
+from omnibal_ext.packing.ordering.even_packs import even_packs, worth_evening
+from omnibal_ext.packing.ordering.level_ranks import level_ranks, set_aside
+from omnibal_ext.packing.ordering.metrics import rank_loads, wait
+from omnibal_ext.packing.ordering.order_iterations import order_iterations
+from omnibal_ext.packing.ordering.spread import Features, pack_features
+from omnibal_ext.packing.ordering.swap_samples import Samples, swap_samples, worth_swapping
+from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+SPENT = 0.96  # of what may be waited: what the last iteration of an epoch waits is an estimate
+OF_PACKS = 0.5  # share of the time for evening, where ranks run several
+
+
+def ordered(
+    corpus: Corpus,
+    found: Packs,
+    options: PackOptions,
+    costs: PackCosts,
+    seed: int,
+    kin: Ints | None = None,
+    others: Packs | None = None,
+) -> Packs:
+    """Return packs by iteration, those that fill none last.
+
+    1. Let packs cost the same; then ranks, where several run several packs each in an iteration.
+    2. Order them, so that ranks wait for no more than `options.wait` and iterations look like the corpus.
+    3. Let samples change iterations, one for one, where these look more like it then.
+
+    What packs as found differ by is what counts as much in each feature.
+
+    Args:
+        kin: number of each pack, ascending; only packs of the same number exchange samples, [P]. Without, all do.
+        others: packs that the same samples are in; packs that hold one are not left for last, if the others suffice.
+    """
+    kin = np.zeros(len(found), np.int64) if kin is None else kin
+    part, effort = _Part(corpus, options, costs, seed), options.seconds
+    several = options.micro_batches > 1 and options.data_parallel_size > 1  # one rank alone waits for nobody
+    packs = part.even(found, kin, np.arange(len(found)), OF_PACKS if several else 1.0)
+    seconds = part.seconds(packs)
+    aside, run = set_aside(seconds, len(packs) % options.global_batch, _holds(packs, others))
+    if len(run) == 0:
+        return packs.reordered(aside)
+    ranks = level_ranks(seconds, run, options.micro_batches, seed, effort)
+    if several:
+        runs_on = np.full(len(packs), -1, np.int64)
+        runs_on[ranks] = np.arange(len(ranks))[:, None]
+        packs = part.even(packs, kin, runs_on, 1 - OF_PACKS)
+        seconds = part.seconds(packs)
+    deviations = part.features(found).deviations()
+    features = part.features(packs).scaled(deviations)
+    limit = _left_to_wait(seconds, aside, run, options)
+    dealt = order_iterations(seconds, features, ranks, options.data_parallel_size, limit, seed, effort)
+    order = np.concatenate([stored_order(dealt).ravel(), aside])
+    return part.swapped(packs.reordered(order), kin[order], deviations, limit)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What packs are made of and for; what takes a pass over all samples is read once, and only if it is needed."""
+
+    corpus: Corpus
+    options: PackOptions
+    costs: PackCosts
+    seed: int
+
+    @cached_property
+    def budgeted(self) -> tuple[Ints, Ints]:
+        """The sizes of samples that have a budget, [N, K], and the budgets [K]."""
+        sizes, options = self.corpus.sizes, self.options
+        limits = {name: budget for name, budget in options.budgets.items() if budget}
+        columns = [sizes.tiles.astype(np.int64), sizes.tokens, *(sizes.more[name] for name in limits)]
+        return np.column_stack(columns), np.array([options.vit_budget, options.llm_budget, *limits.values()])
+
+    @cached_property
+    def of_samples(self) -> Floats:
+        """Seconds that each sample adds to its pack, [N, parts]."""
+        return self.costs.of_samples(self.corpus.sizes, self.options.one_sum)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Sizes of a pack."""
+        return (*LOADS, *self.corpus.sizes.more)
+
+    def seconds(self, packs: Packs) -> Floats:
+        """Seconds of packs in the parts that ranks wait for, [P, parts]."""
+        return self.costs.waited_for(pack_loads(packs, self.corpus.sizes), self.names, self.options.one_sum)
+
+    def features(self, packs: Packs) -> Features:
+        """What iterations should have as much of as others."""
+        return pack_features(self.corpus, packs, pack_loads(packs, self.corpus.sizes), self.names)
+
+    def even(self, packs: Packs, kin: Ints, ranks: Ints, share: float) -> Packs:
+        """Let ranks cost as much as each other, in a share of the time for it; `ranks` [P] run the packs."""
+        effort = share * self.options.seconds
+        if not worth_evening(packs, effort):
+            return packs
+        return even_packs(packs, *self.budgeted, self.of_samples, ranks, kin, self.seed, effort)
+
+    def swapped(self, packs: Packs, kin: Ints, deviations: Floats, limit: float) -> Packs:
+        """Let samples change places between packs that fill iterations as they stand; the last ones may fill none."""
+        whole = len(packs) // self.options.global_batch * self.options.global_batch
+        run, last = packs.part(0, whole), packs.part(whole, len(packs))
+        if not worth_swapping(len(run.sample_ids), self.options.seconds):
+            return packs
+        dealt = deal(np.arange(whole).reshape(-1, self.options.global_batch), self.options.data_parallel_size)
+        samples, limits = self._samples(run, packs.sample_ids, deviations), self.budgeted[1]
+        given = kin[:whole], dealt, limit, self.seed, self.options.seconds
+        return Packs.concatenate([swap_samples(run, samples, limits, self.seconds(run), *given), last])
+
+    def _samples(self, run: Packs, ids: Ints, deviations: Floats) -> Samples:
+        """Return what each sample of the packs that run adds to its pack; features are those of all `ids`."""
+        each = self.features(Packs(np.arange(len(ids) + 1), ids))
+        deviations, held = deviations[: each.values.shape[1]], slice(0, len(run.sample_ids))
+        features = np.ascontiguousarray(each.values[held][:, deviations > 0] / deviations[deviations > 0])
+        own = run.sample_ids
+        return Samples(self.budgeted[0][own], self.of_samples[own], features, each.has[held])
+
+
+def _left_to_wait(seconds: Floats, aside: Ints, run: Ints, options: PackOptions) -> float:
+    """Return what whole iterations may wait, so that the epoch's last one, of the packs set aside, is paid for as well.
+
+    It is filled with packs of one of these iterations, of which each rank has M that make up for each other: here as
+    many of each of M stretches of an order of cost, which is about what it will be. Half of what may be waited is left.
+    """
+    may, micro_batches = SPENT * options.wait, options.micro_batches
+    missing = options.global_batch - len(aside)
+    if len(aside) == 0 or options.last_iteration == "empty":
+        return may
+    by_cost = run[np.argsort(seconds[run].sum(axis=1), kind="stable")]
+    turns = np.arange(missing)
+    middles = (2 * (turns % micro_batches) + 1) * len(run) // (2 * micro_batches)
+    others = by_cost[np.minimum(middles + turns // micro_batches, len(run) - 1)]
+    last = deal_level(seconds, np.concatenate([aside, others])[None], options.data_parallel_size)
+    beyond = wait(rank_loads(last, seconds)) - may
+    return may - min(max(0.0, beyond / (len(run) // options.global_batch)), may / 2)
+
+
+def _holds(packs: Packs, others: Packs | None) -> NDArray[np.bool_] | None:
+    """Return which packs hold a sample of some others, if there are others."""
+    if others is None or len(others) == 0:
+        return None
+    return np.logical_or.reduceat(np.isin(packs.sample_ids, others.sample_ids), packs.pack_offsets[:-1])

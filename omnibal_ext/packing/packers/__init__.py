@@ -1,0 +1,1 @@
+"""Samples to packs: the packers, and the budgets they keep."""

@@ -1,0 +1,120 @@
+"""Choose the budgets of a pack: the pair that wastes least, around the ratio of tokens to tiles that the data has."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.ordering.metrics import lower_bound_packs
+from omnibal_ext.packing.packers.balanced import pack_balanced
+from omnibal_ext.sizes import Sizes
+
+STEP = 64  # token budgets are multiples of it
+TRIED_SAMPLES = 20_000  # packed for each pair; a pair's waste hardly depends on how many there are
+ROOM = (1.0, 1.02, 1.06)  # token budget over what the tile budget holds on average
+MOST_TILE_BUDGETS = 8
+TIMES = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # token budgets of a sweep, over the longest sample
+NEAR_BOUND = 1.004  # packs over lower bound; a pair above it is taken only where none is below
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One pair of budgets and what came of it."""
+
+    vit_budget: int
+    llm_budget: int
+    packs_over_bound: float
+    waste: float
+    """Share of both budgets that packs leave unused, the mean of tiles and tokens."""
+    samples_per_pack: float
+
+
+def choose_budgets(
+    sizes: Sizes,
+    vit_budget: int | None = None,
+    llm_budget: int | None = None,
+    *,
+    max_llm_budget: int | None = None,
+    samples_per_pack: float = 4.0,
+    seed: int = 0,
+) -> tuple[Trial, list[Trial]]:
+    """Search for the budgets left open (None); return the best pair and all that were tried, best first.
+
+    1. List tile budgets from 3/4 to 5/4 of what `samples_per_pack` samples have (or `max_llm_budget` tokens, if that is
+       less), none below the largest sample.
+    2. List token budgets for each: what so many tiles have on average, and a little more.
+    3. Pack a part of the samples with each pair.
+    4. Take the pair with the least waste among those whose packs are near the lower bound.
+
+    Raises:
+        UserError: the largest sample does not fit `max_llm_budget`.
+    """
+    most_tokens = int(sizes.tokens.max())
+    if max_llm_budget is not None and most_tokens > max_llm_budget:
+        raise UserError(
+            f"the longest sample has {most_tokens} tokens, --max-llm-budget is {max_llm_budget}: raise it, or give "
+            "--llm-budget to leave longer samples out"
+        )
+    part = sizes
+    if len(sizes) > TRIED_SAMPLES:
+        part = sizes.take(np.random.default_rng(seed).choice(len(sizes), TRIED_SAMPLES, replace=False))
+    pairs = _pairs(sizes, vit_budget, llm_budget, max_llm_budget, samples_per_pack)
+    trials = [_try(part, vit, llm) for vit, llm in pairs]
+    trials.sort(key=lambda trial: (trial.packs_over_bound > NEAR_BOUND, trial.waste, trial.vit_budget))
+    return trials[0], trials
+
+
+def budgets_for(sizes: Sizes) -> list[tuple[int, int]]:
+    """(tiles, tokens) of packs worth a try: tokens from the longest sample's to four times as many, and the tiles that
+    waste least with each."""
+    longest = int(sizes.tokens.max())
+    tokens = [_in_steps(longest * times) for times in TIMES]
+    return [(choose_budgets(sizes, llm_budget=budget)[0].vit_budget, budget) for budget in tokens]
+
+
+def _in_steps(tokens: float) -> int:
+    """The next multiple of `STEP`."""
+    return -(-int(tokens) // STEP) * STEP
+
+
+def _pairs(
+    sizes: Sizes, vit_budget: int | None, llm_budget: int | None, max_llm_budget: int | None, samples_per_pack: float
+) -> list[tuple[int, int]]:
+    most_tiles, most_tokens = int(sizes.tiles.max()), int(sizes.tokens.max())
+    mean_tiles, mean_tokens = float(sizes.tiles.mean()), float(sizes.tokens.mean())
+    limit = llm_budget or max_llm_budget
+    if vit_budget is not None:
+        vits = [vit_budget]
+    elif most_tiles == 0:
+        vits = [0]
+    else:
+        aim = samples_per_pack * mean_tiles
+        if llm_budget is not None:
+            aim = llm_budget * mean_tiles / mean_tokens
+        elif limit is not None:
+            aim = min(aim, limit * mean_tiles / mean_tokens)
+        low = max(most_tiles, round(0.75 * aim))
+        high = max(round(1.25 * aim), low + low // 4)
+        vits = sorted(set(np.linspace(low, high, MOST_TILE_BUDGETS).round().astype(int).tolist()))
+    if llm_budget is not None:
+        return [(vit, llm_budget) for vit in vits]
+    pairs = set()
+    for vit in vits:
+        average = vit * mean_tokens / mean_tiles if mean_tiles > 0 and vit > 0 else samples_per_pack * mean_tokens
+        for room in ROOM:
+            llm = max(_in_steps(average * room), most_tokens)
+            pairs.add((vit, min(llm, limit) if limit is not None else llm))
+    return sorted(pairs)
+
+
+def _try(sizes: Sizes, vit_budget: int, llm_budget: int) -> Trial:
+    fits = np.flatnonzero((sizes.tiles <= vit_budget) & (sizes.tokens <= llm_budget))
+    if len(fits) == 0:
+        raise UserError(f"no sample fits {vit_budget} tiles and {llm_budget} tokens: raise the budgets")
+    sizes = sizes.take(fits)
+    packs = len(pack_balanced(sizes, vit_budget, llm_budget, seed=0, fine=False))
+    used = [float(sizes.tokens.sum() / (packs * llm_budget))]
+    if vit_budget > 0:
+        used.append(float(sizes.tiles.sum() / (packs * vit_budget)))
+    bound = lower_bound_packs(sizes, vit_budget, llm_budget)
+    return Trial(vit_budget, llm_budget, packs / bound, 1.0 - float(np.mean(used)), len(sizes) / packs)

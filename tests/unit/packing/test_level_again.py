@@ -1,0 +1,86 @@
+"""An index levelled again for other ranks: nobody waits, no epoch loses a pack, and what ran before stays as it ran."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.level_again import Ranks, level_again, write_levelled
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering.metrics import rank_loads, wait
+from omnibal_ext.sizes import Sizes
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> PackedIndex:
+    """Eight ranks of four packs; an epoch has parts, for one source is seen twice, and ends within an iteration."""
+    generator = np.random.default_rng(0)
+    tiles = generator.integers(0, 7, 6_000)
+    sizes = Sizes.from_arrays(tiles, tiles * 256 + generator.lognormal(5.3, 0.8, 6_000).astype(int).clip(8, 1500))
+    corpus = Corpus(sizes, (Source("a", 4_000), Source("b", 2_000, 2.0)))
+    options = PackOptions(vit_budget=12, llm_budget=4096, data_parallel_size=8, micro_batches=4, seconds=0.3)
+    return build_index(corpus, tmp_path_factory.mktemp("packs") / "index", options)[0]
+
+
+def levelled(index: PackedIndex, ranks: Ranks, since: int) -> tuple[PackStream, PackStream]:
+    """The stream before and after."""
+    before = PackStream(index, *ranks)
+    path = write_levelled(index, ranks, level_again(index, before.order, ranks, since))
+    after = PackStream(index, *ranks)
+    path.unlink()
+    return before, after
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(16, 0.003), (32, 0.0045)])  # one pack a rank cannot make up for itself
+def test_more_ranks_wait_no_longer_than_may_be(index: PackedIndex, ranks: int, most: float) -> None:
+    before, after = levelled(index, Ranks(ranks, 32 // ranks, "next_epoch"), 0)
+    seconds, groups = index.seconds(np.arange(index.num_packs)), index.num_packs // 32 - 1
+    waits = [wait(rank_loads(stream.iterations(0, groups), seconds)) for stream in (before, after)]
+    assert waits[1] <= most < waits[0] / 2
+
+
+def test_what_is_left_of_the_running_epoch_waits_no_longer_either(index: PackedIndex) -> None:
+    before, after = levelled(index, Ranks(16, 2, "next_epoch"), 5)
+    seconds, groups = index.seconds(np.arange(index.num_packs)), index.num_packs // 32 - 1
+    waits = [wait(rank_loads(stream.iterations(5, groups), seconds)) for stream in (before, after)]
+    assert waits[1] < waits[0] / 2
+
+
+@pytest.mark.parametrize("last_iteration", ["next_epoch", "empty"])
+@pytest.mark.parametrize("since", [0, 1, 17, 40, 75])
+def test_each_epoch_runs_each_pack_once_and_what_ran_before_is_as_it_was(
+    index: PackedIndex, since: int, last_iteration: str
+) -> None:
+    before, after = levelled(index, Ranks(16, 2, last_iteration), since)
+    assert all(np.array_equal(before.iteration(number), after.iteration(number)) for number in range(since))
+    assert not np.array_equal(before.iterations(since, since + 30), after.iterations(since, since + 30))
+    starts = [before.order.start_of(epoch) for epoch in range(4)]
+    ran = after.iterations(0, -(-starts[3] // 32)).reshape(-1, 32)
+    for start, end in pairwise(starts):  # an iteration in which two epochs meet is of both
+        own = ran[-(-start // 32) : end // 32]
+        assert np.bincount(own[own >= 0]).max() == 1
+        both = ran[start // 32 : -(-end // 32)]
+        assert len(np.unique(both[both >= 0])) == index.num_packs
+    counts = np.bincount(ran[ran >= 0], minlength=index.num_packs)
+    assert counts.min() == 3
+    assert counts.sum() - 3 * index.num_packs == (-starts[3] % 32 if last_iteration == "next_epoch" else 0)
+
+
+def test_an_order_that_a_run_may_obey_is_not_replaced(index: PackedIndex) -> None:
+    ranks = Ranks(16, 2, "next_epoch")
+    order = PackStream(index, *ranks).order
+    path = write_levelled(index, ranks, level_again(index, order, ranks, 5))
+    once = path.read_bytes()
+    assert write_levelled(index, ranks, level_again(index, order, ranks, 5)).read_bytes() == once
+    with pytest.raises(UserError, match="from iteration 5 on, not 9"):
+        write_levelled(index, ranks, level_again(index, order, ranks, 9))
+    path.write_bytes(Path(index.folder / "sample_ids.npy").read_bytes())
+    with pytest.raises(UserError, match="is no order"):
+        PackStream(index, *ranks)
+    path.unlink()

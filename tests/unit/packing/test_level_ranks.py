@@ -1,0 +1,76 @@
+"""Packs that one rank runs in one iteration: level sums of all packs but those that fill no iteration."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.corpora import UNTUNED
+from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering.level_ranks import level_ranks, set_aside
+from omnibal_ext.packing.ordering.pipeline import ordered
+from omnibal_ext.packing.packers.balanced import pack_balanced
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 2), st.integers(0, 99))
+def test_ranks_run_each_pack_once(ranks: int, micro_batches: int, parts: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    seconds = generator.random((ranks * micro_batches + 3, parts))
+    packs = generator.permutation(len(seconds))[: ranks * micro_batches]
+    dealt = level_ranks(seconds, packs, micro_batches, seed, 0.01)
+    assert dealt.shape == (ranks, micro_batches)
+    assert np.array_equal(np.sort(dealt.ravel()), np.sort(packs))
+
+
+@pytest.mark.parametrize(
+    ("effort", "micro_batches", "share"),
+    [(1.0, 2, 0.04), (1.0, 4, 0.001), (1.0, 16, 0.00003), (0.0, 4, 0.006), (0.0, 16, 0.0003)],
+)
+def test_ranks_differ_far_less_than_by_chance_in_both_parts(effort: float, micro_batches: int, share: float) -> None:
+    """However little time there is, and whatever seconds are counted in."""
+    seconds = np.random.default_rng(0).random((128 * micro_batches, 2)) * [1.0, 3.0]
+    dealt = level_ranks(seconds, np.arange(len(seconds)), micro_batches, 0, effort)
+    chance = seconds.var(axis=0) * micro_batches
+    assert (seconds[dealt].sum(axis=1).var(axis=0) <= share * chance).all()
+    assert np.array_equal(level_ranks(seconds / 2**20, np.arange(len(seconds)), micro_batches, 0, effort), dealt)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ranks_are_nearly_as_level_as_the_best_of_all_ways(seed: int) -> None:
+    """Eight packs on four ranks, all 105 ways; swaps of two packs may stop short of the best."""
+    seconds = np.random.default_rng(seed).random((8, 1))
+    ways = {tuple(sorted(tuple(sorted(way[i : i + 2])) for i in (0, 2, 4, 6))) for way in permutations(range(8))}
+    least = min(float(seconds[np.array(way)].sum(axis=1).var()) for way in ways)
+    assert len(ways) == 105
+    dealt = level_ranks(seconds, np.arange(8), 2, seed, 1.0)
+    assert float(seconds[dealt].sum(axis=1).var()) <= 1.5 * least + 1e-12
+
+
+def test_packs_are_set_aside_at_even_steps_of_cost() -> None:
+    seconds = np.array([[4.0, 1.0], [1.0, 0.0], [3.0, 0.0], [2.0, 0.0], [6.0, 0.0], [4.0, 0.0]])  # 5 1 3 2 6 4
+    aside, others = set_aside(seconds, 3)
+    assert aside.tolist() == [1, 2, 0]
+    assert sorted(others.tolist()) == [3, 4, 5]
+    held = np.array([False, True, False, False, False, False])
+    assert set_aside(seconds, 3, held)[0].tolist() == [3, 2, 0]
+    assert 1 in set_aside(seconds, 6, held)[0]  # the others do not suffice
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_packs_of_a_rank_alone_are_the_same_however_many_it_runs(seed: int) -> None:
+    """Nobody waits for one rank, so no time goes into ranks that are even; too little is left to exchange samples."""
+    make, budgets = UNTUNED["independent"]
+    sizes, costs = make(3_000), PackCosts.of_model()
+    found, corpus = pack_balanced(sizes, *budgets, seed=seed), Corpus(sizes, (Source("all", 3_000),))
+    packs = []
+    for micro_batches in (1, 4):
+        given = {"micro_batches": micro_batches, "pipeline_model_parallel_size": 2, "seconds": 0.004}
+        options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], **given)
+        after = ordered(corpus, found, options, costs, seed)
+        packs.append({frozenset(each.tolist()) for each in np.split(after.sample_ids, after.pack_offsets[1:-1])})
+    assert packs[0] == packs[1]
+    assert packs[0] != {frozenset(each.tolist()) for each in np.split(found.sample_ids, found.pack_offsets[1:-1])}

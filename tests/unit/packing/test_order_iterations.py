@@ -1,0 +1,281 @@
+"""The order of packs: no rank waits, and every iteration looks like the corpus."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from benchmarks.corpora import UNTUNED
+from benchmarks.packing_grid import sources_of
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.choices import choices, faults
+from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering.deal_to_ranks import deal, deal_level, stored_order
+from omnibal_ext.packing.ordering.level_ranks import level_ranks, set_aside
+from omnibal_ext.packing.ordering.metrics import rank_loads, wait
+from omnibal_ext.packing.ordering.order_iterations import order_iterations
+from omnibal_ext.packing.ordering.pipeline import ordered
+from omnibal_ext.packing.ordering.spread import Features, pack_features, spread_against_random
+from omnibal_ext.packing.packers.balanced import pack_balanced
+from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import published_files
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def packed(sizes: Sizes, sources: list[int], budgets: tuple[int, int]) -> tuple[Packs, Ints, Features]:
+    packs = pack_balanced(sizes, *budgets, seed=0)
+    loads = pack_loads(packs, sizes)
+    corpus = Corpus(sizes, tuple(Source(str(number), count) for number, count in enumerate(sources)))
+    return packs, loads, pack_features(corpus, packs, loads, LOADS)
+
+
+def order_of(
+    seconds: Floats, features: Floats, data_parallel_size: int, micro_batches: int, seed: int, effort: float = 1.0
+) -> Ints:
+    """All packs, by iteration; those that fill none last."""
+    aside, run = set_aside(seconds, len(seconds) % (data_parallel_size * micro_batches))
+    if len(run) == 0:
+        return aside
+    ranks = level_ranks(seconds, run, micro_batches, seed, effort)
+    dealt = order_iterations(seconds, features, ranks, data_parallel_size, 0.003, seed, effort)
+    return np.concatenate([stored_order(dealt).ravel(), aside])
+
+
+def iterations_of(loads: Ints, features: Features, ranks: int, micro: int, model: str) -> tuple[Ints, float]:
+    """Whole iterations [I, D, M], and what is waited in them."""
+    seconds = PackCosts.of_model(model).waited_for(loads, LOADS, one_sum=micro == 1)
+    order = order_of(seconds, features.scaled(features.deviations()), ranks, micro, seed=0)
+    assert np.array_equal(np.sort(order), np.arange(len(loads)))
+    batch = ranks * micro
+    iterations = deal(order[: len(order) // batch * batch].reshape(-1, batch), ranks)
+    return iterations, wait(rank_loads(iterations, seconds))
+
+
+@given(st.integers(0, 300), st.integers(1, 6), st.integers(1, 4), st.integers(0, 9))
+def test_every_pack_is_dispatched_once(packs: int, ranks: int, micro: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    seconds, features = generator.random((packs, 2)), generator.normal(size=(packs, 3))
+    order = order_of(seconds, features, ranks, micro, seed, effort=0.01)
+    assert np.array_equal(np.sort(order), np.arange(packs))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("published", "internvl-chat-1.5"),
+        ("heavy tails", "internvl2.5-8b"),
+        ("single tiles", "internvl-chat-1.5"),
+        ("many images", "internvl2.5-8b"),
+    ],
+)
+def test_nobody_waits_and_iterations_mix_what_a_random_order_mixes(name: str, model: str) -> None:
+    if name == "published":
+        files = published_files()
+        sizes, sources = Sizes.load(files), [len(Sizes.load(path)) for path in files]
+        budgets = (18, 5376)
+    else:
+        make, budgets = UNTUNED[name]
+        sizes, sources = make(30_000), [10_000, 5_000, 15_000]
+    _, loads, features = packed(sizes, sources, budgets)
+    shares = slice(len(features.names) - len(sources), None)
+    for ranks, micro in ((8, 1), (8, 4), (8, 16)):
+        iterations, waiting = iterations_of(loads, features, ranks, micro, model)
+        assert waiting <= 0.003
+        if micro > 1:
+            spreads = spread_against_random(iterations.reshape(len(iterations), -1), features.values)
+            assert spreads[shares].max() <= 1.1
+            assert spreads[2] <= 0.5  # attention
+
+
+def test_the_spread_of_a_random_order_is_one() -> None:
+    values = np.random.default_rng(0).gamma(2.0, size=(6400, 2))
+    order = np.random.default_rng(1).permutation(6400)
+    assert spread_against_random(order.reshape(-1, 16), values) == pytest.approx([1, 1], abs=0.1)
+    alike = np.argsort(values[:, 0]).reshape(-1, 16)
+    assert spread_against_random(alike, values)[0] == pytest.approx(4, abs=0.1)  # sqrt(16)
+
+
+def test_the_spread_of_a_random_order_of_samples_is_one(tmp_path: Path) -> None:
+    """Packs of four samples drawn at random, in random order."""
+    corpus = Corpus(*sources_of(UNTUNED["single tiles"][0](12_000)))
+    options = PackOptions("random", vit_budget=8, llm_budget=4_096, data_parallel_size=4, samples_per_pack=4)
+    _, summary = build_index(corpus, tmp_path / "index", options)
+    assert summary.spread_sources == pytest.approx(1, abs=0.12)
+    assert summary.spread_sources_of_packs == pytest.approx(1, abs=0.12)
+
+
+def test_an_iteration_of_one_microbatch_is_not_of_one_kind() -> None:
+    """Half of the packs cost their seconds in tiles, half in tokens: a rank's sum is all that is waited for."""
+    loads = np.tile([[8, 100, 1000], [2, 2500, 90_000]], (800, 1))
+    costs = PackCosts({"vision": {"tiles": 0.4}, "language": {"tokens": 0.001}})
+    features = np.tile([[-1.0], [1.0]], (800, 1))
+    order = order_of(costs.waited_for(loads, LOADS, one_sum=True), features, 8, 1, seed=0)
+    assert (loads[order, 0].reshape(-1, 8).sum(axis=1) == 4 * 8 + 4 * 2).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dealing_levels_both_parts_at_any_data_parallel_size(seed: int) -> None:
+    seconds = np.random.default_rng(seed).uniform(0.5, 1.5, (128, 2))
+    group = np.arange(128)[None]
+    for ranks in (2, 4, 8, 16):
+        dealt = deal_level(seconds, group, ranks)
+        assert np.array_equal(np.sort(dealt.ravel()), np.arange(128))
+        assert wait(rank_loads(dealt, seconds)) <= 0.25 * wait(rank_loads(deal(group, ranks), seconds))
+        assert np.array_equal(deal(stored_order(dealt), ranks), dealt)
+
+
+@pytest.mark.long
+def test_more_seconds_mix_no_worse() -> None:
+    make, budgets = UNTUNED["heavy tails"]
+    _, loads, features = packed(make(8000), [8000], budgets)
+    seconds = PackCosts.of_model().waited_for(loads, LOADS, one_sum=False)
+    spreads = []
+    for effort in (0.0, 1.0, 4.0):
+        order = order_of(seconds, features.scaled(features.deviations()), 4, 4, 0, effort)
+        whole = order[: len(order) // 16 * 16].reshape(-1, 16)
+        spreads.append(float((spread_against_random(whole, features.values) ** 2).sum()))
+    assert spreads[0] > spreads[1] >= spreads[2] * 0.97
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_packs_of_long_texts_make_no_iterations_of_few_tiles(seed: int) -> None:
+    """They have room for few tiles: 1.69 of what chance has, if packs and ranks were not made even."""
+    make, budgets = UNTUNED["heavy tails, wide"]
+    sizes, costs = make(16_000), PackCosts.of_model("internvl-chat-1.5")
+    options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=16, micro_batches=4)
+    found = pack_balanced(sizes, *budgets, seed=seed)
+    loads = pack_loads(ordered(Corpus(sizes, (Source("all", len(sizes)),)), found, options, costs, seed), sizes)
+    iterations = deal(np.arange(len(loads) // 64 * 64).reshape(-1, 64), 16)
+    assert wait(rank_loads(iterations, costs.waited_for(loads, LOADS, one_sum=False))) <= 0.003
+    spread = spread_against_random(iterations.reshape(-1, 64), loads.astype(np.float64))[0]
+    assert spread <= 0.25
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_packs_change_iterations_one_by_one_where_ranks_run_several(seed: int) -> None:
+    """Features of 1,024 packs that have nothing to do with cost; .07 or more if ranks keep their packs."""
+    generator = np.random.default_rng(seed)
+    seconds, features = generator.normal(1, 0.02, (1024, 2)), generator.normal(size=(1024, 4))
+    features -= features.mean(axis=0)
+    iterations = deal(order_of(seconds, features, 8, 4, seed).reshape(-1, 32), 8)
+    assert wait(rank_loads(iterations, seconds)) <= 0.003
+    assert spread_against_random(iterations.reshape(-1, 32), features).max() <= 0.04
+
+
+def test_sizes_count_by_how_much_packs_as_found_differ() -> None:
+    """Even packs hardly differ in tokens, which would then weigh as much as attention: 1.15 of what chance has."""
+    make, budgets = UNTUNED["heavy tails, wide"]
+    corpus, costs = Corpus(*sources_of(make(20_000))), PackCosts.of_model("internvl-chat-1.5")
+    options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=16)
+    found = pack_balanced(corpus.sizes, *budgets, seed=0)
+    packs = ordered(corpus, found, options, costs, seed=0)
+    loads = pack_loads(packs, corpus.sizes)[: len(packs) // 16 * 16].reshape(-1, 16, 3)
+    assert (loads.sum(axis=1).std(axis=0) / pack_loads(found, corpus.sizes).std(axis=0)).max() / 4 <= 1.05
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's, with ties broken by position."""
+    return float(np.corrcoef(np.argsort(np.argsort(a, kind="stable")), np.argsort(np.argsort(b, kind="stable")))[0, 1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_part_of_an_iteration_is_as_good_a_sample_as_others(seed: int) -> None:
+    """An epoch's last iteration has the first packs of a group: they are no dearer, and no richer in anything."""
+    generator = np.random.default_rng(seed)
+    seconds = generator.normal(1, 0.1, (2_048, 2)).clip(0.5)
+    features = (seconds - seconds.mean(axis=0)) / seconds.std(axis=0)
+    ranks = level_ranks(seconds, np.arange(2_048), 8, seed, 0.5)
+    dealt = order_iterations(seconds, features, ranks, 8, 0.003, seed, 0.5)
+    heads = features[stored_order(dealt)[:, :16]].sum(axis=1) / np.sqrt(16)
+    assert (np.abs(heads.mean(axis=0)) <= 4 / np.sqrt(len(heads))).all()
+    assert (heads.std(axis=0) <= 1.5).all()
+
+
+def test_position_tells_nothing_of_size_or_source() -> None:
+    files = published_files()
+    counts = [len(Sizes.load(path)) for path in files]
+    source, sizes = np.repeat(np.arange(3), counts), Sizes.load(files)
+    packs, loads, features = packed(sizes, counts, (18, 5376))
+    iterations, _ = iterations_of(loads, features, 8, 1, "internvl-chat-1.5")
+    samples = packs.reordered(iterations.ravel()).sample_ids
+    position = np.arange(len(samples))
+    generator = np.random.default_rng(0)  # ties in random order
+    for values in (sizes.tokens[samples], sizes.tiles[samples], source[samples]):
+        assert abs(rank_correlation(position, values + generator.random(len(values)) / 2)) < 0.02
+    tenth = len(samples) // 10  # no stretch of the epoch belongs to one source
+    shares = [np.bincount(source[samples[i * tenth : (i + 1) * tenth]], minlength=3) / tenth for i in range(10)]
+    assert np.allclose(shares, np.bincount(source) / len(source), atol=0.1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_kind_that_is_in_few_packs_is_in_every_iteration(seed: int) -> None:
+    """One pack of eight has it; the pack's sums do not tell."""
+    has = np.random.default_rng(seed).permutation(1600) % 8 == 0
+    features = Features(("rare",), np.zeros((1600, 1)), 1, ("rare",), has[:, None])
+    order = order_of(np.ones((1600, 1)), features.scaled(features.deviations()), 8, 1, seed)
+    assert has[order].reshape(-1, 8).any(axis=1).mean() > 0.95
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_few_iterations_miss_a_kind_that_is_in_a_third_of_the_packs(tmp_path: Path, seed: int) -> None:
+    """Videos fill packs that cost less than those with images: the few of them that have short samples are spread."""
+    make, (vit_budget, llm_budget) = UNTUNED["videos"]
+    sizes, sources = sources_of(make(6_000))
+    options = PackOptions(vit_budget=vit_budget, llm_budget=llm_budget, data_parallel_size=8, seed=seed)
+    _, summary = build_index(Corpus(sizes, sources), tmp_path / "index", options)
+    assert summary.wait <= 0.003
+    assert summary.kinds_missing <= 0.03
+
+
+def text_mix(samples: int, seed: int) -> Corpus:
+    """Three in a hundred samples have 16 to 40 images, the others are text; packs are full of tokens."""
+    generator = np.random.default_rng(seed)
+    tiles = np.where(generator.random(samples) < 0.03, generator.integers(16, 41, samples), 0)
+    text = generator.lognormal(6, 0.9, samples).astype(int).clip(20, 8_000)
+    return Corpus.of(Sizes.from_arrays(tiles, np.minimum(tiles * 256 + text, 14_336)))
+
+
+def test_the_last_iteration_of_an_epoch_looks_like_the_others(tmp_path: Path) -> None:
+    """Of a text mix with four microbatches a rank: no tile in a group's head, if packs stayed as they were dealt."""
+    options = PackOptions(vit_budget=40, llm_budget=14_336, data_parallel_size=8, micro_batches=4)
+    index, _ = build_index(text_mix(12_000, 0), tmp_path / "index", options)
+    groups = index.num_packs // 32
+    tiles = np.asarray(index.loads[: groups * 32, 0]).reshape(groups, 32)
+    first, last = tiles[:, :8].mean(axis=0), tiles[:, 24:].mean(axis=0)
+    assert 0.6 <= first.mean() / last.mean() <= 1.6
+
+
+def test_more_waiting_lets_iterations_look_more_like_the_corpus(tmp_path: Path) -> None:
+    corpus, spreads = Corpus(*sources_of(UNTUNED["single tiles"][0](8_000))), []
+    for share in (0.001, 0.003, 0.012):
+        options = PackOptions(vit_budget=8, llm_budget=4_096, data_parallel_size=8, wait=share)
+        _, summary = build_index(corpus, tmp_path / "index", options)
+        assert summary.wait <= share
+        spreads.append(summary.spread_sizes)
+    assert spreads[0] > spreads[1] > 1.5 * spreads[2]
+
+
+def test_what_helps_is_tried_and_said_with_its_price(tmp_path: Path) -> None:
+    """Half of the iterations have no image: four times as many packs in each have, and that is predicted."""
+    corpus, costs = text_mix(12_000, 0), PackCosts.of_model(vit_budget=40, llm_budget=14_336)
+    options = PackOptions(vit_budget=40, llm_budget=14_336, data_parallel_size=8, seconds=0.2)
+    _, summary = build_index(corpus, tmp_path / "index", options, costs=costs)
+    assert any("no sample of some kind" in fault for fault in faults(summary, options))
+    by_flags = {choice.flags: choice for choice in choices(corpus, options, costs, summary)}
+    predicted = by_flags["--micro-batches 4"]
+    _, then = build_index(corpus, tmp_path / "index", replace(options, micro_batches=4), costs=costs)
+    assert then.kinds_missing == pytest.approx(predicted.kinds_missing, abs=0.02)
+    assert then.kinds_missing < summary.kinds_missing / 4
+    fine = build_index(Corpus(*sources_of(UNTUNED["patches"][0](4_000))), tmp_path / "fine",
+                       PackOptions(vit_budget=32_768, llm_budget=16_384, data_parallel_size=2))[1]  # fmt: skip
+    assert faults(fine, options) == []

@@ -1,0 +1,262 @@
+"""Samples change iterations: packs keep budgets and kin, ranks wait no longer, iterations look like the corpus."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from benchmarks.corpora import UNTUNED
+from benchmarks.packing_grid import sources_of
+from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering import pipeline
+from omnibal_ext.packing.ordering.metrics import rank_loads, wait
+from omnibal_ext.packing.ordering.spread import pack_features, spread_against_random
+from omnibal_ext.packing.ordering.swap_samples import Samples, swap_samples
+from omnibal_ext.packing.pack_epoch import pack_epoch
+from omnibal_ext.packing.packs import LOADS, Packs, offsets_of
+from omnibal_ext.sizes import Sizes
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Case(NamedTuple):
+    """Packs in iterations, and what their samples are."""
+
+    packs: Packs
+    samples: Samples  # in the order of sample numbers
+    budgets: Ints
+    constant: Floats  # [parts] seconds of a pack without samples
+    dealt: Ints
+
+    def exchanged(self, kin: Ints, limit: float, seed: int, effort: float) -> Packs:
+        ids, (sizes, seconds_each, features, kinds) = self.packs.sample_ids, self.samples
+        held = Samples(sizes[ids], seconds_each[ids], features[ids], kinds[ids])
+        seconds = added_up(self.packs, self.samples.seconds) + self.constant
+        return swap_samples(self.packs, held, self.budgets, seconds, kin, self.dealt, limit, seed, effort)
+
+    def waits(self, packs: Packs) -> float:
+        return wait(rank_loads(self.dealt, added_up(packs, self.samples.seconds) + self.constant))
+
+    def squares(self, packs: Packs) -> float:
+        """What is to be small: squares of features, and kinds that miss."""
+        features = added_up(packs, self.samples.features)
+        deviations = features - features.mean(axis=0)
+        kinds = added_up(packs, self.samples.kinds.astype(np.float64))
+        batch = self.dealt[0].size
+        return float(
+            (deviations[self.dealt].sum(axis=(1, 2)) ** 2).sum()
+            + batch * (kinds[self.dealt].sum(axis=(1, 2)) == 0).sum()
+        )
+
+
+def added_up(packs: Packs, values: Floats) -> Floats:
+    return np.stack([values[packs.sample_ids[a:b]].sum(axis=0) for a, b in pairwise(packs.pack_offsets)])
+
+
+def a_case(generator: np.random.Generator, shape: tuple[int, int, int], room: int, parts: int) -> Case:
+    counts = generator.integers(1, 6, int(np.prod(shape)))
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    samples = int(offsets[-1])
+    packs = Packs(offsets, generator.permutation(samples))
+    sizes = generator.integers(1, 9, (samples, 2))
+    features = np.column_stack([sizes, generator.normal(size=samples)])
+    features /= np.maximum(1e-3, added_up(packs, features).std(axis=0))
+    kinds = generator.random((samples, 2)) < [0.3, 0.1]
+    seconds = sizes @ generator.uniform(0.1, 1, (2, parts))
+    loads = added_up(packs, sizes.astype(np.float64)).astype(np.int64)
+    dealt = generator.permutation(len(packs)).reshape(shape)
+    return Case(packs, Samples(sizes, seconds, features, kinds), loads.max(axis=0) + room, np.ones(parts), dealt)
+
+
+@given(
+    st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(1, 3)),
+    st.integers(0, 6),
+    st.integers(1, 2),
+    st.sampled_from([0.003, 0.1, 0.3]),
+    st.integers(0, 999),
+)
+def test_exchanges_keep_packs_budgets_and_kin_and_wait_no_longer_than_the_limit(
+    shape: tuple[int, int, int], room: int, parts: int, limit: float, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    case = a_case(generator, shape, room, parts)
+    kin = generator.integers(0, 2, len(case.packs))
+    after = case.exchanged(kin, limit, seed, 1.0)
+    assert len(after) == len(case.packs)
+    assert after.counts.min() > 0
+    for number in range(2):
+        held, had = (packs.sample_ids[np.repeat(kin, packs.counts) == number] for packs in (after, case.packs))
+        assert np.array_equal(np.sort(held), np.sort(had))
+    assert (added_up(after, case.samples.sizes.astype(np.float64)) <= case.budgets).all()
+    before = case.waits(case.packs)
+    assert case.waits(after) <= max(limit, before) + 1e-9
+    if case.waits(after) >= before - 1e-12:
+        assert case.squares(after) <= case.squares(case.packs) + 1e-6
+    again = case.exchanged(kin, limit, seed, 1.0)
+    assert np.array_equal(after.sample_ids, again.sample_ids)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", [(5, 2, 1), (4, 2, 2), (3, 3, 2)])
+def test_in_the_end_no_exchange_and_no_move_is_left_to_make(shape: tuple[int, int, int], seed: int) -> None:
+    case = a_case(np.random.default_rng(seed), shape, 2, 1)
+    limit, kin = 0.25, np.zeros(len(case.packs), np.int64)
+    after = case.exchanged(kin, limit, seed, 60.0)
+    assert case.squares(after) < 0.5 * case.squares(case.packs)
+    left, owners = case.squares(after), np.repeat(np.arange(len(after)), after.counts)
+    for owners_then in others(owners, len(after)):
+        packs = Packs(offsets_of(np.bincount(owners_then)), after.sample_ids[np.argsort(owners_then, kind="stable")])
+        fits = (added_up(packs, case.samples.sizes.astype(np.float64)) <= case.budgets).all()
+        if fits and case.waits(packs) <= min(limit, case.waits(after)):
+            assert case.squares(packs) >= left - 1e-3
+
+
+def others(owners: Ints, packs: int) -> Iterator[Ints]:
+    """Owners of samples after each exchange of two that is possible, and each move that leaves no pack empty."""
+    for one, here in enumerate(owners.tolist()):
+        for two in np.flatnonzero(owners > here).tolist():
+            exchanged = owners.copy()
+            exchanged[[one, two]] = owners[[two, one]]
+            yield exchanged
+        for there in range(packs) if np.count_nonzero(owners == here) > 1 else ():
+            moved = owners.copy()
+            moved[one] = there
+            yield moved
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_packs_that_lack_something_come_to_lack_the_same(seed: int) -> None:
+    """Of 400 packs with room for ten samples 30 lack up to eight; no samples differ, so none can go for another."""
+    generator = np.random.default_rng(seed)
+    counts = np.full(400, 10)
+    counts[:30] -= generator.integers(1, 9, 30)
+    packs, one_each = Packs(offsets_of(counts), np.arange(counts.sum())), np.ones((counts.sum(), 1))
+    samples = Samples(one_each.astype(np.int64), one_each / 1e4, one_each, np.zeros((len(one_each), 0), np.bool_))
+    case = Case(packs, samples, np.array([10]), np.ones(1), generator.permutation(400).reshape(50, 8, 1))
+    after = case.exchanged(np.zeros(400, np.int64), 0.003, seed, 1.0)
+    held = after.counts[case.dealt].sum(axis=(1, 2))
+    assert held.max() - held.min() <= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_samples_of_equal_cost_spread_sources_that_packs_cannot(seed: int) -> None:
+    """Dear packs hold one source, nearly, and cheap ones the other: packs have no choice, samples of one size have."""
+    generator = np.random.default_rng(seed)
+    dear = np.repeat([0, 1], 800)
+    source = np.where(generator.random(1600) < 0.1, 1 - dear, dear)
+    tokens = np.where(generator.random(1600) < 0.5, 10, 10 + dear)
+    packs = Packs(np.arange(0, 1601, 4), np.arange(1600))
+    sizes = tokens[:, None].astype(np.int64)
+    kinds = np.stack([source == 0, source == 1], axis=1)
+    features = np.column_stack([tokens, source - source.mean()]).astype(np.float64)
+    features /= added_up(packs, features).std(axis=0)
+    samples = Samples(sizes, tokens[:, None] / 10.0, features, kinds)
+    loads = added_up(packs, sizes.astype(np.float64))
+    dealt = np.argsort(loads[:, 0], kind="stable").reshape(50, 8, 1)
+    case = Case(packs, samples, np.array([44]), np.zeros(1), dealt)
+    after = case.exchanged(np.zeros(400, np.int64), 0.003, seed, 1.0)
+
+    def shares(packs: Packs) -> Floats:
+        return added_up(packs, source[:, None].astype(np.float64))[dealt].sum(axis=(1, 2, 3))
+
+    assert shares(after).std() < shares(case.packs).std() / 4
+    assert case.waits(after) <= max(0.003, case.waits(packs))
+
+
+def test_an_iteration_that_misses_a_kind_gets_a_sample_of_it() -> None:
+    """Thirty samples of a kind in fifteen iterations of thirty: all have one then."""
+    packs = Packs(np.arange(0, 61, 2), np.arange(60))
+    kinds = np.zeros((60, 1), np.bool_)
+    kinds[:30] = True
+    samples = Samples(np.ones((60, 1), np.int64), np.ones((60, 1)), np.zeros((60, 1)), kinds)
+    dealt = np.arange(30).reshape(30, 1, 1)
+    after = Case(packs, samples, np.array([2]), np.zeros(1), dealt).exchanged(np.zeros(30, np.int64), 0.003, 0, 1.0)
+    assert added_up(after, kinds.astype(np.float64)).tolist() == [[1.0]] * 30
+
+
+def test_nothing_moves_without_time_or_where_nothing_costs() -> None:
+    case = a_case(np.random.default_rng(0), (4, 2, 1), 4, 1)
+    kin = np.zeros(len(case.packs), np.int64)
+    assert np.array_equal(case.exchanged(kin, 0.1, 0, 0.0).sample_ids, case.packs.sample_ids)
+    free = case._replace(samples=case.samples._replace(seconds=0 * case.samples.seconds), constant=np.zeros(1))
+    assert np.array_equal(free.exchanged(kin, 0.1, 0, 1.0).sample_ids, case.packs.sample_ids)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_epoch_spreads_sources_whose_packs_cost_different(seed: int) -> None:
+    """Two sizes of sample in three sources: orders of whole packs spread sources 1.2 times as much as chance does."""
+    make, budgets = UNTUNED["two points"]
+    corpus = Corpus(*sources_of(make(4_000)))
+    options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=8, seed=seed)
+    epoch = pack_epoch(corpus, np.zeros(4_000, np.int8), options, PackCosts.of_model(), 0)
+    features = pack_features(corpus, epoch.packs, epoch.loads, LOADS)
+    iterations = np.arange(epoch.groups[0] * 8).reshape(-1, 8)
+    assert spread_against_random(iterations, features.values)[-3:].max() < 0.4
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_copies_of_a_sample_and_groups_keep_apart(seed: int) -> None:
+    """Every sample four times in an epoch of one part; two groups that may not share packs."""
+    generator = np.random.default_rng(seed)
+    sizes = Sizes.from_arrays(generator.integers(0, 3, 200), generator.integers(50, 120, 200))
+    groups = generator.integers(0, 2, 200)
+    corpus = Corpus(sizes, (Source("all", 200, 4.0),), groups)
+    options = PackOptions(vit_budget=12, llm_budget=600, data_parallel_size=4, micro_batches=12, seed=seed)
+    packs = pack_epoch(corpus, np.zeros(200, np.int8), options, PackCosts.of_model(), 0).packs
+    assert np.array_equal(np.bincount(packs.sample_ids), np.full(200, 4))
+    for first, end in pairwise(packs.pack_offsets):
+        held = packs.sample_ids[first:end]
+        assert len(np.unique(held)) == len(held)
+        assert len(np.unique(groups[held])) == 1
+
+
+@given(st.integers(2, 6), st.integers(1, 3), st.integers(0, 4), st.integers(0, 99))
+def test_no_iteration_comes_to_miss_a_kind(iterations: int, ranks: int, room: int, seed: int) -> None:
+    case = a_case(np.random.default_rng(seed), (iterations, ranks, 1), room, 1)
+    after = case.exchanged(np.zeros(len(case.packs), np.int64), 0.05, seed, 1.0)
+    held, had = (added_up(packs, case.samples.kinds)[case.dealt].sum(axis=(1, 2)) for packs in (after, case.packs))
+    assert not ((held == 0) & (had > 0)).any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_price_of_waiting_stays_until_no_more_is_waited_than_may_be(seed: int) -> None:
+    """A pack of long samples stands in each of 40 iterations, as if brought: in little time these go elsewhere.
+
+    Lengths are the feature too. At a price that falls in any case they are waited for longer, by an eighth to a half.
+    """
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(80, 120, 4_000)
+    lengths[:400] = generator.integers(100, 120, 400)
+    packs, seconds = Packs(np.arange(0, 4_001, 10), np.arange(4_000)), lengths[:, None] / 1e3
+    samples = Samples(lengths[:, None], seconds, seconds / 0.004, np.zeros((4_000, 0), np.bool_))
+    others = 40 + np.argsort(added_up(packs, seconds)[40:, 0])
+    dealt = np.column_stack([np.arange(40), others[:280].reshape(40, 7)]).ravel()
+    dealt = np.concatenate([dealt, others[280:]]).reshape(50, 8, 1)
+    case = Case(packs, samples, np.array([1_300]), np.zeros(1), dealt)
+    limit = 0.3 * case.waits(packs)
+    assert case.waits(case.exchanged(np.zeros(400, np.int64), limit, seed, 0.1)) <= limit
+
+
+def test_features_are_those_of_all_packs_also_where_only_one_that_is_left_over_has_a_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one text fills a pack, which is set aside: samples are weighed column by column all the same."""
+    sizes = Sizes.from_arrays(np.append(np.ones(65, np.int64), 0), np.append(np.full(65, 600), 500))
+    corpus = Corpus(sizes, (Source("a", 40), Source("b", 26)))
+    options = PackOptions(vit_budget=1, llm_budget=600, data_parallel_size=8)
+    part = pipeline._Part(corpus, options, PackCosts.of_model(), 0)
+    packs, seen = Packs(np.arange(67), np.arange(66)), []
+    monkeypatch.setattr(pipeline, "swap_samples", lambda packs, samples, *given: seen.append(samples) or packs)
+    part.swapped(packs, np.zeros(66, np.int64), part.features(packs).deviations(), 0.003)
+    scaled = part.features(packs).values / np.maximum(1e-12, part.features(packs).deviations()[:6])
+    varies = part.features(packs).deviations()[:6] > 0
+    assert "text-only" in part.features(packs).names
+    assert np.allclose(seen[0].features, scaled[:64, varies])

@@ -1,0 +1,86 @@
+"""What no order falls below: against every order there is, of few packs."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from benchmarks.spread_bound import least_spread, short
+from omnibal_ext.packing.ordering.metrics import rank_loads, wait
+from omnibal_ext.packing.ordering.spread import spread_against_random
+
+Ints = NDArray[np.int64]
+
+
+def all_orders(ranks: int, micro_batches: int) -> list[Ints]:
+    """Every way to share out eight packs in iterations of D ranks x M microbatches, those that are the same once."""
+    batch, found = ranks * micro_batches, {}
+    for order in permutations(range(8)):
+        cut = [order[first : first + micro_batches] for first in range(0, 8, micro_batches)]
+        groups = [cut[first : first + ranks] for first in range(0, len(cut), ranks)]
+        name = frozenset(frozenset(frozenset(rank) for rank in group) for group in groups)
+        found.setdefault(name, np.array(order).reshape(8 // batch, ranks, micro_batches))
+    return list(found.values())
+
+
+ORDERS = {shape: all_orders(*shape) for shape in ((2, 1), (4, 1), (2, 2))}
+
+
+def least_found(loads: Ints, seconds: NDArray[np.float64], shape: tuple[int, int], limit: float) -> float:
+    spreads = [
+        spread_against_random(order.reshape(len(order), -1), loads.astype(np.float64)).max()
+        for order in ORDERS[shape]
+        if wait(rank_loads(order, seconds)) <= limit
+    ]
+    return float(min(spreads, default=np.inf))
+
+
+@pytest.mark.parametrize("shape", ORDERS)
+@pytest.mark.parametrize("seed", range(12))
+def test_no_order_of_all_there_are_spreads_less(shape: tuple[int, int], seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    tiles = generator.choice([0, 3, 4, 5, 8], 8) if seed % 2 else generator.integers(4, 6, 8)
+    loads = np.stack([tiles, generator.integers(900, 1000, 8), generator.integers(100, 200, 8)], axis=1)
+    seconds = loads[:, :2] * [0.2, 0.001]
+    if shape[1] == 1:
+        seconds = seconds.sum(axis=1, keepdims=True)
+    for limit in (0.0, 0.003, 0.01, 0.03, 0.1, 0.3):
+        bound = least_spread(ORDERS[shape][0], loads, seconds, 0.2, limit)
+        assert bound <= least_found(loads, seconds, shape, limit) + 1e-9
+
+
+def test_one_microbatch_must_be_like_the_others() -> None:
+    """Two costs, and no waiting: iterations are of one cost each, and so differ as packs do."""
+    loads = np.repeat([[4, 1000, 10], [8, 1000, 10]], 4, axis=0)
+    seconds = loads[:, :1] * 0.2
+    assert least_spread(ORDERS[2, 1][0], loads, seconds, 0.0, 0.0) == pytest.approx(
+        least_found(loads, seconds, (2, 1), 0.0)
+    )
+
+
+def test_ranks_of_whole_tiles_cannot_have_the_mean() -> None:
+    """Six packs of four tiles and two of five, two a rank: where nobody waits each rank has one of five, or none."""
+    loads = np.array([[4, 1, 1]] * 6 + [[5, 1, 1]] * 2)
+    seconds = np.stack([loads[:, 0] * 0.2, np.zeros(8)], axis=1)
+    assert least_spread(ORDERS[2, 2][0], loads, seconds, 0.2, 0.0) == pytest.approx(
+        least_found(loads, seconds, (2, 2), 0.0)
+    )
+
+
+def test_nothing_makes_up_for_packs_without_tiles() -> None:
+    """Two packs of no tiles among full ones: they share an iteration, if nobody may wait."""
+    loads = np.array([[0, 1, 1]] * 2 + [[8, 1, 1]] * 6)
+    seconds = np.stack([loads[:, 0] * 0.2, np.zeros(8)], axis=1)
+    for shape, tight in (((2, 1), 0.85), ((2, 2), 0.7)):
+        bounds = [least_spread(ORDERS[shape][0], loads, seconds, 0.2, limit) for limit in (0.0, 0.01, 0.1)]
+        found = least_found(loads, seconds, shape, 0.0)
+        assert tight * found <= bounds[0] <= found
+        assert bounds[0] > bounds[1] > bounds[2]
+
+
+def test_waiting_is_taken_off_where_it_brings_most() -> None:
+    """Four packs 7.6 tiles short of the mean and four 1.6: so much waiting as one of the first asks for."""
+    units = np.array([0] * 4 + [6] * 4 + [8] * 92)
+    for waiting, squares in ((0.0, 4 * 7.6**2), (0.076, 3 * 7.6**2), (0.076 * 3.5, 7.6 * 7.6 * 0.5), (0.076 * 4, 0)):
+        assert short(units, 1, waiting) == pytest.approx((squares + 4 * 1.6**2) / 100)

@@ -1,0 +1,60 @@
+"""Level a packed index again for another data-parallel size, so that a run that goes on with it does not wait.
+
+The global batch stays. The order is written into the folder of the index, and obeyed from --iteration on by whatever
+reads the index at that data-parallel size.
+"""
+
+import argparse
+
+from omnibal_ext.console import print_json, print_table
+from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.index.level_again import Ranks, level_again, write_levelled
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.options import LAST_ITERATION
+from omnibal_ext.packing.ordering.metrics import wait
+
+MEASURED = 1000
+"""Iterations, from the first one on, of which waiting is measured."""
+
+
+def main() -> None:
+    """Level, write, say what is waited before and after."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("packs", help="the packed index")
+    parser.add_argument("--data-parallel-size", type=int, required=True, metavar="D", help="of the run that goes on")
+    parser.add_argument("--iteration", type=int, default=0, help="the first one that runs at that size")
+    parser.add_argument("--last-iteration", choices=LAST_ITERATION, help="of the run (default: the index's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    arguments = parser.parse_args()
+    index, size, since = PackedIndex.open(arguments.packs), arguments.data_parallel_size, arguments.iteration
+    if size < 1 or index.global_batch % size:
+        raise UserError(f"--data-parallel-size {size}: must divide the {index.global_batch} packs of an iteration")
+    if size == index.manifest.get("data_parallel_size"):
+        raise UserError(f"--data-parallel-size {size}: {arguments.packs} is packed for that; there is nothing to do")
+    if since < 0:
+        raise UserError(f"--iteration {since}: must be 0 or more")
+    last_iteration = arguments.last_iteration or str(index.manifest["last_iteration"])
+    ranks = Ranks(size, index.global_batch // size, last_iteration)
+    waits = [_waits(index, ranks, since)]
+    order = PackStream(index, *ranks).order
+    path = write_levelled(index, ranks, level_again(index, order, ranks, since))
+    waits.append(_waits(index, ranks, since))
+    found = {"written": str(path), "iteration": since, "wait_before": waits[0], "wait": waits[1]}
+    if arguments.json:
+        print_json(found)
+    else:
+        print_table(f"{index.folder} for {size} ranks", ("", ""), [(name, str(value)) for name, value in found.items()])
+
+
+def _waits(index: PackedIndex, ranks: Ranks, since: int) -> float:
+    """What is waited from an iteration on."""
+    stream = PackStream(index, *ranks)
+    iterations = stream.iterations(since, since + min(MEASURED, stream.iterations_per_epoch))
+    packs = iterations.clip(min=0)
+    seconds = index.seconds(packs.ravel()).reshape(*packs.shape, -1) * (iterations >= 0)[..., None]
+    return wait(seconds.sum(axis=2))
+
+
+if __name__ == "__main__":
+    run_tool(main)
