@@ -44,6 +44,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         found.append((tool.name, {name: str(value) for name, value in flags.items()}, [*map(str, switches)]))
         if "--output" in flags and tool.name == "plan_layout.py":
             Path(flags["--output"]).write_text("{}")
+        if "--like" in flags:
+            pack(Path(flags["--output-dir"]))
 
     monkeypatch.setattr(planning, "run_our_tool", run)
     monkeypatch.setattr(conversations, "run_our_tool", run)

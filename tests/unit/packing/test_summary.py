@@ -27,11 +27,8 @@ from omnibal_ext.sizes import Sizes
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4, "pack": 1.0}})
 ELSEWHERE = {
-    "teach_sizes": "test_level.py",
-    "teach_sizes_least": "test_least.py",
-    "teach_sources": "test_level.py",
-    "kinds_missing": "test_kinds.py",
-    "kinds_missing_random": "test_kinds.py",
+    **dict.fromkeys(("spread_sizes", "spread_sources", "spread_sizes_of_packs"), "test_order_iterations.py"),
+    **dict.fromkeys(("spread_sources_of_packs", "kinds_missing", "kinds_missing_random"), "test_order_iterations.py"),
 }
 
 
@@ -73,11 +70,11 @@ def reckoned(folder: Path, corpus: Corpus, iterations: np.ndarray, one_sum: bool
         work = [[sum(load(pack)[column] for pack in of_rank) for of_rank in ranks] for ranks in iterations.tolist()]
         return 1 - sum(map(sum, work)) / sum(max(ranks) * len(ranks) for ranks in work)
 
-    busy = worked = 0.0
+    each: list[tuple[float, float]] = []  # of an iteration: what its parts take, and what ranks work in them
     for ranks in iterations.tolist():
         parts = [[sum(part) for part in zip(*map(seconds, of_rank), strict=True)] for of_rank in ranks]
-        busy += sum(max(part) for part in zip(*parts, strict=True))
-        worked += sum(map(sum, parts)) / len(ranks)
+        each.append((sum(max(part) for part in zip(*parts, strict=True)), sum(map(sum, parts)) / len(ranks)))
+    busy, worked = map(sum, zip(*each, strict=True))
     first = [sample for pack in packs[:count] for sample in pack]
     run = sum(load(pack)[1] for pack in range(count))
     padding = 1 - sum(tokens[sample] for sample in first) / run
@@ -110,7 +107,7 @@ def reckoned(folder: Path, corpus: Corpus, iterations: np.ndarray, one_sum: bool
         "longest_tokens": max(load(pack)[1] for pack in range(count)),
         "tokens_per_iteration": sum(tokens[sample] for sample in first) / len(iterations),
         "wasted_work": (waiting(0) + 1 - (1 - waiting(1)) * (1 - padding)) / 2,
-        "wait": 1 - worked / busy,
+        "wait": 1 - worked / busy, "wait_last": 1 - each[-1][1] / each[-1][0],
         "rejected_by_reason": dict(Counter(line["reason"] for line in rejects)), "sources": sources,
     }  # fmt: skip
 
