@@ -49,7 +49,7 @@ def load(paths: Sequence[str]) -> tuple[Sizes, str]:
 
 def measure(sizes: Sizes, folder: str, options: PackOptions) -> Summary:
     """Pack, dispatch and write; compilation was done by `main`."""
-    return build_index(sizes, Path(folder) / "index", options)[1]
+    return build_index(sizes, tempfile.mkdtemp(dir=folder), options)[1]
 
 
 def measure_all(sizes: Sizes, folder: str) -> dict[tuple[str, int], Summary]:

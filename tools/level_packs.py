@@ -8,19 +8,21 @@ import argparse
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.flags import Numbers, ToolParser
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.level_again import Ranks, level_again, write_levelled
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import LAST_ITERATION
 from omnibal_ext.packing.ordering.metrics import wait
 
+NUMBERS = (Numbers("[1, 65536]", "data_parallel_size"), Numbers("[0, inf)", "iteration"))
 MEASURED = 1000
 """Iterations, from the first one on, of which waiting is measured."""
 
 
 def main() -> None:
     """Level, write, say what is waited before and after."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = ToolParser(numbers=NUMBERS, description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("packs", help="the packed index")
     parser.add_argument("--data-parallel-size", type=int, required=True, metavar="D", help="of the run that goes on")
     parser.add_argument("--iteration", type=int, default=0, help="the first one that runs at that size")
@@ -28,12 +30,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args()
     index, size, since = PackedIndex.open(arguments.packs), arguments.data_parallel_size, arguments.iteration
-    if size < 1 or index.global_batch % size:
+    if index.global_batch % size:
         raise UserError(f"--data-parallel-size {size}: must divide the {index.global_batch} packs of an iteration")
     if size == index.manifest.get("data_parallel_size"):
         raise UserError(f"--data-parallel-size {size}: {arguments.packs} is packed for that; there is nothing to do")
-    if since < 0:
-        raise UserError(f"--iteration {since}: must be 0 or more")
     last_iteration = arguments.last_iteration or str(index.manifest["last_iteration"])
     ranks = Ranks(size, index.global_batch // size, last_iteration)
     waits = [_waits(index, ranks, since)]

@@ -14,6 +14,7 @@ from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Need, Numbers, ToolParser
+from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.choices import Choice, choices, faults
 from omnibal_ext.packing.corpus import DATASET_SOURCES, Corpus
@@ -54,6 +55,7 @@ NUMBERS = (
     Numbers("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size"),
     Numbers("[1, 10000]", "epochs"),
     Numbers("[0, 1e6]", "seconds"),
+    Numbers("[0, 1)", "wait"),
     Numbers("[0, 4294967295]", "seed"),
 )
 NEEDS = (
@@ -242,9 +244,9 @@ def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Tria
 def advise(found: list[str], helping: list[Choice]) -> None:
     """Print in what an index falls short, and for each choice that helps what it brings and costs, as predicted."""
     for fault in found:
-        print(fault)
+        say(fault)
     for choice in helping:
-        print(
+        say(
             f"  {choice.flags}: waits {choice.wait:.4f}, differ {choice.spread:.2f}, miss {choice.kinds_missing:.1%} "
             f"(predicted on a part of the samples; costs {choice.price})"
         )

@@ -16,6 +16,7 @@ from tests.system.test_training import make_dataset, tool
 SMALL = ("--samples", 400, "--data-parallel-size", 2)
 ONE_MODEL = ("--model", "internvl2.5-8b")
 SHORT: dict[str, tuple[tuple[object, ...], str]] = {
+    "host.py": (("internvl3.5-8b", "--rounds", 20), r"internvl3\.5-8b \w+: the host takes \S+ of the device's time"),
     "end_to_end.py": (("--rounds", 1, "--samples", 16), r"data parallel: \S+ of the ideal, .* ours / unbalanced \S+x"),
     "loader.py": (("--images", 6, "--repeats", 1), r"core seconds of a pack at TP=4 against .*: \S+x"),
     "loss_curve.py": (("--quickstart", "QUICKSTART", "--epochs", 16), r"ratio of the loss curve's spread, .*: \S+"),
@@ -23,8 +24,6 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "packing.py": (("--sizes", "SIZES", "--most-samples", 1000), r"ratio to ISF: packs \S+, wasted work \S+, speed .*"),
     "packing_grid.py": ((*SMALL, *ONE_MODEL), r"ratio of waiting to a random order's: \S+"),
     "packing_limits.py": (("--corpus", "two points", *SMALL), r".*two points.*"),
-    "packing_limits_giants.py": ((*SMALL, *ONE_MODEL, "--micro-batches", 1), r".*internvl2\.5-8b.*"),
-    "packing_limits_tiles.py": ((*SMALL, "--micro-batches", 1), r".*heavy tails.*"),
     "paper_tables.py": (
         ("--seconds", 0.01, "--batches", 1, "--settings", 1, "--models", 1),
         r"over the paper's method: \S+ at 128 packs",

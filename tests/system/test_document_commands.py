@@ -23,11 +23,13 @@ DOCUMENTS = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")
 ELSEWHERE = {
     r"bash scripts/(quickstart|test|setup|mutate)\.sh": "what the tests themselves are started with, and minutes long",
     r"docker ": "needs Docker",
+    r"python -m pip install --dry-run": "needs a network",
     r".*train_internvl_chat_1_5\.sh": "eight ranks: tests/unit/test_scripts.py",
     r"python benchmarks/gpu\.py": "needs a GPU: tests/unit/test_gpu_benchmark.py",
     r"\w+=\$\(sbatch|(\w+=\S+ )*sbatch|flags=\(": "needs Slurm: tests/system/test_slurm.py",
 }
 SMALLER = {
+    r"level_packs\.py packs --data-parallel-size 16 --iteration 12000": "level_packs.py packs --data-parallel-size 2",
     r"--nproc-per-node 8": "--nproc-per-node 2",
     r"--tensor-model-parallel-size 4(?=.*-- )": "--tensor-model-parallel-size 1",
     r"--micro-batches 16": "--micro-batches 2",

@@ -83,7 +83,16 @@ def train(cluster: Cluster, folder: Path, name: str, save_interval: int, *sbatch
             shutil.copy(alone / made, run)
     small = "PRESET=tiny TENSOR=1 PIPELINE=2 EPOCHS= GPUS_PER_NODE=1"
     shape = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0", "--cpus-per-task=8", "--job-name", name)
-    flags = ("--train-iters", ITERATIONS, "--lr", "1e-3", "--log-interval", 1, "--tensorboard-dir", folder / ODD)
+    flags = (
+        "--train-iters",
+        ITERATIONS,
+        "--lr",
+        "1e-3",
+        "--log-interval",
+        1,
+        "--tensorboard-dir",
+        folder / f"{name} {ODD}",
+    )
     return documented(cluster, "Training", {
         "FROM=InternVL-Chat-V1-5": f"SAVE_INTERVAL={save_interval} {small}",
         "RUN_DIR=/scratch/run": f"RUN_DIR={shlex.quote(str(run))}", "/scratch": folder,
@@ -138,7 +147,7 @@ def test_two_tasks_train_by_one_plan_and_words_arrive_as_they_were_written(folde
     run = run_dir(folder, "undisturbed")
     assert Plan.load(run / "plan.json").pipeline_model_parallel_size == 2
     (argument,) = re.findall(r"tensorboard_dir \.+ (.*)", (run / "megatron-arguments.txt").read_text())
-    assert argument == str(folder / ODD)
+    assert argument == str(folder / f"undisturbed {ODD}")
     assert any(Path(argument).iterdir())
     assert not (ROOT / "oh").exists()
 

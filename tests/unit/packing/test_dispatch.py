@@ -25,7 +25,7 @@ def index_of(
     count = sum(epoch_packs)
     packs = Packs(offsets_of(np.ones(count, np.int64)), np.arange(count))
     manifest = made_up_manifest(global_batch=global_batch, last_iteration=last_iteration, epoch_packs=epoch_packs)
-    return write_index(folder, packs, np.ones((count, 3), np.int64), manifest, [])
+    return write_index(folder, packs, np.ones((count, 3), np.int64), manifest, [], over=True)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ CASES=20000 pytest tests/unit/packing/test_exactly.py generates as many.
 """
 
 import os
+import shutil
 from collections import Counter
 from fractions import Fraction
 from math import ceil, floor
@@ -35,6 +36,7 @@ def run_a_case(folder: Path, generator: np.random.Generator) -> None:
         vit_budget=8, llm_budget=80, data_parallel_size=ranks, micro_batches=micro_batches, seconds=0.001,
         seed=int(generator.integers(100)), last_iteration=str(generator.choice(["next_epoch", "empty"])),
     )  # fmt: skip
+    shutil.rmtree(folder, ignore_errors=True)
     index, _ = build_index(Corpus(sizes, sources), folder, options)
     epoch_packs = index.manifest["epoch_packs"]
     iterations = PackStream(index, ranks, micro_batches).first_iteration(2 * len(epoch_packs))

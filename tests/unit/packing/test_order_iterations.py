@@ -259,7 +259,7 @@ def test_more_waiting_lets_iterations_look_more_like_the_corpus(tmp_path: Path) 
     corpus, spreads = Corpus(*sources_of(UNTUNED["single tiles"][0](8_000))), []
     for share in (0.001, 0.003, 0.012):
         options = PackOptions(vit_budget=8, llm_budget=4_096, data_parallel_size=8, wait=share)
-        _, summary = build_index(corpus, tmp_path / "index", options)
+        _, summary = build_index(corpus, tmp_path / str(share), options)
         assert summary.wait <= share
         spreads.append(summary.spread_sizes)
     assert spreads[0] > spreads[1] > 1.5 * spreads[2]
@@ -273,7 +273,7 @@ def test_what_helps_is_tried_and_said_with_its_price(tmp_path: Path) -> None:
     assert any("no sample of some kind" in fault for fault in faults(summary, options))
     by_flags = {choice.flags: choice for choice in choices(corpus, options, costs, summary)}
     predicted = by_flags["--micro-batches 4"]
-    _, then = build_index(corpus, tmp_path / "index", replace(options, micro_batches=4), costs=costs)
+    _, then = build_index(corpus, tmp_path / "then", replace(options, micro_batches=4), costs=costs)
     assert then.kinds_missing == pytest.approx(predicted.kinds_missing, abs=0.02)
     assert then.kinds_missing < summary.kinds_missing / 4
     fine = build_index(Corpus(*sources_of(UNTUNED["patches"][0](4_000))), tmp_path / "fine",
