@@ -251,7 +251,7 @@ def advise(found: list[str], helping: list[Choice]) -> None:
             f"(predicted on a part of the samples; costs {choice.price})"
         )
     if found and not helping:
-        print("  neither more waiting, more microbatches nor larger packs help, as tried on a part of the samples")
+        say("  neither more waiting, more microbatches nor larger packs help, as tried on a part of the samples")
 
 
 def main() -> None:

@@ -5,18 +5,19 @@ Commands in blocks of the documents are run by test_document_commands.py, exampl
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.programs import ROOT, run_tool
+from tests.programs import ROOT, environment, run_tool
 from tests.system.test_training import make_dataset, tool
 
 SMALL = ("--samples", 400, "--data-parallel-size", 2)
 ONE_MODEL = ("--model", "internvl2.5-8b")
 SHORT: dict[str, tuple[tuple[object, ...], str]] = {
-    "host.py": (("internvl3.5-8b", "--rounds", 20), r"internvl3\.5-8b \w+: the host takes \S+ of the device's time"),
     "end_to_end.py": (("--rounds", 1, "--samples", 16), r"data parallel: \S+ of the ideal, .* ours / unbalanced \S+x"),
     "loader.py": (("--images", 6, "--repeats", 1), r"core seconds of a pack at TP=4 against .*: \S+x"),
     "loss_curve.py": (("--quickstart", "QUICKSTART", "--epochs", 16), r"ratio of the loss curve's spread, .*: \S+"),
@@ -37,7 +38,12 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
 """Of each its arguments, and its last line."""
 NARROW = ("end_to_end.py", "partition.py", "simulator.py")
 """What trains models, here narrower ones."""
-ELSEWHERE = {"gpu.py": "tests/unit/test_gpu_benchmark.py", "gpu_parts.py": "by gpu.py", "ranks.py": "by two_ranks.py"}
+ELSEWHERE = {
+    "host.py": "below",
+    "gpu.py": "tests/unit/test_gpu_benchmark.py",
+    "gpu_parts.py": "by gpu.py",
+    "ranks.py": "by two_ranks.py",
+}
 """What needs a GPU, or is started by others."""
 
 
@@ -89,3 +95,13 @@ def test_a_benchmark_runs_to_its_ratio(name: str, places: dict[str, Path]) -> No
         done = run_tool(name, *words, room="benchmarks")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert re.fullmatch(last, done.stdout.strip().splitlines()[-1].strip()), done.stdout[-2000:]
+
+
+def test_host_time_stands_beside_the_device_s() -> None:
+    """In a Python of its own: the machine that it builds comes before anything of Megatron."""
+    words = [sys.executable, "-W", "ignore", "benchmarks/host.py", "internvl3.5-8b", "--rounds", "20", "--json"]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for row in json.loads(done.stdout)["layers"]:
+        assert row["share"] == pytest.approx(sum(row["host"]) / sum(row["device"]))
+        assert 0 < min(row["host"]) < 0.1

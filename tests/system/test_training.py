@@ -211,8 +211,9 @@ def test_the_distributed_optimizer_resumes_without_apex_or_transformer_engine(fo
     passes = [evaluations(folder / run / "metrics.jsonl") for run in ("distributed-whole", "distributed-resumed")]
     assert passes[0][4]["loss"] == passes[1][4]["loss"]
     assert [list(found) for found in passes] == [[2, 4], [3, 4]]
-    other = (*flags, "--load", checkpoints, "--train-iters", 4, "--lr", "1e-3", "--lr-decay-iters", "4")
-    refused = launch_error(folder, "--plan", folder / "one.json", "--", *other)
+    other = ("--use-distributed-optimizer", *dropouts, "--load", checkpoints, "--train-iters", 4, "--lr", "1e-3")
+    before = ("--plan", folder / "one.json", *held_out(folder))
+    refused = launch_error(folder, *before, "--", *other, "--lr-decay-iters", "4")
     assert "weights in a bucket None (was 20000)" in refused
 
 
