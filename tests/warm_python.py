@@ -6,11 +6,18 @@ processes someone looks for. Imports little: to start this must take millisecond
 """
 
 import array
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
+
+
+def _hand_on(server: socket.socket, number: int) -> None:
+    """A signal goes to the fork; one that comes when it has ended goes nowhere."""
+    with contextlib.suppress(OSError):
+        server.sendall(bytes([number]))
 
 
 def main() -> None:
@@ -32,7 +39,7 @@ def main() -> None:
         files = array.array("i", [0, 1, 2])
         server.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
-            signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+            signal.signal(number, lambda number, _: _hand_on(server, number))
         server.sendall(json.dumps(request).encode() + b"\n")
         code = int(server.recv(16))  # and no more: behind it an error may come, for a signal that nobody has read
     if code < 0:  # ended by a signal, so end alike
