@@ -23,7 +23,6 @@ torch and megatron-core are all that it needs; what else is missing is said.
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -49,7 +48,7 @@ from omnibal_ext.costs.measured import RESULTS, device_key, efficiencies
 from omnibal_ext.costs.works import cost_works
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.records import write_record
-from tests.programs import free_port
+from tests.programs import free_port, result_of
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {"sum of one rank": 0.0, "fp32 chain": 1e-4, "bf16 chain": 0.1, "attention": 0.05, "waits": 0.0,
@@ -100,8 +99,7 @@ def run_part(ranks: int, *words: str, hide_gpu: bool = False, seconds: float, **
         return done.stdout
 
     with ThreadPoolExecutor(ranks) as pool:
-        lines = "".join(pool.map(run, range(ranks))).splitlines()
-    return json.loads(next(line for line in lines if line.startswith("RESULT ")).removeprefix("RESULT "))
+        return result_of("".join(pool.map(run, range(ranks))))
 
 
 def start(verdict: Verdict) -> None:

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Segments, segments_of
-from megatron.vlm.models.attention import KERNELS, Kernel, choose_kernel
+from megatron.vlm.models.attention import KERNELS, Kernel, choose_kernel, kernels_here
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.profiling.step import Step, wrapped_stage
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
@@ -50,16 +51,11 @@ def attention(words: list[str]) -> dict[str, Any]:
     """Largest difference of outputs and gradients of every kernel that is there from fp32, sample by sample; of the
     largest number. `words`: the tokens of a pack. What a kernel refuses is said in its words."""
     tokens = int(words[0])
-    there = {
-        "transformer_engine": platform.HAS_TRANSFORMER_ENGINE,
-        "flash_attention": platform.HAS_FLASH_ATTENTION,
-        "variable_length": platform.HAS_VARIABLE_LENGTH,
-    }
     found: dict[str, Any] = {}
-    for name, kernel in KERNELS.items():
-        for width in WIDTHS if there[name] else ():
+    for name in kernels_here():
+        for width in WIDTHS:
             try:
-                found[f"{name} {width}"] = max(_error(kernel, tokens, width, count) for count in SEGMENTS)
+                found[f"{name} {width}"] = max(_error(KERNELS[name], tokens, width, count) for count in SEGMENTS)
             except Exception as error:  # whatever a library raises that does not know this width
                 found[f"{name} {width}"] = f"refused: {' '.join(str(error).split())[:200]}"
     return found
@@ -153,7 +149,7 @@ def host(models: list[str]) -> dict[str, dict[str, float]]:
             for kind in ("vit", "llm"):
                 step = Step(chain, _all_of(chain, kind), pack)
                 taken = [_host_and_device(step) for _ in range(7)][2:]
-                middle = [sorted(column)[len(taken) // 2] / LAYERS * 1e3 for column in zip(*taken, strict=True)]
+                middle = [median(column) / LAYERS * 1e3 for column in zip(*taken, strict=True)]
                 names = ("host_forward", "host_backward", "device_forward", "device_backward")
                 found[f"{name} {kind}"] = dict(zip(names, middle, strict=True))
     return found
@@ -163,9 +159,8 @@ def _host_and_device(step: Step) -> tuple[float, float, float, float]:
     """Seconds of both passes, by the host's clock while the device sleeps, and by the device's, which is asked all at
     once."""
     torch.cuda.synchronize()
-    moments, seconds = [platform.Moment()], []
     torch.cuda._sleep(10 * ASLEEP)
-    moments[0] = platform.Moment()
+    moments, seconds = [platform.Moment()], []
     for part in (step.forward, step.backward):
         began = time.perf_counter()
         part()
@@ -192,4 +187,4 @@ def queues() -> dict[str, float]:
             done.record()
         done.synchronize()
         taken.append((time.perf_counter() - began) * 1e3)
-    return {"milliseconds": sorted(taken)[2]}
+    return {"milliseconds": median(taken)}

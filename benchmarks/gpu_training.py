@@ -4,7 +4,6 @@ All of a run is there but data and saves: Megatron's loop, wrappers and distribu
 """
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,9 +19,10 @@ from megatron.vlm import platform
 from megatron.vlm.arguments import parse_arguments
 from megatron.vlm.data.arrival import tensors
 from megatron.vlm.data.loader import Packs
-from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.pretrain import Trainer, train
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
+from megatron.vlm.single import alone_unless_told
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.measured import device_key
@@ -45,9 +45,12 @@ class RandomPacks(Dataset):
         tiles = self.tiles if number else 0
         pack = synthetic_pack(preset(self.model), tiles, equal_lengths(self.tokens, 4))
         here: dict[str, Any] = {name: tensor.cpu() for name, tensor in tensors(pack).items()}
-        ids = torch.arange(4).repeat_interleave(torch.tensor(pack.lengths))
         return replace(
-            pack, **here, segment_ids=ids, sources=torch.zeros(4, dtype=torch.long), sample_ids=(number,) * 4
+            pack,
+            **here,
+            segment_ids=segment_ids(pack.lengths),
+            sources=torch.zeros(4, dtype=torch.long),
+            sample_ids=(number,) * 4,
         )
 
 
@@ -72,8 +75,7 @@ class RandomTrainer(Trainer):
 
 def training(model: str, budgets: tuple[int, int], iterations: int) -> dict[str, Any]:
     """Losses, seconds an iteration, and the most bytes, beside those of an analytic profile."""
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-        os.environ.setdefault(name, value)
+    alone_unless_told()
     packs = RandomPacks(model, *budgets)
     with tempfile.TemporaryDirectory() as folder:
         metrics = Path(folder) / "metrics.jsonl"

@@ -86,8 +86,7 @@ def host_seconds(model: Architecture, layers: int, rounds: int) -> dict[str, tup
                 step.backward()
         machine.power_off()
         for name, value in OWN.items():
-            *path, last = name.split(".")
-            setattr(reduce(getattr, path, torch), last, value)
+            machine.put(name, value)
         found = {tower: _smallest(rounds, step.forward, step.backward) for tower, step in steps.items()}
         machine.install()
         machine.power_on()

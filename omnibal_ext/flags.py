@@ -164,6 +164,14 @@ def without_defaults(parser: ArgumentParser) -> Iterator[None]:
             action.default = default
 
 
+def given_to(flag: str, words: Sequence[str]) -> str | None:
+    """What a command line gives a flag that takes one word, "" where that is left out; the last time counts."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(flag, dest="given", nargs="?", const="")
+    given: str | None = parser.parse_known_args(words)[0].given
+    return given
+
+
 def takes_numbers(action: argparse.Action) -> bool:
     """Whether a flag takes any number, and no choice of some."""
     return action.type in (int, float) and action.choices is None

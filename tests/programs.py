@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import SystemRandom
+from typing import Any
 
 from tests.forkserver import TIMED_OUT, Job
 
@@ -112,6 +113,13 @@ def run_ranks(
     ]
     assert not failed, "\n".join(failed)
     return "".join(stdout)
+
+
+def result_of(said: str) -> Any:
+    """The object in the one line of what a program printed that starts with RESULT."""
+    lines = [line for line in said.splitlines() if line.startswith("RESULT ")]
+    assert len(lines) == 1, said[-4000:]
+    return json.loads(lines[0].removeprefix("RESULT "))
 
 
 def run_alone(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:

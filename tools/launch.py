@@ -29,7 +29,7 @@ from omnibal_ext.flags import ToolParser, refuse_unprintable
 from omnibal_ext.folders import refuse_within
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.conversations import add_conversation_flags, check_conversation_flags, make_packs
-from omnibal_ext.launch.flags import NEEDS, NUMBERS, refuse_misplaced
+from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, TENSORBOARD, put_aside, refuse_used
 from omnibal_ext.launch.planning import Planning, measured_best
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
@@ -118,8 +118,7 @@ def _alone(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[N
 
 def _name_weights(arguments: argparse.Namespace) -> None:
     """A model's folder gives first weights too, and first weights say the model, unless the user says otherwise."""
-    words = {word.partition("=")[0] for word in arguments.megatron}
-    named = arguments.from_scratch or words & {"--load", "--pretrained-checkpoint"}
+    named = arguments.from_scratch or flags_in(arguments.megatron) & {"--load", "--pretrained-checkpoint"}
     if arguments.model and not arguments.first_weights and not named and holds_weights(Path(arguments.model)):
         arguments.first_weights = arguments.model
     arguments.model = arguments.model or arguments.first_weights

@@ -12,7 +12,6 @@ import sys
 import time
 import types
 import typing
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
@@ -24,6 +23,7 @@ import typing_extensions
 from torch.overrides import TorchFunctionMode
 
 from omnibal_ext.costs.analytic import OVERHEAD_BYTES
+from omnibal_ext.flags import given_to
 
 
 def _choose_queues(words: Sequence[str]) -> None:
@@ -32,9 +32,7 @@ def _choose_queues(words: Sequence[str]) -> None:
     An exchange that is asked for before a kernel then starts before it, and so runs beside it; up to Hopper Megatron
     insists on that. Elsewhere it only harms: a kernel that waits in its stream keeps back all that come after it.
     """
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--tensor-model-parallel-size", nargs="?", default="1")
-    if parser.parse_known_args(words)[0].tensor_model_parallel_size != "1":
+    if given_to("--tensor-model-parallel-size", words) not in (None, "1"):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 

@@ -25,9 +25,7 @@ def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs
     ranks may be waiting for this one, and torchrun ends them once it has failed.
     """
     logging.root.handlers = [handler for handler in logging.root.handlers if not isinstance(handler, CustomHandler)]
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    alone_unless_told()
     words = [*flags, "--no-check-for-nan-in-loss-and-grad", "--lr", "0", "--train-iters", "1"]
     with _quiet():
         inputs = parse_arguments(["--model", preset, *words, "--global-batch-size", os.environ["WORLD_SIZE"]])
@@ -36,6 +34,14 @@ def single_process(preset: str, flags: Sequence[str]) -> Iterator[TrainingInputs
         torch.distributed.barrier()
         destroy_global_state()
         torch.distributed.destroy_process_group()
+
+
+def alone_unless_told() -> None:
+    """One rank of one, with a port of its own, where torchrun has said nothing else."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    for name, value in alone.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("MASTER_PORT", str(_free_port()))
 
 
 @contextlib.contextmanager

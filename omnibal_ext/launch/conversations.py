@@ -13,6 +13,7 @@ from typing import Any
 
 from omnibal_ext.checksums import sha256_of
 from omnibal_ext.errors import UserError
+from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.output import say
@@ -65,7 +66,7 @@ def check_conversation_flags(arguments: argparse.Namespace) -> None:
         raise UserError("--input makes dataset and packs in the run's folder; leave --data and --packs out")
     run_dir = Path(arguments.run_dir)
     arguments.data, arguments.packs = str(run_dir / DATA), str(run_dir / PACKS)
-    given = {word.partition("=")[0] for word in arguments.megatron}
+    given = flags_in(arguments.megatron)
     for flag, values in USUAL_FLAGS.items():
         if flag not in given and not (flag == "--bf16" and "--fp16" in given):
             arguments.megatron += [flag, *values]

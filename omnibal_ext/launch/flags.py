@@ -1,6 +1,6 @@
 """The launcher's flags: which numbers they take, what else must hold for them to be obeyed, and where they stand."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from omnibal_ext.errors import UserError
@@ -21,15 +21,16 @@ NUMBERS = (
 )
 
 
-def _passed_on(flag: str, arguments: Namespace) -> bool:
-    return any(word.partition("=")[0] == flag for word in arguments.megatron)
+def flags_in(words: Sequence[str]) -> set[str]:
+    """The flags that a command line gives, among their values."""
+    return {word.partition("=")[0] for word in words}
 
 
 NEEDS = (
     Need(
         "epochs",
         "no --train-iters beside it: both say how long to train",
-        lambda arguments: not _passed_on("--train-iters", arguments),
+        lambda arguments: "--train-iters" not in flags_in(arguments.megatron),
     ),
     Need(
         "image_root chat_template workers max_rejects micro_batches",
@@ -44,16 +45,6 @@ NEEDS = (
     Need("analytic", "no --profile beside it: that has the costs", lambda arguments: not arguments.profile),
     Need("nnodes", "--rdzv-endpoint HOST:PORT of the first node", lambda arguments: arguments.rdzv_endpoint),
 )
-
-
-def given_to(flag: str, words: Sequence[str]) -> str | None:
-    """What a command line gives a flag that takes one word; the last time counts."""
-    found = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            found = value if equals else following
-    return found
 
 
 def refuse_misplaced(parser: ArgumentParser, words: Sequence[str]) -> None:

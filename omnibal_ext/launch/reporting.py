@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnibal_ext.launch.flags import given_to
+from omnibal_ext.flags import given_to
 from omnibal_ext.launch.planning import Planning
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.output import say

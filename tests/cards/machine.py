@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -274,11 +275,13 @@ def install() -> None:
     """Make torch say that it has cards; once, before Megatron is imported."""
     os.environ.pop("TORCHDYNAMO_DISABLE", None)
     for name, (_, stand_in) in REPLACED.items():
-        *path, last = name.split(".")
-        owner: Any = torch
-        for part in path:
-            owner = getattr(owner, part)
-        setattr(owner, last, stand_in)
+        put(name, stand_in)
+
+
+def put(name: str, value: object) -> None:
+    """Put a value where torch has what is found under this dotted name."""
+    *path, last = name.split(".")
+    setattr(reduce(getattr, path, torch), last, value)
 
 
 def power_on() -> Cards:

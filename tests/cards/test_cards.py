@@ -18,7 +18,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
-from tests.programs import CARDS, ENGINE_CARDS, ROOT, run_ranks
+from tests.programs import CARDS, ENGINE_CARDS, ROOT, result_of, run_ranks
 from tests.system.test_one_command import build
 from tests.system.test_training import tool
 
@@ -163,8 +163,7 @@ def test_converted_weights_are_checked_and_answer(
 
 def verdict_part(machine: str, ranks: int, *words: object) -> Any:
     """What a part of `benchmarks/gpu.py` found."""
-    said = run_ranks("cards.run", ranks, ["benchmarks.gpu_parts", *map(str, words)], server=machine)
-    return json.loads(next(line for line in said.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+    return result_of(run_ranks("cards.run", ranks, ["benchmarks.gpu_parts", *map(str, words)], server=machine))
 
 
 @pytest.mark.parametrize("machine", [CARDS, ENGINE_CARDS], ids=["local", "engine"])
@@ -175,8 +174,7 @@ def test_every_part_of_the_verdict_runs(
 
     def run(ranks: int, *words: str, hide_gpu: bool = False, **_: Any) -> Any:
         if hide_gpu:
-            said = run_ranks("benchmarks.gpu_parts", 1, words)
-            return json.loads(said.partition("RESULT ")[2].partition("\n")[0])
+            return result_of(run_ranks("benchmarks.gpu_parts", 1, words))
         return verdict_part(machine, ranks, *words)
 
     monkeypatch.setattr(gpu, "run_part", run)

@@ -1,21 +1,17 @@
 """Runs our programs on gloo ranks."""
 
 import fcntl
-import json
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.programs import PLAIN, run_ranks
+from tests.programs import PLAIN, result_of, run_ranks
 
 
 def run_program(module: str, ranks: int, *arguments: str, server: str = PLAIN) -> dict[str, float]:
     """Run a module on gloo ranks; the JSON object of its line that starts with RESULT."""
-    stdout = run_ranks(module, ranks, arguments, server=server)
-    lines = [line for line in stdout.splitlines() if line.startswith("RESULT ")]
-    assert len(lines) == 1, stdout[-4000:]
-    result: dict[str, float] = json.loads(lines[0].removeprefix("RESULT "))
+    result: dict[str, float] = result_of(run_ranks(module, ranks, arguments, server=server))
     return result
 
 

@@ -1,6 +1,5 @@
 """On a device of shapes: nothing waits, no CPU tensor comes in, and plans count with what is kept and computed."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ import pytest
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.works import layer_works
-from tests.programs import ROOT, environment
+from tests.programs import ROOT, environment, result_of
 
 pytestmark = pytest.mark.starts
 MODELS = {
@@ -61,8 +60,7 @@ def run(program: str, machine: str, models: Mapping[str, tuple[int, ...]]) -> di
     command = [sys.executable, "-W", "ignore", f"tests/shapes/{program}.py", machine, *words]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr[-4000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    found: dict[str, dict[str, Any]] = json.loads(line.removeprefix("RESULT "))
+    found: dict[str, dict[str, Any]] = result_of(done.stdout)
     return found
 
 

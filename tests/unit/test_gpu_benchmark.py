@@ -15,15 +15,14 @@ from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import device_key, efficiencies, measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
-from tests.programs import ENGINE, PLAIN, ROOT, environment, run_ranks
+from tests.programs import ENGINE, PLAIN, ROOT, environment, result_of, run_ranks
 
 pytestmark = pytest.mark.starts
 PROGRAM = "benchmarks.gpu_parts"
 
 
 def result(machine: str, ranks: int, *arguments: str) -> Any:
-    said = run_ranks(PROGRAM, ranks, arguments, server=machine)
-    return json.loads(next(line for line in said.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+    return result_of(run_ranks(PROGRAM, ranks, arguments, server=machine))
 
 
 @pytest.fixture(scope="module", params=[PLAIN, ENGINE], ids=["local", "engine"])

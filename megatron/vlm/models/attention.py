@@ -186,6 +186,16 @@ WIDEST = 128
 """Numbers of a head that Transformer Engine's kernel is preferred for."""
 
 
+def kernels_here() -> list[str]:
+    """Those of `KERNELS` that are there, in the order of preference."""
+    there = {
+        "transformer_engine": platform.HAS_TRANSFORMER_ENGINE,
+        "flash_attention": platform.HAS_FLASH_ATTENTION,
+        "variable_length": platform.HAS_VARIABLE_LENGTH,
+    }
+    return [name for name in KERNELS if there[name]]
+
+
 def choose_kernel(config: TransformerConfig, sees_images: bool = False) -> str:
     """The kernel for packs here, in this precision: one of `KERNELS`, else "sample_by_sample".
 
@@ -194,14 +204,8 @@ def choose_kernel(config: TransformerConfig, sees_images: bool = False) -> str:
     half = config.params_dtype in (torch.bfloat16, torch.float16)
     if not half or config.attention_dropout:
         return "sample_by_sample"
-    there = {
-        "transformer_engine": platform.HAS_TRANSFORMER_ENGINE,
-        "flash_attention": platform.HAS_FLASH_ATTENTION,
-        "variable_length": platform.HAS_VARIABLE_LENGTH,
-    }
     at_a_loss = {"transformer_engine"} if sees_images or config.kv_channels > WIDEST else set[str]()
-    preferred = sorted(KERNELS, key=at_a_loss.__contains__)
-    return next((name for name in preferred if there[name]), "sample_by_sample")
+    return min(kernels_here(), key=at_a_loss.__contains__, default="sample_by_sample")
 
 
 @cache

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.launch.flags import given_to
+from omnibal_ext.flags import given_to
 
 
 def parsed(monkeypatch: pytest.MonkeyPatch, *words: object, run_dir: object = "run") -> Namespace:
@@ -74,3 +74,4 @@ def test_the_last_value_of_a_flag_counts() -> None:
     assert given_to("--save", words) == "b"
     assert given_to("--save", [*words, "--save", "d"]) == "d"
     assert given_to("--load", words) is None
+    assert given_to("--save", ["--save", "--load", "b"]) == ""
