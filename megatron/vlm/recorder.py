@@ -250,5 +250,6 @@ def aligned(lanes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _later(lane: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The lane so much later, without what only aligning needs."""
     actions = [[*action[:3], action[3] + seconds, action[4] + seconds, action[5]] for action in lane["actions"]]
+    held = [[at + seconds, *held] for at, *held in lane["held"]]
     rest = {name: value for name, value in lane.items() if name not in ("host", "clock")}
-    return rest | {"end": lane["end"] + seconds, "actions": actions}
+    return rest | {"end": lane["end"] + seconds, "actions": actions, "held": held}

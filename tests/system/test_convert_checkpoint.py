@@ -1,13 +1,14 @@
 """From Hugging Face to a training run on two pipeline ranks and back, as a user does it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import Plan
@@ -112,6 +113,18 @@ def test_the_check_sees_other_weights(ours: Path, tuned: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert float(done.stdout.partition("RESULT")[2]) > 1e-2, done.stderr[-2000:]
+
+
+def test_weights_that_are_no_numbers_fail_the_check(theirs: Path, tmp_path: Path) -> None:
+    """A sample of words alone is not touched by them: the others are."""
+    broken = shutil.copytree(theirs, tmp_path / "broken")
+    file = next(file for file in sorted(broken.glob("*.safetensors")) if "vision" in "".join(load_file(file)))
+    tensors = load_file(file)
+    next(tensor for name, tensor in tensors.items() if "vision" in name).fill_(float("nan"))
+    save_file(tensors, file, {"format": "pt"})
+    done = convert("--from-hf", broken, "--output-dir", tmp_path / "ours", "--check", check=False)
+    assert done.returncode == 1
+    assert "logits differ from Hugging Face's by nan" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -123,13 +123,14 @@ def test_nothing_is_recorded_where_there_is_no_file() -> None:
 
 def test_ranks_of_one_machine_count_from_one_time() -> None:
     """Whoever leaves the meeting late has started late: a tensor does not arrive before it is sent."""
-    sent = {"host": "a", "clock": 100.0, "rank": 0, "data_parallel_rank": 0, "end": 5.0, "held": [],
-            "actions": [["F", 0, 0, 1.0, 2.0, []]]}  # fmt: skip
+    sent = {"host": "a", "clock": 100.0, "rank": 0, "data_parallel_rank": 0, "end": 5.0,
+            "held": [[2.0, 100]], "actions": [["F", 0, 0, 1.0, 2.0, []]]}  # fmt: skip
     taken = {**sent, "rank": 1, "clock": 101.5, "actions": [["F", 0, 0, 0.6, 1.6, []]]}
     elsewhere = {**sent, "host": "b", "clock": 7.0, "rank": 2}
     first, second, third = aligned([sent, taken, elsewhere])
     assert first["actions"] == sent["actions"]
     assert second["actions"] == [["F", 0, 0, pytest.approx(2.1), pytest.approx(3.1), []]]
     assert second["end"] == pytest.approx(6.5)
+    assert (first["held"], second["held"]) == ([[2.0, 100]], [[pytest.approx(3.5), 100]])
     assert third["actions"] == sent["actions"]
     assert "clock" not in second

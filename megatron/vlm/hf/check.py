@@ -1,5 +1,6 @@
 """Does a converted model answer as Hugging Face's own? Both in fp32 on random images and words."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,12 @@ def logit_difference(ours: Path, theirs: Path) -> float:
     image_token = _image_token(theirs)
     samples = [_Sample(architecture, sizes, image_token, seed) for seed, sizes in enumerate(IMAGES)]
     mine = _our_logits(ours, theirs, architecture, samples, image_token)
-    return max((a - b).abs().max().item() for a, b in zip(mine, _their_logits(theirs, samples), strict=True))
+    return largest([(a - b).abs() for a, b in zip(mine, _their_logits(theirs, samples), strict=True)])
+
+
+def largest(differences: Sequence[torch.Tensor]) -> float:
+    """The largest of all of them; not a number if one is none, which Python's `max` passes over."""
+    return torch.stack([each.max() for each in differences]).max().item()
 
 
 def _image_token(theirs: Path) -> int:
