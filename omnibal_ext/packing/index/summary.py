@@ -121,7 +121,7 @@ def _spreads(
     """Say how much whole iterations differ, against random orders of samples and of packs as they were found."""
     count, samples = len(packs), len(packs.sample_ids)
     whole = iterations[((iterations >= 0) & (iterations < count)).all(axis=(1, 2))].reshape(-1, index.global_batch)
-    features = _features(corpus, packs, index)
+    features = pack_features(corpus, packs, np.asarray(index.loads[:count]), index.load_names)
     few = packs.sample_ids[:: -(-samples // MOST_SAMPLES)]
     each = _features(corpus, Packs(np.arange(len(few) + 1), few), index)
     before = features if found is None else _features(corpus, found, index)

@@ -49,8 +49,9 @@ def ordered(
     kin = np.zeros(len(found), np.int64) if kin is None else kin
     part, effort = _Part(corpus, options, costs, seed), options.seconds
     several = options.micro_batches > 1 and options.data_parallel_size > 1  # one rank alone waits for nobody
-    packs = part.even(found, kin, np.arange(len(found)), OF_PACKS if several else 1.0)
-    seconds = part.seconds(packs)
+    before = part.loads(found)
+    packs, loads = part.even(found, before, kin, np.arange(len(found)), OF_PACKS if several else 1.0)
+    seconds = part.seconds(loads)
     aside, run = set_aside(seconds, len(packs) % options.global_batch, _holds(packs, others))
     if len(run) == 0:
         return packs.reordered(aside)
@@ -58,10 +59,10 @@ def ordered(
     if several:
         runs_on = np.full(len(packs), -1, np.int64)
         runs_on[ranks] = np.arange(len(ranks))[:, None]
-        packs = part.even(packs, kin, runs_on, 1 - OF_PACKS)
-        seconds = part.seconds(packs)
-    deviations = part.features(found).deviations()
-    features = part.features(packs).scaled(deviations)
+        packs, loads = part.even(packs, loads, kin, runs_on, 1 - OF_PACKS)
+        seconds = part.seconds(loads)
+    deviations = part.features(found, before).deviations()
+    features = part.features(packs, loads).scaled(deviations)
     limit = _left_to_wait(seconds, aside, run, options)
     dealt = order_iterations(seconds, features, ranks, options.data_parallel_size, limit, seed, effort)
     order = np.concatenate([stored_order(dealt).ravel(), aside])
@@ -95,20 +96,25 @@ class _Part:
         """Sizes of a pack."""
         return (*LOADS, *self.corpus.sizes.more)
 
-    def seconds(self, packs: Packs) -> Floats:
+    def loads(self, packs: Packs) -> Ints:
+        """Sizes of packs, [P, K]."""
+        return pack_loads(packs, self.corpus.sizes)
+
+    def seconds(self, loads: Ints) -> Floats:
         """Seconds of packs in the parts that ranks wait for, [P, parts]."""
-        return self.costs.waited_for(pack_loads(packs, self.corpus.sizes), self.names, self.options.one_sum)
+        return self.costs.waited_for(loads, self.names, self.options.one_sum)
 
-    def features(self, packs: Packs) -> Features:
+    def features(self, packs: Packs, loads: Ints) -> Features:
         """What iterations should have as much of as others."""
-        return pack_features(self.corpus, packs, pack_loads(packs, self.corpus.sizes), self.names)
+        return pack_features(self.corpus, packs, loads, self.names)
 
-    def even(self, packs: Packs, kin: Ints, ranks: Ints, share: float) -> Packs:
+    def even(self, packs: Packs, loads: Ints, kin: Ints, ranks: Ints, share: float) -> tuple[Packs, Ints]:
         """Let ranks cost as much as each other, in a share of the time for it; `ranks` [P] run the packs."""
         effort = share * self.options.seconds
         if not worth_evening(packs, effort):
-            return packs
-        return even_packs(packs, *self.budgeted, self.of_samples, ranks, kin, self.seed, effort)
+            return packs, loads
+        evened = even_packs(packs, *self.budgeted, self.of_samples, ranks, kin, self.seed, effort)
+        return evened, self.loads(evened)
 
     def swapped(self, packs: Packs, kin: Ints, deviations: Floats, limit: float) -> Packs:
         """Let samples change places between packs that fill iterations as they stand; the last ones may fill none."""
@@ -119,11 +125,12 @@ class _Part:
         dealt = deal(np.arange(whole).reshape(-1, self.options.global_batch), self.options.data_parallel_size)
         samples, limits = self._samples(run, packs.sample_ids, deviations), self.budgeted[1]
         given = kin[:whole], dealt, limit, self.seed, self.options.seconds
-        return Packs.concatenate([swap_samples(run, samples, limits, self.seconds(run), *given), last])
+        return Packs.concatenate([swap_samples(run, samples, limits, self.seconds(self.loads(run)), *given), last])
 
     def _samples(self, run: Packs, ids: Ints, deviations: Floats) -> Samples:
         """Return what each sample of the packs that run adds to its pack; features are those of all `ids`."""
-        each = self.features(Packs(np.arange(len(ids) + 1), ids))
+        alone = Packs(np.arange(len(ids) + 1), ids)
+        each = self.features(alone, self.loads(alone))
         deviations, held = deviations[: each.values.shape[1]], slice(0, len(run.sample_ids))
         features = np.ascontiguousarray(each.values[held][:, deviations > 0] / deviations[deviations > 0])
         own = run.sample_ids

@@ -72,6 +72,13 @@ def test_measured_lines_replace_analytic_ones() -> None:
     assert both.layers["llm"] == _cost(forward_seconds=7.0)  # without the fit, which gave other seconds
     assert both.layers["vit"] == COST
     assert both.transfer_seconds_per_byte == 0.5
+    plain = ("transfer_seconds_per_byte", "transfer_latency_seconds", "action_seconds", "iteration_seconds",
+             "overhead_bytes")  # fmt: skip
+    for number, name in enumerate(plain, start=2):
+        other = analytic.replaced_by({name: number})
+        assert {each: getattr(other, each) for each in plain} == {
+            **{each: getattr(analytic, each) for each in plain}, name: number
+        }  # fmt: skip
     with pytest.raises(UserError, match="vit_budget is 5, not 4"):
         analytic.replaced_by({"vit_budget": 5})
     with pytest.raises(UserError, match="layer llm: forward_seconds is -1"):

@@ -114,6 +114,7 @@ def test_a_plan_says_all_that_was_predicted_and_why_others_lost(capsys: pytest.C
     # Three layers of 3 s and two run again, four microbatches: while one rank works, the other is through in time.
     slower = 4 * 11 / 30 - 1
     (other,) = plan.alternatives
+    assert plan.alternative(0).predicted == {**predictions(problem, worse), "proven_best": False}
     assert other["step_seconds"] == pytest.approx(44, rel=1e-6)
     assert other["why"].startswith(
         f"{slower:.2%} slower; its slowest rank works {11 / 6 - 1:+.2%}, +2 recomputed layers"

@@ -117,3 +117,16 @@ def test_the_leanest_cut_has_the_smallest_fullest_stage(seed: int) -> None:
 
     cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), problem.stages - 1)]
     assert fullest(leanest_edges(problem)) == pytest.approx(min(map(fullest, cuts)))
+
+
+def test_of_several_chunks_the_layer_goes_first_that_saves_most_bytes_in_flight() -> None:
+    """A language layer saves more, but fewer microbatches of its chunk are in flight."""
+    profile = make_profile(
+        4, 4, {"llm": replace(make_profile().layers["llm"], kept_bytes=10.0, recompute_kept_bytes=2.0)}
+    )
+    problem = LayoutProblem(profile, ranks=2, microbatches=4, chunks=2)
+    in_flight, edges = problem.held[0].max(axis=0), (0, 3, 6, 9, 12)  # patches and two ViT layers, words and two of LLM
+    assert in_flight[0] * 7 > in_flight[1] * 8
+    (needed, _) = problem.stage_peak_bytes(fewest_that_fit(problem, edges))
+    assert fewest_that_fit(replace(problem, memory_bytes=needed), edges).recompute == ((), (), (), ())
+    assert fewest_that_fit(replace(problem, memory_bytes=needed - 1), edges).recompute == ((1,), (), (), ())

@@ -31,6 +31,8 @@ def test_experts_are_dealt_over_what_divides_the_ranks_of_a_stage() -> None:
     points = list(settings(8, (1, 2), (1, 4), (1,), ("1f1b",), ((9, 4096),), (1, 2, 8)))
     dealt = {(p.pipeline_model_parallel_size, p.expert_model_parallel_size) for p in points}
     assert dealt == {(1, 1), (1, 2), (1, 8), (4, 1), (4, 2)}
+    together = settings(8, (4,), (1,), (1,), ("1f1b",), ((9, 4096),), (8,))  # of two data-parallel ranks of four each
+    assert [p.expert_model_parallel_size for p in together] == [8]
 
 
 @pytest.mark.long

@@ -50,6 +50,8 @@ def test_other_microbatches_and_larger_budgets_are_refused(index: PackedIndex) -
         packs_of_index(index, make_profile(), 4)
     with pytest.raises(UserError, match="packed for vit_budget 4, but profiled at 2"):
         packs_of_index(index, replace(make_profile(), vit_budget=2), 3)
+    with pytest.raises(UserError, match="packed for llm_budget 128, but profiled at 127"):
+        packs_of_index(index, replace(make_profile(), llm_budget=127), 3)
 
 
 def test_step_time_is_the_mean_over_iterations_of_the_slowest_rank(index: PackedIndex) -> None:

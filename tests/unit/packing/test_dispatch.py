@@ -112,3 +112,16 @@ def test_epoch_iterations_count_the_incomplete_one(folder: Path) -> None:
 def test_dealing_to_and_fro_keeps_sums_level() -> None:
     assert deal(np.arange(6)[None], 2).tolist() == [[[0, 3, 4], [1, 2, 5]]]
     assert deal(np.arange(16)[None], 4).sum(axis=2).tolist() == [[30, 30, 30, 30]]
+
+
+def test_empty_packs_take_no_time_when_an_epoch_s_end_is_dealt(tmp_path: Path) -> None:
+    """Three packs and three empty ones on two ranks: the long one alone, whatever the first pack of the index takes."""
+    tokens = np.array([10_000] + [100] * 5 + [80, 40, 40])
+    loads = np.stack([np.zeros(9, np.int64), tokens, tokens**2], axis=1)
+    manifest = made_up_manifest(global_batch=6, last_iteration="empty", epoch_packs=[9])
+    packs = Packs(offsets_of(np.ones(9, np.int64)), np.arange(9))
+    stream = PackStream(write_index(tmp_path / "index", packs, loads, manifest, []), 2, 3)
+    last = stream.iteration(stream.iterations_per_epoch - 1)
+    assert np.count_nonzero(last == EMPTY_PACK) == 3
+    ran = [sorted(int(tokens[pack]) for pack in rank if pack != EMPTY_PACK) for rank in last]
+    assert sorted(ran) == [[40, 40], [80]]

@@ -155,3 +155,26 @@ def test_an_index_of_version_1_still_opens_and_runs(index: PackedIndex) -> None:
     first = PackStream(old, 2, 1).iteration(0)
     assert first.tolist() == PackStream(index, 2, 1).iteration(0).tolist()
     assert old.seconds(first.ravel()).shape == (2, 2)
+
+
+def test_a_manifest_that_was_changed_is_refused(index: PackedIndex) -> None:
+    """Values that could be, but are not those that were written."""
+    path = index.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "seed": manifest["seed"] + 1}))
+    with pytest.raises(UserError, match=r"manifest\.json"):
+        PackedIndex.open(index.folder)
+
+
+def test_samples_are_those_of_the_dataset(index: PackedIndex) -> None:
+    """The largest number in the packs is 6: a dataset of seven holds it, one of six does not."""
+    index.check_samples(7)
+    with pytest.raises(UserError, match=r"sample_ids.npy: names sample 6 of 6"):
+        index.check_samples(6)
+
+
+def test_samples_in_packs_of_their_own_are_not_written_down_as_left_out(tmp_path: Path) -> None:
+    kept, summary = build_index(CORPUS, tmp_path / "alone", replace(OPTIONS, oversize="alone"))
+    assert (kept.folder / "rejected.jsonl").read_text() == ""
+    assert (summary.rejected, summary.rejected_by_reason) == (0, {})
+    assert sorted(np.asarray(kept.sample_ids).tolist()) == list(range(len(SIZES)))

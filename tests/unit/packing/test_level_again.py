@@ -1,5 +1,6 @@
 """An index levelled again for other ranks: nobody waits, no epoch loses a pack, and what ran before stays as it ran."""
 
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
 
@@ -84,3 +85,16 @@ def test_an_order_that_a_run_may_obey_is_not_replaced(index: PackedIndex) -> Non
     with pytest.raises(UserError, match="is no order"):
         PackStream(index, *ranks)
     path.unlink()
+
+
+def test_it_waits_for_as_long_as_its_index_may(index: PackedIndex) -> None:
+    """`--wait` is the index's: with ten times as much iterations look more alike, and more is waited."""
+    waits = []
+    for share in (0.003, 0.03):
+        patient = copy(index)
+        patient.manifest = {**index.manifest, "wait": share}
+        _, after = levelled(patient, Ranks(32, 1, "next_epoch"), 0)
+        seconds, groups = index.seconds(np.arange(index.num_packs)), index.num_packs // 32 - 1
+        waits.append(wait(rank_loads(after.iterations(0, groups), seconds)))
+    assert 0.006 < waits[1] < 0.03
+    assert waits[0] < 0.0045
