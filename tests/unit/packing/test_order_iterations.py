@@ -217,6 +217,19 @@ def test_position_tells_nothing_of_size_or_source() -> None:
     assert np.allclose(shares, np.bincount(source) / len(source), atol=0.1)
 
 
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_dear_iterations_come_among_cheap_ones(seed: int, micro: int) -> None:
+    """Ranks of one cost make an iteration; that these are found from the cheapest on says nothing of when they run."""
+    generator = np.random.default_rng(seed)
+    seconds = generator.lognormal(0, 1, (1200 * micro, 1))
+    ranks = np.argsort(seconds[:, 0]).reshape(-1, micro)
+    dealt = order_iterations(seconds, np.zeros((len(seconds), 0)), ranks, 4, 0.003, seed)
+    cost = seconds[dealt, 0].sum(axis=(1, 2))
+    assert cost.max() > 20 * cost.min()
+    assert abs(np.corrcoef(np.arange(len(cost)), np.log(cost))[0, 1]) < 0.2
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_kind_that_is_in_few_packs_is_in_every_iteration(seed: int) -> None:
     """One pack of eight has it; the pack's sums do not tell."""
