@@ -1,7 +1,7 @@
 """An iteration on a rank of three, its neighbours and its device stood for: what leaves when, and where it stands."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,10 +65,13 @@ class Neighbours(Communicator):
         return Receive(torch.ones(shape, dtype=dtype), Done())  # type: ignore[arg-type]
 
 
-def run(communicator: Neighbours, packs: Iterator[Microbatch]) -> None:
-    """1F1B of four packs on a stage that doubles what it gets."""
-    config = ModelParallelConfig(pipeline_dtype=torch.float32)
-    chunk = Chunk(torch.nn.Module(), packs, config)
+def run(communicator: Neighbours, packs: Iterator[Microbatch], buckets: Sequence[Any] = ()) -> None:
+    """1F1B of four packs on a stage that doubles what it gets, and asks for none of its weights."""
+    gathers = (lambda: None) if buckets else None
+    config = ModelParallelConfig(pipeline_dtype=torch.float32, param_sync_func=gathers)
+    module = torch.nn.Module()
+    module.bucket_groups = buckets  # type: ignore[assignment]
+    chunk = Chunk(module, packs, config)
     first = communicator.here == FIRST
     vars(chunk)["stage"] = SimpleNamespace(
         post_process=False, has_backward=True, receives_gradient=True, sends_gradient=not first,
@@ -98,6 +101,28 @@ def test_an_output_has_left_before_the_next_pack_is_waited_for() -> None:
     run(communicator, late())
     assert communicator.sent == ["its activation to reach rank 11"] * MICROBATCHES
     assert when == [0, 1, 2, 3]
+
+
+class Bucket:
+    """Weights on their way, which nobody asks for."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+
+    def start_param_sync(self) -> None:
+        self.log.append(f"{self.name} starts")
+
+    def finish_param_sync(self, *, skip_next_bucket_dispatch: bool) -> None:
+        assert skip_next_bucket_dispatch
+        self.log.append(f"{self.name} is there")
+
+
+def test_weights_that_no_pack_needed_are_gathered_all_the_same() -> None:
+    """Once an iteration, in one order on all replicas: what is still under way at its end meets the next one's."""
+    log: list[str] = []
+    packs = [pack for pack in harness.sample_packs() if pack.tiles]
+    run(Neighbours(FIRST), iter((packs * MICROBATCHES)[:MICROBATCHES]), [Bucket(log, "b"), Bucket(log, "a")])
+    assert log == ["a starts", "a is there", "b starts", "b is there"]
 
 
 def places() -> list[str]:
