@@ -24,6 +24,7 @@ setup(
     install_requires=[
         "numpy>=1.26,<3",
         "numba>=0.60,<1",
+        "scipy>=1.11,<2",  # assignment: which rank runs which batch
         "rich>=13,<16",
         "jinja2>=3.1,<4",
         "markupsafe>=2,<4",
@@ -52,7 +53,6 @@ setup(
             "hypothesis>=6.100,<7",
             "ruff>=0.12,<0.18",
             "mypy>=1.16,<3",
-            "scipy>=1.11,<2",  # bounds on packs, of benchmarks/packing_limits.py
             # Oracles: Hugging Face's own templates and models.
             "tokenizers>=0.22,<1",
             "transformers>=4.57,<6",

@@ -16,7 +16,6 @@ Packs are found as they are needed (column generation): those of the highest val
 programming over tiles, tokens and sum(len^2). Each round yields a bound that holds (Lagrange), whatever comes later.
 
 Tokens are rounded to whole units, in the corpus that both the bound and our packer see, so that tables are small.
-Needs scipy, which scikit-learn brings.
 """
 
 import argparse

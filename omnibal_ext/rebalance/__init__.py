@@ -1,0 +1,1 @@
+"""Batches balanced as they come: before each phase of a step the samples of all ranks are dealt anew."""

@@ -1,0 +1,163 @@
+"""One phase of a step: which rank takes which samples, so that the fullest one has the least.
+
+Two ways in which a phase runs its batch (OrchMLLM, arXiv 2503.23830, tells of both and prints neither):
+
+    packed   samples end to end, each sees itself alone: the seconds of a batch are the sum of its samples'
+    padded   all samples as long as the longest: the seconds are their number times those of the longest
+"""
+
+import heapq
+import math
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MOST_TRIES = 200_000
+"""Pairs of ranks between which samples are moved: what a plan may take is milliseconds."""
+LEAST_GAIN = 1e-4
+"""Of the mean rank: what moving or swapping must bring the fullest one."""
+MOST_HALVINGS = 100
+
+
+class Phase(NamedTuple):
+    """What a sample of n units (patches, tokens) takes: `linear` n + `quadratic` n^2 seconds."""
+
+    linear: float
+    quadratic: float = 0.0
+    padded: bool = False
+
+    def seconds(self, units: NDArray[np.generic]) -> Floats:
+        """Of each sample alone."""
+        lengths = units.astype(np.float64)
+        return self.linear * lengths + self.quadratic * lengths**2
+
+    def deal(self, units: NDArray[np.generic], ranks: int) -> Ints:
+        """The batch, from 0 to `ranks` - 1, of each of N samples: int64 [N]."""
+        seconds = self.seconds(units)
+        return level_padded(seconds, ranks) if self.padded else level(seconds, ranks)
+
+    def of_batches(self, units: NDArray[np.generic], batch: Ints, ranks: int) -> Floats:
+        """Seconds of each batch, [ranks]."""
+        seconds = self.seconds(units)
+        if not self.padded:
+            return np.bincount(batch, seconds, ranks).astype(np.float64)  # of no sample they are whole
+        longest = np.zeros(ranks)
+        np.maximum.at(longest, batch, seconds)
+        return longest * np.bincount(batch, minlength=ranks)
+
+
+def level(seconds: Floats, ranks: int) -> Ints:
+    """Deal samples so that the fullest rank has little more than the mean, or than the longest sample: rank [N].
+
+    1. The longest first, each to the lightest rank: within 4/3 - 1/(3 ranks) of the best (Graham, 1969).
+    2. As long as it makes the fullest rank less full, without making another as full: one of its samples moves to a
+       lighter rank, or goes there for one of that rank's.
+    """
+    order = np.lexsort((np.arange(len(seconds)), -seconds))
+    return _level(np.ascontiguousarray(seconds, np.float64), order, ranks)
+
+
+def level_padded(seconds: Floats, ranks: int) -> Ints:
+    """Deal samples so that number x longest of the fullest rank is least: rank [N]. `seconds` are of samples alone.
+
+    Some best batches are runs of the samples sorted by length: of two batches the one with the longer longest can take
+    the longest of both, as many as it has. The least bound with which so many runs suffice is found by bisection.
+    """
+    order = np.lexsort((np.arange(len(seconds)), -seconds))
+    falling = np.ascontiguousarray(seconds[order], np.float64)
+    low, high = 0.0, float(falling[0]) * len(falling) if len(falling) else 0.0
+    best = _runs(falling, high)
+    for _ in range(MOST_HALVINGS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        found = _runs(falling, middle)
+        if len(found) and found[-1] < ranks:
+            best, high = found, middle
+        else:
+            low = middle
+    places = np.empty(len(seconds), np.int64)
+    places[order] = best
+    return places
+
+
+@numba.njit(cache=True)
+def _level(seconds: Floats, order: Ints, ranks: int) -> Ints:
+    place, loads, counts = np.zeros(len(seconds), np.int64), np.zeros(ranks), np.zeros(ranks, np.int64)
+    members = np.empty((ranks, len(seconds)), np.int32)
+    lightest = [(0.0, rank) for rank in range(ranks)]
+    for sample in order:
+        rank = lightest[0][1]
+        _add(rank, sample, seconds, place, loads, counts, members)
+        heapq.heapreplace(lightest, (loads[rank], rank))
+    tries, worth = MOST_TRIES, LEAST_GAIN * loads.mean()
+    while tries > 0:
+        full = int(np.argmax(loads))
+        moved = False
+        for light in np.argsort(loads, kind="mergesort"):
+            tries -= 1
+            moved = light != full and _shift(full, light, worth, seconds, place, loads, counts, members)
+            if moved:
+                break
+        if not moved:
+            break
+    return place
+
+
+@numba.njit(cache=True)
+def _add(rank: int, sample: int, seconds: Floats, place: Ints, loads: Floats, counts: Ints, members: Ints) -> None:
+    place[sample] = rank
+    members[rank, counts[rank]] = sample
+    counts[rank] += 1
+    loads[rank] += seconds[sample]
+
+
+@numba.njit(cache=True)
+def _shift(
+    full: int, light: int, worth: float, seconds: Floats, place: Ints, loads: Floats, counts: Ints, members: Ints
+) -> bool:
+    """Bring two ranks nearest to each other by a move or a swap; False where the fuller one keeps all but `worth`."""
+    apart = loads[full] - loads[light]
+    best, mine, other = worth, -1, -1
+    for i in range(counts[full]):
+        given = seconds[members[full, i]]
+        for j in range(-1, counts[light]):
+            less = given - (seconds[members[light, j]] if j >= 0 else 0.0)
+            gain = min(less, apart - less)  # both ranks end below the fuller one by so much
+            if gain > best:
+                best, mine, other = gain, i, j
+    if mine < 0:
+        return False
+    given, taken = members[full, mine], members[light, other]
+    members[full, mine] = members[full, counts[full] - 1]
+    counts[full] -= 1
+    loads[full] -= seconds[given]
+    if other >= 0:
+        members[light, other] = members[light, counts[light] - 1]
+        counts[light] -= 1
+        loads[light] -= seconds[taken]
+        _add(full, taken, seconds, place, loads, counts, members)
+    _add(light, given, seconds, place, loads, counts, members)
+    return True
+
+
+@numba.njit(cache=True)
+def _runs(falling: Floats, bound: float) -> Ints:
+    """Cut samples, the longest first, into runs as long as `bound` allows: run [N]; [0] where one alone is too long."""
+    run = np.empty(len(falling), np.int64)
+    first, number = 0, 0
+    while first < len(falling):
+        if falling[first] > bound:
+            return run[:0]
+        longest = falling[first]
+        left = len(falling) - first
+        count = left if longest * left <= bound else math.floor(bound / longest)
+        run[first : first + count] = number
+        first += count
+        number += 1
+    return run

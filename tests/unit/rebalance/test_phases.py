@@ -1,0 +1,66 @@
+"""Samples dealt to ranks as they come: near the best there is, packed or padded, by brute force and by bounds."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnibal_ext.rebalance.phases import Phase, level
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=7)
+
+
+def fullest(seconds: np.ndarray, place: np.ndarray, ranks: int) -> float:
+    return max(seconds[place == rank].sum() for rank in range(ranks))
+
+
+def fullest_padded(seconds: np.ndarray, place: np.ndarray, ranks: int) -> float:
+    batches = [seconds[place == rank] for rank in range(ranks)]
+    return max(len(batch) * batch.max() for batch in batches if len(batch))
+
+
+@given(LENGTHS, st.integers(1, 4))
+def test_packed_batches_keep_graham_s_bound(lengths: list[int], ranks: int) -> None:
+    seconds = np.array(lengths, np.float64)
+    place = level(seconds, ranks)
+    assert len(place) == len(seconds)
+    assert set(place.tolist()) <= set(range(ranks))
+    best = min(fullest(seconds, np.array(way), ranks) for way in product(range(ranks), repeat=len(seconds)))
+    assert fullest(seconds, place, ranks) <= (4 / 3 - 1 / (3 * ranks)) * best * (1 + 1e-9)
+
+
+@given(LENGTHS, st.integers(1, 4), st.floats(0.0, 0.5))
+def test_padded_batches_are_the_best_there_are(lengths: list[int], ranks: int, quadratic: float) -> None:
+    phase = Phase(1.0, quadratic, padded=True)
+    units = np.array(lengths)
+    place, seconds = phase.deal(units, ranks), phase.seconds(units)
+    best = min(fullest_padded(seconds, np.array(way), ranks) for way in product(range(ranks), repeat=len(units)))
+    assert fullest_padded(seconds, place, ranks) == pytest.approx(best)
+    assert phase.of_batches(units, place, ranks).max() == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("ranks", "each", "most"), [(8, 4, 1.06), (32, 4, 1.06), (256, 4, 1.06), (8, 16, 1.02), (256, 16, 1.02)]
+)
+def test_the_fullest_rank_has_little_more_than_it_must(ranks: int, each: int, most: float, seed: int) -> None:
+    """Over the larger of the mean and the longest sample."""
+    units = np.random.default_rng(seed).lognormal(6, 0.8, ranks * each).astype(int) + 8
+    phase = Phase(2e-6, 1e-10)
+    seconds = phase.of_batches(units, phase.deal(units, ranks), ranks)
+    assert seconds.sum() == pytest.approx(phase.seconds(units).sum())
+    assert seconds.max() <= most * max(seconds.mean(), phase.seconds(units).max())
+
+
+def test_a_sample_s_seconds_are_linear_and_quadratic_in_its_units() -> None:
+    assert Phase(2.0, 3.0).seconds(np.array([0, 1, 5])).tolist() == [0.0, 5.0, 85.0]
+    phase, units, place = Phase(1.0, 1.0), np.array([1, 2, 3]), np.array([1, 1, 2])
+    assert phase.of_batches(units, place, 4).tolist() == [0.0, 2.0 + 6.0, 12.0, 0.0]
+    assert phase._replace(padded=True).of_batches(units, place, 4).tolist() == [0.0, 2 * 6.0, 12.0, 0.0]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_no_samples_are_dealt_too(padded: bool) -> None:
+    assert Phase(1.0, padded=padded).deal(np.zeros(0, np.int64), 4).tolist() == []
