@@ -47,7 +47,7 @@ from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.costs.measured import RESULTS, device_key, efficiencies
 from omnibal_ext.costs.works import cost_works
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.records import write_record
+from omnibal_ext.files.records import write_record
 from tests.programs import free_port, result_of
 
 ROOT = Path(__file__).resolve().parents[1]

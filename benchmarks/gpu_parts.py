@@ -33,8 +33,8 @@ from megatron.vlm.models.specs import NORMS_INSIDE
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.stage import Stage
-from megatron.vlm.profiler import Job, profile_on_this_machine
 from megatron.vlm.profiling.layer_costs import KindMeasurement
+from megatron.vlm.profiling.profiler import Job, profile_on_this_machine
 from megatron.vlm.profiling.step import Step
 from megatron.vlm.profiling.stopwatch import timed
 from megatron.vlm.profiling.synthetic import synthetic_pack
@@ -44,7 +44,7 @@ from omnibal_ext.architectures.presets import PRESETS
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.plan import Plan
-from omnibal_ext.schedule import splits_backward
+from omnibal_ext.schedules.schedule import splits_backward
 from tests.distributed import harness
 
 CHECKED = Architecture(

@@ -24,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import megatron.vlm  # noqa: F401 (readies the machine, before megatron.core is imported)
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.demo import make_demo_data
-from megatron.vlm.data.job import open_job
 from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.pixels import normalise
-from megatron.vlm.data.preprocess import preprocess
-from megatron.vlm.data.samples import Recipe
-from megatron.vlm.data.tiles import Tiling
+from megatron.vlm.preprocessing.demo import make_demo_data
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.analytic import DEVICES, GPUS_A_NODE, analytic_profile

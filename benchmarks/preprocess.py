@@ -8,11 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.vlm.data.demo import make_demo_data
-from megatron.vlm.data.job import open_job
-from megatron.vlm.data.preprocess import preprocess
-from megatron.vlm.data.samples import Recipe
-from megatron.vlm.data.tiles import Tiling
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.preprocessing.demo import make_demo_data
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 

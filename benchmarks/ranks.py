@@ -28,8 +28,8 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.weight_gradients import Linear
-from megatron.vlm.profiler import Job, profile_on_this_machine
 from megatron.vlm.profiling.kept import KeptBytes
+from megatron.vlm.profiling.profiler import Job, profile_on_this_machine
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.architectures import presets
 from omnibal_ext.plan import Plan

@@ -26,7 +26,7 @@ from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.timeline import layout_of
-from omnibal_ext.schedule import splits_backward
+from omnibal_ext.schedules.schedule import splits_backward
 
 SHAPE = Shape(
     "simulated",

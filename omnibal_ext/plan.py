@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from omnibal_ext.actions import Action, Schedule, check_packs, check_schedule
 from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.formats import PLAN, PLAN_COUNTS, SELECTIVE
-from omnibal_ext.placement import Placement
 from omnibal_ext.reading.seal import check_if_sealed, sealed
-from omnibal_ext.records import check_version, read_record, write_record
-from omnibal_ext.schedule import SCHEDULE_NAMES, build_schedule, placement_of
+from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule
+from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
 
 SCHEMA_VERSION = 1
 

@@ -30,9 +30,9 @@ ASKED = frozenset({
 TESTS = (
     "tests/cards", "tests/unit/test_platform.py", "tests/unit/test_machine.py", "tests/unit/test_gpu_benchmark.py",
     "tests/unit/models/test_attention.py", "tests/unit/models/test_experts.py", "tests/unit/models/test_fp8.py",
-    "tests/unit/flags", "tests/unit/preflight", "tests/unit/test_profiler.py", "tests/unit/data/test_arrival.py",
-    "tests/unit/data/test_loader.py", "tests/unit/pipeline", "tests/unit/test_progress.py",
-    "tests/system/test_training.py", "tests/distributed/test_training.py",
+    "tests/unit/flags", "tests/unit/preflight", "tests/unit/profiling/test_profiler.py",
+    "tests/unit/data/test_arrival.py", "tests/unit/data/test_loader.py", "tests/unit/pipeline",
+    "tests/unit/test_progress.py", "tests/system/test_training.py", "tests/distributed/test_training.py",
 )  # fmt: skip
 """That go all ways between them."""
 

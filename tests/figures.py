@@ -5,12 +5,13 @@ Figures of packing are in `unit/packing/test_summary.py`, of plans in `unit/layo
 made from in `unit/layout/test_every_field.py`, figures of reports in `unit/report/test_figures.py`.
 """
 
-_METERS = "tests/unit/test_meters.py::"
+_METERS = "tests/unit/monitoring/test_meters.py::"
 _INTERVAL = _METERS + "test_an_interval_is_reported_over_all_ranks"
 _RATIO = _METERS + "test_dist_ratio_is_the_mean_share_of_waiting"
 _LOSSES = _METERS + "test_losses_of_sources_are_their_tokens_means"
 _EVALUATION = _METERS + "test_an_evaluation_is_a_mean_over_tokens_not_over_iterations"
-_STAGES = "tests/unit/test_stage_meter.py::test_an_interval_is_its_iterations_of_training"
+_STAGE_METER = "tests/unit/monitoring/test_stage_meter.py::"
+_STAGES = _STAGE_METER + "test_an_interval_is_its_iterations_of_training"
 _PACE = _METERS + "test_pace_is_of_what_samples_need_and_not_of_what_ran"
 TRAINING = {
     **dict.fromkeys(("iteration", "iterations", "consumed_samples", "epoch", "seconds", "samples"), _INTERVAL),
@@ -19,10 +20,10 @@ TRAINING = {
     **dict.fromkeys(("loss", "source_losses"), _LOSSES),
     **dict.fromkeys(("model_tflops", "mfu"), _PACE),
     **dict.fromkeys(("bubble", "stage_seconds"), _STAGES),
-    "stage_peak_bytes": "tests/unit/test_stage_meter.py::test_figures_of_all_ranks_are_gathered_by_replica_and_rank",
+    "stage_peak_bytes": _STAGE_METER + "test_figures_of_all_ranks_are_gathered_by_replica_and_rank",
     **dict.fromkeys(
         ("replaced_samples", "skipped_steps"),
-        "tests/unit/test_mishaps.py::test_what_went_wrong_stands_in_the_metrics",
+        "tests/unit/monitoring/test_mishaps.py::test_what_went_wrong_stands_in_the_metrics",
     ),
 }
 """Of a line of metrics.jsonl."""

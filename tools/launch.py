@@ -21,12 +21,13 @@ from functools import partial
 from pathlib import Path
 
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
-from omnibal_ext.candidates import print_trials, trial_flags
 from omnibal_ext.console import follow_metrics, print_json
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.files.folders import refuse_within
+from omnibal_ext.files.locks import only_job
 from omnibal_ext.flags import ToolParser, refuse_unprintable
-from omnibal_ext.folders import refuse_within
+from omnibal_ext.launch.candidates import print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.conversations import add_conversation_flags, check_conversation_flags, make_packs
 from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced
@@ -36,12 +37,11 @@ from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, sto
 from omnibal_ext.launch.reporting import note_inputs, write_report
 from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
 from omnibal_ext.layout.search import METHODS
-from omnibal_ext.locks import only_job
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
-from omnibal_ext.schedule import SCHEDULE_NAMES
+from omnibal_ext.schedules.schedule import SCHEDULE_NAMES
 from omnibal_ext.units import GIB
 
 TOOLS = Path(__file__).parent

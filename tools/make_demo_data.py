@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.vlm.data.demo import make_demo_data
+from megatron.vlm.preprocessing.demo import make_demo_data
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.flags import Numbers, ToolParser

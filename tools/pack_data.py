@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.architectures.presets import MODEL_FLAGS
-from omnibal_ext.checksums import sha256_of, verify_checksums
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.files.checksums import sha256_of, verify_checksums
+from omnibal_ext.files.records import write_text
 from omnibal_ext.flags import Need, Numbers, ToolParser
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
@@ -26,7 +27,6 @@ from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
 from omnibal_ext.packing.packers.budgets import Trial, choose_budgets
 from omnibal_ext.reading.document import read_json
-from omnibal_ext.records import write_text
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import packing_report
 from omnibal_ext.sizes import load_columns

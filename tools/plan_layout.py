@@ -27,7 +27,7 @@ from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.packers.budgets import budgets_for
 from omnibal_ext.plan import Plan, Stage
-from omnibal_ext.schedule import SCHEDULE_NAMES
+from omnibal_ext.schedules.schedule import SCHEDULE_NAMES
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
 

@@ -9,16 +9,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.vlm.data.folder_files import Choice
-from megatron.vlm.data.images import NORMALIZATIONS
-from megatron.vlm.data.job import Shard, open_job
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.model_recipe import USUAL, check_tokenizer, settle, with_video
-from megatron.vlm.data.preprocess import merge_shards, preprocess, preprocess_shard
-from megatron.vlm.data.samples import Recipe, open_recipe
-from megatron.vlm.data.shorten import WAYS
+from megatron.vlm.data.media.images import NORMALIZATIONS
+from megatron.vlm.data.media.tiles import RULES, Tiling
 from megatron.vlm.data.templates import TEMPLATES
-from megatron.vlm.data.tiles import RULES, Tiling
+from megatron.vlm.preprocessing.folder_files import Choice
+from megatron.vlm.preprocessing.job import Shard, open_job
+from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, settle, with_video
+from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard
+from megatron.vlm.preprocessing.samples import Recipe, open_recipe
+from megatron.vlm.preprocessing.shorten import WAYS
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import run_tool

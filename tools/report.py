@@ -12,9 +12,9 @@ from pathlib import Path
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.files.records import write_text
 from omnibal_ext.flags import ToolParser
 from omnibal_ext.output import say
-from omnibal_ext.records import write_text
 from omnibal_ext.report.breakdown import CAUSES, breakdown
 from omnibal_ext.report.page import report
 from omnibal_ext.report.picture import write_png

@@ -25,7 +25,7 @@ from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, single_stage_plan
-from omnibal_ext.schedule import splits_backward
+from omnibal_ext.schedules.schedule import splits_backward
 
 SPLITS_SINCE = "2.8.0"
 """Transformer Engine's, from which on its layers call the data-parallel hooks of weight gradients that were put off."""

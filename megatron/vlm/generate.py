@@ -10,8 +10,8 @@ from torch import Tensor
 
 from megatron.vlm.checkpoint.folder import Checkpoints
 from megatron.vlm.checkpoint.guard import load_whole
-from megatron.vlm.data.anyres import FeatureOrder, order_tensors
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.media.anyres import FeatureOrder, order_tensors
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage

@@ -30,30 +30,30 @@ from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, Packs, first
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.ending import UnfinishedError, run_rank
 from megatron.vlm.evaluation import HeldOutPass
-from megatron.vlm.journal import Journal, spare_the_run
 from megatron.vlm.loss import REDUCTIONS, token_weights, weigh_samples, weighted_loss
-from megatron.vlm.meters import EvaluationMeter, Pace, Tally, TrainingMeter
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
-from megatron.vlm.mishaps import BadSamples, BadSteps, Hosts
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.draws import begin_draws
+from megatron.vlm.monitoring.journal import Journal, spare_the_run
+from megatron.vlm.monitoring.meters import EvaluationMeter, Pace, Tally, TrainingMeter
+from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps, Hosts
+from megatron.vlm.monitoring.recorder import Recorder, recorded_iterations
+from megatron.vlm.monitoring.stage_meter import StageMeter
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.preflight.findings import refuse
 from megatron.vlm.preflight.run import Run, check_run
-from megatron.vlm.recorder import Recorder, recorded_iterations
-from megatron.vlm.stage_meter import StageMeter
 from megatron.vlm.weights import apply_weights
-from omnibal_ext.actions import Action
 from omnibal_ext.costs.operations import ModelOperations, peak_operations
 from omnibal_ext.errors import UserError
-from omnibal_ext.locks import lock_of, only_job
+from omnibal_ext.files.locks import lock_of, only_job
+from omnibal_ext.files.records import write_text
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.records import write_text
 from omnibal_ext.run_metrics import TIMELINE
+from omnibal_ext.schedules.actions import Action
 
 
 class Trainer:

@@ -217,7 +217,7 @@ class PromptFormat:
     chat_template: str | None = None
     """The template that the model was trained with (megatron.vlm.data.templates), where it is known."""
     tiling: str = "internvl"
-    """The rule by which the model was shown images (megatron.vlm.data.tiles)."""
+    """The rule by which the model was shown images (megatron.vlm.data.media.tiles)."""
 
 
 @dataclass(frozen=True)

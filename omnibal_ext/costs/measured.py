@@ -7,7 +7,7 @@ from typing import Any
 
 from omnibal_ext.costs.analytic import DEVICES, Device
 from omnibal_ext.errors import UserError
-from omnibal_ext.records import read_record
+from omnibal_ext.files.records import read_record
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 EFFICIENCIES = ("matrix_efficiency", "attention_efficiency", "bandwidth_efficiency")

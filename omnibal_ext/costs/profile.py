@@ -33,10 +33,10 @@ from omnibal_ext.chain import (
     gradient_mode,
 )
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
 from omnibal_ext.reading.checks import is_number, shown
 from omnibal_ext.reading.seal import check_if_sealed, sealed
-from omnibal_ext.records import check_version, read_record, write_record
 
 SCHEMA_VERSION = 1
 Fit = tuple[float, float, float]

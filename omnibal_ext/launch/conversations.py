@@ -11,15 +11,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.checksums import sha256_of
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.checksums import sha256_of
+from omnibal_ext.files.records import write_record
 from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.output import say
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
-from omnibal_ext.records import write_record
 
 DATA, PACKS = "data", "packs-by-size"
 MICRO_BATCHES = 4

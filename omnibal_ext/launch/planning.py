@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.candidates import Trial, keep_fastest, layouts, measured_seconds
-from omnibal_ext.checksums import sha256_of
 from omnibal_ext.console import track
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.checksums import sha256_of
+from omnibal_ext.files.records import write_record
+from omnibal_ext.launch.candidates import Trial, keep_fastest, layouts, measured_seconds
 from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.layout.partition import even_edges
@@ -23,7 +24,6 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
-from omnibal_ext.records import write_record
 
 
 @dataclass(frozen=True)

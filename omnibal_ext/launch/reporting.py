@@ -5,11 +5,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from omnibal_ext.files.records import write_record
 from omnibal_ext.flags import given_to
 from omnibal_ext.launch.planning import Planning
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.output import say
-from omnibal_ext.records import write_record
 from omnibal_ext.run_metrics import INPUTS
 
 REPORT = "report.html"

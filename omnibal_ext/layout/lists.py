@@ -25,12 +25,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.actions import Action, Schedule, of_items
 from omnibal_ext.layout.anneal import Costs, Places, State, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
-from omnibal_ext.playing import Loads, played
-from omnibal_ext.simulate import WEIGHT
+from omnibal_ext.schedules.actions import Action, Schedule, of_items
+from omnibal_ext.schedules.playing import Loads, played
+from omnibal_ext.schedules.simulate import WEIGHT
 
 RUNS = 3
 """On the mean of all cases, with other random numbers each."""
@@ -80,7 +80,7 @@ def build_lists(
 
 
 def play_lists(problem: LayoutProblem, layout: Layout) -> LayoutProblem:
-    """The problem with lists played in the layout's mean seconds and its bytes at the budgets (`omnibal_ext.playing`).
+    """The problem with lists played (`omnibal_ext.schedules.playing`) in the layout's mean seconds and its bytes.
 
     Of several, with more and fewer microbatches in flight, the fastest that fits; the problem itself where none of them
     is faster than its own lists.

@@ -16,7 +16,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from omnibal_ext.actions import Schedule
 from omnibal_ext.chain import FULL, KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
@@ -32,9 +31,10 @@ from omnibal_ext.layout.tables import (
     kind_tables,
     prefix_sums,
 )
-from omnibal_ext.placement import Placement
-from omnibal_ext.schedule import build_schedule, placement_of
-from omnibal_ext.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
+from omnibal_ext.schedules.actions import Schedule
+from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.schedule import build_schedule, placement_of
+from omnibal_ext.schedules.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -17,7 +17,7 @@ from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
 from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE
 from omnibal_ext.plan import Plan, Stage
-from omnibal_ext.schedule import build_schedule
+from omnibal_ext.schedules.schedule import build_schedule
 from omnibal_ext.units import GIB
 
 METHODS = ("parameters", "layers", "profile", "bmp", "adapipe", "joint")

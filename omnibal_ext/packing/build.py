@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.locks import working_on
+from omnibal_ext.files.locks import working_on
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex, refuse_other, write_index

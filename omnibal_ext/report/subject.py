@@ -44,7 +44,7 @@ class Subject:
     profile: Profile
     index: PackedIndex | None = None
     records: tuple[dict[str, Any], ...] = ()
-    """Lines of timeline.jsonl, see `megatron.vlm.recorder`."""
+    """Lines of timeline.jsonl, see `megatron.vlm.monitoring.recorder`."""
     metrics: Path | None = None
 
     @classmethod

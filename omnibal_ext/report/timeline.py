@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from omnibal_ext.actions import Action, giver
 from omnibal_ext.chain import KINDS, PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import COLUMNS, FULL_COLUMN, KIND_OF_WAY
-from omnibal_ext.placement import Placement
 from omnibal_ext.plan import Plan
+from omnibal_ext.schedules.actions import Action, giver
+from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.units import GIB
 
 Phase = Literal["forward", "backward", "recompute", "weight"]
@@ -179,7 +179,7 @@ class _Pieces:
 
 
 def recorded(record: Mapping[str, Any], placement: Placement) -> Timeline:
-    """The timeline in a line of timeline.jsonl, see `megatron.vlm.recorder`."""
+    """The timeline in a line of timeline.jsonl, see `megatron.vlm.monitoring.recorder`."""
     lanes = []
     for lane in record["lanes"]:
         spans = tuple(

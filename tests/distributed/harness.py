@@ -35,7 +35,6 @@ from megatron.vlm.pipeline.executor import open_channels as open_channels_along
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.platform import CPU
-from omnibal_ext.actions import Schedule
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import (
     Architecture,
@@ -46,8 +45,9 @@ from omnibal_ext.architectures.architecture import (
     SlidingWindow,
     VisionArchitecture,
 )
-from omnibal_ext.placement import Placement
 from omnibal_ext.plan import Plan
+from omnibal_ext.schedules.actions import Schedule
+from omnibal_ext.schedules.placement import Placement
 from tests.engine.names import weights_by_checkpoint_name
 
 SMALL = Architecture(

@@ -15,8 +15,8 @@ from megatron.core.utils import get_model_config
 from megatron.training import get_args
 
 from megatron.vlm import platform
-from omnibal_ext.actions import Action, counts_of
-from omnibal_ext.schedule import splits_backward
+from omnibal_ext.schedules.actions import Action, counts_of
+from omnibal_ext.schedules.schedule import splits_backward
 from tests.distributed import cases, harness
 
 

@@ -17,7 +17,7 @@ from megatron.core import parallel_state
 from megatron.training import get_args
 
 from megatron.vlm.pipeline.progress import Progress
-from omnibal_ext.actions import Action
+from omnibal_ext.schedules.actions import Action
 from tests.distributed import cases, harness
 from tests.distributed.strict_transport import StrictCommunicator
 

@@ -25,7 +25,7 @@ from megatron.core.distributed import param_and_grad_buffer
 from torch import Tensor
 
 from megatron.vlm.pipeline.communicator import Communicator, Receive
-from omnibal_ext.actions import Action
+from omnibal_ext.schedules.actions import Action
 from tests.distributed import cases, harness, parity, training
 
 PATIENCE = timedelta(seconds=60)

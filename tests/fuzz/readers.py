@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from megatron.vlm.data.chat import parse_conversation
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.demo import make_demo_data
-from megatron.vlm.data.images import MAX_PIXELS, image_size, load_rgb
-from megatron.vlm.data.job import open_job
-from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.media.images import MAX_PIXELS, image_size, load_rgb
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import RejectCount, Rejected
-from megatron.vlm.data.samples import Recipe
-from megatron.vlm.data.tiles import Tiling
-from megatron.vlm.data.tokenizer import declared_tokens
-from megatron.vlm.data.videos import read_frames, video_facts
 from megatron.vlm.hf.convert import KeyMap
 from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
 from megatron.vlm.hf.names import sources
 from megatron.vlm.hf.shapes import weight_shape
+from megatron.vlm.preprocessing.chat import parse_conversation
+from megatron.vlm.preprocessing.demo import make_demo_data
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
+from megatron.vlm.preprocessing.tokenizer import declared_tokens
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import TINY
 from omnibal_ext.costs.analytic import analytic_profile

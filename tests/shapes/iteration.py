@@ -103,8 +103,8 @@ def trainer_of(args: Any, model: Any, plan: Any) -> Any:
 
     from megatron.vlm import platform, pretrain
     from megatron.vlm.arguments import TrainingInputs
-    from megatron.vlm.mishaps import Hosts
-    from megatron.vlm.stage_meter import WARM_UP
+    from megatron.vlm.monitoring.mishaps import Hosts
+    from megatron.vlm.monitoring.stage_meter import WARM_UP
 
     def ask(hosts: Hosts, flag: bool, really: Any = Hosts.any) -> bool:
         with unset_fake_temporarily():

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.demo import make_demo_data
-from megatron.vlm.data.job import open_job
-from megatron.vlm.data.preprocess import preprocess
-from megatron.vlm.data.samples import Recipe
-from megatron.vlm.data.tiles import Tiling
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.preprocessing.demo import make_demo_data
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions

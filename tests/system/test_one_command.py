@@ -12,12 +12,12 @@ import torch
 
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import TEMPLATES
-from megatron.vlm.data.tokenizer import load_tokenizer
+from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from tests.system.test_training import tool
 from tests.unit.data.clips import TURNS as FILMED
 from tests.unit.data.clips import noise, write_frames, write_video
-from tests.unit.data.test_processors import JINJA
 from tests.unit.hf import models
+from tests.unit.preprocessing.test_processors import JINJA
 
 transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--analytic", "a100")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.checksums import checksums_of
 from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.files.checksums import checksums_of
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes

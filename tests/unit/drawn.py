@@ -4,8 +4,8 @@ import random
 
 from hypothesis import strategies as st
 
-from omnibal_ext.actions import Action, Schedule
-from omnibal_ext.placement import Placement
+from omnibal_ext.schedules.actions import Action, Schedule
+from omnibal_ext.schedules.placement import Placement
 
 placements = st.builds(
     lambda shape, ranks, chunks: shape(ranks, chunks),

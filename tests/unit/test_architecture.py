@@ -24,25 +24,22 @@ FLOORS = [
         "megatron.vlm.loss",
     ),
     ("megatron.vlm.models", "megatron.vlm.data", "megatron.vlm.checkpoint"),
-    ("megatron.vlm.pipeline",),
+    ("megatron.vlm.pipeline", "megatron.vlm.preprocessing"),
     ("megatron.vlm.single", "megatron.vlm.hf"),
     ("megatron.vlm.profiling",),
-    (
-        "megatron.vlm.profiler",
-        "megatron.vlm.journal",
-        "megatron.vlm.meters",
-        "megatron.vlm.stage_meter",
-        "megatron.vlm.generate",
-        "megatron.vlm.weights",
-        "megatron.vlm.mishaps",
-        "megatron.vlm.recorder",
-    ),
+    ("megatron.vlm.monitoring", "megatron.vlm.generate", "megatron.vlm.weights"),
     ("megatron.vlm.preflight",),
     ("megatron.vlm.pretrain",),
     ("tools",),
 ]
 # Neighbours on one floor that must not know each other.
-APART = [("megatron.vlm.models", "megatron.vlm.data"), ("megatron.vlm.data", "megatron.vlm.models")]
+APART = [
+    ("megatron.vlm.models", "megatron.vlm.data"),
+    ("megatron.vlm.data", "megatron.vlm.models"),
+    ("megatron.vlm.preprocessing", "megatron.vlm.models"),
+    ("megatron.vlm.preprocessing", "megatron.vlm.pipeline"),
+    ("megatron.vlm.pipeline", "megatron.vlm.preprocessing"),
+]
 
 
 ROOMS = ("omnibal_ext", "megatron/vlm", "tools", "benchmarks", "examples")

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from megatron.vlm import mishaps
-from megatron.vlm.data import chat, films, images, media, tiles
+from megatron.vlm.data.media import films, images, tiles
 from megatron.vlm.data.rejects import RejectCount, Rejected
-from megatron.vlm.mishaps import BadSamples, BadSteps, Hosts
+from megatron.vlm.monitoring import mishaps
+from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps, Hosts
+from megatron.vlm.preprocessing import chat, record_media
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.costs.measured import EFFICIENCIES, _device
 from omnibal_ext.errors import UserError
@@ -66,7 +67,7 @@ def talk(characters: int) -> None:
 
 def frames(count: int, **said: Any) -> None:
     record = {"video": [f"{number}.png" for number in range(count)], **said}
-    media.videos_of(record, [{"from": "human", "value": "<video>"}, {"from": "gpt", "value": "b"}])
+    record_media.videos_of(record, [{"from": "human", "value": "<video>"}, {"from": "gpt", "value": "b"}])
 
 
 def broken_samples(count: int) -> None:
@@ -121,8 +122,8 @@ BOUNDS: dict[str, Callable[[Path, int], object]] = {
     "frames of a video": lambda place, more: films.film_of(
         films.RULES_OF_MARKUP["qwen-vl"], [float(n) for n in range(films.FRAMES - more)], 1.0
     ),
-    "frames a second": lambda place, more: frames(3, fps=media.MOST_A_SECOND + more),
-    "seconds of a film": lambda place, more: frames(3, times=[0, 1, media.LONGEST + more]),
+    "frames a second": lambda place, more: frames(3, fps=record_media.MOST_A_SECOND + more),
+    "seconds of a film": lambda place, more: frames(3, times=[0, 1, record_media.LONGEST + more]),
     "broken samples": lambda place, more: broken_samples(3 + more),
     "bad steps in a row": lambda place, more: bad_steps(2 + more),
     "rejected lines": lambda place, more: rejected(5 + more),

@@ -2,7 +2,7 @@
 
 import re
 
-from megatron.vlm.journal import RATES
+from megatron.vlm.monitoring.journal import RATES
 from tests.figures import EVALUATION, ONLY_ON_GPUS, TRAINING
 from tests.programs import ROOT
 

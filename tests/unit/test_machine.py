@@ -16,7 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from benchmarks import gpu
 from megatron.vlm import platform
 from megatron.vlm.models.configs import core_multiplies
-from megatron.vlm.models.groups import weight_gradient
+from megatron.vlm.models.mixture.groups import weight_gradient
 from megatron.vlm.preflight import memory
 from megatron.vlm.preflight.findings import Note
 from omnibal_ext.architectures.presets import TINY
@@ -91,7 +91,7 @@ def test_an_empty_group_has_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None
         found[[1, 3]] = torch.nan
         return found
 
-    monkeypatch.setattr("megatron.vlm.models.groups.grouped_mm", leaves_out)
+    monkeypatch.setattr("megatron.vlm.models.mixture.groups.grouped_mm", leaves_out)
     monkeypatch.setattr(platform, "empty_groups_are_left_out", lambda: True)
     found = weight_gradient(rows, grad, ends)
     assert torch.equal(found, wanted)

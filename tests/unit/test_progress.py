@@ -8,7 +8,7 @@ import pytest
 
 from megatron.vlm.pipeline import progress as module
 from megatron.vlm.pipeline.progress import Progress
-from omnibal_ext.actions import Action
+from omnibal_ext.schedules.actions import Action
 
 
 class Device:

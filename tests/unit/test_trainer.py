@@ -20,10 +20,10 @@ from megatron.vlm.ending import UnfinishedError
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import again
 from megatron.vlm.pretrain import Trainer
-from omnibal_ext.actions import Action
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, Stage
+from omnibal_ext.schedules.actions import Action
 from tests.distributed import harness
 from tests.distributed.harness import get_model
 from tests.unit.alone import megatron_alone
@@ -248,7 +248,7 @@ def test_images_are_compared_unless_the_flag_says_not(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("place", ["save", "metrics_file", "tensorboard_dir"])
 def test_two_runs_write_in_no_place_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """Their lines, curves or saves would mix."""
-    monkeypatch.setattr("omnibal_ext.locks.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("omnibal_ext.files.locks.PATIENCE_SECONDS", 0.0)
     names = {"save": None, "metrics_file": None, "tensorboard_dir": None, "rank": 0}
     args = Namespace(**names | {place: str(tmp_path / "place")})
     flag = f"--{place.replace('_', '-')}"

@@ -18,13 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.checksums import sha256_of
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.checksums import sha256_of
+from omnibal_ext.files.records import write_text
 from omnibal_ext.reading.checks import anything, mapping, record, text, whole
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.files import read_bytes
 from omnibal_ext.reading.seal import sealed, sealed_by
-from omnibal_ext.records import write_text
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"

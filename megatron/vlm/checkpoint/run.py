@@ -13,8 +13,8 @@ from typing import Any
 
 from megatron.vlm.flags.obeyed import OBEYED
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.checksums import sha256_of
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.plan import Plan
 
 WITHOUT_EFFECT = {

@@ -1,1 +1,1 @@
-"""From conversations and images to the microbatches that a stage needs."""
+"""From a dataset folder to the microbatches that a stage needs."""

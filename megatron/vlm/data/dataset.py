@@ -22,17 +22,17 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from megatron.vlm.data.anyres import FeatureOrder, feature_order
 from megatron.vlm.data.batches import IGNORED
-from megatron.vlm.data.crc import ChangedError
-from megatron.vlm.data.images import NORMALIZATIONS, Normalization, load_rgb
 from megatron.vlm.data.manifest import check_manifest, read_images
+from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
+from megatron.vlm.data.media.crc import ChangedError
+from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
+from megatron.vlm.data.media.tiles import RULES, TiledImage, cut_tiles
+from megatron.vlm.data.media.videos import as_films, cut_frames, read_frames, require_decoder
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
-from megatron.vlm.data.tiles import RULES, TiledImage, cut_tiles
-from megatron.vlm.data.videos import as_films, cut_frames, read_frames, require_decoder
-from omnibal_ext.checksums import verify_checksums
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.checksums import verify_checksums
 from omnibal_ext.reading.columns import column_lengths
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import Sizes

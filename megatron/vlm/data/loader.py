@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from megatron.vlm import platform
-from megatron.vlm.data.anyres import order_tensors
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.media.anyres import order_tensors
+from megatron.vlm.data.media.tiles import FRAMES
+from megatron.vlm.data.media.videos import as_films
 from megatron.vlm.data.sources import Sources
-from megatron.vlm.data.tiles import FRAMES
-from megatron.vlm.data.videos import as_films
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream

@@ -3,14 +3,14 @@
 from dataclasses import fields
 from typing import Any
 
-from megatron.vlm.data.crc import LARGEST
-from megatron.vlm.data.films import MOST_FRAMES_SEEN
-from megatron.vlm.data.images import NORMALIZATIONS, path_below_root
 from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.media.crc import LARGEST
+from megatron.vlm.data.media.films import MOST_FRAMES_SEEN
+from megatron.vlm.data.media.images import NORMALIZATIONS, path_below_root
+from megatron.vlm.data.media.tiles import FRAMES, RULES, Film, TiledImage
+from megatron.vlm.data.media.videos import MOST_FRAMES
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES
-from megatron.vlm.data.tiles import FRAMES, RULES, Film, TiledImage
-from megatron.vlm.data.videos import MOST_FRAMES
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import (
     Check,

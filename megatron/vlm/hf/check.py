@@ -9,8 +9,8 @@ from megatron.training.checkpointing import load_checkpoint
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.data.anyres import FeatureOrder, feature_order, order_tensors
-from megatron.vlm.data.tiles import ANYRES_MAX_GRIDS, Tiling, tile_image
+from megatron.vlm.data.media.anyres import FeatureOrder, feature_order, order_tensors
+from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, Tiling, tile_image
 from megatron.vlm.microbatch import Grid, Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from megatron.vlm.checkpoint.folder import INTEGRITY, RELEASE, TRACKER, Checkpoints
 from megatron.vlm.checkpoint.integrity import seal_alone
 from megatron.vlm.checkpoint.safe import read_contents
-from omnibal_ext.checksums import verify_checksums
+from omnibal_ext.files.checksums import verify_checksums
 
 COMMON = "common_state/shard_0_1"
 """Where core looks for what is no tensor."""

@@ -22,8 +22,8 @@ from megatron.vlm.models.attention import IsolatedAttention
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.cross_entropy import token_losses
 from megatron.vlm.models.draws import own_draws
-from megatron.vlm.models.experts import experts_builder
 from megatron.vlm.models.language_view import LanguageView
+from megatron.vlm.models.mixture.experts import experts_builder
 from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
 from megatron.vlm.models.padding import loads_without_padding
 from megatron.vlm.models.perceptron import Perceptron

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch, Segments, segments_of
+from megatron.vlm.models.mixture.router import Balance
 from megatron.vlm.models.rotary import Rotary
 from megatron.vlm.models.rotation import Rotation
-from megatron.vlm.models.router import Balance
 from omnibal_ext.architectures.architecture import Architecture
 
 Span = tuple[int, int]

@@ -1,7 +1,7 @@
 """Runs a schedule: the patched `forward_backward_func` of Megatron.
 
-Schedules are data (`omnibal_ext.schedule`). The executor walks its rank's list and obeys; the computing itself, the
-loss and its scaling stay with core's `forward_step` and `backward_step`.
+Schedules are data (`omnibal_ext.schedules.schedule`). The executor walks its rank's list and obeys; the computing
+itself, the loss and its scaling stay with core's `forward_step` and `backward_step`.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from megatron.vlm.pipeline.data_parallel import OrderedReductions
 from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
-from omnibal_ext.actions import Schedule, check_packs, counts_of, has_weight_gradients
-from omnibal_ext.placement import Placement
-from omnibal_ext.posting import Postings, with_posts
-from omnibal_ext.schedule import build_schedule, placement_of
+from omnibal_ext.schedules.actions import Schedule, check_packs, counts_of, has_weight_gradients
+from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.posting import Postings, with_posts
+from omnibal_ext.schedules.schedule import build_schedule, placement_of
 
 
 def install(executor: Callable[..., Any]) -> None:

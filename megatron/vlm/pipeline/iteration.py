@@ -19,9 +19,9 @@ from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.data_parallel import Gathers
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
-from omnibal_ext.actions import Action, giver, taker
-from omnibal_ext.placement import Placement
-from omnibal_ext.posting import Post
+from omnibal_ext.schedules.actions import Action, giver, taker
+from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.posting import Post
 
 Watch = Callable[[Action], contextlib.AbstractContextManager[Any]]
 
@@ -73,7 +73,8 @@ class Iteration:
 
     1. Where the optimizer left each weight on one data-parallel rank, weights are gathered in one order on all ranks.
        Links wait for their own; a pack without tiles passes links by, and its stage waits for all first.
-    2. Receives are posted where the list says (`omnibal_ext.posting`): they travel while other actions are computed.
+    2. Receives are posted where the list says (`omnibal_ext.schedules.posting`): they travel while other actions
+       are computed.
     3. F: take the pack and the input, compute, hand the output on; meanwhile the next pack is copied to the device.
     4. B: take the output's gradient, compute, hand the input's gradient back. Where nothing up to the stage is trained,
        there is nothing to do, and nothing comes or goes.

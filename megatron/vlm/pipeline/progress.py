@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from megatron.vlm.platform import Moment
-from omnibal_ext.actions import Action
 from omnibal_ext.output import say
+from omnibal_ext.schedules.actions import Action
 
 SHARE = 0.8
 """Of --distributed-timeout-minutes, after which a rank speaks."""

@@ -17,7 +17,7 @@ from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.native import View, Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
-from omnibal_ext.placement import Placement
+from omnibal_ext.schedules.placement import Placement
 
 
 class Stage(MegatronModule):

@@ -20,7 +20,8 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.tensor_parallel.layers import linear_with_frozen_weight
 from torch import Tensor
 
-from megatron.vlm.models import groups, transformer_engine
+from megatron.vlm.models import transformer_engine
+from megatron.vlm.models.mixture import groups
 
 
 class Late(Protocol):

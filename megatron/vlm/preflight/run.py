@@ -10,9 +10,9 @@ from typing import Any
 from megatron.vlm.arguments import TrainingInputs
 from megatron.vlm.checkpoint.run import check_goes_on
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.fit import check_dataset, check_lengths, longest_positions
 from megatron.vlm.data.loader import first_iteration
 from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
 from megatron.vlm.preflight.findings import Finding, Note, run_checks
 from megatron.vlm.preflight.machine import check_devices
 from megatron.vlm.preflight.saving import check_saving

@@ -10,7 +10,7 @@ from megatron.vlm.preflight.findings import Note
 from megatron.vlm.preflight.memory import parameters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.folders import refuse_within
+from omnibal_ext.files.folders import refuse_within
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.run_metrics import INPUTS

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.locks import working_on
+from omnibal_ext.files.locks import working_on
 from omnibal_ext.packing.index.epoch_order import EpochOrder
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import WAIT

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.checksums import checksums_of, verify_checksums
 from omnibal_ext.errors import UserError
-from omnibal_ext.folders import building
+from omnibal_ext.files.checksums import checksums_of, verify_checksums
+from omnibal_ext.files.folders import building
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.manifest import VERSION, check_manifest
 from omnibal_ext.packing.packs import LOADS, Packs

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from megatron.vlm import platform
 from megatron.vlm.data.arrival import Arrivals, to_device
-from megatron.vlm.data.images import NORMALIZATIONS
+from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.microbatch import Microbatch
 from tests.distributed import harness
 from tests.unit.alone import megatron_alone

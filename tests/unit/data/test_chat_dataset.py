@@ -11,15 +11,15 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.demo import make_demo_data
-from megatron.vlm.data.images import NORMALIZATIONS
-from megatron.vlm.data.job import open_job
+from megatron.vlm.data.media.images import NORMALIZATIONS
+from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.pixels import normalise
-from megatron.vlm.data.preprocess import preprocess
-from megatron.vlm.data.samples import Recipe
-from megatron.vlm.data.tiles import Tiling
-from omnibal_ext.checksums import verify_checksums
+from megatron.vlm.preprocessing.demo import make_demo_data
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.checksums import verify_checksums
 
 SAMPLES = 60
 

@@ -14,13 +14,13 @@ import pytest
 from PIL import Image, ImageOps
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.demo import train_tokenizer
-from megatron.vlm.data.images import image_size, load_rgb, path_below_root
-from megatron.vlm.data.job import open_job
-from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.media.images import image_size, load_rgb, path_below_root
+from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.samples import Recipe
-from megatron.vlm.data.tiles import Tiling
+from megatron.vlm.preprocessing.demo import train_tokenizer
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
 
 

@@ -15,16 +15,16 @@ from PIL import Image
 
 from megatron.vlm import generate
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.demo import make_demo_data
-from megatron.vlm.data.job import open_job
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches, samples_before
+from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.pixels import normalise
-from megatron.vlm.data.preprocess import preprocess
-from megatron.vlm.data.samples import Recipe
 from megatron.vlm.data.sources import Sources, short_names
-from megatron.vlm.data.tiles import Tiling
 from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.generate import answers_of
+from megatron.vlm.preprocessing.demo import make_demo_data
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus

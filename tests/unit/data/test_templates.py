@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from megatron.vlm.data.dataset import expand_images
-from megatron.vlm.data.demo import train_tokenizer
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.samples import tokenize
 from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, Message, chat_template, render_chat
-from megatron.vlm.data.tokenizer import ChatTokenizer, load_tokenizer
+from megatron.vlm.preprocessing.demo import train_tokenizer
+from megatron.vlm.preprocessing.samples import tokenize
+from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, load_tokenizer
 from omnibal_ext.errors import UserError
 
 INTERNVL = MARKUPS["internvl"]

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from megatron.vlm.data.demo import exact_grids
-from megatron.vlm.data.tiles import (
+from megatron.vlm.data.media.tiles import (
     TiledImage,
     Tiling,
     anyres_grid,
@@ -16,6 +15,7 @@ from megatron.vlm.data.tiles import (
     internvl_grids,
     tile_image,
 )
+from megatron.vlm.preprocessing.demo import exact_grids
 from omnibal_ext.errors import UserError
 
 

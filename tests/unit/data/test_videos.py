@@ -16,23 +16,23 @@ import torch
 from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.films import RULES_OF_MARKUP, VideoRule, film_grid, film_of
-from megatron.vlm.data.folder_files import Choice, video_rule
-from megatron.vlm.data.job import open_job
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_images
-from megatron.vlm.data.model_recipe import with_video
-from megatron.vlm.data.preprocess import preprocess
+from megatron.vlm.data.media.films import RULES_OF_MARKUP, VideoRule, film_grid, film_of
+from megatron.vlm.data.media.tiles import TiledImage, Tiling
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.samples import Recipe
-from megatron.vlm.data.tiles import TiledImage, Tiling
 from megatron.vlm.models.native import text_and_image_positions
+from megatron.vlm.preprocessing.folder_files import Choice, video_rule
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.model_recipe import with_video
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from tests.unit.data.clips import TURNS, noise, write_frames, write_video
 from tests.unit.data.test_loader import pack_of
-from tests.unit.data.test_processors import PATCH, fast, written_tokenizer
 from tests.unit.data.torchvision_stand_in import stand_in
+from tests.unit.preprocessing.test_processors import PATCH, fast, written_tokenizer
 
 pytest.importorskip("av")
 transformers = pytest.importorskip("transformers")

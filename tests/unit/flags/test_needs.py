@@ -7,8 +7,8 @@ from megatron.vlm.arguments import add_vlm_arguments, read_arguments
 from megatron.vlm.flags.lists import Standing, standings
 from megatron.vlm.flags.needs import NEEDS
 from megatron.vlm.flags.parser import Parser
-from omnibal_ext.candidates import trial_flags
 from omnibal_ext.errors import UserError
+from omnibal_ext.launch.candidates import trial_flags
 
 COMPLETE = "--preset tiny --lr 1e-3 --train-iters 8"
 SAVED = "--save here --save-interval 2"

@@ -27,8 +27,8 @@ from torch.nn.functional import cross_entropy
 
 from megatron.vlm.arguments import _preset_defaults
 from megatron.vlm.checkpoint.integrity import seal_alone
-from megatron.vlm.data.anyres import FeatureOrder, feature_order, joined_orders
-from megatron.vlm.data.tiles import RULES, Tiling, tile_image
+from megatron.vlm.data.media.anyres import FeatureOrder, feature_order, joined_orders
+from megatron.vlm.data.media.tiles import RULES, Tiling, tile_image
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibal_ext.actions import Action, Schedule, check_packs, check_schedule
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import BUILT, find_layouts, find_plan, make_plan
+from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule
 
 from .instances import random_problem
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from megatron.vlm.arguments import TrainingInputs, expert_defaults, read_arguments
 from megatron.vlm.loss import REDUCTIONS, weigh_samples
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models import router as module
-from megatron.vlm.models.experts import Experts
 from megatron.vlm.models.language import LanguageLayer
-from megatron.vlm.models.router import Balance
+from megatron.vlm.models.mixture import router as module
+from megatron.vlm.models.mixture.experts import Experts
+from megatron.vlm.models.mixture.router import Balance
 from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import single_stage_plan

@@ -9,7 +9,7 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.pipeline import communicator
 from megatron.vlm.pipeline.communicator import Communicator
-from omnibal_ext.placement import Placement
+from omnibal_ext.schedules.placement import Placement
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

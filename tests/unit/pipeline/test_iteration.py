@@ -15,9 +15,9 @@ from megatron.vlm.pipeline.communicator import Communicator, Receive, Send
 from megatron.vlm.pipeline.iteration import Chunk, Iteration
 from megatron.vlm.pipeline.progress import Progress
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
-from omnibal_ext.placement import Placement
-from omnibal_ext.posting import with_posts
-from omnibal_ext.schedule import build_schedule
+from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.posting import with_posts
+from omnibal_ext.schedules.schedule import build_schedule
 from tests.distributed import harness
 from tests.unit.test_progress import Device
 

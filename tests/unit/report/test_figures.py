@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnibal_ext.actions import Action
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
@@ -16,12 +15,13 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.placement import Placement
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.against_random import contributions, loads_of, random_index
 from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, limit_of
 from omnibal_ext.report.packing import PackingView, _saved
 from omnibal_ext.report.timeline import Lane, Piece, Span, Timeline, predicted
+from omnibal_ext.schedules.actions import Action
+from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
 from tests.unit.layout.instances import make_profile, random_problem

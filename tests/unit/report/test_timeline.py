@@ -9,13 +9,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from omnibal_ext.actions import Action
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
-from omnibal_ext.placement import Placement
 from omnibal_ext.report.breakdown import CAUSES, EXECUTOR, FILL, NEEDED, RECOMPUTED, REPLICAS, breakdown, limit_of
 from omnibal_ext.report.timeline import OTHER, Piece, Span, Timeline, predicted, recorded, waits
 from omnibal_ext.report.trace import trace
+from omnibal_ext.schedules.actions import Action
+from omnibal_ext.schedules.placement import Placement
 from tests.unit.layout.instances import make_profile, random_problem
 
 SEEDS = range(12)

@@ -1,0 +1,1 @@
+"""Images and videos: files, what is seen of them, and at which size."""

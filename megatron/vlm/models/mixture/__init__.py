@@ -1,0 +1,1 @@
+"""Mixtures of experts: routers, and the way of rows through experts."""

@@ -1,0 +1,117 @@
+"""Where a run's figures go: a line in the log, a line in metrics.jsonl, TensorBoard and W&B by Megatron's writers."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.training import get_tensorboard_writer, get_wandb_writer, print_rank_last
+
+from omnibal_ext.files.lines import Lines
+from omnibal_ext.output import printable, say
+from omnibal_ext.run_metrics import loss_text
+
+RATES = (
+    "samples_per_second", "useful_tokens_per_second", "padding", "dist_ratio_vit", "dist_ratio_llm",
+    "dist_ratio_attention", "epoch", "model_tflops", "mfu", "bubble", "replaced_samples", "skipped_steps",
+)  # fmt: skip
+
+
+class Journal:
+    """Writes what the meters report; the last rank writes, as with Megatron's own figures."""
+
+    def __init__(self, metrics_file: str | None) -> None:
+        self.metrics = Lines(Path(metrics_file)) if metrics_file else None
+
+    def training(self, iteration: int, report: Mapping[str, Any]) -> None:
+        """An interval that ended with this iteration, see `meters.TrainingMeter`."""
+        print_rank_last(printable(training_line(iteration, report)))
+        self._append({"iteration": iteration, **report})
+        curves = {name.replace("_", "-"): report[name] for name in RATES if name in report}
+        curves |= {
+            f"seconds of stage {stage}": seconds for stage, seconds in enumerate(report.get("stage_seconds", ()))
+        }
+        curves |= {f"lm loss of {source}": loss for source, loss in report["source_losses"].items()}
+        write_curves(iteration, curves)
+
+    def evaluation(self, iteration: int, report: Mapping[str, Any]) -> None:
+        """A pass over the held-out packs after this iteration, see `meters.EvaluationMeter`."""
+        print_rank_last(printable(evaluation_line(iteration, report)))
+        self._append({"iteration": iteration, "evaluation": dict(report)})
+        losses = report["source_losses"].items()
+        write_curves(iteration, {f"lm loss validation of {source}": loss for source, loss in losses})
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+        if self.metrics and last:
+            self.metrics.append(record)
+
+
+def write_curves(iteration: int, curves: Mapping[str, float]) -> None:
+    """Hand figures to the writers that Megatron opened; on most ranks there are none."""
+    if tensorboard := get_tensorboard_writer():
+        for name, value in curves.items():
+            tensorboard.add_scalar(name, value, iteration)
+    if wandb := get_wandb_writer():
+        wandb.log(dict(curves), iteration)
+
+
+def spare_the_run() -> None:
+    """Let TensorBoard's writers lose what they cannot write, and say so once.
+
+    They write no more after that: half a record ends what is read of their file.
+    """
+    with suppress(ImportError):
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        for name in ("write", "flush", "close"):
+            setattr(RecordWriter, name, _sparing(getattr(RecordWriter, name)))
+
+
+def _sparing(method: Callable[..., None]) -> Callable[..., None]:
+    @wraps(method)
+    def sparing(writer: Any, *arguments: Any) -> None:
+        if vars(writer).get("failed"):
+            return
+        try:
+            method(writer, *arguments)
+        except OSError as error:
+            writer.failed = True
+            say(f"warning: TensorBoard's curves cannot be written ({error.strerror}); training goes on without them")
+
+    return sparing
+
+
+def training_line(iteration: int, report: Mapping[str, Any]) -> str:
+    """An interval for people."""
+    return (
+        f" after iteration {iteration}/{report['iterations']} | epoch {report['epoch']:.2f} | "
+        f"loss {loss_text(report['loss'], 4)} | samples/s {report['samples_per_second']:.1f} | "
+        f"useful tokens/s {report['useful_tokens_per_second']:,.0f} | padding {report['padding']:.1%} | "
+        f"DistRatio ViT {report['dist_ratio_vit']:.4f} LLM {report['dist_ratio_llm']:.4f} "
+        f"attention {report['dist_ratio_attention']:.4f} |{_pace(report)}{_operation(report)}"
+    )
+
+
+def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:
+    """An evaluation for people; sources where there are several."""
+    losses = report["source_losses"]
+    sources = "".join(f" {name} {loss:.4f} |" for name, loss in losses.items()) if len(losses) > 1 else ""
+    found = f"loss {loss_text(report['loss'], 6)} | {report['samples']:,} samples |"
+    return f" evaluation after iteration {iteration} | {found}{sources}"
+
+
+def _operation(report: Mapping[str, Any]) -> str:
+    """The bubble, and what went wrong so far, where something did."""
+    words = f" bubble {report['bubble']:.1%} |" if "bubble" in report else ""
+    for name in ("replaced_samples", "skipped_steps"):
+        words += f" {name.replace('_', ' ')} {report[name]} |" if report.get(name) else ""
+    return words
+
+
+def _pace(report: Mapping[str, Any]) -> str:
+    """The model's own operations a second on each device, and their share of its peak where that is known."""
+    share = f", MFU {report['mfu']:.1%}" if "mfu" in report else ""
+    return f" {report['model_tflops']:,.4g} TFLOP/s a device{share} |" if "model_tflops" in report else ""

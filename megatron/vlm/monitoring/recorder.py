@@ -1,0 +1,255 @@
+"""Records what every rank does in some iterations: a line of timeline.jsonl each, which `tools/report.py` draws.
+
+    {"iteration": 5, "lanes": [{"data_parallel_rank": 0, "rank": 0, "end": 0.21,
+      "actions": [["F", 0, 0, 0.001, 0.013, [["vit", "forward", 0.010], ["projector", "forward", 0.002]]], ...],
+      "held": [[0.013, 8123456], ...], "packs": [[tiles, tokens, sum of squared lengths], ...]}, ...]}
+
+Seconds are from when the first rank goes on after all have met before the iteration. An action is (kind, microbatch,
+chunk, start, end, pieces). A lane is a pipeline rank of a data-parallel rank, the first tensor-parallel one.
+"""
+
+import socket
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.utils import unwrap_model
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.platform import Moment, allocated_bytes
+from megatron.vlm.profiling.kept import KeptBytes
+from omnibal_ext.chain import PART_OF
+from omnibal_ext.files.lines import Lines
+from omnibal_ext.schedules.actions import Action
+
+WARM_UP = 3  # iterations
+OTHER = "other"
+PHASES = {"F": "forward", "B": "backward", "W": "weight"}
+
+
+def recorded_iterations(iterations: int, count: int) -> frozenset[int]:
+    """Which ones, counted from 1: so many, evenly over a run, the first behind the warm-up, none of them neighbours."""
+    first = min(WARM_UP + 1, iterations)
+    steps = max(1, min(count, (iterations - first) // 2 + 1)) - 1
+    evenly = {first + round(n * (iterations - first) / max(1, steps)) for n in range(steps + 1)}
+    return frozenset(evenly if count else ())
+
+
+@dataclass
+class Timed:
+    """An action: its moments, and those at which another part of the model began."""
+
+    action: Action
+    start: Moment
+    marks: list[tuple[Moment, str, str]] = field(default_factory=list)
+    """(moment, part, phase) from then on."""
+    end: Moment | None = None
+    held: int | None = None
+
+    def record(self, origin: Moment) -> list[Any]:
+        """As in the file; waits until the device is through with it."""
+        assert self.end is not None
+        phase = PHASES[self.action.kind]
+        edges = [(self.start, OTHER, phase), *self.marks]
+        ends = [moment for moment, _, _ in edges[1:]] + [self.end]
+        pieces: list[list[Any]] = []
+        for (moment, part, what), until in zip(edges, ends, strict=True):
+            seconds = moment.seconds_until(until)
+            if pieces and pieces[-1][:2] == [part, what]:
+                pieces[-1][2] += seconds
+            else:
+                pieces.append([part, what, seconds])
+        start, end = origin.seconds_until(self.start), origin.seconds_until(self.end)
+        return [self.action.kind, self.action.microbatch, self.action.chunk, start, end, pieces]
+
+
+class Recorder:
+    """Times the actions of some iterations on this rank, and counts the bytes held; gathers and writes them.
+
+    1. Before a recorded iteration all ranks meet; when the first one goes on, that is time 0.
+    2. Moments are taken around every action, and, by hooks, where a part of the model begins: forward, forward again in
+       the backward (recomputation), backward. Nothing waits for them.
+    3. The iteration ends with the last step of an optimizer in it.
+    4. Bytes: on a device those of its allocator. Elsewhere those that autograd keeps are counted, beside weights,
+       gradients and optimizer state, in the iteration that follows: counting takes time, which is not to be recorded.
+    5. Before the next iteration, or when training ends, the figures are gathered and the last rank writes them.
+    """
+
+    def __init__(self, path: Path | None, iterations: Collection[int]) -> None:
+        self.lines = Lines(path) if path else None
+        self.iterations = frozenset(iterations if path else ())
+        self.number = 0
+        self.origin: Moment | None = None
+        self.clock = 0.0
+        self.timed: list[Timed] = []
+        self.packs: list[list[int]] = []
+        self.stepped: Moment | None = None
+        self.finished: Moment | None = None
+        self.state_bytes: dict[int, int] = {}
+        """By optimizer."""
+        self.counting: KeptBytes | None = None
+        self.fixed = 0
+        self.held: list[tuple[float, float]] = []
+        self._now: Timed | None = None
+        self._step_hook: Any = None
+
+    @contextmanager
+    def iteration(self, number: int, model: Sequence[Any]) -> Iterator[None]:
+        """Around the forwards and backwards of iteration `number` (0: one that is no training)."""
+        counts = self.origin is not None and allocated_bytes() is None and number == self.number + 1
+        if self._step_hook is not None:
+            self._step_hook.remove()
+        if self.origin is not None and not counts:
+            self._write()
+        modules = model if isinstance(model, list) else [model]
+        with ExitStack() as stack:
+            if counts:
+                stack.enter_context(self._counted(modules))
+            elif number in self.iterations:
+                stack.enter_context(self._timed(number, modules))
+            yield
+
+    @contextmanager
+    def watch(self, action: Action) -> Iterator[None]:
+        """Around the computing of one action."""
+        if self.counting is not None:
+            with self._count(self.counting):
+                yield
+            return
+        if self._step_hook is None or self.finished is not None:
+            yield
+            return
+        self._now = Timed(action, Moment())
+        yield
+        self._now.end, self._now.held = Moment(), allocated_bytes()
+        self.timed.append(self._now)
+        self._now = None
+
+    def saw(self, batch: Microbatch) -> None:
+        """A pack that is run forwards now."""
+        if self._now is not None and self._now.action.kind == "F" and self._now.action.chunk == 0:
+            self.packs.append([batch.tiles, batch.tokens, sum(length**2 for length in batch.lengths)])
+
+    def close(self) -> None:
+        """Training has ended."""
+        if self.origin is not None:
+            self._step_hook.remove()
+            self._write()
+
+    @contextmanager
+    def _timed(self, number: int, modules: Sequence[Any]) -> Iterator[None]:
+        self.number, self.timed, self.packs, self.held = number, [], [], []
+        self.stepped = self.finished = None
+        self._step_hook = register_optimizer_step_post_hook(self._after_step)
+        hooks = [hook for module in modules for hook in self._mark_parts(unwrap_model(module))]
+        torch.distributed.barrier()
+        self.origin, self.clock = Moment(), time.perf_counter()
+        yield
+        self.finished = Moment()
+        for hook in hooks:
+            hook.remove()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Several optimizers may step in an iteration: the last one counts."""
+        self.stepped = Moment()
+        self.state_bytes[id(optimizer)] = sum(
+            value.numel() * value.element_size()
+            for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+        )  # fmt: skip
+
+    def _mark_parts(self, stage: Stage) -> Iterator[Any]:
+        for link, module in enumerate(stage.links.values(), start=stage.first):
+            part = PART_OF[stage.chain.kinds[link]]
+            yield module.register_forward_pre_hook(partial(self._begin, part))
+            yield module.register_forward_hook(partial(self._leave, part))
+
+    def _begin(self, part: str, *_: Any) -> None:
+        if self._now is not None:
+            again = self._now.action.kind == "B"
+            self._mark(part, "recompute" if again else "forward")
+
+    def _leave(self, part: str, _: Any, __: Any, output: Any) -> None:
+        if self._now is not None and isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(lambda _: self._mark(part, "backward"))
+
+    def _mark(self, part: str, phase: str) -> None:
+        if self._now is not None:
+            self._now.marks.append((Moment(), part, phase))
+
+    @contextmanager
+    def _counted(self, modules: Sequence[Any]) -> Iterator[None]:
+        weights = [weight for module in modules for weight in module.parameters()]
+        gradients = [g for w in weights if isinstance(g := getattr(w, "main_grad", None), Tensor)]
+        self.fixed = sum(self.state_bytes.values()) + sum(t.numel() * t.element_size() for t in (*weights, *gradients))
+        self.counted_from = Moment()
+        with KeptBytes(weights) as self.counting:
+            yield
+        self.counting = None
+
+    @contextmanager
+    def _count(self, kept: KeptBytes) -> Iterator[None]:
+        kept.peak = kept.bytes
+        yield
+        at = self.counted_from.seconds_until(Moment())
+        self.held += [(at, float(self.fixed + kept.peak)), (at, float(self.fixed + kept.bytes))]
+
+    def _write(self) -> None:
+        """Gather the iteration over all ranks; the last one appends it to the file."""
+        assert self.lines is not None
+        lanes = _gathered(self._lane() if parallel_state.get_tensor_model_parallel_rank() == 0 else None)
+        self.origin = self._step_hook = None
+        if lanes:
+            self.lines.append({"iteration": self.number, "lanes": lanes})
+
+    def _lane(self) -> dict[str, Any]:
+        assert self.origin is not None
+        assert self.finished is not None
+        actions = [timed.record(self.origin) for timed in self.timed]
+        allocated = [(record[4], timed.held) for record, timed in zip(actions, self.timed, strict=True)]
+        return {
+            "host": socket.gethostname(),
+            "clock": self.clock,
+            "data_parallel_rank": parallel_state.get_data_parallel_rank(),
+            "rank": parallel_state.get_pipeline_model_parallel_rank(),
+            "end": self.origin.seconds_until(self.stepped or self.finished),
+            "actions": actions,
+            "held": self.held or [point for point in allocated if point[1] is not None],
+            "packs": self.packs,
+        }
+
+
+def _gathered(mine: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """On the last rank all ranks' lanes, in order; elsewhere none."""
+    last = torch.distributed.get_world_size() - 1
+    everyone: list[Any] | None = [None] * (last + 1) if torch.distributed.get_rank() == last else None
+    torch.distributed.gather_object(mine, everyone, dst=last)
+    lanes = [lane for lane in everyone or () if lane is not None]
+    return sorted(aligned(lanes), key=lambda lane: (lane["data_parallel_rank"], lane["rank"]))
+
+
+def aligned(lanes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lanes that count from one time: where processes share a machine they share its clock, and the first one starts.
+
+    They leave the meeting before the iteration at different times. Between machines that difference stays.
+    """
+    first: dict[str, float] = {}
+    for lane in lanes:
+        first[lane["host"]] = min(first.get(lane["host"], lane["clock"]), lane["clock"])
+    return [_later(lane, lane["clock"] - first[lane["host"]]) for lane in lanes]
+
+
+def _later(lane: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The lane so much later, without what only aligning needs."""
+    actions = [[*action[:3], action[3] + seconds, action[4] + seconds, action[5]] for action in lane["actions"]]
+    held = [[at + seconds, *held] for at, *held in lane["held"]]
+    rest = {name: value for name, value in lane.items() if name not in ("host", "clock")}
+    return rest | {"end": lane["end"] + seconds, "actions": actions, "held": held}

@@ -1,0 +1,138 @@
+"""Does a dataset fit the model that is to read it? Tiles, tokenizer and longest sample; all that differs at once."""
+
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron.vlm.preprocessing.model_recipe import fits, needs, tokenizer_difference
+from megatron.vlm.preprocessing.tokenizer import model_tokenizer
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.huggingface import CONFIG, image_token_id, read_architecture, read_config
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One thing that a dataset has otherwise than the model; preprocessing with `flag` `wanted` mends it."""
+
+    what: str
+    flag: str
+    wanted: object
+
+
+def check_dataset(
+    folder: Path, manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None
+) -> str:
+    """What was compared, in a few words; `model_folder` holds the weights' config.json and tokenizer, if there is one.
+
+    Raises UserError naming everything in which the dataset is made for another model, and the command that mends it.
+    """
+    unlike = [*_recipe(manifest, architecture, model_folder), *_tokens(manifest, architecture, model_folder)]
+    if unlike:
+        command = preprocess_command(manifest, {mismatch.flag: mismatch.wanted for mismatch in unlike})
+        raise UserError(
+            f"dataset {folder}: not made for {architecture.name!r}: {', '.join(one.what for one in unlike)}; make it "
+            f"again: {command}"
+        )
+    file = model_tokenizer(model_folder) if model_folder else None
+    compared = f"with {file}" if file else "by its ids only, none lies beside the weights"
+    return f"{manifest['samples']} samples fit; tokenizer compared {compared}"
+
+
+def _recipe(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
+    """How images were cut and written down. The chat template is the user's choice: weights can learn another."""
+    made = {
+        "tiling": manifest["tiling"]["rule"],
+        "tile-size": manifest["tile_size"],
+        "tokens-per-tile": manifest["tokens_per_tile"],
+        "normalize": manifest["normalization"],
+        "image-markup": manifest["image_markup"],
+    }
+    wanted = needs(architecture, model_folder, with_template=False)
+    for flag, value in made.items():
+        if not fits(flag, value, due := wanted[flag].value):
+            yield Mismatch(f"--{flag} {value}, not {due}", f"--{flag}", due)
+
+
+def _tokens(manifest: Mapping[str, Any], architecture: Architecture, model_folder: Path | None) -> Iterator[Mismatch]:
+    """Its ids: inside the model's vocabulary, images at the model's token, and those of the tokenizer beside it."""
+    file = model_tokenizer(model_folder) if model_folder else None
+    mend = ("--tokenizer-model", file or "TOKENIZER_OF_THE_MODEL")
+    ids = max(manifest["vocab_size"], manifest["image_token_id"] + 1)
+    if ids > architecture.language.vocab_size:
+        yield Mismatch(f"token ids up to {ids - 1}, the vocabulary ends at {architecture.language.vocab_size}", *mend)
+    named = image_token_id(read_config(model_folder / CONFIG)) if model_folder else None
+    expected = architecture.prompt.image_token_id if named is None else named
+    if expected not in (None, manifest["image_token_id"]):
+        yield Mismatch(f"image token {manifest['image_token_id']}, not {expected}", *mend)
+    if file and (difference := _difference(manifest, file)):
+        yield Mismatch(f"tokenizer {manifest['tokenizer']['path']}, not {file}: {difference}", *mend)
+
+
+def _difference(manifest: Mapping[str, Any], file: Path) -> str:
+    made = manifest["tokenizer"]
+    if hashlib.sha256(file.read_bytes()).hexdigest() == made["sha256"]:
+        return ""
+    return tokenizer_difference(manifest["special_tokens"], made["vocabulary"]["sha256"], file)
+
+
+def preprocess_command(manifest: Mapping[str, Any], changes: Mapping[str, object]) -> str:
+    """The command that makes such a dataset again with other flags, in a new folder."""
+    tiling, recipe = manifest["tiling"], manifest["made_from"]["recipe"]
+    flags = {
+        "--image-root": manifest["image_root"],
+        "--tokenizer-model": manifest["tokenizer"]["path"],
+        "--chat-template": manifest["chat_template"],
+        "--tiling": tiling["rule"],
+        "--tile-size": manifest["tile_size"],
+        "--tokens-per-tile": manifest["tokens_per_tile"],
+        "--normalize": manifest["normalization"],
+        "--image-markup": manifest["image_markup"],
+        "--min-tiles": tiling["min_tiles"],
+        "--max-tiles": tiling["max_tiles"],
+        "--max-tokens": recipe["max_tokens"],
+        "--system-message": recipe["system_message"],
+        **changes,
+        "--output-dir": "NEW_FOLDER",
+    }
+    words = ["python", "tools/preprocess_data.py", "--input", *manifest["made_from"]["given"]]
+    words += [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    words += ["--shorten", *recipe["shorten"]] if recipe["shorten"] else []
+    return shlex.join(words if tiling["thumbnail"] else [*words, "--no-thumbnail"])
+
+
+def check_lengths(index: PackedIndex, sizes: Sizes, limit: int | None) -> str:
+    """Raise UserError if a sample in the packs is longer than the model's positions; samples left out do not count."""
+    samples = np.unique(index.sample_ids)
+    longest = int(samples[np.argmax(sizes.tokens[samples])])
+    tokens = int(sizes.tokens[longest])
+    if limit is not None and tokens > limit:
+        count = int((sizes.tokens[samples] > limit).sum())
+        raise UserError(
+            f"packs {index.folder}: sample {longest} has {tokens} tokens; {count} in all have more than the "
+            f"model's {limit} positions; pack again with --llm-budget {limit} or less, which leaves them out"
+        )
+    return f"{tokens} tokens, " + (f"the model has {limit} positions" if limit else "the model sets no limit")
+
+
+def longest_positions(architecture: Architecture, model_folder: Path | None, padded: bool = False) -> int | None:
+    """Tokens up to which positions are exact: what the model allows, and what the folder of its weights says.
+
+    Dynamic scaling of the rotation goes by a sample's length: where only the folder has it, or padding hides the
+    length, it ends where the scaling begins.
+    """
+    own = architecture.language
+    models = [own, read_architecture(model_folder).language] if model_folder else [own]
+    limits = [model.max_positions for model in models]
+    for model in models:
+        scaling = model.rope_scaling
+        if scaling and scaling.kind == "dynamic" and (padded or scaling != own.rope_scaling):
+            limits.append(scaling.original_positions)
+    return min(filter(None, limits), default=None)

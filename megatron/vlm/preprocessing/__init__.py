@@ -1,0 +1,1 @@
+"""From conversations, images and videos to a dataset folder, once, before training."""

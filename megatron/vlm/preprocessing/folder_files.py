@@ -1,0 +1,196 @@
+"""What the files of a model's folder say about its data, beside the sizes in config.json: pixels, tiling, words.
+
+| file | what is read |
+|---|---|
+| preprocessor_config.json (or processor_config.json) | mean and deviation of pixels, tile size, fewest and most tiles |
+| the same, or video_preprocessor_config.json | how videos are shown |
+| config.json of InternVL's own | fewest and most tiles, thumbnail, tiling at all |
+| chat_template.jinja, .json, tokenizer_config.json | the chat template |
+| tokenizer.json, tokenizer.model | the tokenizer |
+
+A field that would change pixels and that we do not honour is refused by name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from megatron.vlm.data.media.films import MOST_FRAMES_SEEN, RULES_OF_MARKUP, VideoRule
+from megatron.vlm.data.media.images import NORMALIZATIONS
+from megatron.vlm.data.media.tiles import FRAMES, RULES
+from megatron.vlm.preprocessing.folder_template import folder_template
+from megatron.vlm.preprocessing.tokenizer import model_tokenizer
+from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
+from omnibal_ext.architectures.huggingface import CONFIG, read_config
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import shown
+
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A value, and who chose it: a file of the folder, a flag, the model, or usage."""
+
+    value: Any
+    origin: str
+
+
+def folder_choices(folder: Path, architecture: Architecture, with_template: bool = True) -> dict[str, Choice]:
+    """Flag of preprocessing -> what the folder's files say.
+
+    Raises UserError naming a file and field that cannot be honoured. The chat template is read only `with_template`.
+    """
+    name, processor = _processor(folder)
+    native = architecture.vision.native
+    found = _patches(processor, folder / name, architecture.vision) if native else _tiles(processor, name)
+    if rule := RULES_OF_MARKUP.get(architecture.prompt.image_markup):
+        found["video"] = video_rule(folder, rule, architecture.vision)
+    found |= _original_tiles(read_config(folder / CONFIG))
+    if processor:
+        _check_pixels(processor, folder / name, architecture)
+        if "image_mean" in processor or "image_std" in processor:
+            found["normalize"] = Choice(_normalization(processor, folder / name), name)
+        if architecture.prompt.tiling == "pad":  # how LLaVA-1.5 brings an image to a square
+            crops = processor.get("do_center_crop") and not processor.get("do_pad")
+            found["tiling"] = Choice("crop" if crops else "pad", name)
+    if tokenizer := model_tokenizer(folder):
+        found["tokenizer-model"] = Choice(tokenizer, tokenizer.name)
+    if with_template and (template := folder_template(folder)):
+        found["chat-template"] = Choice(*template)
+    return found
+
+
+def _processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    """The image processor's fields and their file; newer folders keep them inside the processor's own."""
+    for name in PROCESSORS:
+        if (folder / name).is_file():
+            config = read_config(folder / name)
+            fields = config.get("image_processor", config if name == PROCESSORS[0] else {})
+            if fields:
+                return name, fields
+    return PROCESSORS[0], {}
+
+
+def _check_pixels(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> None:
+    """Refuse what would give other pixels: another resampling, no scaling, further crops, tiles of another size."""
+    vision = architecture.vision
+    steps = dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True) | {"do_pan_and_scan": False}
+    for name, wanted in (steps | {"resample": int(RULES[architecture.prompt.tiling].resampling)}).items():
+        if processor.get(name) not in (None, wanted):
+            raise UserError(f"{where}: {name} is {processor[name]!r}; supported: {wanted!r}")
+    if abs((processor.get("rescale_factor") or 1 / 255) - 1 / 255) > 1e-6:
+        raise UserError(f"{where}: rescale_factor is {processor['rescale_factor']}; supported: 1/255")
+    size = vision.image_size
+    for name in ("crop_size", "size") if vision.native is None else ():
+        sides = processor.get(name) or {}
+        sides = {"side": sides} if isinstance(sides, int) else sides
+        if unlike := [side for side in sides.values() if side not in (None, size)]:
+            raise UserError(f"{where}: {name} is {unlike[0]}, the model of {CONFIG} sees tiles of {size} pixels a side")
+
+
+def _normalization(processor: Mapping[str, Any], where: Path) -> str:
+    given = (processor.get("image_mean"), processor.get("image_std"))
+    for name, known in NORMALIZATIONS.items():
+        if all(_same(values, wanted) for values, wanted in zip(given, known, strict=True)):
+            return name
+    raise UserError(f"{where}: image_mean {given[0]} and image_std {given[1]} are none of {', '.join(NORMALIZATIONS)}")
+
+
+def _same(values: Any, wanted: tuple[float, ...]) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == 3
+        and all(abs(a - b) < 1e-6 for a, b in zip(values, wanted, strict=True))
+    )
+
+
+def _tiles(processor: Mapping[str, Any], name: str) -> dict[str, Choice]:
+    """Limits in the words of transformers' InternVL processor."""
+    flags = {"min_patches": "min-tiles", "max_patches": "max-tiles"}
+    return {flag: Choice(processor[field], name) for field, flag in flags.items() if processor.get(field)}
+
+
+def _patches(processor: Mapping[str, Any], where: Path, vision: VisionArchitecture) -> dict[str, Choice]:
+    """Limits of an image at native resolution: pixels in the file, patches here."""
+    assert vision.native is not None
+    wanted = {"patch_size": vision.patch_size, "merge_size": vision.native.merge}
+    for name, value in (wanted | {"temporal_patch_size": vision.native.frames}).items():
+        if processor.get(name) not in (None, value):
+            raise UserError(f"{where}: {name} is {processor[name]}, the model of {CONFIG} has {value}")
+    sides, found = processor.get("size") or {}, {}
+    for flag, names in (("min-tiles", ("min_pixels", "shortest_edge")), ("max-tiles", ("max_pixels", "longest_edge"))):
+        pixels = processor.get(names[0]) or sides.get(names[0]) or sides.get(names[1])
+        if pixels is None:
+            continue
+        if pixels % vision.patch_size**2:
+            raise UserError(
+                f"{where}: {names[0]} is {pixels}; supported: multiples of {vision.patch_size**2}, a patch's"
+            )
+        found[flag] = Choice(pixels // vision.patch_size**2, where.name)
+    return found
+
+
+def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Choice:
+    """How the folder's own processor shows videos, from the file where transformers finds it.
+
+    What is not honoured is no fault of the folder, which may be used for images: its videos are refused, by that name.
+    """
+    name, fields = _video_processor(folder)
+    size, limits = _section(fields, "size"), {}
+    for limit, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        found = size.get(edge)
+        if not rule.whole:  # whose processor reads both, and these first
+            found = fields.get(limit) or found
+        limits[limit] = found or getattr(rule, limit)
+    own = {field: fields[field] for field in ("fps", "min_frames", "max_frames") if fields.get(field) is not None}
+    capped, tokens = fields.get("cap_pixels_per_frame"), fields.get("max_video_tokens")
+    found = replace(rule, **limits, **own, capped=bool(capped), max_tokens=tokens or rule.max_tokens)
+    if refused := _not_honoured(fields, found, folder / name, vision):
+        return Choice(replace(rule, refused=refused), name)
+    return Choice(found, name)
+
+
+def _video_processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    for name in ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json"):
+        if (folder / name).is_file():
+            config = read_config(folder / name)
+            fields = _section(config, "video_processor") if name == "processor_config.json" else config
+            if fields:
+                return name, fields
+    return CONFIG, {}
+
+
+def _section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    inner = fields.get(name)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, vision: VisionArchitecture) -> str:
+    """The first field that asks for other frames or pixels than ours, in words, or ""."""
+    assert vision.native is not None
+    mean, deviation = NORMALIZATIONS[vision.pixels]
+    wanted = {
+        "do_resize": True, "do_rescale": True, "do_normalize": True, "num_frames": None,
+        "resample": int(RULES["native"].resampling),
+        "patch_size": vision.patch_size, "merge_size": vision.native.merge, "temporal_patch_size": vision.native.frames,
+        "image_mean": list(mean), "image_std": list(deviation),
+    }  # fmt: skip
+    for name, value in wanted.items():
+        if fields.get(name) not in (None, value):
+            return f"{where}: {name} is {fields[name]!r}; supported for videos: {value!r}"
+    numbers = (rule.fps, rule.min_frames, rule.max_frames, rule.min_pixels, rule.max_pixels, rule.max_tokens)
+    is_sound = all(isinstance(number, int | float) and number > 0 for number in numbers)
+    if not is_sound or not FRAMES <= rule.min_frames <= rule.max_frames <= MOST_FRAMES_SEEN:
+        return f"{where}: no rule for videos: fps, frames, pixels and tokens are {shown(numbers)}"
+    return ""
+
+
+def _original_tiles(config: Mapping[str, Any]) -> dict[str, Choice]:
+    """Limits in the words of InternVL's own config.json."""
+    flags = {"min_dynamic_patch": "min-tiles", "max_dynamic_patch": "max-tiles", "use_thumbnail": "thumbnail"}
+    found = {flag: Choice(config[field], CONFIG) for field, flag in flags.items() if config.get(field) is not None}
+    if config.get("dynamic_image_size") is False:
+        found["tiling"] = Choice("fixed", CONFIG)
+    return found

@@ -1,0 +1,145 @@
+"""A preprocessing run as a value: what is read, how, where it goes, and which of its parts are ready.
+
+Parts wait in `OUTPUT.work/HASH/`, where the hash is of everything that decides their bytes: runs with other inputs or
+flags never meet each other's parts.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource
+from megatron.vlm.data.manifest import SCHEMA_VERSION
+from megatron.vlm.preprocessing.inputs import read_inputs
+from megatron.vlm.preprocessing.samples import Recipe, open_recipe
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.seal import sealed_by
+
+LOOKS = ("decode_images", "image_checksums")
+"""Of a recipe: how images are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Every `count`-th part from `index` on: what one task of a Slurm array prepares."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """From `i/n`, i from 0 to n-1. Raises `UserError` otherwise."""
+        numbers = text.split("/")
+        if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
+            index, count = map(int, numbers)
+            if index < count:
+                return cls(index, count)
+        raise UserError(f"--shard {text}: must be i/n with i from 0 to n-1, such as 0/16")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run. `identity` is what decides the bytes of the result, as JSON; `work` is where its parts wait."""
+
+    inputs: tuple[InputFile, ...]
+    recipe: Recipe
+    output: Path
+    identity: dict[str, Any]
+    work: Path
+
+    @property
+    def sources(self) -> tuple[PartSource, ...]:
+        """Where the lines of every part are, in the order of the inputs."""
+        return tuple(part for file in self.inputs for part in file.parts)
+
+    @property
+    def lines(self) -> int:
+        """Lines of all inputs, blank ones included."""
+        return sum(file.lines for file in self.inputs)
+
+    def part_path(self, number: int) -> Path:
+        """The file of a part."""
+        return self.work / f"{number:07d}.npz"
+
+    def missing(self, shard: Shard | None = None) -> list[int]:
+        """Numbers of the parts (of one shard) that are not ready."""
+        shard = shard or Shard()
+        numbers = range(shard.index, len(self.sources), shard.count)
+        return [number for number in numbers if not self.part_path(number).exists()]
+
+    def tidy(self) -> None:
+        """Remove the parts, now that the output is there: this job's, and those of others for the same output.
+
+        For who holds the lock on the output alone.
+        """
+        shutil.rmtree(self.work.parent, ignore_errors=True)
+
+    def finished(self) -> dict[str, Any] | None:
+        """The manifest in the output folder if it is this job's, None if there is nothing yet.
+
+        Raises `UserError` if the folder holds something else.
+        """
+        path = self.output / "manifest.json"
+        if path.is_file():
+            manifest = read_json(path, sealed_by(mapping(anything)), "remove it or choose another --output-dir")
+            if _made(manifest.get("made_from")) == _made(json.loads(json.dumps(self.identity))):
+                return manifest
+            raise UserError(f"{self.output}: holds a dataset made otherwise; remove it or choose another --output-dir")
+        if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
+            raise UserError(f"{self.output}: exists and is no dataset; choose another --output-dir")
+        return None
+
+
+def _made(identity: Any) -> Any:
+    """What decides a dataset's samples, of what decides its bytes: not how closely images were looked at."""
+    recipe = identity.get("recipe") if isinstance(identity, dict) else None
+    if not isinstance(recipe, dict):
+        return identity
+    return {**identity, "recipe": {name: value for name, value in recipe.items() if name not in LOOKS}}
+
+
+def open_job(
+    inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_part: int = ROWS_PER_PART, shared: bool = False
+) -> Job:
+    """Read and hash the inputs and open the tokenizer; `UserError` if one of them, or the image root, is missing.
+
+    A job that many processes share reads its inputs once: the first one leaves notes for the others.
+    """
+    open_recipe(recipe)  # a bad tokenizer or template must fail here, not in every worker
+    work = output.with_name(output.name + ".work")
+    files = read_inputs(inputs, lines_per_part, work / "inputs" if shared else None, recipe.image_root)
+    identity = {**_identity(files, recipe), "given": [str(path) for path in inputs]}
+    digest = hashlib.sha256(json.dumps([identity, lines_per_part]).encode()).hexdigest()
+    return Job(files, recipe, output, identity, work / digest[:16])
+
+
+def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:
+    maker = open_recipe(recipe)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "inputs": [_input_identity(file) for file in files],
+        "recipe": {
+            **asdict(recipe),
+            "shorten": list(recipe.shorten),
+            "image_root": recipe.image_root and str(recipe.image_root.resolve()),
+            "tokenizer": hashlib.sha256(recipe.tokenizer.read_bytes()).hexdigest(),
+            "special_tokens": maker.special_tokens,
+        },
+    }
+
+
+def _input_identity(file: InputFile) -> dict[str, Any]:
+    return {
+        "path": str(file.path),
+        "sha256": file.sha256,
+        "lines": file.lines,
+        "image_root": file.root and str(file.root.resolve()),
+        "weight": file.weight,
+        "max_tiles": file.parts[0].max_tiles if file.parts else None,
+    }

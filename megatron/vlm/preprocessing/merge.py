@@ -1,0 +1,141 @@
+"""The last step of preprocessing: all parts of a job, in order, become one dataset folder, which appears at once."""
+
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.vlm.data.dataset import COLUMNS, ColumnWriter
+from megatron.vlm.data.manifest import SCHEMA_VERSION
+from megatron.vlm.data.rejects import RejectCount, reject_limit
+from megatron.vlm.preprocessing.job import Job
+from megatron.vlm.preprocessing.parts import Part
+from megatron.vlm.preprocessing.samples import open_recipe
+from megatron.vlm.preprocessing.shorten import WAYS
+from omnibal_ext.errors import UserError
+from omnibal_ext.files.checksums import checksums_of
+from omnibal_ext.reading.seal import sealed
+from omnibal_ext.sizes import Sizes
+
+
+@dataclass(slots=True)
+class _Joined:
+    """What was joined, beside the columns."""
+
+    tiles: list[NDArray[np.int32]] = field(default_factory=list)
+    tokens: list[NDArray[np.int64]] = field(default_factory=list)
+    supervised: list[NDArray[np.int64]] = field(default_factory=list)
+    lines: list[NDArray[np.int64]] = field(default_factory=list)
+    video_files: int = 0
+    shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(WAYS), np.int64))
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    rejects: RejectCount = field(default_factory=RejectCount)
+
+
+def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
+    """Join the parts into the dataset folder and return its manifest.
+
+    Raises `UserError` if more lines than `reject_limit` were rejected, or all of them; the parts are kept then.
+    """
+    for unfinished in job.work.glob("dataset.*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="dataset.", dir=job.work))
+    joined = _join_parts(job, folder)
+    rejected = folder / "rejected.jsonl"
+    if not any(source["samples"] for source in joined.sources):
+        raise UserError(f"no line of the input can be used: {joined.rejects.describe()}; all are in {rejected}")
+    joined.rejects.check(reject_limit(job.lines, max_rejects), job.lines, rejected)
+    sizes = Sizes.from_arrays(np.concatenate(joined.tiles), np.concatenate(joined.tokens))
+    columns = {"lines": np.concatenate(joined.lines), "supervised": np.concatenate(joined.supervised)}
+    sizes.save(folder / "sizes.npz", **columns)
+    checksums = checksums_of(folder, sorted(path.name for path in folder.iterdir()))
+    manifest = sealed({**_manifest(job, sizes, joined), "checksums": checksums})
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    folder.chmod(0o755)
+    folder.rename(job.output)
+    job.tidy()
+    return manifest
+
+
+def _join_parts(job: Job, folder: Path) -> _Joined:
+    """Append every part to the columns and rejects of `folder`; count the samples of each input file."""
+    writers = {name: ColumnWriter(folder, name) for name in COLUMNS}
+    joined = _Joined()
+    parts = (Part.load(job.part_path(number)) for number in range(len(job.sources)))
+    with (folder / "rejected.jsonl").open("wb") as rejected:
+        for file in job.inputs:
+            samples, rejected_before = 0, joined.rejects.total
+            for part in islice(parts, len(file.parts)):
+                _append(part, writers, joined)
+                rejected.write(part.rejected.tobytes())
+                samples += len(part.tiles)
+            rejects = joined.rejects.total - rejected_before
+            joined.sources.append(
+                {
+                    "file": str(file.path),
+                    "samples": samples,
+                    "rejected": rejects,
+                    "weight": file.weight,
+                    "path": str(file.path.resolve()),
+                    "image_root": file.root and str(file.root.resolve()),
+                }
+            )
+    for writer in writers.values():
+        writer.close()
+    return joined
+
+
+def _append(part: Part, writers: dict[str, ColumnWriter], joined: _Joined) -> None:
+    writers["tokens"].append(part.tokens, part.token_lengths)
+    writers["loss_mask"].append(part.loss_mask, part.token_lengths)
+    writers["images"].append(part.images, part.image_lengths)
+    joined.tiles.append(part.tiles)
+    joined.tokens.append(part.lengths)
+    joined.supervised.append(part.supervised)
+    joined.shortened += np.bincount(part.shortened, minlength=1 + len(WAYS))[1:]
+    joined.video_files += int(part.videos.sum())
+    joined.lines.append(part.lines)
+    joined.rejects.add(part.rejections())
+
+
+def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
+    recipe, maker = job.recipe, open_recipe(job.recipe)
+    tokenizer, digest = maker.tokenizer, job.identity["recipe"]["tokenizer"]
+    vocabulary = {"size": tokenizer.vocabulary_size, "sha256": tokenizer.vocabulary_hash()}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "samples": len(sizes),
+        "rejected": joined.rejects.total,
+        "rejected_by_reason": dict(sorted(joined.rejects.by_reason.items())),
+        "shortened": {way: int(count) for way, count in zip(WAYS, joined.shortened, strict=True) if count},
+        "sources": joined.sources,
+        "tiles": int(sizes.tiles.sum()),
+        "tokens": int(sizes.tokens.sum()),
+        "image_root": recipe.image_root and str(recipe.image_root.resolve()),
+        "tokenizer": {
+            "path": str(recipe.tokenizer.resolve()),
+            "sha256": digest,
+            "type": tokenizer.kind,
+            "vocabulary": vocabulary,
+        },
+        "vocab_size": tokenizer.vocab_size,
+        "special_tokens": maker.special_tokens,
+        "image_markup": recipe.markup,
+        "image_token_id": maker.image_token_id,
+        "video_token_id": maker.video_token_id,
+        "video_files": joined.video_files,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.token_id(maker.template.end_of_turn),
+        "chat_template": recipe.template,
+        "tile_size": recipe.tiling.tile_size,
+        "tokens_per_tile": recipe.tokens_per_tile,
+        "tiling": asdict(recipe.tiling),
+        "normalization": recipe.normalization,
+        "made_from": job.identity,
+    }

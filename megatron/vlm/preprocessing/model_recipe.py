@@ -1,0 +1,155 @@
+"""What a model says about its data: flags of preprocessing that it decides, and the tokenizer that it reads.
+
+A flag that is given counts, then what the files of the model's folder say, then the model's sizes and what is known of
+its family, then usage. What the model could not read otherwise (its tiles, their tokens, the words around an image) is
+no choice: a flag that contradicts it is refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from megatron.vlm.data.media.films import MOST_FRAMES_SEEN, RULES_OF_MARKUP
+from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, FRAMES, RULES
+from megatron.vlm.preprocessing.folder_files import Choice, folder_choices
+from megatron.vlm.preprocessing.samples import SampleMaker
+from megatron.vlm.preprocessing.tokenizer import load_tokenizer, model_tokenizer
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.huggingface import find_config
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.errors import UserError
+
+USUAL = {
+    "tiling": "internvl",
+    "tile-size": 448,
+    "tokens-per-tile": 256,
+    "normalize": "imagenet",
+    "image-markup": "internvl",
+    "min-tiles": 1,
+    "max-tiles": 12,
+    "thumbnail": True,
+}
+"""Where neither flag nor model says otherwise."""
+NATIVE_LIMITS = {"min-tiles": 16, "max-tiles": 5120, "thumbnail": False}
+"""Patches of an image, where the model's folder does not say: as transformers' processor, 56^2 to 1280 28^2 pixels."""
+STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-markup")
+"""What the weights were made for: a dataset of another kind is none for this model."""
+
+
+def needs(architecture: Architecture, folder: Path | None, with_template: bool = True) -> dict[str, Choice]:
+    """Flag of preprocessing -> the value that fits a model, and who says so; what nobody says is left out.
+
+    `folder` is the model's own, with processor and tokenizer, where there is one. Raises UserError naming a file and
+    field of it that cannot be honoured.
+    """
+    prompt, origin = architecture.prompt, "config.json" if folder else "the preset"
+    known = {
+        "tiling": prompt.tiling,
+        "tile-size": architecture.vision.image_size,
+        "tokens-per-tile": _tokens_per_tile(architecture),
+        "normalize": architecture.vision.pixels,
+        "image-markup": prompt.image_markup,
+        "chat-template": prompt.chat_template,
+    }
+    if architecture.vision.native:
+        known |= NATIVE_LIMITS | {"video": RULES_OF_MARKUP.get(prompt.image_markup)}
+    if RULES[prompt.tiling].cap:
+        known["max-tiles"] = len(ANYRES_MAX_GRIDS)
+    by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
+    # Where config.json says the template it is meant: InternVL's tokenizers came with others, LLaVA's processors with
+    # one that ends no turn. Qwen-VL's and Gemma's folders say it themselves.
+    named = prompt.chat_template is not None and prompt.image_markup not in (*RULES_OF_MARKUP, "gemma")
+    asks = with_template and not named
+    return by_model | (folder_choices(folder, architecture, asks) if folder else {})
+
+
+def _tokens_per_tile(architecture: Architecture) -> int | float:
+    tiles = architecture.least_tiles
+    return architecture.image_tokens(1) if tiles == 1 else architecture.image_tokens(tiles) / tiles
+
+
+def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Choice]:
+    """Every flag's value and who chose it: the user, else the model's folder, the model, or usage.
+
+    Raises UserError where a flag contradicts what the model can read, naming both values, or where nobody says one
+    that must be.
+    """
+    flags = {flag: Choice(value, f"--{flag}") for flag, value in given.items() if value is not None}
+    wanted = needs(preset(model), model_folder(model), "chat-template" not in flags) if model else {}
+    for flag in STRUCTURE:
+        if flag in flags and flag in wanted and not fits(flag, flags[flag].value, wanted[flag].value):
+            raise UserError(
+                f"--{flag} {flags[flag].value}, but model {model!r} needs {wanted[flag].value} "
+                f"({wanted[flag].origin}); leave --{flag} out"
+            )
+    settled = {flag: Choice(value, "usual") for flag, value in USUAL.items()} | wanted | flags
+    for flag in ("tokenizer-model", "chat-template"):
+        if flag not in settled:
+            who = f"model {model!r} does not say which" if model else "--model would say which"
+            raise UserError(f"--{flag} is missing, and {who}")
+    return settled
+
+
+def with_video(choices: dict[str, Choice], flags: Mapping[str, Any]) -> dict[str, Choice]:
+    """The same with fields of the rule for videos as flags say. Raises UserError where there is none to change."""
+    if not flags:
+        return choices
+    if "video" not in choices:
+        raise UserError("--video-fps and --video-max-frames are for models that see videos; name one with --model")
+    rule = replace(choices["video"].value, **flags)
+    if not FRAMES <= rule.max_frames <= MOST_FRAMES_SEEN:
+        raise UserError(f"--video-max-frames {rule.max_frames}: must be {FRAMES} to {MOST_FRAMES_SEEN}")
+    rule = replace(rule, min_frames=min(rule.min_frames, rule.max_frames))
+    return choices | {"video": Choice(rule, f"flags and {choices['video'].origin}")}
+
+
+def check_tokenizer(maker: SampleMaker, model: str) -> None:
+    """Refuse a tokenizer whose ids are not the model's.
+
+    Raises UserError naming tokenizer and model if ids reach behind its vocabulary, images have another token, or the
+    tokenizer in the model's folder has another vocabulary.
+    """
+    architecture, folder, ours = preset(model), model_folder(model), maker.tokenizer
+    path, words = maker.recipe.tokenizer, architecture.language.vocab_size
+    if ours.vocab_size > words:
+        last = max(maker.special_tokens, key=lambda token: maker.special_tokens[token])
+        raise UserError(
+            f"{path}: ids reach {ours.vocab_size - 1} ({last!r} is {maker.special_tokens[last]}), model {model!r} has "
+            f"{words} words; use the model's own tokenizer"
+        )
+    expected = architecture.prompt.image_token_id
+    if expected not in (None, maker.image_token_id):
+        raise UserError(
+            f"{path}: {maker.markup.context!r} is token {maker.image_token_id}, model {model!r} has it at {expected}; "
+            "use the model's own tokenizer"
+        )
+    own = model_tokenizer(folder) if folder else None
+    if own and (difference := tokenizer_difference(maker.special_tokens, ours.vocabulary_hash(), own)):
+        raise UserError(
+            f"{path}: not the tokenizer {own} of model {model!r}: {difference}; leave --tokenizer-model out"
+        )
+
+
+def tokenizer_difference(special_tokens: Mapping[str, int], vocabulary_hash: str, file: Path) -> str:
+    """In what the tokenizer of a file differs: from ids of special tokens, from a vocabulary by its hash; or ""."""
+    tokenizer = load_tokenizer(file, tuple(special_tokens))
+    for token, number in special_tokens.items():
+        if tokenizer.token_id(token) != number:
+            return f"{token} is {number}, not {tokenizer.token_id(token)}"
+    return "" if tokenizer.vocabulary_hash() == vocabulary_hash else "another vocabulary"
+
+
+def model_folder(model: str) -> Path | None:
+    """The Hugging Face folder that a model's name is, if it is one."""
+    found = find_config(Path(model))
+    return found.parent if found else None
+
+
+def fits(flag: str, given: Any, wanted: Any) -> bool:
+    """Whether a flag's value serves a model that needs `wanted`."""
+    if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
+        rules = [RULES[rule] for rule in (given, wanted) if rule in RULES]
+        kinds = [(rule.joins_tiles, rule.cap, rule.native, rule.starts) for rule in rules]
+        return len(kinds) == 2 and kinds[0] == kinds[1]
+    return bool(given == wanted)

@@ -1,0 +1,109 @@
+"""The unit of work of preprocessing: a part is a few hundred rows of an input file, prepared and saved as one file.
+
+A part's bytes depend on its rows and the recipe alone, and a part file appears whole or not at all. So it does not
+matter which process makes it, in which order, or how often a run was killed before: existing parts are kept, missing
+ones are made.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.vlm.data.formats.rows import PartSource, Row
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.preprocessing.inputs import ROWS
+from megatron.vlm.preprocessing.samples import Recipe, Sample, SampleMaker, open_recipe
+from megatron.vlm.preprocessing.shorten import WAYS
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.arrays import read_arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A prepared part: all samples end to end. N samples, T stored tokens, B bytes of image JSON."""
+
+    tokens: NDArray[np.int32]  # [T] one for each image
+    loss_mask: NDArray[np.uint8]  # [T]
+    images: NDArray[np.uint8]  # [B] JSON list of one sample after the other
+    token_lengths: NDArray[np.int64]  # [N]
+    image_lengths: NDArray[np.int64]  # [N]
+    tiles: NDArray[np.int32]  # [N]
+    lengths: NDArray[np.int64]  # [N] tokens that the language model reads
+    supervised: NDArray[np.int64]  # [N] tokens that are to be predicted
+    shortened: NDArray[np.uint8]  # [N] 0, or 1 + the number of the way in `shorten.WAYS`
+    videos: NDArray[np.int64]  # [N] video files
+    lines: NDArray[np.int64]  # [N] number of the line in the input file
+    rejected: NDArray[np.uint8]  # JSON lines
+
+    def save(self, path: Path) -> None:
+        """Write the part, whole or not at all."""
+        temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+        with temporary.open("wb") as file:
+            np.savez(file, **{name: getattr(self, name) for name in self.__slots__})
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Part":
+        """Read a part back. Raises UserError where it is damaged; removed, it is made again."""
+        remedy = "remove the file and start again"
+        part = cls(*read_arrays(path, cls.__slots__, remedy))
+        samples = {len(part.token_lengths), len(part.image_lengths), len(part.tiles), len(part.lines)}
+        sums = part.token_lengths.sum() != len(part.tokens) or part.image_lengths.sum() != len(part.images)
+        if len(samples) != 1 or sums or len(part.tokens) != len(part.loss_mask):
+            raise UserError(f"{path}: its columns do not go together; {remedy}")
+        return part
+
+    def rejections(self) -> list[dict[str, Any]]:
+        """The rejected lines: `file`, `line`, `reason`, `detail`."""
+        return [json.loads(line) for line in self.rejected.tobytes().splitlines()]
+
+
+def prepare_part(recipe: Recipe, source: PartSource) -> Part:
+    """Make the samples of a part; what cannot be used is rejected with file, line, reason and detail."""
+    maker = open_recipe(recipe)
+    samples: list[Sample] = []
+    lines: list[int] = []
+    rejected: list[dict[str, Any]] = []
+    for row in ROWS[source.format](source):
+        try:
+            samples.append(_make(maker, row, source))
+            lines.append(row.number)
+        except Rejected as verdict:
+            place = {"file": str(source.file), "line": row.number}
+            rejected.append({**place, "reason": verdict.reason, "detail": verdict.detail})
+    return _join(samples, lines, rejected)
+
+
+def _make(maker: SampleMaker, row: Row, source: PartSource) -> Sample:
+    try:
+        return maker.make(row, source)
+    except Rejected:
+        raise
+    except Exception as error:  # a fault of ours: say at which row, then let it end the run
+        error.add_note(f"while preparing {source.file}, line {row.number}")
+        raise
+
+
+def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[dict[str, Any]]) -> Part:
+    images = [json.dumps([asdict(image) for image in sample.images]).encode() for sample in samples]
+    return Part(
+        tokens=np.concatenate([np.zeros(0, np.int32), *(sample.tokens for sample in samples)]),
+        loss_mask=np.concatenate([np.zeros(0, np.uint8), *(sample.loss_mask for sample in samples)]),
+        images=np.frombuffer(b"".join(images), dtype=np.uint8),
+        token_lengths=np.array([len(sample.tokens) for sample in samples], dtype=np.int64),
+        image_lengths=np.array([len(text) for text in images], dtype=np.int64),
+        tiles=np.array([sample.tiles for sample in samples], dtype=np.int32),
+        lengths=np.array([sample.length for sample in samples], dtype=np.int64),
+        supervised=np.array([sample.loss_mask[1:].sum() for sample in samples], dtype=np.int64),
+        shortened=np.array([1 + WAYS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),
+        videos=np.array([sample.video_files for sample in samples], dtype=np.int64),
+        lines=np.array(lines, dtype=np.int64),
+        rejected=np.frombuffer("".join(json.dumps(row) + "\n" for row in rejected).encode(), dtype=np.uint8),
+    )

@@ -1,0 +1,170 @@
+"""Preprocessing from end to end: input files -> parts, by several processes -> one dataset folder.
+
+1. Cut the inputs into parts and hash them (`job`).
+2. Prepare every part that is not there yet (`parts`): here, or by the shards of a Slurm array.
+3. Join the parts in order into a dataset folder that appears at once under its final name (`merge`).
+
+One job at a time works on an output folder, from its first look to the end: a second one waits, and looks again.
+Killed at any moment and started again, it goes on where it was and ends with the same bytes.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, TypeVar
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.formats.rows import ROWS_PER_PART, PartSource
+from megatron.vlm.data.rejects import RejectCount, reject_limit
+from megatron.vlm.preprocessing.job import Job, Shard
+from megatron.vlm.preprocessing.merge import merge
+from megatron.vlm.preprocessing.parts import Part, prepare_part
+from megatron.vlm.preprocessing.samples import Recipe
+from omnibal_ext.console import track
+from omnibal_ext.errors import UserError
+from omnibal_ext.files.locks import working_on
+from omnibal_ext.lifeline import ending_with_us
+
+Value = TypeVar("Value")
+Rejections = list[dict[str, Any]]
+
+
+def preprocess(job: Job, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
+    """Write the job's dataset folder and return its manifest; a folder that the job wrote before is left alone.
+
+    Of such a folder the images are looked at again if they are to be decoded.
+
+    Raises `UserError` if the output folder holds something else, if more lines than `reject_limit` are unusable, or if
+    images of such a folder are not what they were.
+    """
+    with working_on(job.output):
+        done = _finished(job, max_rejects)
+        if done is not None:
+            job.tidy()
+            if job.recipe.decode_images:
+                check_images(ChatDataset(job.output, job.recipe.image_checksums), workers)
+            return done
+        _prepare(job, Shard(), workers, max_rejects)
+        return merge(job, max_rejects)
+
+
+def check_images(data: ChatDataset, workers: int = 1) -> None:
+    """Decode all images of a dataset, those with a CRC-32 held to it. Raises UserError naming the first at fault."""
+    starts = range(0, len(data), ROWS_PER_PART)
+    tasks = [(data, range(start, min(start + ROWS_PER_PART, len(data)))) for start in starts]
+    faults = [fault for found in track(_each(_faults, tasks, workers), "images", total=len(tasks)) for fault in found]
+    if faults:
+        raise UserError(
+            f"{len(faults)} of {len(data)} samples have images that cannot be used, first: {min(faults)[1]}"
+        )
+
+
+def _faults(data: ChatDataset, samples: range) -> list[tuple[int, str]]:
+    """The samples of which images changed or broke, and why."""
+    found = []
+    for sample in samples:
+        try:
+            data.tiles(sample)
+        except UserError as error:
+            found.append((sample, str(error)))
+    return found
+
+
+def preprocess_shard(job: Job, shard: Shard, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
+    """Prepare one shard's parts, for `merge_shards` to join; return its name and how many parts it has.
+
+    Shards work beside each other; who joins waits for them.
+    """
+    with working_on(job.output, alone=False):
+        if _finished(job, max_rejects) is None:
+            _prepare(job, shard, workers, max_rejects)
+    return {"shard": f"{shard.index}/{shard.count}", "parts": len(range(shard.index, len(job.sources), shard.count))}
+
+
+def merge_shards(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
+    """Join what the shards of a job have prepared; return the manifest. Raises `UserError` if parts are missing."""
+    with working_on(job.output):
+        done = _finished(job, max_rejects)
+        if done is not None:
+            job.tidy()
+            return done
+        _check_parts(job)
+        job.work.mkdir(parents=True, exist_ok=True)
+        return merge(job, max_rejects)
+
+
+def _check_parts(job: Job) -> None:
+    missing = job.missing()
+    if missing:
+        raise UserError(
+            f"{job.work}: {len(missing)} of {len(job.sources)} parts are missing, the first is {missing[0]}; "
+            "run the shards that did not end (part p is of shard p modulo n), with the same flags"
+        )
+
+
+def _finished(job: Job, max_rejects: int | None) -> dict[str, Any] | None:
+    """The manifest of a folder that this job wrote before, held to the limit of today."""
+    manifest = job.finished()
+    if manifest is not None:
+        rejected = job.output / "rejected.jsonl"
+        RejectCount.of_file(rejected).check(reject_limit(job.lines, max_rejects), job.lines, rejected)
+    return manifest
+
+
+def _prepare(job: Job, shard: Shard, workers: int, max_rejects: int | None) -> None:
+    """Make the parts of a shard that are not there.
+
+    Raises `UserError` once too many lines are rejected and they are most of those seen, as under a wrong image root:
+    then nobody waits for the last line.
+    """
+    job.work.mkdir(parents=True, exist_ok=True)
+    numbers, rejects, limit = job.missing(shard), RejectCount(), reject_limit(job.lines, max_rejects)
+
+    def lines() -> Iterator[int]:  # one step of the progress bar a line
+        seen = 0
+        for count, rejections in _prepared(job, numbers, workers):
+            rejects.add(rejections)
+            seen += count
+            if rejects.total > max(limit, seen // 2):
+                rejects.check(limit, seen, _list_rejects(job))
+            yield from range(count)
+
+    for _ in track(lines(), "preprocess", total=sum(job.sources[number].lines for number in numbers)):
+        pass
+
+
+def _list_rejects(job: Job) -> Path:
+    """Write down the rejects of all parts that are ready."""
+    path, missing = job.work / "rejected.jsonl", set(job.missing())
+    ready = (number for number in range(len(job.sources)) if number not in missing)
+    path.write_bytes(b"".join(Part.load(job.part_path(number)).rejected.tobytes() for number in ready))
+    return path
+
+
+def _prepared(job: Job, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Rejections]]:
+    """Prepare parts; yield the lines and the rejections of each when its file is there."""
+    tasks = [(job.recipe, job.sources[number], job.part_path(number)) for number in numbers]
+    yield from _each(_prepare_one, tasks, workers)
+
+
+def _each(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[Value]:
+    """What `work` makes of each task, in the order in which processes end them."""
+    if workers <= 1:
+        yield from (work(*task) for task in tasks)
+        return
+    # Forked: a fresh interpreter would spend seconds importing torch before its first line.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=ending_with_us()) as pool:
+        futures = [pool.submit(work, *task) for task in tasks]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, Rejections]:
+    part = prepare_part(recipe, source)
+    part.save(path)
+    return source.lines, part.rejections()

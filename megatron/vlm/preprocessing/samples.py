@@ -1,0 +1,230 @@
+"""A conversation and its images become a sample: token ids, loss mask, and how each image is cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.vlm.data.formats.places import embedded
+from megatron.vlm.data.formats.rows import PartSource, Place, Row
+from megatron.vlm.data.markup import IMAGE_MARK, MARKS, image_markup
+from megatron.vlm.data.media.anyres import feature_order
+from megatron.vlm.data.media.crc import crc_of
+from megatron.vlm.data.media.films import VideoRule, film_grid, film_of
+from megatron.vlm.data.media.images import MAX_PIXELS, image_size, path_below_root
+from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling
+from megatron.vlm.data.media.videos import read_frames, video_facts
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.data.templates import SYSTEM, Message, RenderedChat, chat_template, render_chat
+from megatron.vlm.preprocessing.chat import parse_conversation
+from megatron.vlm.preprocessing.record_media import VideoReference
+from megatron.vlm.preprocessing.shorten import Content, ImageFile, shorter
+from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, load_tokenizer
+from omnibal_ext.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that decides what a line becomes. Two runs with one recipe and one input write the same bytes."""
+
+    image_root: Path | None  # where image paths start from; None: at each input file's folder
+    tokenizer: Path
+    template: str
+    tiling: Tiling
+    tokens_per_tile: float = 256  # LLM tokens of one ViT tile; a part of one where tiles are patches
+    max_tokens: int | None = None  # longer samples are made shorter, or rejected
+    shorten: tuple[str, ...] = ()  # the ways of `shorten`, in the order in which they are tried
+    max_pixels: int = MAX_PIXELS
+    decode_images: bool = False  # read every pixel of every image, not headers only
+    image_checksums: bool = True  # and note the CRC-32 of every file
+    system_message: str | None = None  # for conversations that bring none; None is the template's, "" is none
+    normalization: str = "imagenet"  # of pixels, by name
+    markup: str = "internvl"  # how the text shows an image, by name
+    video: VideoRule | None = None  # how the model sees videos; None: it does not
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What is stored of a line."""
+
+    tokens: NDArray[np.int32]
+    """[T], one image token for each image, one video token for each place of a video."""
+    loss_mask: NDArray[np.uint8]
+    """[T], 1 = this token is to be predicted."""
+    images: tuple[TiledImage, ...]
+    length: int
+    """Tokens that the language model reads: as many for each image as it has features."""
+    shortened: str | None = None
+    """In which way it was made to fit."""
+
+    @property
+    def tiles(self) -> int:
+        """ViT tiles of all images together."""
+        return sum(image.tiles for image in self.images)
+
+    @property
+    def video_files(self) -> int:
+        """Those that a decoder of videos is needed for."""
+        return sum(image.film is not None and not image.film.files for image in self.images)
+
+
+class SampleMaker:
+    """A recipe with its tokenizer open. Raises UserError if parts of it do not go together."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.template, self.markup = chat_template(recipe.template), image_markup(recipe.markup)
+        special = (*self.template.tokens, *self.markup.tokens)
+        self.tokenizer = load_tokenizer(recipe.tokenizer, special)
+        self.special_tokens = {token: self.tokenizer.token_id(token) for token in special}
+        self.image_token_id = self.special_tokens[self.markup.context]
+        self.video_token_id = self.special_tokens[self.markup.video] if self.markup.video else None
+        # Of the markup's tokens people write some themselves: boxes and references.
+        of_tokenizer = self.tokenizer.reserved - {*self.markup.tokens, IMAGE_MARK}
+        self.reserved = tuple(dict.fromkeys((*self.template.tokens, *self.markup.reserved, *sorted(of_tokenizer))))
+        self.system = self.template.system if recipe.system_message is None else recipe.system_message
+        if recipe.video and not (self.markup.video and RULES[recipe.tiling.rule].native):
+            raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
+        if RULES[recipe.tiling.rule].native and "fewer-tiles" in recipe.shorten:
+            raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
+        if self.system and SYSTEM not in self.template.turns:
+            raise UserError(f"chat template {self.template.name!r} has no system turn; leave --system-message out")
+
+    def make(self, row: Row, source: PartSource | None = None) -> Sample:
+        """Check and prepare one row of `source`, which may have an image root and a limit of tiles of its own.
+
+        Raises `Rejected`: the row's own fault, the reasons of `parse_conversation` and `image_size`, path_outside_root,
+        remote_image, too_many_tokens; of videos those of `video_facts` and `film_of`, frames_differ.
+        """
+        if row.fault:
+            raise Rejected(*row.fault)
+        sees_videos = self.recipe.video is not None
+        conversation = parse_conversation(row.record, self.reserved, self.markup.gap, sees_videos)
+        messages = conversation.messages
+        if messages[0].role not in self.template.turns:
+            raise Rejected("bad_roles", f"chat template {self.template.name!r} has no {messages[0].role} turn")
+        if self.system and messages[0].role != SYSTEM:
+            messages = (Message(SYSTEM, self.system), *messages)
+        measured = (self._measure(reference, row, source) for reference in conversation.images)
+        filmed = (self._film(reference, row, source) for reference in conversation.videos)
+        marks = [mark for message in conversation.messages for mark in MARKS.findall(message.words)]
+        images = tuple(next(measured) if mark == IMAGE_MARK else next(filmed) for mark in marks)
+        tiling = self.recipe.tiling
+        if source and source.max_tiles:
+            tiling = replace(tiling, max_tiles=source.max_tiles)
+        content = Content(messages, images, tiling)
+        sample, limit = self._prepare(content), self.recipe.max_tokens
+        if limit is None or sample.length <= limit:
+            return sample
+        for way, form in shorter(content, self.recipe.shorten):
+            made = self._prepare(form)
+            if made.length <= limit:
+                return replace(made, shortened=way)
+        raise Rejected("too_many_tokens", f"{sample.length} tokens, limit {limit} (--max-tokens)")
+
+    def _measure(self, reference: str, row: Row, source: PartSource | None) -> ImageFile:
+        recipe = self.recipe
+        root = (source and source.root) or recipe.image_root or Path()
+        path, place = locate(reference, row, root)
+        file = source.file if source and place else root / path
+        size = image_size(file, recipe.max_pixels, recipe.decode_images, place)
+        return ImageFile(path, size, place, self._crcs([file], place))
+
+    def _crcs(self, files: Sequence[Path], place: Place, what: str = "image") -> tuple[int, ...]:
+        if not self.recipe.image_checksums:
+            return ()
+        try:
+            return tuple(crc_of(file, place) for file in files)
+        except (OSError, UserError, ValueError) as error:  # it was readable a moment ago
+            raise Rejected(f"unreadable_{what}", str(error)[:200]) from error
+
+    def _film(self, reference: VideoReference, row: Row, source: PartSource | None) -> TiledImage:
+        """A video as it will be seen: its frames are chosen here, which no image beside it changes."""
+        recipe = self.recipe
+        assert recipe.video is not None
+        if recipe.video.refused:
+            raise Rejected("unsupported_media", recipe.video.refused)
+        root = (source and source.root) or recipe.image_root or Path()
+        located = [locate(file, row, root, "video") for file in reference.files]
+        path, place = located[0]
+        if reference.times:
+            if any(place for _, place in located):
+                raise Rejected(
+                    "unsupported_media", "frames inside a file; a video inside it, or frames beside it, are read"
+                )
+            film = film_of(recipe.video, reference.times, reference.rate, [path for path, _ in located])
+            files = [root / file for file in film.files]
+            path, size = film.files[0], self._size_of_frames(files)
+        else:
+            file = source.file if source and place else root / path
+            facts = video_facts(file, place, recipe.max_pixels)
+            film, size = film_of(recipe.video, facts.times, facts.rate), facts.size
+            files = [file]
+            if recipe.decode_images:
+                _decode(file, place, film.frames)
+        columns, rows = film_grid(recipe.video, len(film.frames), size, recipe.tiling.tile_size)
+        return TiledImage(path, columns, rows, False, place=place, film=film, crcs=self._crcs(files, place, "video"))
+
+    def _size_of_frames(self, files: Sequence[Path]) -> tuple[int, int]:
+        sizes = {image_size(file, self.recipe.max_pixels, self.recipe.decode_images): file for file in files}
+        if len(sizes) > 1:
+            (one, first), (other, second) = list(sizes.items())[:2]
+            raise Rejected(
+                "frames_differ", f"{first}: {one[0]} x {one[1]} pixels, {second}: {other[0]} x {other[1]}; scale one"
+            )
+        return next(iter(sizes))
+
+    def _prepare(self, content: Content) -> Sample:
+        images = content.tiled()
+        videos = [image.film.times for image in images if image.film]
+        chat = render_chat(content.messages, self.template, self.markup, videos)
+        tokens, loss_mask = tokenize(chat, self.tokenizer)
+        rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
+        features = sum(len(feature_order(image, rule, per_tile)) for image in images)
+        places = sum(len(image.grids) for image in images)
+        return Sample(tokens, loss_mask, images, len(tokens) - places + features)
+
+
+def _decode(file: Path, place: Place, numbers: Sequence[int]) -> None:
+    try:
+        for _ in read_frames(file, place, numbers, strict=True):
+            pass
+    except Exception as error:  # a broken file makes FFmpeg raise nearly anything
+        raise Rejected("truncated_video", f"{file}: {str(error)[:200]}") from error
+
+
+def locate(reference: str, row: Row, root: Path, what: str = "image") -> tuple[str, Place]:
+    """The path below the root that a row's word for an image means; of an image inside the row, its name and place.
+
+    Raises `Rejected`: remote_image, unreadable_image (or those of a video), path_outside_root.
+    """
+    if reference in row.images:
+        return reference, row.images[reference]
+    if reference.startswith("data:"):
+        place = embedded(reference, row)
+        if place is None:
+            raise Rejected(
+                f"unreadable_{what}", f"{reference[:40]!r}... is no base64 that stands in the file unescaped"
+            )
+        return "", place
+    if reference.startswith(("http://", "https://")):
+        raise Rejected(f"remote_{what}", f"{reference[:200]!r}: nothing is downloaded; fetch it and name the file")
+    if reference.startswith("file://"):
+        path = reference.removeprefix("file://")
+        reference = path.removeprefix(f"{root.resolve()}/")
+    return path_below_root(reference), ()
+
+
+open_recipe = cache(SampleMaker)  # one tokenizer a process, however many parts it prepares
+
+
+def tokenize(chat: RenderedChat, tokenizer: ChatTokenizer) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """Token ids int32 [T] of a rendered chat, and its loss mask uint8 [T]: tokens that hold a trained character."""
+    encoding = tokenizer.encode(chat.text)
+    loss_mask = np.zeros(len(encoding.ids), dtype=np.uint8)
+    for start, end in chat.trained:
+        loss_mask[encoding.covers(start, end)] = 1
+    return encoding.ids, loss_mask

@@ -1,0 +1,61 @@
+"""When each rank of a pipeline starts to receive: early, yet so that nothing that waits can hang the schedule.
+
+A device synchronisation (a timer, the allocator, a module that is loaded late, CUDA_LAUNCH_BLOCKING) waits for every
+message that was posted, both ways. Posted too early, a receive waits for a sender who waits for us:
+
+    rank 0   F0 | F1 | post(gradient 0)  F2 ...      rank 1   post(F1) | F0 ...     each may wait for the other
+
+1. Play the schedule with a second for every action, and put all actions of all ranks in one order, by their ends.
+2. A tensor is sent right after the action that makes it. Its receiver posts it at the same place of that order: before
+   the first action of its own that comes later.
+
+Whatever stands before a place in the order needs only what stands before it. So all of it ends even if every rank waits
+at every step for all that it has posted: by induction over the order, no synchronisation anywhere can hang.
+"""
+
+from dataclasses import dataclass
+
+from omnibal_ext.schedules.actions import Action, Schedule, check_schedule, dependencies, taker
+from omnibal_ext.schedules.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Start receiving what `action` waits for from another rank."""
+
+    action: Action
+
+    @property
+    def kind(self) -> str:
+        """Of the action."""
+        return self.action.kind
+
+
+Postings = list[list[Action | Post]]
+"""Per rank its actions in the schedule's order, and before or between them the receives it posts."""
+
+
+def with_posts(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Postings:
+    """The schedule with its receives: each tensor that comes from another rank is posted once, before its action.
+
+    Without a placement every rank has one stage. Raises UserError as `check_schedule` does.
+    """
+    placement = placement or Placement.interleaved(len(schedule))
+    postings: Postings = [[] for _ in schedule]
+    for rank, action in _by_end(schedule, check_schedule(schedule, microbatches, placement), placement):
+        postings[rank].append(action)
+        receiver = taker(action, rank, placement)
+        if receiver is not None and receiver[0] != rank:
+            postings[receiver[0]].append(Post(receiver[1]))
+    return postings
+
+
+def _by_end(schedule: Schedule, order: list[tuple[int, int]], placement: Placement) -> list[tuple[int, Action]]:
+    """All (rank, action), by the second at which they end; `order` is any that respects what waits for what."""
+    clock = [0] * len(schedule)
+    ends: dict[tuple[int, Action], int] = {}
+    for rank, position in order:
+        action = schedule[rank][position]
+        arrivals = (ends[needed] for needed in dependencies(action, rank, placement))
+        clock[rank] = ends[rank, action] = max(clock[rank], *arrivals, 0) + 1
+    return sorted(ends, key=lambda place: (ends[place], place[0]))

@@ -1,0 +1,258 @@
+"""Plays any schedule with costs: step time, each rank's timeline, bubble, bytes held.
+
+    start(action)  = max(end of the action before it on its rank, arrival of what it waits for)
+    arrival        = end on the other rank + transfer; transfers overlap with work and do not queue
+    step           = last end of a rank + its reduction and optimizer step, the slowest rank counts
+
+Stages are numbered in the order the data flows; a `Placement` says on which rank each is. What one stage hands over to
+the next on its own rank takes no time. Everything is deterministic; the loop over actions is compiled.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+
+from omnibal_ext.schedules.actions import Action, Schedule, check_schedule
+from omnibal_ext.schedules.placement import Placement
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+FORWARD, BACKWARD, WEIGHT = 0, 1, 2
+_CODES = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A schedule laid flat in an order that respects every wait."""
+
+    placement: Placement
+    microbatches: int
+    split_backward: bool
+    steps: Ints
+    """int64 [5, actions]: rank, stage, kind (0 F, 1 B, 2 W), microbatch, the other rank's action waited for or -1."""
+
+    @property
+    def ranks(self) -> int:
+        """Of the pipeline."""
+        return self.placement.ranks
+
+    @property
+    def stages(self) -> int:
+        """Of all ranks."""
+        return self.placement.stages
+
+    def action(self, index: int) -> Action:
+        """The schedule's action at an index of this program."""
+        _, stage, kind, microbatch, _ = self.steps[:, index].tolist()
+        return Action("FBW"[kind], microbatch, self.placement.rank_and_chunk(stage)[1])
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Costs of every global stage for every microbatch: float64 [stages, microbatches], or [stages] where said."""
+
+    forward: Floats
+    backward: Floats
+    """Recomputation and weight gradients included."""
+    weight: Floats
+    """The part of `backward` that W does where the schedule splits it."""
+    transfer: Floats
+    """Carrying the stage's output to the next stage, and its gradient back; the last stage's is not used."""
+    kept: Floats
+    """Bytes held from a microbatch's forward to the end of its B."""
+    late: Floats
+    """Bytes held from then to the end of its W, where the schedule splits the backward."""
+    transient: Floats
+    """Bytes on top while its backward recomputes."""
+    fixed_bytes: Floats
+    """[stages] Weights, gradients, optimizer state."""
+    step: Floats
+    """[stages] Seconds once an iteration: data-parallel reduction and optimizer step."""
+
+    @classmethod
+    def uniform(cls, microbatches: int, forward: ArrayLike, backward: ArrayLike, **others: ArrayLike) -> "StageCosts":
+        """Equal microbatches: every argument is [stages]; `weight` is half of `backward` unless given, the rest 0."""
+        stages = np.atleast_1d(np.asarray(forward, dtype=np.float64)).size
+        given: dict[str, Any] = {"forward": forward, "backward": backward}
+        given["weight"] = np.asarray(backward, dtype=np.float64) / 2
+        given |= dict.fromkeys(("transfer", "kept", "transient", "fixed_bytes", "step"), 0.0)
+        given["late"] = others.get("kept", 0.0)
+        given |= others
+        per_stage = {name: np.broadcast_to(np.asarray(v, dtype=np.float64), stages) for name, v in given.items()}
+        return cls(
+            **{
+                name: value.copy() if name in ("fixed_bytes", "step") else np.tile(value[:, None], microbatches)
+                for name, value in per_stage.items()
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What happened when a program was played."""
+
+    program: Program
+    start: Floats
+    """[actions] Seconds, in the program's order."""
+    end: Floats
+    step_seconds: float
+    busy_seconds: Floats
+    """[ranks] Work of each rank, the once-an-iteration part left out."""
+    peak_bytes: Floats
+    """[ranks] Weights and the most that was held at once."""
+    bytes_after: Floats
+    """[actions] Bytes on the action's rank when it has ended."""
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Share of all ranks' time, from first start to last end of work, in which they wait."""
+        span = float(self.end.max())
+        return 1.0 - float(self.busy_seconds.sum()) / (span * self.program.ranks) if span else 0.0
+
+    def timeline(self, rank: int) -> list[tuple[Action, float, float]]:
+        """(action, start, end) of a rank, in the order it runs."""
+        indices = np.flatnonzero(self.program.steps[0] == rank).tolist()
+        return [(self.program.action(i), float(self.start[i]), float(self.end[i])) for i in indices]
+
+    def memory_timeline(self, rank: int) -> list[tuple[float, float]]:
+        """(seconds, bytes held from then on) of a rank."""
+        indices = np.flatnonzero(self.program.steps[0] == rank).tolist()
+        return [(float(self.end[i]), float(self.bytes_after[i])) for i in indices]
+
+
+def compile_schedule(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Program:
+    """Lay a schedule flat; without a placement every rank has one stage.
+
+    Raises UserError, naming rank and action, if it loses work or would deadlock.
+    """
+    placement = placement or Placement.interleaved(len(schedule))
+    stages, chunks = placement.stages, placement.chunks
+    fields = [(_CODES[a.kind], a.chunk, a.microbatch, r) for r, actions in enumerate(schedule) for a in actions]
+    listed = np.array(fields, dtype=np.int64).reshape(-1, 4).T.copy()
+    lengths = np.array([len(actions) for actions in schedule], dtype=np.int64)
+    split = any(action.kind == "W" for actions in schedule for action in actions)
+    expected = stages * microbatches * (3 if split else 2)
+    limits = np.array([[3], [chunks], [microbatches], [len(schedule)]])
+    sound = listed.shape[1] == expected and bool(((listed >= 0) & (listed < limits)).all())
+    order = np.empty(0, dtype=np.int64)
+    if sound:
+        listed[1] = np.array(placement.stages_of)[listed[3], listed[1]]
+        order, waits_for = _flatten(listed[:3], lengths, np.array(placement.ranks_of), microbatches)
+    if order.size < expected:
+        check_schedule(schedule, microbatches, placement)
+        raise AssertionError("check_schedule accepts what could not be laid flat")
+    kind, stage, microbatch, rank = listed[:, order]
+    return Program(placement, microbatches, split, np.stack([rank, stage, kind, microbatch, waits_for]))
+
+
+def simulate(program: Program, costs: StageCosts) -> Simulation:
+    """Play a program. Costs must be [program.stages, program.microbatches]."""
+    ranks = program.ranks
+    start, end, last, busy = _play(program.steps, ranks, _seconds(program, costs), costs.transfer)
+    late = costs.late if program.split_backward else np.zeros_like(costs.kept)
+    peak, after = _hold(program.steps, ranks, costs.kept, late, costs.transient)
+    fixed = program.placement.by_rank(costs.fixed_bytes)
+    step = float((last + program.placement.by_rank(costs.step)).max())
+    return Simulation(program, start, end, step, busy, peak + fixed, after + fixed[program.steps[0]])
+
+
+def step_seconds(program: Program, costs: StageCosts) -> float:
+    """Only the step time of `simulate`, for searches that play many layouts."""
+    last = _play(program.steps, program.ranks, _seconds(program, costs), costs.transfer)[2]
+    return float((last + program.placement.by_rank(costs.step)).max())
+
+
+def _seconds(program: Program, costs: StageCosts) -> Floats:
+    """float64 [3, stages, microbatches]: what F, B and W take."""
+    backward = costs.backward - costs.weight if program.split_backward else costs.backward
+    return np.stack([costs.forward, backward, costs.weight])
+
+
+@njit(cache=True)
+def _flatten(
+    listed: Ints, lengths: Ints, ranks_of: Ints, microbatches: int
+) -> tuple[Ints, Ints]:  # pragma: no cover - compiled
+    """Run every rank as far as it can, round and round; returns the order found (short if stuck) and the waits.
+
+    `listed` int64 [3, actions] has kind, stage and microbatch, rank after rank, `lengths` actions each. Action number
+    order[i] is the i-th, and waits for the order[waits_for[i]] of another rank (-1: for none).
+    """
+    stages = ranks_of.size
+    first = np.zeros(lengths.size + 1, dtype=np.int64)
+    first[1:] = np.cumsum(lengths)
+    at = first[:-1].copy()
+    done = np.full((3, stages, microbatches), -1, dtype=np.int64)
+    order = np.empty(listed.shape[1], dtype=np.int64)
+    waits_for = np.full(listed.shape[1], -1, dtype=np.int64)
+    count, moved = 0, True
+    while moved:
+        moved = False
+        for rank in range(lengths.size):
+            while at[rank] < first[rank + 1]:
+                kind, stage, microbatch = listed[:, at[rank]]
+                needed, source = -1, stage - 1 if kind == FORWARD else stage + 1
+                if kind != WEIGHT and 0 <= source < stages:
+                    needed = done[kind, source, microbatch]
+                    if needed < 0:
+                        break
+                    if ranks_of[source] == rank:
+                        needed = -1
+                if kind > 0 and done[kind - 1, stage, microbatch] < 0:
+                    break
+                if done[kind, stage, microbatch] >= 0:
+                    return order[:count], waits_for[:count]
+                done[kind, stage, microbatch] = count
+                order[count], waits_for[count] = at[rank], needed
+                count += 1
+                at[rank] += 1
+                moved = True
+    return order[:count], waits_for[:count]
+
+
+@njit(cache=True)
+def _play(
+    steps: Ints, ranks: int, seconds: Floats, transfer: Floats
+) -> tuple[Floats, Floats, Floats, Floats]:  # pragma: no cover - compiled
+    """(start, end) of every action; (last end, work) of every rank."""
+    count = steps.shape[1]
+    start = np.empty(count)
+    end = np.empty(count)
+    clock = np.zeros(ranks)
+    busy = np.zeros(ranks)
+    for i in range(count):
+        rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
+        begin = clock[rank]
+        if steps[4, i] >= 0:
+            link = stage - 1 if kind == FORWARD else stage
+            begin = max(begin, end[steps[4, i]] + transfer[link, microbatch])
+        work = seconds[kind, stage, microbatch]
+        start[i] = begin
+        end[i] = begin + work
+        clock[rank] = begin + work
+        busy[rank] += work
+    return start, end, clock, busy
+
+
+@njit(cache=True)
+def _hold(
+    steps: Ints, ranks: int, kept: Floats, late: Floats, transient: Floats
+) -> tuple[Floats, Floats]:  # pragma: no cover - compiled
+    """(peak of every rank, held after every action): F takes, B gives back all but what W needs."""
+    held = np.zeros(ranks)
+    peak = np.zeros(ranks)
+    after = np.empty(steps.shape[1])
+    for i in range(steps.shape[1]):
+        rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
+        if kind == FORWARD:
+            held[rank] += kept[stage, microbatch]
+        elif kind == BACKWARD:
+            peak[rank] = max(peak[rank], held[rank] + transient[stage, microbatch])
+            held[rank] += late[stage, microbatch] - kept[stage, microbatch]
+        else:
+            held[rank] -= late[stage, microbatch]
+        peak[rank] = max(peak[rank], held[rank])
+        after[i] = held[rank]
+    return peak, after

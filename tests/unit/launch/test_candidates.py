@@ -1,0 +1,73 @@
+"""The measured last word: a trial leaves nothing behind, the fastest layout is kept, all figures are recorded."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.launch.candidates import Trial, keep_fastest, layouts, measured_seconds, trial_flags
+from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.search import find_layouts, make_plan
+from omnibal_ext.plan import Plan
+from tests.unit.layout.instances import make_profile
+
+
+@pytest.fixture
+def plan() -> Plan:
+    problem = LayoutProblem(make_profile(4, 4), ranks=2, microbatches=4)
+    return make_plan(problem, find_layouts(problem, "bmp", radius=2), "bmp")
+
+
+def test_the_best_layouts_are_tried_and_never_more_than_there_are(plan: Plan) -> None:
+    assert [p.stages for p in layouts(plan, 3)] == [plan.stages, plan.alternative(0).stages, plan.alternative(1).stages]
+    assert len(layouts(plan, 99)) == 1 + len(plan.alternatives)
+
+
+def test_the_fastest_that_ran_is_kept_with_all_figures(plan: Plan, tmp_path: Path) -> None:
+    first, second, third = layouts(plan, 3)
+    best = keep_fastest([Trial(first, 2.0), Trial(second, 1.5), Trial(third, None)])
+    assert best.stages == second.stages
+    assert best.predicted["stage_seconds"] == second.predicted["stage_seconds"]
+    assert [trial["measured_step_seconds"] for trial in best.trials] == [2.0, 1.5, None]
+    assert [trial["predicted_step_seconds"] for trial in best.trials] == [
+        p.predicted["step_seconds"] for p in (first, second, third)
+    ]
+    assert [trial["kept"] for trial in best.trials] == [False, True, False]
+    best.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == best
+    with pytest.raises(UserError, match="none of 2 layouts ran 3 steps"):
+        keep_fastest([Trial(first, None), Trial(second, None)])
+
+
+def test_a_trial_saves_and_loads_nothing_and_stops() -> None:
+    words = ["--lr", "1e-3", "--save", "here", "--save-interval", "9", "--freeze", "vit", "llm", "--load=it", "--bf16"]
+    kept = ["--lr", "1e-3", "--freeze", "vit", "llm", "--bf16"]
+    words += ["--from", "weights", "--finetune", "--wandb-project", "p", "--eval-packs", "held-out"]
+    assert trial_flags(words) == [*kept, "--from-scratch", "--log-interval", "1", "--exit-interval", "3"]
+
+
+def test_the_first_step_warms_up(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    assert measured_seconds(metrics) is None
+    lines = [{"iteration": number, "seconds": s} for number, s in enumerate((9.0, 2.0, 4.0), start=1)]
+    lines.insert(1, {"iteration": 1, "evaluation": {"seconds": 100.0}})
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert measured_seconds(metrics) == 3.0
+    metrics.write_text(json.dumps({"iteration": 1, "seconds": 1.0}) + "\n")
+    assert measured_seconds(metrics) is None
+
+
+def test_layouts_without_next_best_are_one(plan: Plan) -> None:
+    assert layouts(replace(plan, alternatives=()), 4) == [replace(plan, alternatives=())]
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_layout_counts_when_all_steps_of_its_trial_ran(steps: int, tmp_path: Path) -> None:
+    """One that died in its last step does not; steps behind the trial's own are none of it."""
+    seconds = (9.0, 2.0, 4.0, 70.0)[:steps]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"iteration": number, "seconds": s}) + "\n" for number, s in enumerate(seconds, start=1))
+    )
+    assert measured_seconds(tmp_path / "metrics.jsonl") == (3.0 if steps >= 3 else None)

@@ -1,0 +1,418 @@
+"""What goes wrong in an iteration changes nothing else: broken samples weigh nothing, steps not finite are left out."""
+
+import gc
+import time
+import types
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.enums import ModelType
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.utils import get_model_config
+from PIL import Image
+
+from megatron.vlm import pretrain
+from megatron.vlm.data.loader import Packs
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.monitoring import mishaps
+from megatron.vlm.monitoring.journal import Journal
+from megatron.vlm.monitoring.meters import TrainingMeter
+from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps
+from megatron.vlm.monitoring.stage_meter import StageMeter
+from megatron.vlm.pretrain import Trainer
+from omnibal_ext.errors import UserError
+from omnibal_ext.run_metrics import training_intervals
+from omnibal_ext.schedules.actions import Action
+from tests.distributed import harness
+from tests.distributed.harness import get_model
+from tests.unit.alone import megatron_alone
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[tuple[Trainer, Any]]:
+    with megatron_alone("small") as inputs, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain.Trainer, "sources", staticmethod(lambda _: ("made up",)))
+        trainer = Trainer(inputs)
+        model = get_model(trainer.model, ModelType.encoder_or_decoder)
+        get_model_config(model[0]).finalize_model_grads_func = finalize_model_grads
+        yield trainer, model
+
+
+@pytest.fixture
+def case(trained: tuple[Trainer, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Trainer, Any, list[str]]:
+    """A trainer without memory of other tests, its model, and what is said."""
+    trainer, model = trained
+    said: list[str] = []
+    monkeypatch.setattr(mishaps, "print_rank_0", said.append)
+    monkeypatch.setattr(trainer, "bad_samples", {True: BadSamples("data", 2), False: BadSamples("held out", 2)})
+    monkeypatch.setattr(trainer, "bad_steps", BadSteps(2, trainer.hosts))
+    trainer.meter.tally = pretrain.Tally(1)
+    return trainer, model, said
+
+
+class Written(list[Microbatch]):
+    """A dataset of packs that are there already."""
+
+    reads_images = False
+
+
+def packs() -> list[Microbatch]:
+    """Four packs that know their numbers and samples."""
+    found = [pack for pack in harness.sample_packs() if pack.samples > 1][:4]
+    return [replace(pack, pack=number, sample_ids=tuple(range(10 * number, 10 * number + pack.samples)))
+            for number, pack in enumerate(found)]  # fmt: skip
+
+
+def run(
+    trainer: Trainer, model: Any, batches: list[Microbatch], training: bool = True, iteration: int = 7
+) -> torch.Tensor:
+    """An iteration as Megatron's loop starts it; its gradients."""
+    for module in model:
+        module.zero_grad_buffer()
+    source = Packs(Written(batches), range(len(batches)))  # type: ignore[arg-type]
+    trainer.packs[training] = [source]
+    arguments = {"model": model, "num_microbatches": len(batches), "forward_step_func": trainer.forward_step}
+    trainer._soundly({**arguments, "data_iterator": source}, training, iteration)
+    return torch.cat([buffer.grad_data.clone() for buffer in model[0].buffers])
+
+
+def optimizer_of(trainer: Trainer, model: Any, lr: float = 0.0, **settings: Any) -> Any:
+    """As Megatron makes it, with what the trainer installs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mishaps.training, "get_megatron_optimizer", get_megatron_optimizer)
+        trainer.bad_steps.install(trainer.trained)
+        config = OptimizerConfig(lr=lr, params_dtype=torch.float32, clip_grad=0.0, **settings)
+        return mishaps.training.get_megatron_optimizer(config, model)
+
+
+def by_hand(batch: Microbatch, segment: int) -> Microbatch:
+    """The pack with no token of a segment counted."""
+    start = sum(batch.lengths[:segment])
+    mask = batch.loss_mask.clone()
+    mask[start : start + batch.lengths[segment]] = 0
+    return replace(batch, loss_mask=mask)
+
+
+def test_a_broken_sample_balances_no_router() -> None:
+    """Its tokens to be predicted are those of no sample, on stages that know no labels too."""
+    bad = BadSamples("data", 2, known={21: "cannot be decoded"})
+    pack = replace(packs()[2], loss_mask=None, segment_ids=None)
+    assert pack.targets is not None
+    wanted = pack.targets.clone()
+    assert wanted[1] > 0
+    wanted[1] = 0
+    assert torch.equal(bad.silence(pack).targets, wanted)
+    assert bad.silence(replace(pack, sample_ids=(1,) * pack.samples)) is not None
+
+
+def test_a_broken_sample_weighs_nothing_is_named_once_and_counted(case: tuple[Trainer, Any, list[str]]) -> None:
+    trainer, model, said = case
+    whole = packs()
+    broken = [*whole[:2], replace(whole[2], broken=((21, "x.png: cannot be decoded"),)), whole[3]]
+    expected = run(trainer, model, [*whole[:2], by_hand(whole[2], 1), whole[3]])
+    sizes = list(trainer.meter.tally.sizes)
+    trainer.meter.tally = pretrain.Tally(1)
+    assert not torch.equal(expected, run(trainer, model, whole))
+    trainer.meter.tally = pretrain.Tally(1)
+    found = run(trainer, model, broken)
+    assert torch.equal(found, expected)
+    assert trainer.meter.tally.sizes == sizes  # what was run again counts once
+    assert said == ["warning: x.png: cannot be decoded: it weighs nothing from now on (1 of 2 such samples)"]
+    assert torch.equal(run(trainer, model, broken), expected)  # it is known: nothing is said or run again
+    assert len(said) == 1
+    assert torch.equal(run(trainer, model, [replace(pack, broken=()) for pack in broken]), expected)
+
+
+def test_more_broken_samples_than_may_be_end_the_run(case: tuple[Trainer, Any, list[str]]) -> None:
+    trainer, model, _ = case
+    first, *rest = packs()
+    many = tuple((sample, f"{sample}.png: gone") for sample in (0, 1))
+    run(trainer, model, [replace(first, broken=many), *rest])
+    with pytest.raises(UserError, match=r"3 samples of data .* limit 2: 30.png: gone; .*--max-bad-samples"):
+        run(trainer, model, [first, *rest[:2], replace(rest[2], broken=((30, "30.png: gone"),))])
+
+
+def test_an_evaluation_leaves_broken_samples_out_too(case: tuple[Trainer, Any, list[str]]) -> None:
+    trainer, model, _ = case
+    whole = packs()[:2]
+    losses = []
+    for batches in ([by_hand(whole[0], 0), whole[1]], [replace(whole[0], broken=((0, "gone"),)), whole[1]]):
+        model[0].eval()
+        trainer.evaluation.tally = pretrain.Tally(1)
+        source = Packs(Written(batches), range(2))  # type: ignore[arg-type]
+        trainer.packs[False] = [source]
+        arguments = {"model": model, "num_microbatches": 2, "forward_step_func": trainer.forward_step}
+        trainer._soundly({**arguments, "data_iterator": source, "forward_only": True}, False, 0)
+        losses.append(trainer.evaluation.tally.losses.clone())
+        model[0].train()
+    assert torch.equal(*losses)
+
+
+def test_a_step_that_is_not_finite_is_left_out_named_and_limited(
+    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, model, said = case
+    optimizer, tallies = optimizer_of(trainer, model, 1e-2), []
+    monkeypatch.setattr(trainer.meter, "end_iteration", lambda *_: tallies.append(trainer.meter.tally))
+    whole = packs()
+    pixels = whole[1].pixels.clone() if whole[1].pixels is not None and whole[1].tiles else None
+    assert pixels is not None, "the pack must have tiles"
+    pixels[0] = float("nan")
+    bad = [whole[0], replace(whole[1], pixels=pixels), *whole[2:]]
+
+    def steps(batches: list[Microbatch]) -> bool:
+        before = [weight.detach().clone() for weight in model[0].parameters()]
+        run(trainer, model, batches)
+        done, _, _ = optimizer.step()
+        same = all(torch.equal(weight, kept) for weight, kept in zip(model[0].parameters(), before, strict=True))
+        assert same == (not done)
+        return bool(done)
+
+    samples = ", ".join(map(str, whole[1].sample_ids))
+    assert steps(whole)
+    assert not steps(bad)
+    assert tallies[-1].losses.isfinite().all()
+    place = f"microbatch 1 of data-parallel rank 0 (pack 1, samples {samples}): the step is left out (1 in a row, 1 "
+    assert f"iteration 7: the loss is not finite in {place}" in said[0]
+    assert steps(whole)  # and those in a row are counted anew
+    assert not steps(bad)
+    assert not steps(bad)
+    with pytest.raises(UserError, match=r"pack 1, .*3 steps in a row were not finite, limit 2 \(--max-bad-steps\)"):
+        steps(bad)
+
+
+def test_a_loss_that_is_not_finite_is_seen_where_its_gradients_are(
+    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A label of no chance at all: its loss is infinite, its gradient is not."""
+    trainer, model, said = case
+    optimizer, weighted = optimizer_of(trainer, model), pretrain.weighted_loss
+
+    def infinite(*losses: torch.Tensor) -> Any:
+        total, normaliser, record = weighted(*losses)
+        return total + float("inf"), normaliser, record
+
+    monkeypatch.setattr(pretrain, "weighted_loss", infinite)
+    run(trainer, model, packs())
+    assert not optimizer.step()[0]
+    assert "the loss is not finite in microbatch 0 of data-parallel rank 0" in said[0]
+
+
+@pytest.mark.parametrize("at", ["gradient", "loss"])
+def test_gradients_that_overflow_alone_are_seen(
+    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Under a loss scale they are the scaler's affair, but not where the loss was not finite before."""
+    trainer, model, said = case
+    execute, optimizer = trainer.executor, optimizer_of(trainer, model)
+
+    def overflowing(**arguments: Any) -> list[Any]:
+        records = execute(**arguments)
+        model[0].buffers[0].grad_data[3] = float("inf")
+        return records
+
+    monkeypatch.setattr(trainer, "executor", overflowing)
+    whole = packs()
+    assert whole[1].pixels is not None
+    whole[1].pixels[:] *= float("nan") if at == "loss" else 1.0
+    run(trainer, model, whole)
+    assert not optimizer.step()[0]
+    assert ("gradients are not finite, though all losses are" in said[0]) == (at == "gradient")
+    said.clear()
+    scaled = types.SimpleNamespace(prepare_grads=lambda: True, get_grad_norm=lambda: 1 / 0,  # fp16: it overflowed
+                                   get_loss_scale=lambda: torch.tensor([2.0]), config=dynamic(1.0))  # fmt: skip
+    trainer.bad_steps.watch(scaled, trainer.trained)
+    run(trainer, model, whole)
+    assert scaled.prepare_grads()
+    assert bool(said) == (at == "loss")
+
+
+def dynamic(least: float) -> OptimizerConfig:
+    return OptimizerConfig(fp16=True, min_loss_scale=least)
+
+
+@pytest.mark.parametrize(
+    ("config", "falls", "remedy"),
+    [(OptimizerConfig(fp16=True, loss_scale=0.1), 0, "--loss-scale"), (dynamic(0.1), 2, "--min-loss-scale")],
+    ids=["constant", "dynamic"],
+)
+def test_steps_that_the_scaler_leaves_out_are_counted_and_limited_once_it_cannot_help(
+    case: tuple[Trainer, Any, list[str]], config: OptimizerConfig, falls: int, remedy: str
+) -> None:
+    """0.1 is not the same number in single precision, in which the scale is kept."""
+    trainer, model, said = case
+    scales = [torch.tensor([0.1 * 2**fall]) for fall in range(falls, -1, -1)]
+    overflows = iter([True] * (falls + 2) + [False] + [True] * 3)
+
+    def prepare() -> bool:
+        overflow = next(overflows)
+        if overflow and len(scales) > 1:
+            scales.pop(0)
+        return overflow
+
+    optimizer = types.SimpleNamespace(
+        prepare_grads=prepare, get_grad_norm=lambda: 1.0, get_loss_scale=lambda: scales[0], config=config
+    )
+    trainer.bad_steps.watch(optimizer, trainer.trained)
+    for fall in range(falls):
+        run(trainer, model, packs(), iteration=fall + 1)
+        assert optimizer.prepare_grads()
+    assert (said, trainer.bad_steps.total, trainer.bad_steps.in_a_row) == ([], falls, 0)
+    for left_out in range(2):
+        run(trainer, model, packs(), iteration=falls + left_out + 1)
+        assert optimizer.prepare_grads()
+    assert len(said) == 2
+    assert said[1].startswith(
+        f"warning: iteration {falls + 2}: gradients overflow under a loss scale of 0.1, which falls"
+    )
+    assert f"(2 in a row, {falls + 2} since the start)" in said[1]
+    assert not optimizer.prepare_grads()
+    assert optimizer.prepare_grads()
+    assert optimizer.prepare_grads()
+    with pytest.raises(
+        UserError, match=rf"3 steps in a row were not finite, limit 2 \(--max-bad-steps\): lower {remedy}"
+    ):
+        optimizer.prepare_grads()
+
+
+def test_an_iteration_lets_its_packs_go(case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pixels of all of its microbatches would not fit beside the activations that are planned."""
+    trainer, model, _ = case
+    seen: list[weakref.ref[Microbatch]] = []
+    monkeypatch.setattr(trainer.recorder, "saw", lambda batch: seen.append(weakref.ref(batch)))
+    run(trainer, model, packs())
+    gc.collect()
+    assert [pack() for pack in seen] == [None] * 4
+
+
+def test_hosts_and_megatron_alone_are_asked_whether_a_step_is_sound(
+    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one number that is read of an iteration is the norm of its gradients, which is taken once."""
+    trainer, model, _ = case
+    optimizer, norms = optimizer_of(trainer, model), []
+    (inner,) = optimizer.chained_optimizers
+    norm = inner.get_grad_norm
+    monkeypatch.setattr(inner, "get_grad_norm", lambda: norms.append(norm()) or norms[-1])
+    run(trainer, model, packs())
+    done, found, _ = optimizer.step()
+    assert done
+    assert norms == [found]
+
+
+@pytest.mark.parametrize("what", ["vanished", "is another one"])
+def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path, what: str) -> None:
+    from megatron.vlm.data.dataset import ChatDataset
+    from megatron.vlm.data.loader import Needs, PackDataset
+    from megatron.vlm.data.media.tiles import Tiling
+    from megatron.vlm.preprocessing.demo import make_demo_data
+    from megatron.vlm.preprocessing.job import open_job
+    from megatron.vlm.preprocessing.preprocess import preprocess
+    from megatron.vlm.preprocessing.samples import Recipe
+    from omnibal_ext.packing.build import build_index
+    from omnibal_ext.packing.corpus import Corpus
+    from omnibal_ext.packing.options import PackOptions
+
+    make_demo_data(tmp_path, samples=12, heldout_samples=1, seed=3)
+    recipe = Recipe(tmp_path, tmp_path / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), 4)
+    preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "data"))
+    data = ChatDataset(tmp_path / "data")
+    options, built_from = PackOptions(vit_budget=200, llm_budget=2000), {"data": {"manifest": data.manifest}}
+    index = build_index(Corpus.of_dataset(data.folder), tmp_path / "packs", options, built_from)[0]
+    dataset = PackDataset(data, index, Needs(pixels=True, tokens=True, labels=True))
+    whole = dataset[0]
+    sample = next(sample for sample in whole.sample_ids if data.sizes.tiles[sample])
+    path = tmp_path / data.images(sample)[0].path
+    if what == "vanished":
+        path.unlink()
+    else:
+        with Image.open(path) as image:
+            Image.new("RGB", image.size, "red").save(path)
+    broken = dataset[0]
+    assert broken.pixels is not None
+    assert whole.pixels is not None
+    assert broken.pixels.shape == whole.pixels.shape
+    assert [number for number, _ in broken.broken] == [sample]
+    assert data.images(sample)[0].path in broken.broken[0][1]
+    assert ("is not what was preprocessed" in broken.broken[0][1]) == (what != "vanished")
+    changed = (broken.pixels != whole.pixels).flatten(1).any(1)
+    assert int(changed.sum()) <= int(data.sizes.tiles[sample])
+    assert not broken.pixels[changed].any()
+
+
+@pytest.fixture
+def metered(case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file to which the trainer's meters write an interval an iteration."""
+    trainer, path = case[0], tmp_path / "metrics.jsonl"
+    meter = TrainingMeter(("made up",), 1, Journal(str(path)))
+    meter.start(None, 0, 1.0)
+    monkeypatch.setattr(trainer, "meter", meter)
+    monkeypatch.setattr(trainer, "stages", StageMeter(trainer.plan))
+    return path
+
+
+def test_what_went_wrong_stands_in_the_metrics(
+    case: tuple[Trainer, Any, list[str]], metered: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step that was left out has no loss, which is another thing than a loss of 0."""
+    trainer, model, _ = case
+    optimizer, whole = optimizer_of(trainer, model), packs()
+    assert whole[1].pixels is not None
+    bad = replace(whole[1], pixels=torch.full_like(whole[1].pixels, float("nan")))
+    broken = replace(whole[2], broken=((21, "x.png: cannot be decoded"),))
+    first, second, third, fourth = whole
+    iterations = ((second, third), (bad, third), (bad, broken), (second, broken))
+    for iteration, middle in enumerate(iterations, start=1):
+        run(trainer, model, [first, *middle, fourth], iteration=iteration)
+        optimizer.step()
+    lines = training_intervals(metered)
+    assert [line["skipped_steps"] for line in lines] == [0, 1, 2, 2]
+    assert [line["replaced_samples"] for line in lines] == [0, 0, 1, 1]
+    assert [line["loss"] is None for line in lines] == [False, True, True, False]
+    assert [bool(line["source_losses"]) for line in lines] == [True, False, False, True]
+    assert all(line["loss"] > 1 for line in lines if line["loss"] is not None)
+    assert [0 <= line["bubble"] < 1 for line in lines[2:]] == [True, True]
+    said = [line for line in capsys.readouterr().out.splitlines() if "after iteration" in line]
+    assert "loss none" in said[1]
+    assert "replaced samples 1 | skipped steps 2 |" in said[3]
+
+
+def test_metering_takes_under_a_hundredth_of_a_step(case: tuple[Trainer, Any, list[str]], metered: Path) -> None:
+    """Processor time of all that times and counts, of packs that are computed in a tenth of a second or more."""
+    trainer, model, _ = case
+    spent, whole, iterations = [0.0], packs(), 10
+
+    def counted(function: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            started = time.thread_time()
+            result = function(*arguments, **named)
+            spent[0] += time.thread_time() - started
+            return result
+
+        return call
+
+    @contextmanager
+    def watch(action: Action) -> Iterator[None]:
+        around = StageMeter.watch(trainer.stages, action)
+        counted(around.__enter__)()
+        yield
+        counted(around.__exit__)(None, None, None)
+
+    trainer.meter.interval = iterations
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.stages, "watch", watch)
+        for owner, name in ((trainer.stages, "end_iteration"), (trainer.stages, "end_interval"),
+                            (trainer.meter, "end_iteration"), (pretrain.Tally, "add")):  # fmt: skip
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        for iteration in range(1, iterations + 1):
+            run(trainer, model, whole)
+            trainer.trained(iteration, False)
+    assert len(training_intervals(metered)) == 1
+    assert 0 < spent[0] / iterations / len(whole) < 0.01 * 0.1  # seconds; seen: a quarter of that

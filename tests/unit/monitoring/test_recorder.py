@@ -1,0 +1,136 @@
+"""What is recorded is what ran: every action once, in order, made of the parts that its stage holds, in their order."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.core.enums import ModelType
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+from megatron.vlm import pretrain
+from megatron.vlm.monitoring.recorder import WARM_UP, Recorder, aligned, recorded_iterations
+from megatron.vlm.pretrain import Trainer
+from omnibal_ext.plan import Plan, Stage
+from omnibal_ext.report.timeline import packs_of_record, recorded
+from omnibal_ext.schedules.placement import Placement
+from tests.distributed import harness
+from tests.unit.alone import megatron_alone
+
+CHAIN = harness.SMALL.chain
+MICROBATCHES = 3
+RECORDED = 5
+FORWARDS = ["vit forward", "projector forward", "llm forward"]
+PLAIN = ["llm backward", "projector backward", "vit backward"]
+# Layer 8 is the first LLM layer, with three more and the head behind it; layer 1 the first of the ViT.
+AGAIN = [
+    "llm backward", "llm recompute", "llm backward", "projector backward", "vit backward", "vit recompute",
+    "vit backward",
+]  # fmt: skip
+
+
+@given(st.integers(1, 500), st.integers(0, 40))
+def test_iterations_are_spread_over_the_run_and_none_are_neighbours(iterations: int, count: int) -> None:
+    chosen = sorted(recorded_iterations(iterations, count))
+    assert len(chosen) <= count
+    assert all(1 <= number <= iterations for number in chosen)
+    assert all(other - one >= 2 for one, other in pairwise(chosen))
+    if count and iterations > WARM_UP:
+        assert chosen[0] == WARM_UP + 1
+    if count > 1 and iterations > WARM_UP + 2:
+        assert chosen[-1] == iterations
+        assert len(chosen) == min(count, (iterations - WARM_UP - 1) // 2 + 1)
+
+
+@pytest.fixture(scope="module", params=[(), (1, 8)], ids=["kept", "recomputed"])
+def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Iterations 4 to 8 of a trainer of one stage, of which 5 and 7 are recorded; the line of 5."""
+    folder = tmp_path_factory.mktemp("recorder")
+    Plan(
+        chain=CHAIN, stages=(Stage((0, len(CHAIN)), request.param),), num_microbatches=MICROBATCHES,
+        pipeline_model_parallel_size=1, model="small", model_hash=harness.SMALL.hash,
+    ).save(folder / "plan.json")  # fmt: skip
+    with megatron_alone("small", "--plan", str(folder / "plan.json")) as inputs, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain.Trainer, "sources", staticmethod(lambda _: ("made up",)))
+        trainer = Trainer(inputs)
+        trainer.recorder = Recorder(folder / "timeline.jsonl", (RECORDED, 7))
+        model = harness.get_model(trainer.model, ModelType.encoder_or_decoder)
+        optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-2, params_dtype=torch.float32), model)
+        for number in range(4, 9):
+            pretrain.get_args().curr_iteration = number - 1
+            packs = iter(harness.sample_packs()[:MICROBATCHES])
+            trainer.forward_backward(
+                forward_step_func=trainer.forward_step, data_iterator=packs, model=model, num_microbatches=MICROBATCHES
+            )
+            optimizer.step()
+        trainer.recorder.close()
+        lines = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
+        assert [line["iteration"] for line in lines] == [RECORDED, 7]
+        weights = sum(w.numel() * w.element_size() for w in model[0].parameters())
+        hooks = sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model[0].modules())
+        yield lines[0] | {"recomputes": bool(request.param), "weights": weights, "hooks": hooks}
+
+
+def test_every_action_is_there_once_in_the_order_of_the_schedule(record: dict[str, Any]) -> None:
+    (lane,) = record["lanes"]
+    assert [(kind, m) for kind, m, *_ in lane["actions"]] == [(k, m) for m in range(MICROBATCHES) for k in "FB"]
+    times = [edge for _, _, _, start, end, _ in lane["actions"] for edge in (start, end)]
+    assert times == sorted(times)
+    assert times[0] >= 0
+    assert lane["end"] > times[-1]  # the optimizer's step is in it
+
+
+def test_parts_come_in_the_order_of_the_chain_and_add_up(record: dict[str, Any]) -> None:
+    (lane,) = record["lanes"]
+    for kind, microbatch, _, start, end, pieces in lane["actions"]:
+        assert sum(seconds for _, _, seconds in pieces) == pytest.approx(end - start)
+        parts = [f"{part} {phase}" for part, phase, _ in pieces if part != "other"]
+        if harness.sample_packs()[microbatch].tiles == 0:
+            continue  # passes the vision links by
+        if kind == "F":
+            assert parts == FORWARDS
+        else:
+            assert parts == (AGAIN if record["recomputes"] else PLAIN)
+
+
+def test_bytes_are_those_of_weights_state_and_what_autograd_keeps(record: dict[str, Any]) -> None:
+    (lane,) = record["lanes"]
+    fixed = 4 * record["weights"]  # weights, gradients, two moments of Adam, all in fp32
+    held = [held for _, held in lane["held"]]
+    assert min(held) == pytest.approx(fixed, rel=0.02)
+    assert max(held) > fixed * 1.02
+    assert held[-1] == min(held)
+
+
+def test_it_reads_as_a_timeline_of_these_packs_and_leaves_no_hook(record: dict[str, Any]) -> None:
+    timeline = recorded(record, Placement.interleaved(1))
+    assert timeline.seconds == record["lanes"][0]["end"]
+    packs = packs_of_record(record)
+    wanted = harness.sample_packs()[:MICROBATCHES]
+    assert packs.tiles.tolist() == [[[pack.tiles for pack in wanted]]]
+    assert packs.tokens.tolist() == [[[pack.tokens for pack in wanted]]]
+    assert packs.squares.tolist() == [[[sum(n * n for n in pack.lengths) for pack in wanted]]]
+    assert record["hooks"] == 0
+
+
+def test_nothing_is_recorded_where_there_is_no_file() -> None:
+    assert Recorder(None, (1, 2)).iterations == frozenset()
+
+
+def test_ranks_of_one_machine_count_from_one_time() -> None:
+    """Whoever leaves the meeting late has started late: a tensor does not arrive before it is sent."""
+    sent = {"host": "a", "clock": 100.0, "rank": 0, "data_parallel_rank": 0, "end": 5.0,
+            "held": [[2.0, 100]], "actions": [["F", 0, 0, 1.0, 2.0, []]]}  # fmt: skip
+    taken = {**sent, "rank": 1, "clock": 101.5, "actions": [["F", 0, 0, 0.6, 1.6, []]]}
+    elsewhere = {**sent, "host": "b", "clock": 7.0, "rank": 2}
+    first, second, third = aligned([sent, taken, elsewhere])
+    assert first["actions"] == sent["actions"]
+    assert second["actions"] == [["F", 0, 0, pytest.approx(2.1), pytest.approx(3.1), []]]
+    assert second["end"] == pytest.approx(6.5)
+    assert (first["held"], second["held"]) == ([[2.0, 100]], [[pytest.approx(3.5), 100]])
+    assert third["actions"] == sent["actions"]
+    assert "clock" not in second

@@ -1,0 +1,190 @@
+"""A dataset is refused unless it is made for the model, everything at once, with the command that mends it."""
+
+import hashlib
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
+from megatron.vlm.preprocessing.demo import train_tokenizer
+from megatron.vlm.preprocessing.tokenizer import load_tokenizer
+from omnibal_ext.architectures.architecture import RopeScaling
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.errors import UserError
+from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
+from omnibal_ext.packing.packs import Packs
+from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import made_up_manifest
+
+TINY, LLAVA = preset("tiny"), preset("llava-1.6-mistral-7b")
+SPECIAL = ("<img>", "<IMG_CONTEXT>")
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    path = tmp_path / "made-with" / "tokenizer.model"
+    path.parent.mkdir()
+    path.write_bytes(train_tokenizer())
+    return path
+
+
+@pytest.fixture
+def manifest(tokenizer: Path) -> dict[str, Any]:
+    """Of a dataset for the tiny preset."""
+    opened = load_tokenizer(tokenizer, SPECIAL)
+    return {
+        "samples": 3,
+        "sources": [{"file": "chat one.jsonl"}],
+        "image_root": "images",
+        "tokenizer": {
+            "path": str(tokenizer),
+            "sha256": hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
+            "vocabulary": {"size": opened.vocabulary_size, "sha256": opened.vocabulary_hash()},
+        },
+        "image_markup": "internvl",
+        "special_tokens": {token: opened.token_id(token) for token in SPECIAL},
+        "chat_template": "internlm2-chat",
+        "vocab_size": opened.vocab_size,
+        "image_token_id": opened.token_id("<IMG_CONTEXT>"),
+        "tile_size": 32,
+        "tokens_per_tile": 4,
+        "normalization": "imagenet",
+        "tiling": {"rule": "internvl", "min_tiles": 1, "max_tiles": 32, "thumbnail": False},
+        "made_from": {
+            "given": ["chat one.jsonl"],
+            "recipe": {
+                "max_tokens": 4096,
+                "shorten": ("truncate",),
+                "system_message": None,
+            },
+        },
+    }
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer: Path) -> Path:
+    """A model's folder with the tokenizer that the dataset was made with."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.model").write_bytes(tokenizer.read_bytes())
+    return folder
+
+
+def refusal(manifest: dict[str, Any], architecture: Any = TINY, folder: Path | None = None) -> str:
+    with pytest.raises(UserError) as error:
+        check_dataset(Path("data"), manifest, architecture, folder)
+    return str(error.value)
+
+
+def command_of(message: str) -> dict[str, str]:
+    words = shlex.split(message.partition("make it again: ")[2])
+    return {word: following for word, following in zip(words, [*words[1:], ""], strict=True) if word.startswith("--")}
+
+
+def test_what_fits_passes(manifest: dict[str, Any], model: Path) -> None:
+    assert "3 samples" in check_dataset(Path("data"), manifest, TINY, None)
+    assert str(model) in check_dataset(Path("data"), manifest, TINY, model)
+
+
+def test_all_that_differs_is_said_at_once_and_one_command_mends_it(manifest: dict[str, Any]) -> None:
+    manifest["vocab_size"] = LLAVA.language.vocab_size + 1
+    message = refusal(manifest, LLAVA)
+    for words in ("--tile-size 32, not 336", "--tokens-per-tile 4, not 576", "--normalize imagenet, not clip",
+                  "--tiling internvl, not anyres", "--image-markup internvl, not llava",
+                  "vocabulary ends at 32064"):  # fmt: skip
+        assert words in message
+    assert "\n" not in message
+    command = command_of(message)
+    mended = {"--tile-size": "336", "--tokens-per-tile": "576", "--normalize": "clip", "--tiling": "anyres"}
+    kept = {"--input": "chat one.jsonl", "--image-root": "images", "--max-tiles": "32", "--max-tokens": "4096",
+            "--chat-template": "internlm2-chat"}  # fmt: skip
+    assert mended.items() <= command.items()
+    assert kept.items() <= command.items()
+    assert "--no-thumbnail" in command
+    assert command["--shorten"] == "truncate"
+    assert "--system-message" not in command
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "image_token_id"])
+def test_ids_behind_the_vocabulary_are_refused(manifest: dict[str, Any], field: str) -> None:
+    for value, fits in ((TINY.language.vocab_size - (field == "image_token_id"), True), (600, False)):
+        manifest[field] = value
+        if fits:
+            check_dataset(Path("data"), manifest, TINY, None)
+        else:
+            assert "the vocabulary ends at 512" in refusal(manifest)
+
+
+def test_the_image_token_is_the_models(manifest: dict[str, Any], model: Path) -> None:
+    for name in ("image_token_id", "image_token_index"):
+        (model / "config.json").write_text(json.dumps({name: manifest["image_token_id"]}))
+        check_dataset(Path("data"), manifest, TINY, model)
+        (model / "config.json").write_text(json.dumps({name: 400}))
+        assert f"image token {manifest['image_token_id']}, not 400" in refusal(manifest, TINY, model)
+
+
+def other_vocabulary(folder: Path, special: dict[str, int], words: list[str]) -> None:
+    """A tokenizer.json in the model's folder: characters and `words`, special tokens where they are asked for."""
+    tokenizers = pytest.importorskip("tokenizers")
+    (folder / "tokenizer.model").unlink()
+    size = max(special.values()) + 1
+    vocabulary = {f"unused{number}": number for number in range(size) if number not in special.values()} | special
+    vocabulary |= {word: size + number for number, word in enumerate(words)}
+    opened = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="unused0"))
+    opened.save(str(folder / "tokenizer.json"))
+
+
+def test_a_tokenizer_with_other_special_tokens_is_refused_by_the_token(manifest: dict[str, Any], model: Path) -> None:
+    special = manifest["special_tokens"]
+    other_vocabulary(model, {**special, "<img>": special["<img>"] + 40}, [])
+    message = refusal(manifest, TINY, model)
+    assert f"<img> is {special['<img>']}, not {special['<img>'] + 40}" in message
+    assert command_of(message)["--tokenizer-model"] == str(model / "tokenizer.json")
+
+
+@pytest.mark.parametrize("words", [[], ["a"], ["a", "word", "more"]])
+def test_another_vocabulary_is_refused_whatever_its_size(
+    manifest: dict[str, Any], model: Path, words: list[str]
+) -> None:
+    other_vocabulary(model, manifest["special_tokens"], words)
+    assert "another vocabulary" in refusal(manifest, TINY, model)
+
+
+def index_of(folder: Path, tokens: list[int], packed: list[int]) -> tuple[PackedIndex, Sizes]:
+    packs = Packs(np.array([0, len(packed)]), np.array(packed))
+    loads = np.zeros((1, 3), dtype=np.int64)
+    manifest = made_up_manifest(global_batch=1, epoch_packs=[1])
+    return write_index(folder, packs, loads, manifest, []), Sizes.from_arrays([0] * len(tokens), tokens)
+
+
+def test_only_samples_in_the_packs_count_against_the_positions(tmp_path: Path) -> None:
+    index, sizes = index_of(tmp_path / "packs", [5, 99, 12, 13], packed=[3, 0, 2])
+    assert "13 tokens" in check_lengths(index, sizes, 13)
+    assert "no limit" in check_lengths(index, sizes, None)
+    with pytest.raises(UserError, match=r"sample 3 has 13 tokens; 2 in all .* 11 positions; .*--llm-budget 11"):
+        check_lengths(index, sizes, 11)
+
+
+def test_positions_end_where_the_model_or_its_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = replace(TINY, language=replace(TINY.language, max_positions=100))
+    monkeypatch.setattr("megatron.vlm.preflight.dataset.read_architecture", lambda _: limited)
+    assert longest_positions(TINY, None) is None
+    assert longest_positions(TINY, tmp_path) == 100
+    assert longest_positions(replace(TINY, language=replace(TINY.language, max_positions=70)), tmp_path) == 70
+
+
+def test_dynamic_scaling_is_no_limit_where_the_run_knows_it_and_lengths_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaling = RopeScaling("dynamic", 2.0, original_positions=64)
+    dynamic = replace(TINY, language=replace(TINY.language, rope_scaling=scaling))
+    monkeypatch.setattr("megatron.vlm.preflight.dataset.read_architecture", lambda _: dynamic)
+    assert longest_positions(dynamic, tmp_path) is None
+    assert longest_positions(dynamic, tmp_path, padded=True) == 64
+    assert longest_positions(TINY, tmp_path) == 64  # a preset that does not have it

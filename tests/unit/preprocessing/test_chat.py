@@ -1,0 +1,273 @@
+"""Checking one line of chat JSONL: a verdict for every fault, and nothing faulty passes."""
+
+import json
+from typing import Any
+
+import pytest
+
+from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, chat_template
+from megatron.vlm.preprocessing.chat import parse_conversation
+
+RESERVED = (*chat_template("internlm2-chat").tokens, *MARKUPS["internvl"].reserved)
+
+
+def turns(*words: str) -> list[dict[str, str]]:
+    return [{"from": ("human", "gpt")[number % 2], "value": text} for number, text in enumerate(words)]
+
+
+def parse(record: Any) -> Any:
+    return parse_conversation(json.dumps(record).encode(), RESERVED)
+
+
+def test_a_good_conversation_is_read_in_order() -> None:
+    chat = parse(
+        {
+            "image": ["a.png", "b.png"],
+            "conversations": [
+                {"from": "system", "value": "Be kind."},
+                *turns("<image>\n<image>\nHi", "Hello", "More?", "No"),
+            ],
+        }
+    )
+    assert [message.role for message in chat.messages] == [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]
+    assert chat.images == ("a.png", "b.png")
+
+
+@pytest.mark.parametrize("image", [{}, {"image": None}, {"image": ""}, {"image": []}])
+def test_a_text_only_conversation_has_no_images(image: dict[str, Any]) -> None:
+    assert parse({**image, "conversations": turns("Hi", "Hello")}).images == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "record"),
+    [
+        ("malformed_line", [1, 2]),
+        ("malformed_line", {"id": 1}),
+        ("malformed_line", {"conversations": "Hi"}),
+        ("malformed_line", {"conversations": [{"from": "human"}]}),
+        ("malformed_line", {"conversations": [7]}),
+        ("malformed_line", {"image": 7, "conversations": turns("Hi", "Hello")}),
+        ("malformed_line", {"image": ["a.png", None], "conversations": turns("<image>", "Hello")}),
+        ("empty_conversation", {"conversations": []}),
+        ("empty_conversation", {"conversations": turns("Hi")}),
+        ("empty_conversation", {"conversations": turns("Hi", " \n")}),
+        ("bad_roles", {"conversations": [{"from": "tool", "value": "Hi"}]}),
+        ("bad_roles", {"conversations": [{"from": ["human"], "value": "Hi"}]}),
+        ("bad_roles", {"conversations": turns("Hi", "Hello", "More?")}),
+        ("bad_roles", {"conversations": [*turns("Hi", "Hello"), *turns("Hi", "Hello")][1:]}),
+        ("bad_roles", {"conversations": [*turns("Hi", "Hello"), {"from": "system", "value": "Be kind."}]}),
+        ("reserved_words", {"conversations": turns("Hi <|im_end|>", "Hello")}),
+        ("not_utf8", {"conversations": turns("Hi \ud83d", "Hello")}),
+        ("malformed_line", {"image": "\ud83d.png", "conversations": turns("<image>", "Hello")}),
+        ("reserved_words", {"conversations": turns("Hi", "<IMG_CONTEXT>")}),
+        ("image_mark_mismatch", {"conversations": turns("<image>Hi", "Hello")}),
+        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "Hello")}),
+        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image><image>", "Hello")}),
+        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("Hi", "<image>")}),
+        ("too_many_characters", {"conversations": turns("Hi", "a" * 10_000_000)}),
+        ("image_mark_mismatch", {"image": ["a.png", "b.png"], "conversations": turns("<image>", "<image>")}),
+        ("image_mark_mismatch", {"image": "a.png", "conversations": turns("<image>" * 140_000, "Hello")}),
+    ],
+)
+def test_every_fault_has_its_reason(reason: str, record: Any) -> None:
+    with pytest.raises(Rejected) as verdict:
+        parse(record)
+    assert verdict.value.reason == reason
+    assert len(verdict.value.detail) < 300
+
+
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [
+        ("not_utf8", '{"conversations": "é"}'.encode("latin-1")),
+        ("malformed_line", b'{"conversations": ['),
+        ("malformed_line", b"[" * 100_000),
+    ],
+)
+def test_lines_that_are_no_json_are_rejected(reason: str, line: bytes) -> None:
+    with pytest.raises(Rejected) as verdict:
+        parse_conversation(line, RESERVED)
+    assert verdict.value.reason == reason
+
+
+GOOD = turns("Hi", "Hello")
+
+
+@pytest.mark.parametrize(
+    ("reason", "field", "record"),
+    [
+        ("unsupported_media", "video", {"video": "a.mp4", "conversations": GOOD}),
+        ("unsupported_media", "videos", {"videos": ["a.mp4"], "conversations": GOOD}),
+        ("unsupported_media", "audioPath", {"audioPath": "a.wav", "conversations": GOOD}),
+        ("unsupported_media", "frames", {"frames": ["1.png", "2.png"], "conversations": GOOD}),
+        ("unsupported_media", "<video>", {"conversations": turns("<video>\nWhat happens?", "Hello")}),
+        ("unsupported_media", "<audio>", {"conversations": turns("Hi <audio>", "Hello")}),
+        ("unsupported_media", "<image_1>", {"conversations": turns("<image_1> Hi", "Hello")}),
+        ("unsupported_media", "<|video_pad|>", {"conversations": turns("<|video_pad|>", "Hello")}),
+        ("unsupported_field", "image_path", {"image_path": "a.png", "conversations": GOOD}),
+        ("unsupported_field", "img", {"img": "a.png", "conversations": GOOD}),
+        ("unsupported_field", "imageFile", {"imageFile": "a.png", "conversations": GOOD}),
+        (
+            "unsupported_field",
+            "image2",
+            {"image2": "b.png", "image": "a.png", "conversations": turns("<image>", "Hello")},
+        ),
+        ("unsupported_field", "pictures", {"pictures": ["a.png"], "conversations": GOOD}),
+        ("unsupported_field", "tools", {"tools": "[{}]", "conversations": GOOD}),
+        ("unsupported_field", "rejected", {"rejected": {"from": "gpt", "value": "Go"}, "conversations": GOOD}),
+        ("unsupported_field", "objects", {"objects": {"bbox": [[1, 2, 3, 4]]}, "conversations": GOOD}),
+        ("unsupported_field", "weight", {"weight": 0.5, "conversations": GOOD}),
+        ("unsupported_field", "weight", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0.5}]}),
+        ("unsupported_field", "train", {"conversations": [{**GOOD[0], "train": True}, GOOD[1]]}),
+        ("unsupported_field", "tool_calls", {"conversations": [GOOD[0], {**GOOD[1], "tool_calls": [{}]}]}),
+        ("unsupported_media", "video", {"conversations": [{**GOOD[0], "video": "a.mp4"}, GOOD[1]]}),
+        ("bad_roles", "observation", {"conversations": [*GOOD, {"from": "observation", "value": "4"}, GOOD[1]]}),
+        ("malformed_line", "images", {"images": [{"bytes": "..."}], "conversations": turns("<image>", "Hello")}),
+        (
+            "malformed_line",
+            "images",
+            {"image": "a.png", "images": ["a.png"], "conversations": turns("<image>", "Hello")},
+        ),
+        ("malformed_line", "system", {"system": 3, "conversations": GOOD}),
+        ("bad_roles", "system", {"system": "Be", "conversations": [{"from": "system", "value": "Go"}, *GOOD]}),
+        ("empty_conversation", "no words", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0}]}),
+    ],
+)
+def test_what_would_change_the_meaning_is_rejected_by_name(reason: str, field: str, record: dict[str, Any]) -> None:
+    with pytest.raises(Rejected) as verdict:
+        parse(record)
+    assert verdict.value.reason == reason
+    assert field in verdict.value.detail
+
+
+def test_what_says_nothing_to_the_model_passes() -> None:
+    about = {
+        "id": 7, "source": "coco", "width_list": [448], "height_list": [448], "image_id": "000123", "img_width": 640,
+        "video_id": 3, "image_source": "coco", "video": None, "videos": [], "audio": "", "tools": "", "weight": 1,
+        "length": 12, "score": 0.7, "imagery": "rich", "frames_count": 3,
+    }  # fmt: skip
+    chat = parse(
+        {**about, "image": "a.png", "conversations": [{**GOOD[0], "value": "<image>", "markdown": None}, GOOD[1]]}
+    )
+    assert chat.images == ("a.png",)
+
+
+@pytest.mark.parametrize("paths", ["a.png", ["a.png"], ["a.png", "b.png"]])
+def test_images_is_another_name_of_image(paths: Any) -> None:
+    count = 1 if isinstance(paths, str) else len(paths)
+    conversations = turns("<image>" * count, "Hello")
+    assert parse({"images": paths, "conversations": conversations}) == parse(
+        {"image": paths, "conversations": conversations}
+    )
+
+
+def test_a_system_field_is_a_system_turn() -> None:
+    as_turn = parse({"conversations": [{"from": "system", "value": "Be kind."}, *GOOD]})
+    assert parse({"system": "Be kind.", "conversations": GOOD}) == as_turn
+
+
+@pytest.mark.parametrize("field", ["weight", "loss", "train"])
+def test_a_turn_can_be_left_out_of_the_loss(field: str) -> None:
+    said = [{**turn, field: int(number == 3)} for number, turn in enumerate([*GOOD, *turns("More?", "No")])]
+    assert [message.trained for message in parse({"conversations": said}).messages] == [False, False, False, True]
+
+
+def seen(record: Any) -> Any:
+    """As a model that sees videos reads it."""
+    return parse_conversation(json.dumps(record).encode(), RESERVED, sees_videos=True)
+
+
+FILM = turns("<video>\nWhat happens?", "A cat jumps.")
+FRAMES = ["1.png", "2.png", "3.png"]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"video": "a.mp4"}, [("a.mp4",)]),
+        ({"video": "a.mp4", "fps": 30}, [("a.mp4",)]),  # a number about the file
+        ({"video": {"video": "a.mp4"}}, [("a.mp4",)]),
+        ({"videos": ["a.mp4"]}, [("a.mp4",)]),
+        ({"video": FRAMES, "fps": 2}, [tuple(FRAMES), (0.0, 0.5, 1.0), 2.0]),
+        ({"videos": [{"frames": FRAMES, "fps": 2}]}, [tuple(FRAMES), (0.0, 0.5, 1.0), 2.0]),
+        ({"video": {"video": FRAMES, "times": [1, 2, 5]}}, [tuple(FRAMES), (1.0, 2.0, 5.0), 0.5]),
+    ],
+)
+def test_a_video_is_a_file_or_its_frames(record: dict[str, Any], expected: list[Any]) -> None:
+    (video,) = seen({**record, "conversations": FILM}).videos
+    assert [video.files, video.times, video.rate][: len(expected)] == expected
+
+
+def test_marks_of_images_and_videos_are_apart_and_llava_has_one_for_both() -> None:
+    both = {"image": "a.png", "video": "a.mp4"}
+    chat = seen({**both, "conversations": turns("<video> and <image>", "Yes")})
+    assert (chat.images, [video.files for video in chat.videos]) == (("a.png",), [("a.mp4",)])
+    assert (
+        seen({"video": "a.mp4", "conversations": turns("<image>\nWhat?", "Yes")}).messages[0].words == "<video>\nWhat?"
+    )
+    part = [{"type": "video"}, {"type": "text", "text": "What?"}]
+    asked = [{"role": "user", "content": part}, {"role": "assistant", "content": "Yes"}]
+    assert seen({"messages": asked, "videos": ["a.mp4"]}).messages[0].words == "<video>\nWhat?"
+
+
+def asked(**part: Any) -> dict[str, Any]:
+    content = [{"type": "video", **part}, {"type": "text", "text": "What?"}]
+    return {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "Yes"}]}
+
+
+@pytest.mark.parametrize(
+    ("reason", "word", "record"),
+    [
+        ("video_mark_mismatch", "1 <video>", {"conversations": FILM}),
+        ("video_mark_mismatch", "0 <video>", {"video": "a.mp4", "conversations": turns("Hi", "Yes")}),
+        ("video_mark_mismatch", "1 elsewhere", {"video": "a.mp4", "conversations": turns("Hi", "<video>")}),
+        ("image_mark_mismatch", "0 images", {"video": "a.mp4", "conversations": turns("<video><image>", "Yes")}),
+        ("malformed_line", "'fps' or 'times'", {"video": FRAMES, "conversations": FILM}),
+        ("malformed_line", "'fps' or 'times'", {"video": FRAMES, "fps": 2, "times": [1, 2, 3], "conversations": FILM}),
+        ("malformed_line", "above 0", {"video": FRAMES, "fps": 0, "conversations": FILM}),
+        ("malformed_line", "above 0", {"video": FRAMES, "fps": "2", "conversations": FILM}),
+        ("malformed_line", "as many", {"video": {"video": FRAMES, "times": [1, 2]}, "conversations": FILM}),
+        ("malformed_line", "grow", {"video": {"video": FRAMES, "times": [1, 3, 2]}, "conversations": FILM}),
+        ("malformed_line", "neither a path", {"video": 7, "conversations": FILM}),
+        ("malformed_line", "neither a path", {"video": [], "videos": [[]], "conversations": FILM}),
+        ("malformed_line", "leave one", {"video": "a.mp4", "videos": ["a.mp4"], "conversations": FILM}),
+        ("malformed_line", "elsewhere", {**asked(video="a.mp4"), "video": "a.mp4"}),
+        ("malformed_line", "no list of videos", {"videos": "a.mp4", "conversations": FILM}),
+        ("unsupported_field", "'nframes'", asked(video="a.mp4", nframes=8)),
+        ("unsupported_field", "'fps'", asked(video="a.mp4", fps=1)),
+        ("unsupported_media", "<|video_pad|>", {"conversations": turns("<|video_pad|>", "Yes")}),
+        ("unsupported_media", "frames", {"frames": FRAMES, "conversations": FILM}),
+    ],
+)
+def test_every_fault_of_a_video_has_its_reason(reason: str, word: str, record: Any) -> None:
+    with pytest.raises(Rejected) as verdict:
+        seen(record)
+    assert verdict.value.reason == reason
+    assert word in verdict.value.detail
+
+
+@pytest.mark.parametrize(
+    ("human", "gpt", "images", "fits"),
+    [
+        ("<image>", "Hello", 1, True),
+        ("<image>", "an <image>", 1, False),  # the assistant repeats it
+        ("<image>", "an <image>", 2, False),
+        ("Hi", "<image>", 1, False),
+        ("<image><image>", "Hello", 1, False),
+        ("<image>", "Hello", 2, False),
+        ("Hi", "<image>", 0, False),
+    ],
+)
+def test_every_image_has_its_mark_in_the_users_words_and_nowhere_else(
+    human: str, gpt: str, images: int, fits: bool
+) -> None:
+    record = {"image": ["a.png"] * images, "conversations": turns(human, gpt)}
+    if fits:
+        assert len(parse(record).images) == images
+        return
+    with pytest.raises(Rejected) as caught:
+        parse(record)
+    assert caught.value.reason == "image_mark_mismatch"
+    assert f"for {images} images" in caught.value.detail

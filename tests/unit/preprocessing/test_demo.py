@@ -1,0 +1,96 @@
+"""Demo data: every answer is one token a letter and a digit, and held-out digits are never trained on."""
+
+import json
+import string
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from PIL import Image
+
+from megatron.vlm.preprocessing.demo import (
+    LETTERS,
+    draw_picture,
+    label_picture,
+    load_digits,
+    make_demo_data,
+    train_tokenizer,
+)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    make_demo_data(folder, samples=800, heldout_samples=60, seed=3)
+    return folder
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def shown_digits(folder: Path, name: str) -> set[bytes]:
+    """The 8 x 8 pictures of all cells of all pictures of a split."""
+    found = set()
+    for path in sorted((folder / "images").glob(f"{name}-*.png")):
+        pixels = np.asarray(Image.open(path))
+        cells = pixels.reshape(pixels.shape[0] // 32, 32, -1, 32).swapaxes(1, 2).reshape(-1, 32, 32)
+        found |= {cell[8::3, 8::3].tobytes() for cell in cells}
+    return found
+
+
+def test_every_letter_digit_and_special_token_is_one_token_everywhere() -> None:
+    model = sentencepiece.SentencePieceProcessor(model_proto=train_tokenizer())
+    for symbol in [*LETTERS, *string.digits, "<img>", "</img>", "<IMG_CONTEXT>", "<|im_start|>", "<|im_end|>", "\n"]:
+        assert len(model.encode(symbol)) == 1
+        assert model.unk_id() not in model.encode(symbol)
+    assert model.encode("Spell: a5b3\n")[-5:] == [model.encode(symbol)[0] for symbol in "a5b3\n"]
+
+
+def test_held_out_pictures_show_no_digit_of_training(demo: Path) -> None:
+    train, heldout = shown_digits(demo, "train"), shown_digits(demo, "heldout")
+    assert len(train) > 500
+    assert len(heldout) > 30
+    assert not train & heldout
+
+
+def test_all_letters_look_different() -> None:
+    assert len({label_picture(letter).tobytes() for letter in LETTERS}) == len(LETTERS)
+
+
+def test_a_cell_shows_its_letter_and_digit_in_reading_order() -> None:
+    digits = load_digits()
+    picture = draw_picture((2, 3), "abcdef", digits.pictures[:6])
+    assert picture.shape == (96, 64)
+    cell = picture[32:64, 32:]  # second row, second column: the fourth cell
+    assert (cell[:8, :8] == label_picture("d")).all()
+    assert (cell[8::3, 8::3] == digits.pictures[3]).all()
+
+
+def test_letters_are_unique_within_a_conversation(demo: Path) -> None:
+    for row in rows(demo / "train.jsonl"):
+        if "image" not in row:
+            continue
+        answers = "".join(turn["value"] for turn in row["conversations"][1::2])
+        assert len(set(answers[::2])) == len(answers) // 2
+        assert set(answers[::2]) <= set(LETTERS)
+        assert set(answers[1::2]) <= set(string.digits)
+
+
+def test_sizes_are_uneven_and_all_kinds_of_conversation_occur(demo: Path) -> None:
+    train = rows(demo / "train.jsonl")
+    assert 0.1 < sum("image" not in row for row in train) / len(train) < 0.3
+    assert any(isinstance(row.get("image"), list) and len(row["conversations"]) == 2 for row in train)
+    assert any(len(row["conversations"]) > 2 for row in train)
+    shapes = [Image.open(path).size for path in (demo / "images").glob("train-*.png")]
+    areas = np.array([width * height // 1024 for width, height in shapes])
+    assert areas.max() >= 10 > 5 * np.median(areas)
+    assert any(width > height for width, height in shapes)
+    assert any(width < height for width, height in shapes)
+
+
+def test_one_seed_gives_one_result(demo: Path, tmp_path: Path) -> None:
+    make_demo_data(tmp_path, samples=800, heldout_samples=60, seed=3)
+    for path in demo.rglob("*.*"):
+        assert path.read_bytes() == (tmp_path / path.relative_to(demo)).read_bytes()

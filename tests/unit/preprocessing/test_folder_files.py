@@ -1,0 +1,177 @@
+"""What a model's folder says is read from its files; what they say and we cannot do is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.vlm.preprocessing.folder_template import folder_template
+from megatron.vlm.preprocessing.model_recipe import settle
+from omnibal_ext.errors import UserError
+from tests.unit.hf.models import GEMMA_JINJA
+
+pytest.importorskip("jinja2")
+
+INTERNVL = {
+    "model_type": "internvl",
+    "image_token_id": 9,
+    "text_config": {"model_type": "qwen2", "vocab_size": 600},
+    "vision_config": {"model_type": "internvl_vision", "image_size": [28, 28], "patch_size": [14, 14]},
+}
+PROCESSOR = {
+    "image_processor_type": "GotOcr2ImageProcessor",
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+    "do_resize": True,
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "size": {"height": 28, "width": 28},
+    "min_patches": 2,
+    "max_patches": 6,
+}
+# As published: InternVL3's processor, Qwen2.5's tokenizer (shortened), Vicuna as LLaVA's makers wrote it.
+INTERNVL_JINJA = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n'}}{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for content in message['content'] %}{% if content['type'] == 'image' %}"
+    "{{ '<IMG_CONTEXT>\n' }}{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{{'<|im_end|>\n'}}{% endfor %}{% if add_generation_prompt %}{{'<|im_start|>assistant\n' }}{% endif %}"
+)
+CHATML_JINJA = (
+    "{{ bos_token }}{%- for message in messages -%}{{- '<|im_start|>' + message.role + '\n' + message.content }}"
+    "{% generation %}{{- '<|im_end|>' + '\n' }}{% endgeneration %}{%- endfor %}"
+)
+PLAIN_JINJA = CHATML_JINJA.replace("{{ bos_token }}", "")
+MISTRAL_JINJA = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+    "{{ ' ' + message['content'] + eos_token }}{% else %}{{ raise_exception('no system') }}{% endif %}{% endfor %}"
+)
+TOKENS = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}
+
+
+def write(folder: Path, **files: Any) -> Path:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "chat_template.jinja").write_text(INTERNVL_JINJA)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return write(tmp_path, config=INTERNVL, preprocessor_config=PROCESSOR)
+
+
+def test_a_folder_is_enough_and_every_value_has_its_file(folder: Path) -> None:
+    chosen = settle({}, str(folder))
+    assert {flag: (choice.value, choice.origin) for flag, choice in chosen.items()} == {
+        "tiling": ("internvl", "config.json"),
+        "tile-size": (28, "config.json"),
+        "tokens-per-tile": (1, "config.json"),
+        "image-markup": ("internvl", "config.json"),
+        "normalize": ("imagenet", "preprocessor_config.json"),
+        "min-tiles": (2, "preprocessor_config.json"),
+        "max-tiles": (6, "preprocessor_config.json"),
+        "thumbnail": (True, "usual"),
+        "chat-template": ("hermes-2", "chat_template.jinja"),
+        "tokenizer-model": (folder / "tokenizer.json", "tokenizer.json"),
+    }
+    assert settle({"max-tiles": 3, "chat-template": "llama3"}, str(folder))["max-tiles"].value == 3
+
+
+def test_newer_folders_keep_the_processor_in_one_file(folder: Path) -> None:
+    (folder / "preprocessor_config.json").unlink()
+    write(folder, processor_config={"image_processor": PROCESSOR, "image_seq_length": 1})
+    assert settle({}, str(folder))["max-tiles"].origin == "processor_config.json"
+
+
+def test_internvls_own_config_says_its_tiles(folder: Path) -> None:
+    own = {"min_dynamic_patch": 1, "max_dynamic_patch": 7, "use_thumbnail": False, "dynamic_image_size": False}
+    write(folder, config=INTERNVL | own, preprocessor_config={})
+    chosen = settle({}, str(folder))
+    taken = {flag: chosen[flag].value for flag in ("min-tiles", "max-tiles", "thumbnail", "tiling")}
+    assert taken == {"min-tiles": 1, "max-tiles": 7, "thumbnail": False, "tiling": "fixed"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_mean": [0.4, 0.5, 0.5]}, r"preprocessor_config.json: image_mean \[0.4, 0.5, 0.5\]"),
+        ({"image_std": 0.5}, "image_std 0.5 are none of"),
+        ({"resample": 2}, "resample is 2; supported: 3"),
+        ({"do_normalize": False}, "do_normalize is False"),
+        ({"rescale_factor": 0.5}, "rescale_factor is 0.5"),
+        ({"rescale_factor": 0.001}, "rescale_factor is 0.001"),
+        ({"size": {"height": 56, "width": 28}}, "size is 56, the model of config.json sees tiles of 28"),
+        ({"crop_size": 14}, "crop_size is 14"),
+    ],
+)
+def test_a_processor_that_gives_other_pixels_is_refused_by_its_field(
+    folder: Path, change: dict[str, Any], message: str
+) -> None:
+    write(folder, preprocessor_config=PROCESSOR | change)
+    with pytest.raises(UserError, match=message):
+        settle({}, str(folder))
+
+
+@pytest.mark.parametrize(
+    ("files", "template", "file"),
+    [
+        ({"tokenizer_config": {**TOKENS, "chat_template": CHATML_JINJA}}, "internlm2-chat", "tokenizer_config.json"),
+        ({"tokenizer_config": {"chat_template": CHATML_JINJA}}, "hermes-2", "tokenizer_config.json"),
+        ({"tokenizer_config": TOKENS, "chat_template": {"chat_template": MISTRAL_JINJA}}, "mistral",
+         "chat_template.json"),
+        (  # the tokenizer begins the text, as its own file says
+            {"tokenizer_config": {**TOKENS, "chat_template": PLAIN_JINJA, "add_bos_token": True}},
+            "internlm2-chat", "tokenizer_config.json",
+        ),
+        (
+            {"tokenizer_config": {"chat_template": PLAIN_JINJA},
+             "tokenizer": {"post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"}, {
+                 "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}]}]}}},
+            "internlm2-chat", "tokenizer_config.json",
+        ),
+        (
+            {"tokenizer_config": {**TOKENS, "chat_template": [{"name": "rag", "template": "x"},
+                                                              {"name": "default", "template": MISTRAL_JINJA}]}},
+            "mistral", "tokenizer_config.json",
+        ),
+    ],
+)  # fmt: skip
+def test_a_template_is_known_by_what_it_writes(tmp_path: Path, files: dict[str, Any], template: str, file: str) -> None:
+    assert folder_template(write(tmp_path, **files)) == (template, file)
+
+
+def test_gemmas_template_is_known_and_its_processor_read(tmp_path: Path) -> None:
+    """Bilinear pixels are its own; pan and scan, which makes further crops, is refused by name."""
+    (tmp_path / "chat_template.jinja").write_text(GEMMA_JINJA)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    tower = {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14}
+    config = {"model_type": "gemma3", "vision_config": tower, "text_config": {"model_type": "gemma3_text"}}
+    processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2, "do_pan_and_scan": None}
+    tokens = {"tokenizer_config": {"bos_token": "<bos>"}, "config": config | {"mm_tokens_per_image": 1}}
+    chosen = settle({}, str(write(tmp_path, preprocessor_config=processor, **tokens)))
+    wanted = {"chat-template": "gemma", "tiling": "gemma", "image-markup": "gemma", "normalize": "half"}
+    assert wanted.items() <= {flag: choice.value for flag, choice in chosen.items()}.items()
+    for change, message in (({"do_pan_and_scan": True}, "do_pan_and_scan is True"), ({"resample": 3}, "supported: 2")):
+        with pytest.raises(UserError, match=message):
+            settle({}, str(write(tmp_path, preprocessor_config=processor | change)))
+    with pytest.raises(UserError, match=r"--tiling fixed, but model .* needs gemma"):
+        settle({"tiling": "fixed"}, str(write(tmp_path, preprocessor_config=processor)))
+
+
+def test_another_template_is_refused_and_damage_too(tmp_path: Path) -> None:
+    assert folder_template(tmp_path) is None
+    for text, message in (
+        (INTERNVL_JINJA.replace("<|im_end|>", "<|end|>"), "writes conversations as none of"),
+        (
+            INTERNVL_JINJA.replace("message['role'] + '\n'", "message['role'] + '\n\n'"),
+            "writes conversations as none of",
+        ),
+        ("{% for message in messages %}", "is no chat template"),
+        ("{{ messages.__class__.__mro__ }}", "writes conversations as none of"),  # the sandbox holds
+    ):
+        (tmp_path / "chat_template.jinja").write_text(text)
+        with pytest.raises(UserError, match=message):
+            folder_template(tmp_path)

@@ -1,0 +1,196 @@
+"""Templates, tokens and masks are those of Hugging Face's `apply_chat_template`, token for token."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, Message, chat_template, render_chat
+from megatron.vlm.preprocessing.samples import tokenize
+from megatron.vlm.preprocessing.tokenizer import load_tokenizer
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+# The models' published templates, with the marks that make Hugging Face tell which tokens the assistant generates.
+CHATML = (
+    "{{ bos_token if with_bos else '' }}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{{ '\n' }}{% else %}{{ message['content'] + '<|im_end|>' + '\n' }}{% endif %}{% endfor %}"
+)
+LLAMA3 = (
+    "{% for message in messages %}{% if loop.index0 == 0 %}{{ bos_token }}{% endif %}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] | trim + '<|eot_id|>' }}"
+    "{% endgeneration %}{% else %}{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
+)
+VICUNA = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] + ' ' }}"
+    "{% elif message['role'] == 'user' %}{{ 'USER: ' + message['content'] + ' ' }}"
+    "{% else %}{{ 'ASSISTANT: ' }}{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{% endif %}"
+    "{% endfor %}"
+)
+# Mistral-Instruct 0.2's. LLaVA-1.6's own is this with a misspelt end of turn, "<\\s> ".
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' ' }}"
+    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
+)
+CASES = {
+    "internlm2-chat": (CHATML, "<s>", {"with_bos": True}),
+    "hermes-2": (CHATML, "<s>", {"with_bos": False}),
+    "chatml": (CHATML, "<s>", {"with_bos": False}),
+    "hermes-2-llama3": (CHATML, "<|begin_of_text|>", {"with_bos": True}),
+    "llama3": (LLAMA3, "<|begin_of_text|>", {}),
+    "llava-llama3": (LLAMA3, "<|begin_of_text|>", {}),
+    "mistral": (MISTRAL, "<s>", {}),
+    "vicuna": (VICUNA, "<s>", {}),
+}
+
+MARKUP_OF = {"llava-llama3": "llava", "mistral": "llava", "vicuna": "llava"}
+
+CHATS = [
+    [(USER, "What is in the picture?"), (ASSISTANT, "A cat, asleep.")],
+    [(SYSTEM, "You are kind."), (USER, "Hi"), (ASSISTANT, "Hello!"), (USER, "And?"), (ASSISTANT, "Nothing.")],
+    [(USER, "  spaces   and\ttabs \n\n"), (ASSISTANT, "\n\n  kept or stripped \n")],
+    [(USER, "Übergrößen: 書生·浦語 🐈‍⬛"), (ASSISTANT, "🐈‍⬛ 書生")],
+    [(USER, "def f(x):\n    return x"), (ASSISTANT, "```python\nf(1)\n```")],
+    [
+        (USER, "1234567 + 1"),
+        (ASSISTANT, "1234568"),
+        (USER, "assistant user system USER: ASSISTANT:"),
+        (ASSISTANT, "</b>"),
+    ],
+]
+# ASCII alone, so that the other characters fall back to bytes.
+TEXTS = [words for chat in CHATS for _, words in chat if words.isascii()] * 5 + [
+    "system user assistant USER: ASSISTANT:"
+] * 5
+
+
+def byte_level() -> Any:
+    """As GPT-2's, Llama 3's and Qwen's: bytes, split by words first."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def metaspace() -> Any:
+    """As Llama 2's and Vicuna's: spaces are written out, what is unknown falls back to bytes."""
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    tokenizer.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *fallback], show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
+
+
+def sentencepiece_model(dummy_prefix: bool) -> bytes:
+    """A byte-pair model file as Llama 2's (with a dummy prefix) or InternLM2's (without)."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([line for text in TEXTS for line in text.splitlines()]),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=400,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=dummy_prefix,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def converted(model: bytes, dummy_prefix: bool) -> Any:
+    """The sentencepiece model as Hugging Face runs it: every split of a piece into two pieces is a merge."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    vocabulary = {processor.id_to_piece(number): number for number in range(processor.vocab_size())}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(vocabulary, key=lambda piece: -processor.get_score(vocabulary[piece]))
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
+    ]
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    )
+    written_space = tokenizers.normalizers.Replace(" ", "▁")
+    prefix = [tokenizers.normalizers.Prepend("▁")] if dummy_prefix else []
+    tokenizer.normalizer = tokenizers.normalizers.Sequence([*prefix, written_space])
+    return tokenizer
+
+
+def assert_parity(name: str, tokenizer: Any, ours_file: Path, folder: Path) -> None:
+    """Ours, opened from `ours_file`, does what Hugging Face does with `tokenizer`."""
+    template, (jinja, beginning, variables) = chat_template(name), CASES[name]
+    markup = MARKUPS[MARKUP_OF.get(name, "internvl")]
+    special = [*template.tokens, *markup.tokens]
+    ours = load_tokenizer(ours_file, special)
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(folder / "theirs.json"))
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "theirs.json"), bos_token=beginning, eos_token="</s>"
+    )
+    for chat in CHATS:
+        if chat[0][0] not in template.turns:
+            continue
+        expected = theirs.apply_chat_template(
+            [{"role": role, "content": words} for role, words in chat],
+            chat_template=jinja,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **variables,
+        )
+        rendered = render_chat([Message(role, words) for role, words in chat], template, markup)
+        ids, mask = tokenize(rendered, ours)
+        assert ids.tolist() == expected["input_ids"]
+        assert mask.tolist() == expected["assistant_masks"]
+        assert 0 < mask.sum() < len(mask)
+
+
+@pytest.mark.parametrize("build", [byte_level, metaspace])
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_tokenizer_json_gives_the_tokens_and_mask_of_apply_chat_template(
+    name: str, build: Callable[[], Any], tmp_path: Path
+) -> None:
+    tokenizer = build()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert_parity(name, tokenizer, tmp_path / "tokenizer.json", tmp_path)
+
+
+@pytest.mark.parametrize("dummy_prefix", [True, False])
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_sentencepiece_file_gives_the_tokens_and_mask_of_apply_chat_template(
+    name: str, dummy_prefix: bool, tmp_path: Path
+) -> None:
+    model = sentencepiece_model(dummy_prefix)
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    assert_parity(name, converted(model, dummy_prefix), tmp_path / "tokenizer.model", tmp_path)
+
+
+def test_appended_tokens_have_the_ids_that_hugging_face_gives_them(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    special = [*chat_template("llama3").tokens, *MARKUPS["internvl"].tokens]
+    theirs.add_tokens(special, special_tokens=True)
+    ours = load_tokenizer(tmp_path / "tokenizer.json", special)
+    assert [ours.token_id(token) for token in special] == theirs.convert_tokens_to_ids(special)
+    assert ours.vocab_size == len(theirs)

@@ -1,0 +1,186 @@
+"""A model decides how its data are made: what contradicts it is refused before a line is read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.media.tiles import RULES, Tiling
+from megatron.vlm.data.templates import TEMPLATES
+from megatron.vlm.preprocessing.demo import train_tokenizer
+from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, needs
+from megatron.vlm.preprocessing.model_recipe import settle as settle_with_origins
+from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
+from omnibal_ext.architectures.presets import INTERNVL, LLAVA, PRESETS
+from omnibal_ext.errors import UserError
+
+TOKENIZER = Path("tokenizer.model")
+LLAVA_CONFIG = {
+    "model_type": "llava",
+    "text_config": {"model_type": "llama", "vocab_size": 32064},
+    "vision_config": {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A LLaVA-1.5's folder with a tokenizer of its own."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAVA_CONFIG))
+    (tmp_path / "tokenizer.model").write_bytes(train_tokenizer())
+    return tmp_path
+
+
+def settle(given: dict[str, Any], model: str | None) -> dict[str, Any]:
+    return {flag: choice.value for flag, choice in settle_with_origins(given, model).items()}
+
+
+def maker(tokenizer: Path, **changed: Any) -> SampleMaker:
+    return SampleMaker(Recipe(tokenizer.parent, tokenizer, **{"template": "vicuna", "tiling": Tiling(), **changed}))
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_preset_names_what_there_is_and_what_goes_together(name: str) -> None:
+    wanted, model = {flag: choice.value for flag, choice in needs(PRESETS[name], None).items()}, PRESETS[name]
+    assert wanted["image-markup"] in MARKUPS
+    assert RULES[wanted["tiling"]].joins_tiles == model.newline
+    assert (wanted["image-markup"] == "llava") == name.startswith("llava")
+    pixels = {"llava-one": "half", "llava": "clip", "qwen2": "clip", "qwen3": "half", "gemma": "half"}
+    assert model.vision.pixels == next((pixels[one] for one in pixels if name.startswith(one)), "imagenet")
+    assert RULES[wanted["tiling"]].native == (model.vision.native is not None)
+    if name != "tiny":
+        template = TEMPLATES[wanted["chat-template"]]
+        assert template.turns
+        assert model.prompt.image_token_id is None or model.prompt.image_token_id < model.language.vocab_size
+
+
+def test_presets_have_the_template_of_their_language_model() -> None:
+    """By hand, from the models' own chat templates."""
+    marks = {
+        "internlm2": ("<s>", "<|im_start|>"), "qwen": ("", "<|im_start|>"), "yi": ("", "<|im_start|>"),
+        "llama3-70b": ("<|begin_of_text|>", "<|im_start|>"), "llama3-8b": ("<|begin_of_text|>", "<|start_header_id|>"),
+        "mistral": ("<s>", "[INST]"), "vicuna": ("<s>", "USER:"),
+    }  # fmt: skip
+    parts = [(name, language) for name, (_, language, _) in INTERNVL.items()]
+    parts += [(name, language) for name, (language, _, _) in LLAVA.items()]
+    for name, language in parts:
+        beginning, opening = next(mark for start, mark in marks.items() if language.startswith(start))
+        template = TEMPLATES[str(PRESETS[name].prompt.chat_template)]
+        assert template.beginning == beginning, name
+        assert template.turns["user"].opening.startswith(opening), name
+
+
+def test_what_nobody_says_is_the_models_or_usual() -> None:
+    given = {"tokenizer-model": TOKENIZER, "tiling": None}
+    assert settle(given, "llava-1.6-mistral-7b") == {
+        "tiling": "anyres",
+        "tile-size": 336,
+        "tokens-per-tile": 576,
+        "normalize": "clip",
+        "image-markup": "llava",
+        "chat-template": "mistral",
+        "tokenizer-model": TOKENIZER,
+        "min-tiles": 1,
+        "max-tiles": 12,
+        "thumbnail": True,
+    }
+    alone = settle({**given, "chat-template": "chatml"}, None)
+    assert alone == {**USUAL, "chat-template": "chatml", "tokenizer-model": TOKENIZER}
+
+
+@pytest.mark.parametrize(
+    ("model", "flag", "value", "wanted"),
+    [
+        ("llava-1.5-7b", "tile-size", 448, 336),
+        ("llava-1.5-7b", "tokens-per-tile", 256, 576),
+        ("llava-1.5-7b", "normalize", "imagenet", "clip"),
+        ("llava-1.5-7b", "tiling", "anyres", "pad"),
+        ("llava-1.6-vicuna-7b", "tiling", "internvl", "anyres"),
+        ("llava-1.5-7b", "image-markup", "internvl", "llava"),
+    ],
+)
+def test_a_flag_that_contradicts_the_model_is_refused_with_both(model: str, flag: str, value: Any, wanted: Any) -> None:
+    with pytest.raises(UserError, match=f"--{flag} {value}, but model '{model}' needs {wanted}"):
+        settle({"tokenizer-model": TOKENIZER, flag: value}, model)
+
+
+def test_what_says_the_same_in_other_words_is_taken() -> None:
+    given = {"tokenizer-model": TOKENIZER, "chat-template": "chatml", "tiling": "fixed", "tile-size": 448}
+    assert settle(given, "internvl3-8b").items() >= given.items()
+
+
+def test_flags_override_what_is_the_users_choice() -> None:
+    given = {"tokenizer-model": TOKENIZER, "chat-template": "vicuna", "max-tiles": 6, "thumbnail": False}
+    chosen = settle_with_origins(given, "internvl2-8b")
+    assert {flag: chosen[flag].value for flag in given} == given
+    assert {flag: chosen[flag].origin for flag in given} == {flag: f"--{flag}" for flag in given}
+    assert (chosen["tile-size"].origin, chosen["min-tiles"].origin) == ("the preset", "usual")
+
+
+@pytest.mark.parametrize(
+    ("text", "template"),
+    [({}, "vicuna"), ({"model_type": "mistral"}, "mistral"), ({"vocab_size": 128320}, "llava-llama3")],
+)
+def test_a_llavas_language_model_says_the_template(folder: Path, text: dict[str, Any], template: str) -> None:
+    config = {**LLAVA_CONFIG, "text_config": {"model_type": "llama", "vocab_size": 32064, **text}}
+    (folder / "config.json").write_text(json.dumps(config))
+    # As published: the assistant's words without their end.
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}")
+    chosen = settle_with_origins({}, str(folder))["chat-template"]
+    assert (chosen.value, chosen.origin) == (template, "config.json")
+
+
+def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
+    strange = {**LLAVA_CONFIG, "text_config": {"model_type": "llama", "vocab_size": 64064}}
+    (folder / "config.json").write_text(json.dumps(strange))
+    with pytest.raises(UserError, match=r"--chat-template is missing, and model '.*' does not say which"):
+        settle({}, str(folder))
+    (folder / "tokenizer.model").unlink()
+    with pytest.raises(UserError, match=r"--tokenizer-model is missing, and model '.*' does not say which"):
+        settle({"chat-template": "vicuna"}, str(folder))
+    assert settle({"chat-template": "vicuna", "tokenizer-model": TOKENIZER}, str(folder))["tile-size"] == 336
+    with pytest.raises(UserError, match="--tokenizer-model is missing, and --model would say which"):
+        settle({"chat-template": "chatml"}, None)
+
+
+def test_a_folder_brings_its_tokenizer_and_its_processors_square(folder: Path) -> None:
+    given = {"chat-template": "vicuna"}
+    assert settle(given, str(folder))["tokenizer-model"] == folder / "tokenizer.model"
+    assert settle(given, str(folder))["tiling"] == "pad"
+    (folder / "preprocessor_config.json").write_text('{"do_center_crop": true}')
+    assert settle(given, str(folder))["tiling"] == "crop"
+    (folder / "preprocessor_config.json").write_text('{"do_center_crop": true, "do_pad": true}')
+    assert settle(given, str(folder))["tiling"] == "pad"
+
+
+def test_special_tokens_behind_the_models_vocabulary_are_refused(folder: Path) -> None:
+    opened = maker(folder / "tokenizer.model", markup="llava")
+    words = opened.tokenizer.vocab_size
+    config = {**LLAVA_CONFIG, "image_token_index": opened.image_token_id}
+    for size, refused in ((words, False), (words - 1, True)):
+        text = {"model_type": "llama", "vocab_size": size}
+        (folder / "config.json").write_text(json.dumps({**config, "text_config": text}))
+        if not refused:
+            check_tokenizer(opened, str(folder))
+            continue
+        with pytest.raises(UserError, match=f"ids reach {words - 1} .*'<image>' is {words - 1}.* has {size} words"):
+            check_tokenizer(opened, str(folder))
+
+
+def test_an_image_token_at_another_place_is_refused(folder: Path) -> None:
+    opened = maker(folder / "tokenizer.model", markup="llava")
+    with pytest.raises(UserError, match=f"'<image>' is token {opened.image_token_id}, model .* has it at 32000"):
+        check_tokenizer(opened, str(folder))
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = {f"p{number}": number for number in range(1000)}
+    other = folder / "other.json"
+    tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [])).save(str(other))
+    opened = maker(other, markup="llava")
+    config = {**LLAVA_CONFIG, "image_token_index": opened.image_token_id}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"other\.json: not the tokenizer .*tokenizer\.model of model"):
+        check_tokenizer(opened, str(folder))

@@ -1,0 +1,305 @@
+"""What the model is given is what transformers' own processors give: tokens one by one, pixels within rounding."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.model_recipe import settle
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe
+from tests.unit.hf.models import GEMMA_JINJA
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+TILE, PATCH = 28, 14  # 2 x 2 patches a tile: 4 features, or 1 after InternVL's shuffle
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+INTERNVL_TOKENS = ["<img>", "</img>", "<IMG_CONTEXT>", "<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>"]
+
+
+def written_tokenizer(path: Path) -> Path:
+    """Bytes and their pairs, as GPT-2's."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["What is in the picture? A cat and a dog.", "USER: ASSISTANT:"], trainer)
+    tokenizer.save(str(path))
+    return path
+
+
+def fast(path: Path, special: list[str], **roles: str) -> Any:
+    """The file with special tokens added in that order, and the names of some of them."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens(special)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=roles)
+
+
+def internvl(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+    from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+    class WithoutVideo(InternVLProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Its video processor needs torchvision."""
+
+    roles = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *INTERNVL_TOKENS], **roles, video_token="<video>")
+    size = {"height": TILE, "width": TILE}
+    pictures = GotOcr2ImageProcessorPil(size=size, crop_to_patches=True, max_patches=12, **IMAGENET)
+    return WithoutVideo(pictures, tokenizer, None, image_seq_length=1), "<IMG_CONTEXT>"
+
+
+def llava(path: Path, pad: bool) -> tuple[Any, str]:
+    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+    from transformers.models.llava.processing_llava import LlavaProcessor
+
+    pictures = LlavaImageProcessorPil(
+        size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}, do_pad=pad
+    )
+    return LlavaProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
+
+
+def llava_next(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+    from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+
+    grids = [[rows * TILE, columns * TILE] for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
+    pictures = LlavaNextImageProcessorPil(
+        size={"shortest_edge": TILE}, crop_size={"height": TILE, "width": TILE}, image_grid_pinpoints=grids
+    )
+    return LlavaNextProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
+
+
+def llava_onevision(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+    from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+
+    class WithoutVideo(LlavaOnevisionProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Its video processor needs torchvision."""
+
+    half, square = [0.5, 0.5, 0.5], {"height": TILE, "width": TILE}
+    grids = [[rows * TILE, columns * TILE] for rows in range(1, 7) for columns in range(1, 7)]
+    pictures = LlavaOnevisionImageProcessorPil(
+        size=square, image_grid_pinpoints=grids, image_mean=half, image_std=half, resample=3
+    )
+    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", "<image>"])
+    return WithoutVideo(pictures, tokenizer, None, 4, "full"), "<image>"
+
+
+def qwen_vl(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    class WithoutVideo(Qwen2_5_VLProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Its video processor needs torchvision."""
+
+    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks])
+    pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2)
+    return WithoutVideo(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def qwen3_vl(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+    class WithoutVideo(Qwen3VLProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Its video processor needs torchvision."""
+
+    marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer = fast(path, ["<|im_start|>", "<|im_end|>", *marks])
+    half, edges = [0.5, 0.5, 0.5], {"shortest_edge": 16 * PATCH**2, "longest_edge": 120 * PATCH**2}
+    pictures = Qwen2VLImageProcessorPil(size=edges, patch_size=PATCH, image_mean=half, image_std=half)
+    return WithoutVideo(pictures, tokenizer, None), "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def gemma(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+
+    roles = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    special = ["<bos>", "<start_of_turn>", "<end_of_turn>", *roles.values()]
+    half = [0.5, 0.5, 0.5]
+    pictures = Gemma3ImageProcessorPil(size={"height": TILE, "width": TILE}, image_mean=half, image_std=half)
+    tokenizer = fast(path, special, **roles)
+    tokenizer.bos_token = "<bos>"
+    return Gemma3Processor(pictures, tokenizer, image_seq_length=4), "<start_of_image>"
+
+
+CLIP_FEATURES = {
+    "patch_size": PATCH,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
+CASES = {
+    "internvl": (internvl, {"template": "hermes-2", "markup": "internvl", "tokens_per_tile": 1}),
+    "anyres": (llava_next, {"template": "mistral", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
+    "pad": (llava, {"template": "vicuna", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
+    "crop": (llava, {"template": "vicuna", "markup": "llava", "tokens_per_tile": 4, "normalization": "clip"}),
+}
+CASES["native"] = (
+    qwen_vl, {"template": "hermes-2", "markup": "qwen-vl", "tokens_per_tile": 0.25, "normalization": "clip"},
+)  # fmt: skip
+CASES["native, Qwen3-VL"] = (
+    qwen3_vl, {"template": "hermes-2", "markup": "qwen3-vl", "tokens_per_tile": 0.25, "normalization": "half"},
+)  # fmt: skip
+CASES["anyres_max_9"] = (
+    llava_onevision,
+    {"template": "qwen-vl", "markup": "llava", "tokens_per_tile": 4, "normalization": "half"},
+)
+CASES["gemma"] = (gemma, {"template": "gemma", "markup": "gemma", "tokens_per_tile": 4, "normalization": "half"})
+NATIVE = Tiling(PATCH, 16, 120, False, "native")
+QUESTION = "<|im_start|>user\n{0}\nWhat is in the picture?<|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n"
+PROMPTS = {  # what their chat templates write for one question and answer
+    "hermes-2": QUESTION,
+    "qwen-vl": QUESTION,  # without the system message, which the dataset is made without
+    "mistral": "<s>[INST] {0}\nWhat is in the picture? [/INST] A cat.</s>",
+    "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
+    "gemma": "<bos><start_of_turn>user\n{0}\nWhat is in the picture?<end_of_turn>\n<start_of_turn>model\nA cat."
+    "<end_of_turn>\n",
+}
+
+
+def draw_pictures(folder: Path) -> list[str]:
+    """Pictures of many shapes and of every kind that Pillow can write: noise, so that every wrong pixel shows."""
+    generator = np.random.default_rng(0)
+
+    def noise(width: int, height: int) -> Image.Image:
+        return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+    sizes = [(28, 28), (90, 50), (31, 200), (300, 41), (57, 57), (13, 9)]
+    pictures = {f"size{width}.png": (noise(width, height), {}) for width, height in sizes}
+    for turned in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = turned
+        pictures[f"turned{turned}.jpg"] = (noise(90, 40), {"exif": exif})
+    glass = noise(60, 40)
+    glass.putalpha(Image.fromarray(generator.integers(0, 256, (40, 60), dtype=np.uint8)))
+    pictures["glass.png"] = (glass, {})
+    pictures["grey_glass.png"] = (glass.convert("LA"), {})
+    pictures["palette.png"] = (noise(60, 40).quantize(16), {"transparency": 3})
+    pictures["grey.png"] = (noise(60, 40).convert("L"), {})
+    pictures["bits.png"] = (noise(60, 40).convert("1"), {})
+    pictures["print.jpg"] = (noise(60, 40).convert("CMYK"), {})
+    for name, (picture, options) in pictures.items():
+        picture.save(folder / name, **options)
+    return list(pictures)
+
+
+def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) -> ChatDataset:
+    turns = [
+        {"from": "human", "value": "<image>\nWhat is in the picture?"},
+        {"from": "gpt", "value": "A cat."},
+    ]
+    lines = "\n".join(json.dumps({"image": name, "conversations": turns}) for name in names)
+    (folder / "chat.jsonl").write_text(lines)
+    recipe = Recipe(
+        folder,
+        folder / "tokenizer.json",
+        tiling=NATIVE if rule == "native" else Tiling(TILE, max_tiles=MOST_TILES.get(rule, 12), rule=rule),
+        system_message="",
+        **flags,
+    )
+    preprocess(open_job([folder / "chat.jsonl"], recipe, folder / "dataset"), max_rejects=0)
+    return ChatDataset(folder / "dataset")
+
+
+MOST_TILES = {"native": 120, "anyres_max_9": 36}
+TOWERS = {  # config.json of each kind of model
+    "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
+    "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
+    "pad": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
+    "crop": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
+    "native": ("qwen2_5_vl", "qwen2_5_vl_text", {"out_hidden_size": 8192}),
+    "anyres_max_9": ("llava_onevision", "qwen2", {"model_type": "siglip_vision_model", "image_size": TILE}),
+    "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
+    "gemma": ("gemma3", "gemma3_text", {"model_type": "siglip_vision_model", "image_size": TILE}),
+}
+JINJA = {
+    "hermes-2": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}",
+    "mistral": "<s>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('') }}{% endif %}"
+    "{{ '[INST] ' if m.role == 'user' else ' ' }}{% for part in m.content %}{{ part.text }}{% endfor %}"
+    "{{ ' [/INST]' if m.role == 'user' else '</s>' }}{% endfor %}",
+    "gemma": GEMMA_JINJA,
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_path: Path) -> None:
+    """What `test_tokens_and_pixels_are_the_processors` was given by hand is in the folder that transformers saves."""
+    (build, flags), rule = CASES[case], case.partition(",")[0]
+    processor, _ = build(written_tokenizer(tmp_path / "made.json"), rule == "pad")
+    processor.image_processor.save_pretrained(tmp_path)
+    processor.tokenizer.save_pretrained(tmp_path)
+    kind, language, tower = TOWERS[case]
+    towers = {"text_config": {"model_type": language}, "vision_config": {**tower, "patch_size": PATCH}}
+    config = {"model_type": kind, **towers} | ({"mm_tokens_per_image": 4} if kind == "gemma3" else {})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = {"chat-template": flags["template"]}
+    if flags["template"] in JINJA:
+        (tmp_path / "chat_template.jinja").write_text(JINJA[flags["template"]])
+        given = {}
+    found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
+    native = rule == "native"
+    wanted = {"tiling": rule, "tile-size": PATCH if native else TILE, "tokens-per-tile": flags["tokens_per_tile"]}
+    wanted |= {"max-tiles": MOST_TILES.get(rule, 12)}
+    wanted |= {"image-markup": flags["markup"], "normalize": flags.get("normalization", "imagenet")}
+    wanted |= {"chat-template": flags["template"], "tokenizer-model": tmp_path / "tokenizer.json"}
+    assert wanted.items() <= found.items()
+
+
+def test_images_among_others_are_one_padded_tile_each_in_llava_onevision(tmp_path: Path) -> None:
+    processor, _ = llava_onevision(written_tokenizer(tmp_path / "tokenizer.json"), False)
+    names = draw_pictures(tmp_path)[:3]
+    turns = [{"from": "human", "value": "<image>" * 3 + "What?"}, {"from": "gpt", "value": "Cats."}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"image": names, "conversations": turns}))
+    tiling, flags = Tiling(TILE, max_tiles=36, rule="anyres_max_9"), CASES["anyres_max_9"][1]
+    recipe = Recipe(tmp_path, tmp_path / "tokenizer.json", tiling=tiling, system_message="", **flags)
+    preprocess(open_job([tmp_path / "chat.jsonl"], recipe, tmp_path / "dataset"), max_rejects=0)
+    data = ChatDataset(tmp_path / "dataset")
+    prompt = "<|im_start|>user\n" + "<image>" * 3 + "What?<|im_end|>\n<|im_start|>assistant\nCats.<|im_end|>\n"
+    theirs = processor(text=prompt, images=[[str(tmp_path / name) for name in names]], return_tensors="np")
+    assert data.text(0)[0].tolist() == theirs["input_ids"][0].tolist()
+    pixels = theirs["pixel_values"].reshape(-1, 3, TILE, TILE)
+    np.testing.assert_allclose(data.pixels(0).numpy(), pixels, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None:
+    (build, flags), rule = CASES[case], case.partition(",")[0]
+    processor, mark = build(written_tokenizer(tmp_path / "tokenizer.json"), rule == "pad")
+    names = draw_pictures(tmp_path)
+    data = dataset(tmp_path, rule, flags, names)
+    for sample, name in enumerate(names):
+        prompt = PROMPTS[flags["template"]].format(mark)
+        theirs = processor(text=prompt, images=[str(tmp_path / name)], return_tensors="np")
+        assert data.text(sample)[0].tolist() == theirs["input_ids"][0].tolist(), name
+        pixels = theirs["pixel_values"]
+        if rule == "native":  # a patch is two equal frames, colour by colour
+            films = pixels.reshape(-1, 3, 2, PATCH, PATCH)
+            np.testing.assert_array_equal(films[:, :, 0], films[:, :, 1])
+            pixels = films[:, :, 0]
+            assert [(1, image.rows, image.columns) for image in data.images(sample)] == [
+                *map(tuple, theirs["image_grid_thw"])
+            ]
+        else:
+            pixels = pixels.reshape(-1, 3, TILE, TILE)
+            if rule == "anyres_max_9":
+                assert data.images(sample)[0].thumbnail
+        np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-6, err_msg=name)
+    context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>"}.get(rule, mark)
+    assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(context)
+    added = {token: number for token, number in processor.tokenizer.get_added_vocab().items() if token != "<video>"}
+    assert data.manifest["special_tokens"] == added

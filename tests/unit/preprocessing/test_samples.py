@@ -1,0 +1,225 @@
+"""One line to one sample: limits hold to the token, and system messages come from where they should."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from megatron.vlm.data.dataset import ChatDataset, expand_images
+from megatron.vlm.data.formats.rows import Row
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.data.templates import chat_template
+from megatron.vlm.preprocessing.demo import train_tokenizer
+from megatron.vlm.preprocessing.job import open_job
+from megatron.vlm.preprocessing.preprocess import preprocess
+from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
+from omnibal_ext.errors import UserError
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "tokenizer.model").write_bytes(train_tokenizer())
+    Image.fromarray(np.zeros((32, 64, 3), np.uint8)).save(tmp_path / "two_tiles.png")
+    for tiles in (1, 3, 4):
+        Image.fromarray(np.zeros((32, 32 * tiles, 3), np.uint8)).save(tmp_path / f"{tiles}.png")
+    return tmp_path
+
+
+def maker(root: Path, **changed: Any) -> SampleMaker:
+    flags = {"template": "internlm2-chat", "tiling": Tiling(32, max_tiles=4), "tokens_per_tile": 4, **changed}
+    return SampleMaker(Recipe(root, root / "tokenizer.model", **flags))
+
+
+def line(images: int, question: str = "Read", system: str | None = None) -> Row:
+    return Row(1, short_line(images, question, system))
+
+
+def short_line(images: int, question: str = "Read", system: str | None = None) -> bytes:
+    turns = [{"from": "human", "value": "<image>" * images + question}, {"from": "gpt", "value": "a5"}]
+    if system is not None:
+        turns.insert(0, {"from": "system", "value": system})
+    return json.dumps({"image": ["two_tiles.png"] * images, "conversations": turns}).encode()
+
+
+def test_a_sample_counts_its_tiles_and_image_tokens(root: Path) -> None:
+    opened = maker(root)
+    sample = opened.make(line(images=1))
+    assert sample.tiles == 3  # two and the thumbnail
+    assert (sample.tokens == opened.tokenizer.token_id("<IMG_CONTEXT>")).sum() == 1  # of the image, not of its features
+    assert sample.length == len(sample.tokens) - 1 + 3 * 4
+
+
+def test_every_image_has_the_tokens_of_its_own_tiles_where_its_mark_is(root: Path) -> None:
+    record = {"image": ["1.png", "3.png"], "conversations": [{"from": "human", "value": "<image>Read<image>a5"},
+                                                             {"from": "gpt", "value": "a5"}]}  # fmt: skip
+    (root / "chat.jsonl").write_text(json.dumps(record))
+    recipe = Recipe(root, root / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=8), 4)
+    preprocess(open_job([root / "chat.jsonl"], recipe, root / "data"))
+    data = ChatDataset(root / "data")
+    tokens, mask = data.text(0)
+    marks = (tokens == data.manifest["image_token_id"]).astype(int)
+    starts, ends = (np.flatnonzero(np.diff(np.concatenate([[0], marks, [0]])) == sign) for sign in (1, -1))
+    assert (ends - starts).tolist() == [1 * 4, (3 + 1) * 4]
+    assert len(mask) == len(tokens) == data.sizes.tokens[0]
+    assert not mask[marks == 1].any()
+
+
+def test_every_image_token_is_repeated_for_its_own_image() -> None:
+    tokens, mask = expand_images(np.array([7, 1, 8, 1, 9]), np.array([0, 0, 1, 0, 1], np.uint8), [1], [3, 2])
+    assert tokens.tolist() == [7, 1, 1, 1, 8, 1, 1, 9]
+    assert mask.tolist() == [0, 0, 0, 0, 1, 0, 0, 1]
+
+
+def test_the_token_limit_counts_image_tokens_and_is_exact(root: Path) -> None:
+    length = maker(root).make(line(images=2)).length
+    assert maker(root, max_tokens=length).make(line(images=2)).length == length
+    with pytest.raises(Rejected, match=f"too_many_tokens: {length} tokens, limit {length - 1}"):
+        maker(root, max_tokens=length - 1).make(line(images=2))
+
+
+def test_of_more_images_than_tiles_each_has_one(root: Path) -> None:
+    assert maker(root).make(line(images=4)).tiles == 4
+    assert maker(root).make(line(images=7)).tiles == 7
+
+
+def long_line(answers: int, trained: int = 99) -> bytes:
+    """A conversation of `answers` questions, each about an image of its own; the first `trained` are learnt."""
+    turns: list[dict[str, Any]] = []
+    for number in range(answers):
+        turns.append({"from": "human", "value": f"<image>Read {number}"})
+        turns.append({"from": "gpt", "value": f"a{number}", "loss": number < trained})
+    images = [("two_tiles.png", "1.png")[number % 2] for number in range(answers)]
+    return json.dumps({"image": images, "conversations": turns}).encode()
+
+
+def test_a_longer_sample_gets_as_few_tiles_fewer_as_needed(root: Path) -> None:
+    wide = Row(1, json.dumps(json.loads(short_line(images=2)) | {"image": ["4.png", "3.png"]}).encode())
+    whole = maker(root, tiling=Tiling(32, max_tiles=8)).make(wide)
+    assert whole.tiles == 5 + 4
+    for tokens, grids in ((1, [(3, 1), (3, 1)]), (4, [(3, 1), (3, 1)]), (5, [(2, 1), (2, 1)]), (13, [(1, 1), (1, 1)])):
+        limit = {"max_tokens": whole.length - tokens, "shorten": ("fewer-tiles",)}
+        less = maker(root, tiling=Tiling(32, max_tiles=8), **limit).make(wide)
+        assert [(image.columns, image.rows) for image in less.images] == grids
+    tiling = Tiling(32, max_tiles=6)
+    whole = maker(root, tiling=tiling).make(line(images=2))
+    assert whole.tiles == 6
+    assert whole.shortened is None
+    less = maker(root, tiling=tiling, max_tokens=whole.length - 1, shorten=("fewer-tiles",)).make(line(images=2))
+    assert (less.tiles, less.shortened) == (2, "fewer-tiles")  # one each, of which there is no thumbnail
+    assert less.length == whole.length - 4 * 4
+    assert less.tokens.tolist() == whole.tokens.tolist()
+    least = {"tiling": Tiling(32, min_tiles=2, max_tiles=6), "max_tokens": whole.length - 1}
+    with pytest.raises(Rejected, match=f"too_many_tokens: {whole.length} tokens"):
+        maker(root, shorten=("fewer-tiles",), **least).make(line(images=2))
+
+
+def test_a_longer_sample_ends_with_its_last_answer_that_fits(root: Path) -> None:
+    """As if the rest had never been said: the same tokens, loss mask and images, cut as they were."""
+    tiling = Tiling(32, max_tiles=2 * 4)  # two tiles an image, of four or of one: the share may not grow
+    lengths = [maker(root, tiling=tiling).make(Row(1, long_line(answers))).length for answers in (1, 2, 3, 4)]
+    for kept in (1, 2, 3):
+        for limit in (lengths[kept - 1], lengths[kept] - 1):
+            made = maker(root, tiling=tiling, max_tokens=limit, shorten=("truncate",)).make(Row(1, long_line(4)))
+            same = maker(root, tiling=tiling).make(Row(1, long_line(kept)))
+            assert made.shortened == "truncate"
+            assert made.tokens.tolist() == same.tokens.tolist()
+            assert made.loss_mask.tolist() == same.loss_mask.tolist()
+            assert made.images == same.images
+            assert made.length == same.length <= limit
+    with pytest.raises(Rejected, match="too_many_tokens"):
+        maker(root, tiling=tiling, max_tokens=lengths[0] - 1, shorten=("truncate",)).make(Row(1, long_line(4)))
+
+
+def test_nothing_is_kept_of_a_conversation_whose_beginning_teaches_nothing(root: Path) -> None:
+    turns = json.loads(long_line(3))
+    for number in (1, 3):
+        turns["conversations"][number]["loss"] = False
+    whole = maker(root).make(Row(1, json.dumps(turns).encode())).length
+    with pytest.raises(Rejected, match="too_many_tokens"):
+        maker(root, max_tokens=whole - 1, shorten=("truncate",)).make(Row(1, json.dumps(turns).encode()))
+
+
+def test_ways_are_tried_in_the_order_given_and_counted(root: Path) -> None:
+    tiling = Tiling(32, max_tiles=8)
+    lengths = {
+        name: maker(root, tiling=tiling).make(Row(1, text)).length
+        for name, text in (("two", long_line(2)), ("one", long_line(1)))
+    }
+    flags = {"tiling": tiling, "max_tokens": lengths["two"] - 1}
+    for first, second in (("fewer-tiles", "truncate"), ("truncate", "fewer-tiles")):
+        assert maker(root, shorten=(first, second), **flags).make(Row(1, long_line(2))).shortened == first
+    (root / "chat.jsonl").write_bytes(b"\n".join([long_line(2), long_line(1), long_line(4)]))
+    recipe = Recipe(root, root / "tokenizer.model", "internlm2-chat", tiling, 4, max_tokens=lengths["two"] - 1,
+                    shorten=("fewer-tiles", "truncate"))  # fmt: skip
+    manifest = preprocess(open_job([root / "chat.jsonl"], recipe, root / "short"))
+    assert manifest["shortened"] == {"fewer-tiles": 1, "truncate": 1}
+    assert manifest["samples"] == 3
+    data = ChatDataset(root / "short")
+    lengths_found = [len(data.text(sample)[0]) for sample in range(3)]
+    assert data.sizes.tokens.tolist() == lengths_found
+    assert max(lengths_found) < lengths["two"]
+    with np.load(root / "short/sizes.npz") as arrays:
+        assert arrays["supervised"].tolist() == [int(data.text(sample)[1].sum()) for sample in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("template", "own", "flag", "expected"),
+    [
+        ("internlm2-chat", None, None, None),
+        ("internlm2-chat", None, "Read", "Read"),
+        ("internlm2-chat", "Repeat", "Read", "Repeat"),
+        ("vicuna", None, None, chat_template("vicuna").system),
+        ("vicuna", None, "", None),
+        ("vicuna", "Repeat", None, "Repeat"),
+    ],
+)
+def test_system_messages(root: Path, template: str, own: str | None, flag: str | None, expected: str | None) -> None:
+    made = maker(root, template=template, system_message=flag).make(line(0, question="a5", system=own))
+    same = maker(root, template=template, system_message="").make(line(0, question="a5", system=expected))
+    assert made.tokens.tolist() == same.tokens.tolist()
+
+
+def test_a_hugging_face_tokenizer_serves_several_workers(root: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["Read a5"], trainer)
+    tokenizer.save(str(root / "tokenizer.json"))
+    (root / "chat.jsonl").write_bytes(b"\n".join([short_line(1), short_line(2)] * 20))
+    recipe = Recipe(root, root / "tokenizer.json", "llama3", Tiling(32), 4)
+    one = preprocess(open_job([root / "chat.jsonl"], recipe, root / "one", lines_per_part=5))
+    two = preprocess(open_job([root / "chat.jsonl"], recipe, root / "two", lines_per_part=5), workers=2)
+    assert one == two
+    assert one["samples"] == 40
+    assert (root / "one" / "tokens.bin").read_bytes() == (root / "two" / "tokens.bin").read_bytes()
+
+
+def test_llavas_data_have_no_id_that_llava_lacks(root: Path) -> None:
+    opened = maker(root, template="vicuna", markup="llava")
+    plain = maker(root, template="vicuna")
+    added = {"<img>", "</img>", "<IMG_CONTEXT>"} & set(opened.special_tokens)
+    assert not added
+    assert opened.tokenizer.vocab_size < plain.tokenizer.vocab_size + 9
+    sample = opened.make(line(1))
+    assert (sample.tokens == opened.tokenizer.token_id("<image>")).sum() == 1
+    assert sample.loss_mask[sample.tokens == opened.image_token_id].sum() == 0
+
+
+def test_a_template_without_a_system_turn_refuses_one(root: Path) -> None:
+    with pytest.raises(Rejected, match="bad_roles: chat template 'mistral' has no system turn"):
+        maker(root, template="mistral").make(line(0, system="Read"))
+    with pytest.raises(UserError, match="'mistral' has no system turn; leave --system-message out"):
+        maker(root, template="mistral", system_message="Read")
+
+
+def test_a_strip_that_cannot_become_a_square_is_rejected(root: Path) -> None:
+    Image.new("1", (40_000, 2)).save(root / "two_tiles.png")
+    for rule in ("pad", "crop"):
+        with pytest.raises(Rejected, match="too_many_pixels"):
+            maker(root, tiling=Tiling(336, rule=rule)).make(line(1))

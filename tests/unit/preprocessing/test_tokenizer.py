@@ -1,0 +1,115 @@
+"""Tokenizers: special tokens are one id each, wherever that id comes from."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from megatron.vlm.preprocessing.demo import train_tokenizer
+from megatron.vlm.preprocessing.tokenizer import Encoding, load_tokenizer
+from omnibal_ext.errors import UserError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(train_tokenizer())
+    return path
+
+
+def test_tokens_missing_in_the_file_follow_its_vocabulary_in_the_order_given(model: Path) -> None:
+    plain = load_tokenizer(model, ["<img>"])
+    more = load_tokenizer(model, ["<img>", "<first>", "<second>", "<first>"])
+    assert more.token_id("<img>") == plain.token_id("<img>") < plain.vocab_size
+    assert more.token_id("<first>") == plain.vocab_size
+    assert more.token_id("<second>") == plain.vocab_size + 1
+    assert more.vocab_size == plain.vocab_size + 2
+
+
+def test_an_appended_token_is_one_id_in_the_middle_of_text(model: Path) -> None:
+    tokenizer = load_tokenizer(model, ["<first>"])
+    encoding = tokenizer.encode("a5<first>b3")
+    assert encoding.ids.tolist().count(tokenizer.token_id("<first>")) == 1
+    assert encoding.starts.tolist() == [0, 1, 2, 9, 10]
+    assert encoding.ends.tolist() == [1, 2, 9, 10, 11]
+
+
+def test_of_tokens_that_begin_alike_the_longest_is_read(model: Path) -> None:
+    for tokens in (["<a>", "<a><b>"], ["<a><b>", "<a>"]):
+        tokenizer = load_tokenizer(model, tokens)
+        long, short = tokenizer.token_id("<a><b>"), tokenizer.token_id("<a>")
+        assert tokenizer.encode("<a><b><a>").ids.tolist() == [long, short]
+
+
+def test_tokens_that_the_models_folder_declares_keep_their_ids(model: Path) -> None:
+    size = load_tokenizer(model, []).vocab_size
+    (model.parent / "added_tokens.json").write_text(json.dumps({"<other>": size + 4}))
+    decoder = {"5": {"content": "<renamed>", "special": True}}
+    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    tokenizer = load_tokenizer(model, ["<renamed>", "<other>", "<new>"])
+    assert tokenizer.token_id("<renamed>") == 5
+    assert tokenizer.token_id("<other>") == size + 4
+    assert tokenizer.token_id("<new>") == size + 5
+    assert tokenizer.vocab_size == size + 6
+    assert tokenizer.encode("a<renamed>").ids.tolist()[1:] == [5]
+
+
+def test_a_range_covers_the_tokens_that_hold_a_character_of_it() -> None:
+    # "ab" as one token, a character in three bytes (its range on the last of them), "c".
+    encoding = Encoding.of([1, 2, 3, 4, 5], [(0, 2), (2, 2), (2, 2), (2, 3), (3, 4)])
+    assert np.flatnonzero(encoding.covers(0, 1)).tolist() == [0]
+    assert np.flatnonzero(encoding.covers(1, 2)).tolist() == [0]
+    assert np.flatnonzero(encoding.covers(2, 3)).tolist() == [1, 2, 3]
+    assert np.flatnonzero(encoding.covers(1, 4)).tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(encoding.covers(3, 4)).tolist() == [4]
+
+
+@pytest.mark.parametrize(("name", "content"), [("x.model", b"no model"), ("x.json", b"{}"), ("x.json", b"no JSON")])
+def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path, name: str, content: bytes) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=name):
+        load_tokenizer(tmp_path / name, [])
+
+
+def test_a_vocabulary_has_one_name_in_every_file_format(model: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    vocabulary = {pieces.id_to_piece(number): number for number in range(pieces.vocab_size())}
+    tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [])).save(str(model.with_name("tokenizer.json")))
+    ours, theirs = (load_tokenizer(model.with_name(name), ["<x>"]) for name in ("tokenizer.model", "tokenizer.json"))
+    assert ours.vocabulary_size == theirs.vocabulary_size == len(vocabulary)
+    assert ours.vocabulary_hash() == theirs.vocabulary_hash()
+
+
+def test_two_pieces_exchanged_make_another_vocabulary(model: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    hashes = set()
+    for pieces in ({"a": 0, "b": 1}, {"a": 1, "b": 0}):
+        tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [])).save(str(model.with_name("tokenizer.json")))
+        hashes.add(load_tokenizer(model.with_name("tokenizer.json"), []).vocabulary_hash())
+    assert len(hashes) == 2
+
+
+def test_special_tokens_of_the_tokenizer_are_reserved_and_plain_ones_not(model: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    added = [("<|tool|>", True), ("<plain>", False), ("  ", True)]
+    decoder = {str(300 + i): {"content": token, "special": special} for i, (token, special) in enumerate(added)}
+    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    assert load_tokenizer(model, []).reserved == {"<|tool|>"}
+    theirs = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    for token, special in added:
+        theirs.add_tokens([tokenizers.AddedToken(token, special=special)])
+        if special:
+            theirs.add_special_tokens([tokenizers.AddedToken(token, special=True)])
+    theirs.save(str(model.with_name("tokenizer.json")))
+    assert load_tokenizer(model.with_name("tokenizer.json"), ["<s>"]).reserved == {"<|tool|>"}
+
+
+@pytest.mark.parametrize("added", [{"<a>": -1}, {"<a>": "5"}, {"<a>": 2**40}, [], {"<a>": None}])
+def test_declared_tokens_without_a_possible_id_are_refused(model: Path, added: object) -> None:
+    (model.parent / "added_tokens.json").write_text(json.dumps(added))
+    with pytest.raises(UserError, match=r"added_tokens\.json"):
+        load_tokenizer(model, [])

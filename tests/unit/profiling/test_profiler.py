@@ -1,0 +1,206 @@
+"""What the profiler makes of its measurements: bytes counted once while they are held, medians, fits, lines."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from megatron.vlm import platform
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.profiling.kept import KeptBytes
+from megatron.vlm.profiling.layer_costs import _some, fit_seconds
+from megatron.vlm.profiling.profiler import Job, fit_line, seconds_of_weights, step_seconds
+from megatron.vlm.profiling.stopwatch import WARM_UP, Stopwatch, at_usual_pace
+from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
+from megatron.vlm.profiling.transfers import Links
+from omnibal_ext.chain import FULL
+from omnibal_ext.costs.profile import Profile
+from omnibal_ext.errors import UserError
+from tests.distributed import harness, late_bytes
+from tests.distributed.conftest import run_program
+from tests.programs import ENGINE, PLAIN
+from tests.unit.alone import megatron_alone
+from tests.unit.layout.instances import make_profile
+
+
+def test_every_storage_counts_once_as_long_as_autograd_holds_it() -> None:
+    weight, entering = torch.ones(16, requires_grad=True), torch.ones(16)
+    with KeptBytes([weight]) as kept:
+        out = ((entering * weight) * entering).exp()  # holds `entering` twice and its own result, but no weight
+        assert kept.bytes == kept.peak == 2 * 16 * 4
+        more = (out * entering).sum()
+        out.sum().backward()
+        assert kept.bytes == 16 * 4  # the last product still holds `entering`
+        del more, out
+    assert (kept.bytes, kept.peak) == (0, 2 * 16 * 4)
+    assert weight.grad is not None
+
+
+def test_the_count_changes_no_gradient() -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    entering = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    layer(entering).sum().backward()
+    expected = [weight.grad.clone() for weight in layer.parameters()]
+    layer.zero_grad()
+    with KeptBytes(layer.parameters()):
+        layer(entering).sum().backward()
+    assert all(torch.equal(weight.grad, grad) for weight, grad in zip(layer.parameters(), expected, strict=True))
+
+
+def test_a_fit_meets_the_budgets_exactly_and_has_no_negative_part() -> None:
+    features = [(1.0, 100.0, 2500.0), (1.0, 50.0, 700.0), (1.0, 100.0, 10000.0)]
+    truth = (0.5, 0.02, 0.001)
+    seconds = [sum(a * b for a, b in zip(truth, row, strict=True)) for row in features]
+    assert fit_seconds(features, seconds) == pytest.approx(truth)
+    noisy = fit_seconds(features, [3.0, 1.0, 2.9])  # the longer sample was faster: no such thing
+    assert min(noisy) >= 0
+    assert sum(a * b for a, b in zip(noisy, features[0], strict=True)) == pytest.approx(3.0)
+
+
+@pytest.fixture(params=["small", "native", "gemma"])
+def chain(request: pytest.FixtureRequest) -> Iterator[Chain]:
+    with megatron_alone(request.param) as inputs:
+        yield Chain.of(inputs.args, inputs.architecture)
+
+
+def test_made_up_packs_run_through_the_model(chain: Chain) -> None:
+    """Images that fit into a sample, images that reach over its end, and none."""
+    model = Stage(chain, 0, len(chain.kinds))
+    for tiles, lengths in ((0, [5]), (8, [30, 40]), (60, [200, 90]), (5000, [700, 900])):
+        pack = synthetic_pack(
+            chain.architecture, tiles if chain.architecture.vision.native else min(tiles, sum(lengths) // 4), lengths
+        )
+        losses = model(pack)
+        assert losses.isfinite().all()
+        losses.sum().backward()
+
+
+def test_a_pack_without_tiles_gives_every_weight_it_passes_by_a_gradient_of_zero(chain: Chain) -> None:
+    vit = Stage(chain, 1, 2)
+    pack = synthetic_pack(chain.architecture, 0, [5])
+    entering = torch.empty(chain.shape_before(1, pack), requires_grad=True)
+    vit.set_input_tensor(entering)
+    out = vit(pack)
+    assert out.shape == chain.shape_before(2, pack)
+    out.sum().backward()
+    assert entering.grad is not None
+    assert all(weight.grad is not None and not weight.grad.any() for weight in vit.parameters())
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_rounds_that_warm_up_do_not_count() -> None:
+    calls: Counter[str] = Counter()
+
+    def run(name: str) -> tuple[float]:
+        calls[name] += 1
+        return (50.0 if name == "a" and calls[name] <= WARM_UP else 1.0,)
+
+    stopwatch = Stopwatch(steps=3)
+    found = stopwatch.measure({"vit": {name: partial(run, name) for name in "ab"}})["vit"]
+    assert calls == dict.fromkeys("ab", WARM_UP + 3)
+    assert found["a"] == pytest.approx(found["b"])
+    assert stopwatch.disturbed["vit"].endswith(" of 6")
+
+
+def test_a_machine_that_turns_slow_between_two_runs_changes_no_share() -> None:
+    # Two rounds fast, two slow, and one in which the second run is slow already: medians of bare seconds say 2 to 4.5.
+    seconds = [(2.0, 3.0), (2.0, 3.0), (2.0, 4.5), (3.0, 4.5), (3.0, 4.5)]
+    rounds = [(a + b, {("vit", "0"): (a,), ("llm", "0"): (b,)}) for a, b in seconds]
+    found = {subject: statistics.median(parts[0]) for (subject, _), parts in at_usual_pace(rounds).items()}
+    assert found["vit"] / found["llm"] == pytest.approx(2 / 3)
+    assert found["vit"] + found["llm"] == pytest.approx(6.5)  # the median round
+
+
+def test_an_optimizer_step_is_a_constant_and_a_time_a_weight() -> None:
+    assert fit_line([(10.0, 3.0), (20.0, 5.0), (40.0, 9.0)]) == pytest.approx((1.0, 0.2))
+    assert fit_line([(10.0, 1.0), (20.0, 5.0)])[0] == 0.0  # never less than nothing
+    assert fit_line([(10.0, 1.0)]) == pytest.approx((0.0, 0.1))
+
+
+def test_a_layer_of_many_small_tensors_takes_longer_for_each_of_its_weights() -> None:
+    """Three kinds on a line of 1 + .2 a weight, and one above: the constant is the line's, the rest each kind's own."""
+    stepped = {"llm": (40.0, 9.0), "head": (20.0, 5.0), "projector": (10.0, 3.0)}
+    constant, own = seconds_of_weights(stepped)
+    assert (constant, own) == (pytest.approx(1.0), pytest.approx(dict.fromkeys(stepped, 0.2)))
+    constant, own = seconds_of_weights({**stepped, "vit": (20.0, 9.0)})
+    for kind, (weights, seconds) in {**stepped, "vit": (20.0, 9.0)}.items():
+        assert constant + weights * own[kind] == pytest.approx(seconds)
+    assert own["vit"] > 1.5 * own["head"]
+    assert seconds_of_weights({"llm": (10.0, 1.0), "head": (20.0, 0.0)})[1]["head"] == 0.0
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(1, 0.0), (2, 1.0), (4, 1.5)])
+def test_gradients_are_reduced_by_a_ring(ranks: int, share: float) -> None:
+    job, links = Job("tiny", 1, 1, data_parallel=ranks), Links(reduction_seconds_per_byte=0.25)
+    assert step_seconds(job, 1.0, 0.0, 3.0, links) == pytest.approx(3.0 + share)
+    dealt = Job("tiny", 1, 1, data_parallel=2 * ranks, expert_parallel=2)
+    assert step_seconds(dealt, 1.0, 1.0, 3.0, links) == pytest.approx(3.0 + share), "over those with the same experts"
+
+
+def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:
+    """Of four ViT layers, links 1 to 4, the second sees whole images; two are measured where two follow each other."""
+    kinds = harness.MODELS["native"].cost_kinds
+    assert [_some(kind, kinds) for kind in (FULL, "vit", "projector", "llm")] == [(2, 1), (3, 2), (5, 1), (9, 2)]
+    assert _some("vit", harness.MODELS["small"].cost_kinds) == (1, 2)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_layers_are_measured_as_the_job_runs_them(shared: bool) -> None:
+    flags = Job("tiny", 1, 1, tensor_parallel=2, sequence_parallel=shared, bf16=True).flags()
+    assert ("--sequence-parallel" in flags) == shared
+    assert {"--bf16", "--tensor-model-parallel-size"} <= set(flags)
+
+
+def test_samples_share_a_pack_evenly() -> None:
+    assert equal_lengths(10, 4) == [3, 3, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["transfer_latency_seconds", "action_seconds", "iteration_seconds", "overhead_bytes"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "x"])
+def test_impossible_constants_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(UserError, match=name):
+        Profile(**{**make_profile().__dict__, name: value}).validate()
+
+
+@pytest.mark.starts
+def test_what_layers_keep_is_measured_with_shared_tokens() -> None:
+    """Sharing saves half of what lies between blocks; tokens that fill up take a little of it back."""
+    saved = run_program("tests.distributed.kept_bytes", 2)
+    assert {kind: share for kind, share in saved.items() if share < 0.9} == {}
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("machine", [PLAIN, ENGINE], ids=["local", "engine"])
+def test_a_split_backward_leaves_every_large_product_for_w(machine: str) -> None:
+    """By hand: what enters each linear layer, and the gradient of what leaves it."""
+    small, number = harness.SMALL, 4  # bytes, fp32
+    vision, language = small.vision, small.language
+    head, groups = language.hidden_size // language.heads, language.kv_heads
+    wide = language.hidden_size
+    widths = {  # (in, out) of query-key-value, projection, and the perceptron's two
+        "vit": [(vision.hidden_size, 3 * vision.hidden_size), (vision.hidden_size, vision.hidden_size),
+                (vision.hidden_size, vision.ffn_hidden_size), (vision.ffn_hidden_size, vision.hidden_size)],
+        "llm": [(wide, wide + 2 * groups * head), (wide, wide), (wide, 2 * language.ffn_hidden_size),
+                (language.ffn_hidden_size, wide)],
+        "head": [(wide, language.vocab_size)],
+    }  # fmt: skip
+    rows = {"vit": late_bytes.TILES * vision.tokens_per_tile, "llm": late_bytes.TOKENS, "head": late_bytes.TOKENS}
+    by_hand = {kind: rows[kind] * sum(map(sum, layers)) * number for kind, layers in widths.items()}
+    others = {"untouched": 0, "whole": [[False, False], [True]]}
+    assert run_program("tests.distributed.late_bytes", 1, server=machine) == by_hand | others
+
+
+def test_a_gpu_keeps_a_reserve_for_what_no_layer_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver and communicators take now, and at least what a job's take. What the allocator keeps of layers
+    that were measured is none of it."""
+    assert platform.overhead_bytes() == 0
+    monkeypatch.setattr(platform, "HAS_CUDA", True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2**30)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 10 * 2**30)
+    for used, reserve in ((11 * 2**30, 4 * 2**30), (19 * 2**30, 9 * 2**30)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda used=used: (80 * 2**30 - used, 80 * 2**30))
+        assert platform.overhead_bytes() == reserve

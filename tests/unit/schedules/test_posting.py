@@ -1,0 +1,168 @@
+"""Receives are posted so early that transfers overlap, and never so early that a synchronisation could hang."""
+
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.schedules.actions import Action, Schedule
+from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.posting import Post, Postings, with_posts
+from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
+from tests.unit.drawn import drawn_lists, placements
+
+Send = tuple[str, int, int]
+"""Kind, microbatch, and the global stage that takes it."""
+
+
+@given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 6), st.integers(1, 13), st.integers(1, 4))
+def test_every_schedule_ends_though_each_rank_waits_at_every_step_for_all_it_has_posted(
+    name: str, ranks: int, microbatches: int, chunks: int
+) -> None:
+    placement = placement_of(name, ranks, chunks)
+    postings = with_posts(build_schedule(name, ranks, microbatches, chunks), microbatches, placement)
+    assert ends_when_everything_blocks(postings, placement)
+
+
+@given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 6), st.integers(1, 13), st.integers(1, 4))
+def test_evaluation_which_runs_only_the_forwards_ends_too(
+    name: str, ranks: int, microbatches: int, chunks: int
+) -> None:
+    placement = placement_of(name, ranks, chunks)
+    postings = with_posts(build_schedule(name, ranks, microbatches, chunks), microbatches, placement)
+    forwards = [[item for item in items if item.kind == "F"] for items in postings]
+    assert ends_when_everything_blocks(forwards, placement)
+
+
+@given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 6), st.integers(1, 13), st.integers(1, 4))
+def test_the_order_of_actions_stays_and_each_tensor_from_elsewhere_is_posted_once_before_its_action(
+    name: str, ranks: int, microbatches: int, chunks: int
+) -> None:
+    schedule, placement = build_schedule(name, ranks, microbatches, chunks), placement_of(name, ranks, chunks)
+    for rank, items in enumerate(with_posts(schedule, microbatches, placement)):
+        assert [item for item in items if isinstance(item, Action)] == schedule[rank]
+        posts = [item.action for item in items if isinstance(item, Post)]
+        assert sorted(map(str, posts)) == sorted(str(a) for a in schedule[rank] if takes(a, rank, placement))
+        for post in posts:
+            assert items.index(Post(post)) < items.index(post)
+
+
+@given(placements, st.integers(1, 7), st.integers(0, 2**31))
+def test_lists_in_any_order_end_too_and_receives_are_posted_in_the_order_of_their_senders(
+    placement: Placement, microbatches: int, seed: int
+) -> None:
+    """What comes over a channel is what was sent first, so neighbours need no order in common."""
+    schedule = drawn_lists(placement, microbatches, seed)
+    postings = with_posts(schedule, microbatches, placement)
+    assert ends_when_everything_blocks(postings, placement)
+    ranks_of, ranks = placement.ranks_of, placement.ranks
+    for rank, source, (kind, step) in product(range(ranks), range(ranks), (("F", 1), ("B", -1))):
+        sent = [
+            (a.microbatch, stage + step)
+            for a in schedule[source]
+            if a.kind == kind
+            and source != rank
+            and 0 <= (stage := [s for s, r in enumerate(ranks_of) if r == source][a.chunk]) + step < len(ranks_of)
+            and ranks_of[stage + step] == rank
+        ]
+        taken = [item.action for item in postings[rank] if isinstance(item, Post) and item.kind == kind]
+        stages = [[s for s, r in enumerate(ranks_of) if r == rank][a.chunk] for a in taken]
+        received = [(a.microbatch, s) for a, s in zip(taken, stages, strict=True) if ranks_of[s - step] == source]
+        assert received == sent
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_posting_one_action_ahead_would_hang(ranks: int) -> None:
+    """The check itself can fail: what the executor did before."""
+    schedule, placement = build_schedule("1f1b", ranks, 8), Placement.interleaved(ranks)
+    assert not ends_when_everything_blocks(
+        [one_ahead(actions, rank, placement) for rank, actions in enumerate(schedule)], placement
+    )
+
+
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_few_tensors_are_held_before_they_are_used(name: str) -> None:
+    """A receive that is posted holds its memory: of one kind at most two wait, but in GPipe, which hoards anyway."""
+    for items in with_posts(build_schedule(name, 4, 32), 32):
+        for kind in "FB":
+            waiting = most = 0
+            for item in items:
+                if item.kind == kind:
+                    waiting += 1 if isinstance(item, Post) else -1
+                    most = max(most, waiting)
+            assert most <= (2 if name != "gpipe" else 32)
+
+
+def other_end(action: Action, rank: int, placement: Placement, step: int) -> int:
+    """The stage of another rank so many further on; -1 where there is none."""
+    stage = [s for s, r in enumerate(placement.ranks_of) if r == rank][action.chunk]
+    inside = 0 <= stage + step < placement.stages
+    return stage + step if inside and placement.ranks_of[stage + step] != rank else -1
+
+
+def takes(action: Action, rank: int, placement: Placement) -> bool:
+    """Whether the action needs a tensor of another rank."""
+    return other_end(action, rank, placement, {"F": -1, "B": 1, "W": 0}[action.kind]) >= 0
+
+
+def ends_when_everything_blocks(postings: Postings, placement: Placement) -> bool:
+    """Play: sends and receives are blocking calls that both sides must have reached, the strictest transport there is.
+
+    A rank at a send is stuck until the receiver stands at the matching post, and the other way round.
+    """
+    ranks = len(postings)
+    words = [_words(items, rank, placement) for rank, items in enumerate(postings)]
+    at = [0] * ranks
+    moved = True
+    while moved:
+        moved = False
+        for rank in range(ranks):
+            while at[rank] < len(words[rank]) and words[rank][at[rank]] is None:
+                at[rank] += 1
+                moved = True
+        for rank in range(ranks):
+            here = words[rank][at[rank]] if at[rank] < len(words[rank]) else None
+            if here is None or here[0] != "send":
+                continue
+            other = placement.ranks_of[here[1][2]]
+            if at[other] < len(words[other]) and words[other][at[other]] == ("take", here[1]):
+                at[rank] += 1
+                at[other] += 1
+                moved = True
+    return all(position == len(words[rank]) for rank, position in enumerate(at))
+
+
+def _words(items: Sequence[Action | Post], rank: int, placement: Placement) -> list[tuple[str, Send] | None]:
+    """What a rank calls: None to compute, ("send", tensor), ("take", tensor)."""
+    words: list[tuple[str, Send] | None] = []
+    for item in items:
+        if isinstance(item, Post):
+            words.append(("take", (item.kind, item.action.microbatch, placement.stages_of[rank][item.action.chunk])))
+            continue
+        words.append(None)
+        target = other_end(item, rank, placement, {"F": 1, "B": -1, "W": 0}[item.kind])
+        if target >= 0:
+            words.append(("send", (item.kind, item.microbatch, target)))
+    return words
+
+
+def one_ahead(actions: list[Action], rank: int, placement: Placement) -> list[Action | Post]:
+    """Each receive is posted before the action before its own."""
+    items: list[Action | Post] = []
+    posted: set[Action] = set()
+    for action, following in zip(actions, [*actions[1:], None], strict=True):
+        for wanted in (action, following):
+            if wanted is not None and wanted not in posted and takes(wanted, rank, placement):
+                posted.add(wanted)
+                items.append(Post(wanted))
+        items.append(action)
+    return items
+
+
+def test_a_schedule_that_deadlocks_is_refused() -> None:
+    schedule: Schedule = [[Action("B", 0), Action("F", 0)], [Action("F", 0), Action("B", 0)]]
+    with pytest.raises(UserError, match="waits for ever"):
+        with_posts(schedule, 1)
