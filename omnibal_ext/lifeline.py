@@ -1,9 +1,11 @@
-"""A process that does not outlive the one that started it: Linux kills it, however that one ended."""
+"""A process that does not outlive the one that started it, however that one ended."""
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -24,3 +26,19 @@ def end_with(parent: int) -> None:
 def ending_with_us() -> Callable[[], None]:
     """What a child of this process calls first (`preexec_fn` of a program, `initializer` of a worker)."""
     return partial(end_with, os.getpid())
+
+
+def end_with_starter(*_: object) -> None:
+    """Have this process, one of `multiprocessing`, end when the one that asked for it has ended.
+
+    Also where a server has forked it, whose end is all that the system would tell of, and which stays as long as it has
+    forks. Takes what an initializer is given.
+    """
+    threading.Thread(target=_wait_for_starter, daemon=True).start()
+
+
+def _wait_for_starter() -> None:
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+    starter.join()
+    os._exit(1)

@@ -9,13 +9,12 @@
 import multiprocessing
 import os
 import queue
-import threading
 from multiprocessing.managers import SyncManager
 from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
 
-from omnibal_ext.lifeline import end_with
+from omnibal_ext.lifeline import end_with, end_with_starter
 
 _LOOP = async_utils.PersistentAsyncCaller.async_loop
 _PREPARE = filesystem_async.FileSystemWriterAsync.prepare_write_data
@@ -31,16 +30,8 @@ def install(asynchronous: bool) -> None:
 
 def write(*arguments: Any) -> None:
     """What the process beside a rank does."""
-    threading.Thread(target=_end_with_rank, daemon=True).start()
+    end_with_starter()
     _LOOP(*arguments)
-
-
-def _end_with_rank() -> None:
-    """The system would tell of the process that forked this one, which may be a server of the rank's."""
-    rank = multiprocessing.parent_process()
-    assert rank is not None
-    rank.join()
-    os._exit(1)
 
 
 def _prepare_copies(self: Any, *arguments: Any) -> None:

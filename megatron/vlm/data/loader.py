@@ -22,6 +22,7 @@ from megatron.vlm.data.media.videos import as_films
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.errors import UserError
+from omnibal_ext.lifeline import end_with_starter
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
@@ -221,6 +222,7 @@ def microbatches(dataset: PackDataset, order: Iterable[int], num_workers: int = 
         multiprocessing_context="forkserver" if workers else None,
         persistent_workers=workers > 0,
         pin_memory=platform.HAS_CUDA,
+        worker_init_fn=end_with_starter,
         generator=torch.Generator(),  # for the workers' seeds: torch's own is dropout's where there is no CUDA
     )
     yield from loader

@@ -2,12 +2,16 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import psutil
 import pytest
 import sentencepiece
 import torch
@@ -31,6 +35,7 @@ from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
+from tests.programs import environment
 from tests.unit.data.workers import Worker
 
 ALL = Needs(pixels=True, tokens=True, labels=True)
@@ -326,3 +331,33 @@ def test_workers_are_forks_of_one_process_that_sees_no_gpu(monkeypatch: pytest.M
     assert len(parents) == 1
     assert not {os.getpid()} & (parents | readers)
     assert {batch.lengths for batch in (*training, *evaluation)} == {(True, False)}
+
+
+RANK = """
+import sys, time
+from itertools import count
+from megatron.vlm.data.loader import microbatches
+from tests.unit.data.workers import Worker
+
+if __name__ == "__main__":
+    loaders = [microbatches(Worker(), count(), num_workers=1) for _ in range(2)]
+    for batch in map(next, loaders):
+        print(batch.samples, batch.tiles, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.starts
+def test_workers_end_with_their_rank_however_it_ended(tmp_path: Path) -> None:
+    """Those that training and an evaluation have, and the process that they are forks of."""
+    (tmp_path / "rank.py").write_text(RANK)
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "rank.py")]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        processes = {int(number) for _ in range(2) for number in rank.stdout.readline().split()}
+        rank.kill()
+    assert len(processes) == 3
+    limit = time.monotonic() + 20
+    while left := [number for number in processes if psutil.pid_exists(number)]:
+        assert time.monotonic() < limit, f"left: {left}"
+        time.sleep(0.05)
