@@ -22,11 +22,12 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """The flags of all examples."""
+def parser(description: str | None, packs: bool = True) -> argparse.ArgumentParser:
+    """The flags of all examples; `packs`: of those that train on packs."""
     flags = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--data", type=Path, required=True, help="dataset folder of tools/preprocess_data.py")
-    flags.add_argument("--packs", type=Path, required=True, help="packed index of tools/pack_data.py over it")
+    if packs:
+        flags.add_argument("--packs", type=Path, required=True, help="packed index of tools/pack_data.py over it")
     flags.add_argument("--steps", type=int, default=20, help="optimizer steps")
     flags.add_argument("--model", help="a transformers InternVL to start from; without, a small random one")
     return flags

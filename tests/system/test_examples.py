@@ -83,6 +83,16 @@ def test_plain_ddp_trains_on_packs_and_says_what_they_save(folder: Path, expecte
     assert said.strip().splitlines()[-1].startswith("packs / random batches samples per second: ")
 
 
+def test_a_stream_that_nobody_packed_trains_alike_balanced(folder: Path) -> None:
+    said = run_ranks("tests.system.example", RANKS, ["train_stream.py", "--data", str(folder / "data"), "--steps", "6"])
+    came, balanced = re.findall(r"^(?:as they came|balanced): losses (.*)$", said, re.MULTILINE)
+    assert len(came.split()) == STEPS
+    assert balanced == came
+    shares = re.findall(r"^balanced: .* share of what it was: vision ([\d.]+), language ([\d.]+)$", said, re.MULTILINE)
+    assert all(0.4 < float(share) < 0.97 for share in shares[0])
+    assert said.strip().splitlines()[-1].startswith("balanced / as they came, samples per second: ")
+
+
 @pytest.mark.parametrize(("reduction", "power"), [("token", 0.0), ("square", 0.5), ("sample", 1.0)])
 def test_a_batch_is_its_samples_end_to_end(folder: Path, reduction: str, power: float) -> None:
     data = ChatDataset(folder / "data")

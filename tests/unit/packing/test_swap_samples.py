@@ -255,8 +255,9 @@ def test_features_are_those_of_all_packs_also_where_only_one_that_is_left_over_h
     part = pipeline._Part(corpus, options, PackCosts.of_model(), 0)
     packs, seen = Packs(np.arange(67), np.arange(66)), []
     monkeypatch.setattr(pipeline, "swap_samples", lambda packs, samples, *given: seen.append(samples) or packs)
-    part.swapped(packs, np.zeros(66, np.int64), part.features(packs).deviations(), 0.003)
-    scaled = part.features(packs).values / np.maximum(1e-12, part.features(packs).deviations()[:6])
-    varies = part.features(packs).deviations()[:6] > 0
-    assert "text-only" in part.features(packs).names
+    features = part.features(packs, part.loads(packs))
+    part.swapped(packs, np.zeros(66, np.int64), features.deviations(), 0.003)
+    varies = features.deviations()[:6] > 0
+    scaled = features.values / np.maximum(1e-12, features.deviations()[:6])
+    assert "text-only" in features.names
     assert np.allclose(seen[0].features, scaled[:64, varies])
