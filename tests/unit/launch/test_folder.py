@@ -79,9 +79,7 @@ def test_where_there_is_no_terminal_progress_is_a_line_a_minute_and_the_last(
     assert "loss 1.000, 2 samples/s" in told[0]
 
 
-@pytest.mark.parametrize(
-    ("lines", "said"), [(0, []), (1, [1]), (2, [2]), (3, [2, 3]), (4, [2, 4]), (7, [2, 4, 6, 7])]
-)
+@pytest.mark.parametrize(("lines", "said"), [(0, []), (1, [1]), (2, [2]), (3, [2, 3]), (4, [2, 4]), (7, [2, 4, 6, 7])])
 def test_the_last_iteration_is_said_once_however_long_the_run_was(
     lines: int, said: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
