@@ -93,6 +93,29 @@ def test_a_damaged_save_is_passed_over_and_named(
         believed(folder)
 
 
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata", "metadata.json", "integrity.json"])
+def test_trust_passes_over_what_its_checksums_say_is_damaged(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None]
+) -> None:
+    """It is for saves of others, which have none: one whose checksums are gone may be such a one."""
+    damage(folder / "iter_0000030" / name)
+    guard.believe(arguments(folder, trust=True))
+    passed = (name, damage) != ("integrity.json", Path.unlink)
+    assert (folder / TRACKER).read_text() == ("20" if passed else "30")
+    assert (f"iter_0000030/{name}: " in capsys.readouterr().out) == passed
+
+
+def test_trust_takes_a_save_without_checksums_as_it_is(folder: Path) -> None:
+    newest = folder / "iter_0000030"
+    (newest / "integrity.json").unlink()
+    assert believed(folder) == 20
+    (folder / TRACKER).write_text("30")
+    flip(newest / "__0_0.distcp")
+    guard.believe(arguments(folder, trust=True))
+    assert (folder / TRACKER).read_text() == "30"
+
+
 def test_every_flipped_bit_is_found(folder: Path) -> None:
     """Of any file of the save, by position and bit."""
     newest, bits = folder / "iter_0000030", np.random.default_rng(1)

@@ -130,9 +130,43 @@ def test_the_state_of_experts_elsewhere_is_refused(args: Namespace, distributed:
     check_goes_on(saved(first), changed(other, no_load_optim=True), TINY, PLAN)
 
 
-def test_buckets_of_another_cut_are_refused(args: Namespace) -> None:
-    with pytest.raises(UserError, match="layers of stages"):
-        check_goes_on(saved(args), args, TINY, OTHER_PLAN)
+BUCKETS: dict[str, tuple[dict[str, Any], dict[str, Any], Plan]] = {
+    "layers of stages": ({}, {}, OTHER_PLAN),
+    "pipeline ranks": ({}, {}, Plan.from_cuts(TINY.chain, (4,), model="tiny", virtual_pipeline_model_parallel_size=2)),
+    "tensor-parallel ranks": ({}, {"tensor_model_parallel_size": 2}, PLAN),
+    "weights in a bucket": ({}, {"ddp_bucket_size": 39_999_999}, PLAN),
+    "buckets": ({"ddp_num_buckets": 2}, {"ddp_num_buckets": 3}, PLAN),
+    "frozen parts": ({"freeze": ["vit"]}, {"freeze": ["vit", "projector"]}, PLAN),
+    "bf16": ({}, {"bf16": False, "fp16": True}, PLAN),
+    "fp16": ({"bf16": False, "fp16": True}, {"fp16": False, "bf16": True}, PLAN),
+}
+"""What decides where a state lies: flags of a save, and of another run in which it alone is different, or its kin."""
+
+
+def test_all_that_decides_buckets_is_tried(args: Namespace) -> None:
+    assert set(saved(args)["buckets"]) == set(BUCKETS)
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_a_state_that_lies_in_other_buckets_is_refused(name: str, args: Namespace) -> None:
+    before, now, plan = BUCKETS[name]
+    check_goes_on(saved(args, **before), changed(args, **before), TINY, PLAN)
+    for was, then in ((PLAN, plan), (plan, PLAN)):
+        read = json.loads(json.dumps(describe_run(changed(args, **before), TINY, was)))
+        with pytest.raises(UserError, match=rf"for other buckets: (.*; )?{name} .* \(was .*--no-load-optim"):
+            check_goes_on(read, changed(args, **now), TINY, then)
+        check_goes_on(read, changed(args, **now, no_load_optim=True), TINY, then)
+    whole = saved(args, **before, dist_ckpt_optim_fully_reshardable=True)
+    check_goes_on(whole, changed(args, **now, dist_ckpt_optim_fully_reshardable=True), TINY, plan)
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(39, 40_000_000), (40, 40_000_000), (41, 41_000_000)])
+def test_buckets_grow_with_the_replicas_as_cores_do(args: Namespace, ranks: int, most: int) -> None:
+    """As many million weights as there are, and forty at least; without overlap there is one bucket for all."""
+    found = saved(args, data_parallel_size=ranks)["buckets"]
+    assert found["weights in a bucket"] == most
+    assert saved(args, data_parallel_size=ranks, ddp_bucket_size=7)["buckets"]["weights in a bucket"] == 7
+    assert saved(args, overlap_grad_reduce=False)["buckets"]["weights in a bucket"] is None
 
 
 @pytest.mark.parametrize("flags", [{"finetune": True}, {"no_load_optim": True}])

@@ -68,6 +68,26 @@ EXPERT = 3 * 2048 * 768
 """Weights of one of its 128."""
 
 
+@pytest.mark.parametrize(("count", "chosen"), [(1, 1), (8, 2), (128, 8), (129, 8)])
+@pytest.mark.parametrize(("t", "e"), [(1, 1), (2, 1), (1, 4), (4, 2)])
+def test_a_layer_of_experts_keeps_what_the_dense_one_does_and_what_routes(
+    t: int, e: int, count: int, chosen: int
+) -> None:
+    """Of all ranks, a token: two fp32 scores of each expert; a copy in bf16 for each that it goes through, on every
+    rank that has a share of all experts; and what goes in and out of so many perceptrons in the place of one."""
+    language = MOE.language
+    dense, routed = (
+        layer_works(replace(MOE, language=replace(language, experts=experts)), 4, 4096, t, ranks)["llm"]
+        for experts, ranks in ((None, 1), (Experts(count, chosen), e))
+    )
+    scores, perceptrons = 2 * 4 * count, 2 * 3 * 768 * (chosen - 1)
+    copies = 2 * 2048 * chosen * (1 if e > 1 else t)
+    assert routed.kept - dense.kept == 4096 * (scores + copies + perceptrons)
+    router = 2048 * count
+    assert routed.parameters - dense.parameters == (count - 1) * EXPERT + router
+    assert routed.matrix_weights - dense.matrix_weights == (chosen - 1) * EXPERT + router
+
+
 @pytest.mark.parametrize(("t", "d", "e"), [(1, 8, 8), (2, 8, 4), (2, 4, 2), (1, 32, 8)])
 def test_dealt_experts_weigh_their_share(t: int, d: int, e: int) -> None:
     """6 bytes a weight, and 12 over the ranks that have the same: d of them, of experts t d / e."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from omnibal_ext import console
 from omnibal_ext.console import follow_metrics
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch import versions
-from omnibal_ext.launch.folder import make_way, put_aside
+from omnibal_ext.launch.folder import make_way, put_aside, refuse_used
 from omnibal_ext.launch.weights import converted_folder
 
 ROOT = Path(__file__).parents[3]
@@ -29,6 +30,23 @@ def test_what_another_run_left_is_numbered_and_kept(tmp_path: Path) -> None:
     assert left == {"metrics.1.jsonl": "run 1", "metrics.2.jsonl": "run 2", "train.2.log": "log 2"}
     assert (tmp_path / "tensorboard.1").is_dir()
     assert (tmp_path / "tensorboard.2").is_dir()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "train.log", "tensorboard", "timeline.jsonl"])
+def test_whatever_a_run_writes_is_put_aside_and_refused_to_a_fresh_one(name: str, tmp_path: Path) -> None:
+    """Each alone, and beside what other runs left of it."""
+    (tmp_path / "plan.json").touch()
+    refuse_used(tmp_path)
+    stem, dot, ending = name.partition(".")
+    for number in (1, 2):
+        (tmp_path / name).write_text(f"run {number}")
+        with pytest.raises(UserError, match=f"has {name} of an earlier run"):
+            refuse_used(tmp_path)
+        assert put_aside(tmp_path) == [tmp_path / f"{stem}.{number}{dot}{ending}"]
+        assert not (tmp_path / name).exists()
+    assert [(tmp_path / f"{stem}.{n}{dot}{ending}").read_text() for n in (1, 2)] == ["run 1", "run 2"]
+    refuse_used(tmp_path)
+    assert (tmp_path / "plan.json").exists()
 
 
 def line(iteration: int, **more: Any) -> str:
@@ -61,6 +79,16 @@ def test_where_there_is_no_terminal_progress_is_a_line_a_minute_and_the_last(
     assert "loss 1.000, 2 samples/s" in told[0]
 
 
+@pytest.mark.parametrize(("lines", "said"), [(0, []), (1, [1]), (2, [2]), (3, [2, 3]), (4, [2, 4]), (7, [2, 4, 6, 7])])
+def test_the_last_iteration_is_said_once_however_long_the_run_was(
+    lines: int, said: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line takes half a minute: runs of less than one, of whole ones and between."""
+    follow(tmp_path / "metrics.jsonl", monkeypatch, [line(number) for number in range(1, lines + 1)])
+    told = capsys.readouterr().err.splitlines()
+    assert [text.split(":")[0].strip() for text in told] == [f"iteration {number}/9" for number in said]
+
+
 def test_progress_starts_behind_the_earlier_run_and_waits_for_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,20 +112,52 @@ def test_versions_are_those_that_are_installed_with_us(monkeypatch: pytest.Monke
         versions.check_versions()
 
 
-def test_a_conversion_is_used_again_until_its_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By every run: it is kept beside its source, or in the run's folder where nothing may be written."""
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder of Hugging Face's, whose files are of yesterday."""
     source = tmp_path / "model"
     source.mkdir()
-    for name in ("config.json", "model.safetensors"):
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (source / name).write_text("{}")
-    first = converted_folder(source, Path("run"))
-    assert first.parent == tmp_path
-    assert first == converted_folder(source, Path("other"))
-    (source / "model.safetensors").write_text("{} ")
-    changed = converted_folder(source, Path("run"))
-    assert changed != first
+        os.utime(source / name, (1_700_000_000,) * 2)
+    return source
+
+
+def replaced(path: Path, text: str, nanoseconds: int) -> None:
+    """Other contents at another time."""
+    times = path.stat()
+    path.write_text(text)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + nanoseconds))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "weights of the same size": lambda source: replaced(source / "model.safetensors", "[]", 1_000_000_000),
+    "weights of the same second": lambda source: replaced(source / "model.safetensors", "[]", 1_000),
+    "weights that are older": lambda source: replaced(source / "model.safetensors", "[]", -1_000_000_000),
+    "weights of the same time": lambda source: replaced(source / "model.safetensors", "{} ", 0),
+    "tokenizer": lambda source: replaced(source / "tokenizer.json", "[]", 1_000),
+    "contents of the configuration": lambda source: replaced(source / "config.json", "[]", 0),
+    "a file more": lambda source: (source / "model-2.safetensors").write_text("{}"),
+    "a file less": lambda source: (source / "tokenizer.json").unlink(),
+    "a name": lambda source: (source / "tokenizer.json").rename(source / "words.json"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_conversion_is_used_again_until_its_source_changes(change: str, model: Path) -> None:
+    first = converted_folder(model, Path("run"))
+    assert first.parent == model.parent
+    assert first == converted_folder(model, Path("other"))
+    CHANGES[change](model)
+    assert converted_folder(model, Path("run")) != first
+
+
+def test_a_conversion_is_kept_in_the_runs_folder_where_nothing_may_be_written(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = converted_folder(model, Path("run"))
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert converted_folder(source, Path("run")) == Path("run") / changed.name
+    assert converted_folder(model, Path("run")) == Path("run") / beside.name
 
 
 def test_packs_make_way_unless_a_run_was_started_on_them(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatron.vlm import platform
+from megatron.vlm.profiling import profiler
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
@@ -21,7 +23,7 @@ from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.sizes import Sizes
-from tools import launch, pack_data
+from tools import launch, pack_data, profile_layers
 
 TINY = preset("tiny")
 BUDGETS = (40, 320)
@@ -256,6 +258,108 @@ def test_another_input_of_packs_has_them_packed_again(name: str, start: Planning
         "--data-parallel-size": str(other.data_parallel), "--micro-batches": str(other.micro_batches),
         "--pipeline-model-parallel-size": str(other.flags.pipeline_model_parallel_size), "--output-dir": str(folder),
     }  # fmt: skip
+
+
+A_PROFILE = ("--model", "tiny", "--vit-budget", 4, "--llm-budget", 64, "--output", "profile.json")
+OF_A_PROFILE: dict[str, tuple[object, ...]] = {
+    "model": ("--model", "internvl2-1b"),
+    "vit_budget": ("--vit-budget", 5),
+    "llm_budget": ("--llm-budget", 65),
+    "tensor_model_parallel_size": ("--tensor-model-parallel-size", 2),
+    "expert_model_parallel_size": ("--expert-model-parallel-size", 2),
+    "sequence_parallel": ("--sequence-parallel",),
+    "data_parallel_size": ("--data-parallel-size", 2),
+    "use_distributed_optimizer": ("--use-distributed-optimizer",),
+    "bf16": ("--bf16",),
+    "freeze": ("--freeze", "vit"),
+    "steps": ("--steps", 6),
+}
+"""Every flag that measured figures depend on, and what makes it another one."""
+NOT_OF_A_PROFILE = {"analytic", "measured", "force", "output", "json"}
+MACHINE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "device": lambda patch: patch.setattr(platform, "device_name", lambda: "another"),
+    "devices": lambda patch: patch.setattr(platform, "device_count", lambda: 8),
+    "processes": lambda patch: patch.setenv("WORLD_SIZE", "4"),
+    "threads": lambda patch: patch.setenv("OMP_NUM_THREADS", "7"),
+    "torch": lambda patch: patch.setattr(profile_layers, "version", lambda of: f"{of == 'torch'}"),
+    "megatron-core": lambda patch: patch.setattr(profile_layers, "version", lambda of: f"{of == 'megatron-core'}"),
+    "profiler": lambda patch: patch.setattr(profile_layers, "PROFILER", profile_layers.PROFILER + 1),
+}
+
+
+def asked_for(folder: Path, *words: object) -> argparse.Namespace:
+    given = [*map(str, (*A_PROFILE, *words)), "--output", str(folder / "profile.json")]
+    return profile_layers._parser().parse_args(given)
+
+
+def measured_before(arguments: argparse.Namespace) -> bool:
+    settings = profile_layers._settings(arguments, preset(arguments.model))
+    return profile_layers._known(arguments.output, settings) is not None
+
+
+@pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "device_count", lambda: 1)
+    monkeypatch.setattr(profile_layers, "version", lambda _: "1.0")
+    for name in ("WORLD_SIZE", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def leave(folder: Path, arguments: argparse.Namespace) -> None:
+    """A profile that was measured for these."""
+    settings = profile_layers._settings(arguments, preset(arguments.model))
+    profile = analytic_profile(preset(arguments.model), "a100", *BUDGETS)
+    replace(profile, measured_with=settings).save(folder / "profile.json")
+
+
+def test_every_flag_of_the_profiler_is_an_input_of_profiles_or_known_to_be_none(tmp_path: Path) -> None:
+    assert set(vars(asked_for(tmp_path))) - set(OF_A_PROFILE) == NOT_OF_A_PROFILE, "do figures depend on it?"
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+@pytest.mark.parametrize("name", OF_A_PROFILE)
+@pytest.mark.usefixtures("one_device")
+def test_a_profile_is_measured_again_for_another_flag(name: str, tensor: int, tmp_path: Path) -> None:
+    """And the other way round. The sequence is shared among two ranks or more, or not at all."""
+    ranks = ("--tensor-model-parallel-size", tensor)
+    starts = asked_for(tmp_path, *ranks), asked_for(tmp_path, *ranks, *OF_A_PROFILE[name])
+    for before, now in (starts, starts[::-1]):
+        leave(tmp_path, before)
+        assert measured_before(before)
+        assert measured_before(now) == (name == "sequence_parallel" and tensor == 1)
+
+
+@pytest.mark.parametrize("name", MACHINE)
+@pytest.mark.usefixtures("one_device")
+def test_a_profile_is_measured_again_on_another_machine(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other software is another machine. Where there are twice the devices, transfers are measured between ranks."""
+    arguments = asked_for(tmp_path)
+    leave(tmp_path, arguments)
+    assert measured_before(arguments)
+    MACHINE[name](monkeypatch)
+    assert not measured_before(arguments)
+
+
+@pytest.mark.parametrize("name", OF_A_PROFILE)
+@pytest.mark.usefixtures("one_device")
+def test_the_profiler_measures_for_what_was_asked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[profiler.Job] = []
+    monkeypatch.setattr(profiler, "profile_on_this_machine", lambda job, _: jobs.append(job))
+    monkeypatch.setenv("RANK", "0")
+    for words in ((), OF_A_PROFILE[name]):
+        arguments = asked_for(tmp_path, *words)
+        profile_layers._measured(arguments, preset(arguments.model))
+    fields = {"model": "preset", "tensor_model_parallel_size": "tensor_parallel", "freeze": "frozen",
+              "expert_model_parallel_size": "expert_parallel", "data_parallel_size": "data_parallel",
+              "use_distributed_optimizer": "distributed_optimizer"}  # fmt: skip
+    before, now = map(vars, jobs)
+    assert {field for field in before if before[field] != now[field]} == {fields.get(name, name)}
+    word = OF_A_PROFILE[name][-1]
+    assert now[fields.get(name, name)] == (
+        ("vit",) if name == "freeze" else word if len(OF_A_PROFILE[name]) > 1 else True
+    )
 
 
 def conversation(folder: Path, *words: object) -> argparse.Namespace:

@@ -1,12 +1,23 @@
 """FP8 through Megatron's flags: in language layers of Transformer Engine, and refused where it would reach none."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
+import torch
+from megatron.core.fp8_utils import is_first_last_bf16_layer
+from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron.vlm import platform
-from megatron.vlm.arguments import read_arguments
+from megatron.vlm.arguments import TrainingInputs, read_arguments
+from megatron.vlm.models import language
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.stage import Stage
 from omnibal_ext.errors import UserError
+from tests.distributed import harness
 from tests.distributed.conftest import run_program
 from tests.programs import ENGINE
+from tests.unit.alone import megatron_alone
 
 COMPLETE = "--preset tiny --lr 1e-3 --train-iters 3 --global-batch-size 1 --bf16"
 
@@ -21,6 +32,37 @@ def test_language_layers_multiply_in_eight_bits() -> None:
     assert 0 < found["ends in bf16: difference"] < 0.1
     assert 0 < found["fp8: difference"] < 0.1
     assert [found[f"{what} again: difference"] for what in ("layers", "attention", "mlp")] == [0.0, 0.0, 0.0]
+
+
+@pytest.fixture
+def small() -> Iterator[TrainingInputs]:
+    with megatron_alone("small") as inputs:
+        yield inputs
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 0), (1, 1), (2, 1), (1, 2), (0, 2), (3, 0), (2, 2)])
+def test_as_many_layers_at_each_end_stay_out_of_eight_bits_as_are_asked_for(
+    start: int, end: int, small: TrainingInputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four, wherever a stage begins: core is asked for each by its place in the whole model."""
+    asked: list[bool] = []
+
+    def context(config: TransformerConfig, number: int) -> AbstractContextManager[None]:
+        asked.append(is_first_last_bf16_layer(config, number))
+        return nullcontext()
+
+    monkeypatch.setattr(language, "get_fp8_context", context)
+    small.args.first_last_layers_bf16 = True
+    small.args.num_layers_at_start_in_bf16, small.args.num_layers_at_end_in_bf16 = start, end
+    chain, pack = Chain.of(small.args, small.architecture), harness.sample_packs()[7]
+    first, layers = chain.kinds.index("llm"), chain.kinds.count("llm")
+    wanted = [number < start or number >= layers - end for number in range(layers)]
+    for cut in range(layers):
+        asked.clear()
+        stage = Stage(chain, first + cut, first + layers)
+        stage.set_input_tensor(torch.zeros(chain.shape_before(first + cut, pack)))
+        stage(pack)
+        assert asked == wanted[cut:]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """An index levelled again for other ranks: nobody waits, no epoch loses a pack, and what ran before stays as it ran."""
 
+import json
+import sys
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +18,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.sizes import Sizes
+from tools import level_packs
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +101,37 @@ def test_it_waits_for_as_long_as_its_index_may(index: PackedIndex) -> None:
         waits.append(wait(rank_loads(after.iterations(0, groups), seconds)))
     assert 0.006 < waits[1] < 0.03
     assert waits[0] < 0.0045
+
+
+@pytest.mark.parametrize("last_iteration", ["next_epoch", "empty"])
+@pytest.mark.parametrize(("since", "most"), [(0, 1000), (5, 1000), (5, 4), (40, 1)])
+def test_what_is_waited_is_said_of_the_iterations_from_the_new_order_on(
+    since: int, most: int, last_iteration: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Those of an epoch, or as many as are measured: each part of a step waits for its slowest rank."""
+    generator, ranks = np.random.default_rng(1), Ranks(4, 1, last_iteration)
+    sizes = Sizes.from_arrays(generator.integers(0, 7, 150), generator.integers(1800, 3000, 150))
+    options = PackOptions(vit_budget=12, llm_budget=4096, data_parallel_size=1, micro_batches=4, seconds=0.0)
+    index = build_index(sizes, tmp_path / "index", options)[0]
+    seconds = index.seconds(np.arange(index.num_packs))
+
+    def waited() -> float:
+        """Parts add up over iterations; packs that are none cost nothing."""
+        stream, busy, mean = PackStream(index, *ranks), 0.0, 0.0
+        for number in range(since, since + min(most, stream.iterations_per_epoch)):
+            work = [[pack >= 0 and part for part in seconds[pack]] for (pack,) in stream.iteration(number).tolist()]
+            busy += sum(max(parts) for parts in zip(*work, strict=True))
+            mean += sum(sum(parts) / len(work) for parts in zip(*work, strict=True))
+        return float(1 - mean / busy)
+
+    monkeypatch.setattr(level_packs, "MEASURED", most)
+    words = ["--data-parallel-size", "4", "--iteration", str(since), "--last-iteration", last_iteration, "--json"]
+    monkeypatch.setattr(sys, "argv", ["level_packs.py", str(index.folder), *words])
+    before = waited()
+    level_packs.main()
+    said = json.loads(capsys.readouterr().out)
+    assert said["iteration"] == since
+    assert Path(said["written"]) == ranks.path(index)
+    assert (said["wait_before"], said["wait"]) == (pytest.approx(before), pytest.approx(waited()))
+    assert said["wait"] != said["wait_before"]

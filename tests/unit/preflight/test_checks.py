@@ -141,16 +141,32 @@ def test_memory_of_a_rank_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
     assert memory.check_memory(args, huge, bare, count * (6 + 12 / 4) / 32 / GIB + 0.1)
 
 
-def test_a_plan_for_experts_on_other_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = {"vit_budget": 40, "llm_budget": 320}
-    plan = Plan.from_cuts(TINY.chain, (), profile_hash="made", expert_model_parallel_size=4, **counts)
-    monkeypatch.setattr(run.PackedIndex, "open", lambda _: SimpleNamespace(global_batch=1, **counts))
-    args = arguments(plan="plan.json", packs="packs")
-    started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan))
-    with pytest.raises(UserError, match="made for expert_model_parallel_size 4, not 1; plan again"):
-        run._check_plan(started)
-    args.expert_model_parallel_size = 4
-    assert run._check_plan(started)
+MADE_FOR = {"tensor_model_parallel_size": 2, "expert_model_parallel_size": 4, "vit_budget": 40, "llm_budget": 320,
+            "num_microbatches": 3}  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+@pytest.mark.parametrize("name", MADE_FOR)
+def test_a_plan_for_another_job_is_refused(name: str, more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the five alone, all together; microbatches are those of a replica. A plan of no planner's names none."""
+    packs = SimpleNamespace(vit_budget=40, llm_budget=320, global_batch=15)
+    monkeypatch.setattr(run.PackedIndex, "open", lambda _: packs)
+    args = arguments(plan="plan.json", packs="packs", tensor_model_parallel_size=2, expert_model_parallel_size=4,
+                     data_parallel_size=5)  # fmt: skip
+
+    def check(**made_for: Any) -> str:
+        plan = Plan.from_cuts(TINY.chain, (), **{"profile_hash": "made", **MADE_FOR, **made_for})
+        started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan))
+        return run._check_plan(started)
+
+    assert check()
+    other = MADE_FOR[name] + more
+    with pytest.raises(UserError, match=rf"made for {name} {other}, not {MADE_FOR[name]}; plan again"):
+        check(**{name: other})
+    with pytest.raises(UserError) as refusal:
+        check(**{one: value + more for one, value in MADE_FOR.items()})
+    assert all(f"{one} {value + more}, not {value}" in str(refusal.value) for one, value in MADE_FOR.items())
+    assert check(**{name: other, "profile_hash": ""})
 
 
 @pytest.mark.parametrize(("tensor", "data", "dealt"), [(1, 8, 1), (1, 8, 8), (2, 8, 4), (2, 4, 1)])

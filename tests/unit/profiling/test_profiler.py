@@ -1,9 +1,13 @@
 """What the profiler makes of its measurements: bytes counted once while they are held, medians, fits, lines."""
 
 import statistics
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,14 +15,15 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
+from megatron.vlm.profiling import profiler
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import _some, fit_seconds
-from megatron.vlm.profiling.profiler import Job, fit_line, seconds_of_weights, step_seconds
-from megatron.vlm.profiling.stopwatch import WARM_UP, Stopwatch, at_usual_pace
+from megatron.vlm.profiling.profiler import Job, fit_line, measure_profile, seconds_of_weights, step_seconds
+from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_pace
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from megatron.vlm.profiling.transfers import Links
 from omnibal_ext.chain import FULL
-from omnibal_ext.costs.profile import Profile
+from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
 from tests.distributed import harness, late_bytes
 from tests.distributed.conftest import run_program
@@ -131,6 +136,86 @@ def test_a_layer_of_many_small_tensors_takes_longer_for_each_of_its_weights() ->
         assert constant + weights * own[kind] == pytest.approx(seconds)
     assert own["vit"] > 1.5 * own["head"]
     assert seconds_of_weights({"llm": (10.0, 1.0), "head": (20.0, 0.0)})[1]["head"] == 0.0
+
+
+WEIGHTS = {"patch_embed": 6, "vit": 30, "projector": 10, "word_embed": 50, "llm": 40, "head": 20}
+COUNTS = {"vit": 2, "llm": 2}
+A_STEP, A_WEIGHT = 3.0, 0.25
+"""Seconds of an optimizer's step: what it takes however few weights it has, and for each of them."""
+
+
+class Kind:
+    """Stands for a kind's measurement: figures that its number of weights tells."""
+
+    def __init__(self, _: object, chain: Any, kind: str, budgets: tuple[int, int]) -> None:
+        assert budgets == (5, 7)
+        self.kind, self.weights, self.parameters = kind, WEIGHTS[kind], 10 * WEIGHTS[kind]
+        self.trained, self.dealt, self.count = (0 if kind == "vit" else WEIGHTS[kind]), 0, COUNTS.get(kind, 1)
+        self.room = False
+
+    def runs(self) -> dict[str, Run]:
+        return {"0": lambda: (0.125 * self.weights, 0.5 * self.weights)}
+
+    def make_room(self) -> None:
+        self.room = True
+
+    def optimizer_runs(self, _: object) -> dict[str, Run]:
+        assert self.room
+        return {"step": lambda: (A_STEP + A_WEIGHT * self.weights * self.count,)}
+
+    def cost(self, seconds: dict[str, tuple[float, ...]], weight_bytes: float, step_seconds: float) -> LayerCost:
+        return LayerCost(
+            *seconds["0"], 1.0, recompute_kept_bytes=1.0, output_bytes=1.0, weight_bytes=weight_bytes,
+            step_seconds=step_seconds,
+        )  # fmt: skip
+
+
+class Watch:
+    """Runs everything once."""
+
+    disturbed: ClassVar = {"vit": "1 of 9"}
+
+    def __init__(self, steps: int) -> None:
+        assert steps == 11
+
+    def measure(self, runs: dict[str, dict[str, Run]], _: str = "") -> dict[str, dict[str, tuple[float, ...]]]:
+        return {subject: {name: run() for name, run in named.items()} for subject, named in runs.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_figure_of_a_profile_is_what_was_measured_for_it(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All fields. An iteration takes what the executor needs for it, and what a step takes without any weights."""
+    model, links = harness.SMALL, Links(0.01, 0.002, 0.0003)
+    monkeypatch.setattr(profiler, "Stopwatch", Watch)
+    monkeypatch.setattr(profiler, "KindMeasurement", Kind)
+    monkeypatch.setattr(profiler, "measure_links", lambda _: links)
+    monkeypatch.setattr(profiler, "measure_actions", lambda *_: (0.5, 0.75))
+    monkeypatch.setattr(platform, "overhead_bytes", lambda: 77)
+    job = Job("small", 5, 7, tensor_parallel=2, data_parallel=4, frozen=("vit",), steps=11)
+    chain: Any = SimpleNamespace(architecture=model, kinds=model.chain)
+    found = measure_profile(Namespace(params_dtype=dtype), chain, job, {"device": "a device", "torch": "2"})
+    half = dtype == torch.bfloat16
+    ring = 4 * 0.0003 * 2 * 3 / 4
+    layers = {}
+    for kind, weights in WEIGHTS.items():
+        trained = 0 if kind == "vit" else weights
+        held = weights * (2 if half else 4) + trained * (4 + (12 if half else 8))
+        layers[kind] = (0.125 * weights, 0.5 * weights, held, pytest.approx(trained * (A_WEIGHT + ring)))
+    figures = ("forward_seconds", "backward_seconds", "weight_bytes", "step_seconds")
+    assert {k: tuple(getattr(c, name) for name in figures) for k, c in found.layers.items()} == layers
+    wanted = {
+        "model": "small", "model_hash": model.hash, "chain": model.chain, "vit_budget": 5, "llm_budget": 7,
+        "parameters": {kind: 10 * weights for kind, weights in WEIGHTS.items()}, "tensor_model_parallel_size": 2,
+        "expert_model_parallel_size": 1, "frozen": ("vit",), "full_layers": (), "feature_layers": (),
+        "device": "a device", "dtype": "bfloat16" if half else "float32", "transfer_seconds_per_byte": 0.002,
+        "transfer_latency_seconds": 0.01, "overhead_bytes": 77, "action_seconds": 0.5,
+        "iteration_seconds": pytest.approx(0.75 + A_STEP), "measured_with": {"device": "a device", "torch": "2"},
+        "notes": {"disturbed": {"vit": "1 of 9"}, "reduction_seconds_per_byte": 0.0003},
+    }  # fmt: skip
+    assert {*wanted, "layers", "schema_version"} == {field.name for field in fields(Profile)}
+    assert {name: getattr(found, name) for name in wanted} == wanted
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(1, 0.0), (2, 1.0), (4, 1.5)])

@@ -1,21 +1,35 @@
 """Timelines: pieces make up their actions, shares their whole; the bubble is that of closed forms; the trace nests."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.search import find_layouts
+from omnibal_ext.layout.search import find_layouts, find_plan, make_plan
+from omnibal_ext.plan import Plan
 from omnibal_ext.report.breakdown import CAUSES, EXECUTOR, FILL, NEEDED, RECOMPUTED, REPLICAS, breakdown, limit_of
-from omnibal_ext.report.timeline import OTHER, Piece, Span, Timeline, predicted, recorded, waits
+from omnibal_ext.report.timeline import (
+    OTHER,
+    Piece,
+    Span,
+    Timeline,
+    layout_of,
+    predicted,
+    problem_of,
+    recorded,
+    waits,
+)
 from omnibal_ext.report.trace import trace
 from omnibal_ext.schedules.actions import Action
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, V_SHAPED
 from tests.unit.layout.instances import make_profile, random_problem
 
 SEEDS = range(12)
@@ -101,6 +115,37 @@ def test_on_a_v_nothing_crosses_at_the_turn() -> None:
         assert {made.stage, taken.stage} in ({0, 1}, {2, 3})
         assert (source.rank == 1) == (made.stage in (0, 3))
         assert source.rank != target.rank
+
+
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_a_report_plays_what_its_plan_was_judged_by(name: str, seed: int, tmp_path: Path) -> None:
+    """Cuts, both ways to recompute, memory, chunks, schedule and lists: all that plan.json has of it. Lists that were
+    built for the plan give other times than those that the schedule's name stands for."""
+    chunks = 2 if name in V_SHAPED or name == "interleaved" else 1
+    problem = random_problem(seed, schedule_name=name, ranks=2, microbatches=4, chunks=chunks, memory_bytes=math.inf)
+    problem = replace(problem, memory_bytes=1.1 * max(problem.stage_peak_bytes(even_cut(problem))))
+    problem, candidates = find_plan(problem, "joint", seconds=0.1)
+    layout = candidates[0].layout
+    make_plan(problem, candidates[:1], "joint").save(tmp_path / "plan.json")
+    read = Plan.load(tmp_path / "plan.json")
+    found = problem_of(read, problem.profile, problem.packs)
+    assert layout_of(read) == layout
+    assert {name: (value, getattr(found, name)) for name, value in vars(problem).items()
+            if name in JUDGED and getattr(found, name) != value} == {}  # fmt: skip
+    assert found.memory_bytes == pytest.approx(problem.memory_bytes)
+    assert found.step_seconds(layout_of(read)) == pytest.approx(read.predicted["step_seconds"], rel=1e-12)
+    assert found.stage_peak_bytes(layout_of(read)) == pytest.approx(read.predicted["stage_peak_bytes"], rel=1e-12)
+    if read.lists:
+        assert replace(found, lists=None).step_seconds(layout) != pytest.approx(found.step_seconds(layout))
+
+
+JUDGED = ("ranks", "microbatches", "chunks", "schedule_name", "profile", "packs", "lists")
+
+
+def even_cut(problem: LayoutProblem) -> Layout:
+    stages, layers = problem.ranks * problem.chunks, len(problem.profile.chain)
+    return Layout(tuple(layers * stage // stages for stage in range(stages + 1)), ((),) * stages)
 
 
 @pytest.mark.parametrize("seed", [0, 3, 4])

@@ -1,0 +1,196 @@
+"""What our tools are asked for reaches what it is for: every flag of the planner, and of the choice of budgets."""
+
+import inspect
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omnibal_ext.layout import search
+from omnibal_ext.layout import sweep as sweeping
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.packers import budgets
+from omnibal_ext.sizes import Sizes
+from tests.unit.layout.instances import make_profile
+from tools import pack_data, plan_layout
+
+SIZES = Sizes.from_arrays(np.random.default_rng(0).integers(1, 5, 200), np.random.default_rng(1).integers(4, 60, 200))
+
+
+class CaughtError(Exception):
+    """The arguments of what was called, by name, those that were left out too."""
+
+    def __init__(self, function: Any, arguments: Any, named: Mapping[str, Any]) -> None:
+        super().__init__()
+        bound = inspect.signature(function).bind(*arguments, **named)
+        bound.apply_defaults()
+        self.given = bound.arguments
+
+
+def catches(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, function: Any) -> None:
+    def catch(*arguments: Any, **named: Any) -> None:
+        raise CaughtError(function, arguments, named)
+
+    monkeypatch.setattr(module, name, catch)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile, sizes, and packs of some twenty iterations of four."""
+    folder = tmp_path_factory.mktemp("inputs")
+    make_profile().save(folder / "profile.json")
+    SIZES.save(folder / "sizes.npz")
+    build_index(SIZES, folder / "packs", PackOptions("isf", 4, 128, micro_batches=4, seed=1))
+    return folder
+
+
+def planned(words: str, folder: Path) -> Namespace:
+    text = words.replace("PACKS", str(folder / "packs")).replace("SIZES", str(folder / "sizes.npz"))
+    text = text.replace("PROFILE", str(folder / "profile.json"))
+    return plan_layout._parser().parse_args([*text.split(), "--output", "plan.json"])
+
+
+A_PLAN = "--profile PROFILE --pipeline-model-parallel-size 2 --num-microbatches 4"
+OF_A_PLAN: dict[str, tuple[str, str, Any]] = {
+    "pipeline_model_parallel_size": ("--pipeline-model-parallel-size 3", "ranks", 3),
+    "virtual_pipeline_model_parallel_size": ("--virtual-pipeline-model-parallel-size 2", "chunks", 2),
+    "num_microbatches": ("--num-microbatches 6", "microbatches", 6),
+    "memory_gib": ("--memory-gib 7.5", "memory_bytes", 7.5 * 2**30),
+    "schedule": ("--schedule zb_h1", "schedule_name", "zb_h1"),
+    "method": ("--method bmp", "method", "bmp"),
+    "recompute": ("--recompute full", "recompute", "full"),
+    "radius": ("--radius 3", "radius", 3),
+    "top_k": ("--top-k 5", "top_k", 5),
+    "seconds": ("--seconds 0.5", "seconds", 0.5),
+}
+"""Of each flag words, what it is for, and what that then is."""
+
+
+def given_for(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the planner is asked: the problem's fields, and the search's."""
+    catches(monkeypatch, plan_layout, "find_plan", search.find_plan)
+    with pytest.raises(CaughtError) as caught:
+        plan_layout._planned(planned(words, folder))
+    found = caught.value.given
+    return {**vars(found["problem"]), **{name: value for name, value in found.items() if name != "problem"}}
+
+
+@pytest.mark.parametrize("name", OF_A_PLAN)
+def test_every_flag_of_a_plan_reaches_the_planner(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, what, value = OF_A_PLAN[name]
+    before, found = (given_for(text, folder, monkeypatch) for text in (A_PLAN, f"{A_PLAN} {words}"))
+    assert found[what] == value
+    assert {other for other in OF_A_PLAN if (it := OF_A_PLAN[other][1]) != what and found[it] != before[it]} == set()
+    assert before[what] != value
+    assert before["packs"] is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 1000, None])
+def test_layouts_are_judged_on_as_many_iterations_as_are_asked_for(
+    count: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the middle of equal parts of the epoch, all where there are no more; four unless told."""
+    words = f"{A_PLAN} --packs PACKS" + (f" --pack-iterations {count}" if count else "")
+    found = given_for(words, folder, monkeypatch)["packs"]
+    there = -(-PackedIndex.open(folder / "packs").num_packs // 4)
+    assert there > 8
+    assert found.tiles.shape == (min(count or 4, there), 1, 4)
+
+
+A_SWEEP = "--sweep --gpus 8 --global-batch-samples 64 --sizes SIZES"
+ANALYTIC = f"{A_SWEEP} --analytic h100 --model tiny --budgets 9x4096"
+OF_A_SWEEP: dict[str, tuple[str, str, Any]] = {
+    "gpus": ("--gpus 16", "gpus", 16),
+    "tensor_sizes": ("--tensor-sizes 2,4", "tensor_sizes", [2, 4]),
+    "pipeline_sizes": ("--pipeline-sizes 2", "pipeline_sizes", [2]),
+    "chunks": ("--chunks 3", "chunks", [3]),
+    "schedules": ("--schedules zb_h1,gpipe", "schedules", ["zb_h1", "gpipe"]),
+    "budgets": ("--budgets 5x512,6x640", "budgets", [(5, 512), (6, 640)]),
+    "expert_sizes": ("--expert-sizes 2", "expert_sizes", [2]),
+    "global_batch_samples": ("--global-batch-samples 128", "global_batch", 128),
+    "memory_gib": ("--memory-gib 7.5", "memory_bytes", 7.5 * 2**30),
+    "method": ("--method layers", "method", "layers"),
+    "seconds": ("--seconds 0.5", "seconds", 0.5),
+}
+
+
+def swept(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is asked for the settings, and of the sweep over them."""
+    with monkeypatch.context() as patch:
+        catches(patch, plan_layout, "settings", sweeping.settings)
+        with pytest.raises(CaughtError) as asked:
+            plan_layout._swept(planned(words, folder))
+    with monkeypatch.context() as patch:
+        catches(patch, plan_layout, "sweep", sweeping.sweep)
+        with pytest.raises(CaughtError) as ran:
+            plan_layout._swept(planned(words, folder))
+    return {**asked.value.given, **ran.value.given}
+
+
+@pytest.mark.parametrize("name", OF_A_SWEEP)
+def test_every_flag_of_a_sweep_reaches_it(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, what, value = OF_A_SWEEP[name]
+    before, found = (swept(text, folder, monkeypatch) for text in (ANALYTIC, f"{ANALYTIC} {words}"))
+    assert found[what] == value
+    assert {other for other in OF_A_SWEEP if (it := OF_A_SWEEP[other][1]) != what and found[it] != before[it]} == set()
+    assert before[what] != value
+    assert found["sizes"].tokens.tolist() == SIZES.tokens.tolist()
+
+
+def test_the_planner_has_no_other_flags() -> None:
+    """But those that say where things lie, what prices them, and how it is told."""
+    others = {"profile", "packs", "pack_iterations", "sweep", "sizes", "analytic", "model", "output", "json"}
+    assert {*OF_A_PLAN, *OF_A_SWEEP, *others} == set(vars(plan_layout._parser().parse_args(["--output", "plan.json"])))
+
+
+A_CHOICE = ["--sizes", "SIZES", "--output-dir", "packs"]
+OF_BUDGETS: dict[str, tuple[list[str], Any]] = {
+    "vit_budget": (["--vit-budget", "7"], 7),
+    "llm_budget": (["--llm-budget", "640"], 640),
+    "max_llm_budget": (["--max-llm-budget", "512"], 512),
+    "samples_per_pack": (["--samples-per-pack", "9"], 9),
+    "seed": (["--seed", "3"], 3),
+}
+
+
+def packed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    monkeypatch.setattr(sys, "argv", ["pack_data.py", *A_CHOICE, *words])
+    return pack_data.parse_arguments()
+
+
+@pytest.mark.parametrize("name", OF_BUDGETS)
+def test_every_flag_of_the_choice_of_budgets_reaches_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, value = OF_BUDGETS[name]
+    catches(monkeypatch, pack_data, "choose_budgets", budgets.choose_budgets)
+    corpus: Any = SimpleNamespace(sizes=SIZES)
+    found = []
+    for given in ([], words):
+        with pytest.raises(CaughtError) as caught:
+            pack_data.settle_budgets(corpus, packed(given, monkeypatch))
+        found.append(caught.value.given)
+    assert found[0] == {"sizes": SIZES, "vit_budget": None, "llm_budget": None, "max_llm_budget": None,
+                        "samples_per_pack": 4, "seed": 0}  # fmt: skip
+    assert found[1] == found[0] | {name: value}
+
+
+def test_chosen_budgets_are_packed_with_and_given_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus: Any = SimpleNamespace(sizes=SIZES)
+    trial = budgets.Trial(11, 222, 1.0, 0.0, 4.0)
+    monkeypatch.setattr(pack_data, "choose_budgets", lambda *_, **__: (trial, [trial]))
+    for words, wanted in (
+        ([], (11, 222)),
+        (["--vit-budget", "5", "--llm-budget", "99"], (5, 99)),
+        (["--method", "random"], (int(SIZES.tiles.max()), int(SIZES.tokens.max()))),
+        (["--method", "random", "--vit-budget", "5"], (5, int(SIZES.tokens.max()))),
+        (["--method", "random", "--llm-budget", "99"], (int(SIZES.tiles.max()), 99)),
+    ):
+        arguments = packed(words, monkeypatch)
+        pack_data.settle_budgets(corpus, arguments)
+        assert (arguments.vit_budget, arguments.llm_budget) == wanted
