@@ -31,6 +31,7 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "partition.py": (("--launches", 1, "--rounds", 1, "--models", 1), r"joint against the best other method: \S+x .*"),
     "preprocess.py": (("--copies", 1, "--repeats", 1), r"two workers against one: \S+x \(\S+ of linear\)"),
+    "rebalance.py": (("--draws", 2, "--shapes", 2), r"seconds of steps, ours over as read: 0\.\d+"),
     "schedule.py": (("--rounds", 1), r"ours / megatron-core: \S+, losses equal"),
     "simulator.py": (("--rounds", 1), r"median error of the step: \S+; rank order \w+"),
     "timeline.py": (("--output", "PICTURE"), r"after / before samples per second: \S+x"),

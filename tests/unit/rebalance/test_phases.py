@@ -55,14 +55,16 @@ def test_the_fullest_rank_has_little_more_than_it_must(ranks: int, each: int, mo
 
 
 @pytest.mark.parametrize("ranks", [8, 32])
-def test_on_average_four_samples_a_rank_are_level_within_two_percent(ranks: int) -> None:
-    """Dealing alone, the longest first, leaves 4 to 5; moves and swaps leave .5 to 1."""
-    phase, over = Phase(2e-6, 1e-10), []
+def test_four_samples_a_rank_are_level_within_a_percent_and_a_half_on_average(ranks: int) -> None:
+    """Of instruction data; dealing alone, the longest first, leaves 4 to 5 percent, swaps leave .5 to .7."""
+    phase, over = Phase(1.0, 1 / 36_864), []
     for seed in range(20):
-        units = np.random.default_rng(seed).lognormal(6, 0.8, 4 * ranks).astype(int) + 8
+        random = np.random.default_rng(seed)
+        tiles = random.choice([0, 1, 3, 4, 5, 7], 4 * ranks, p=[0.03, 0.70, 0.11, 0.05, 0.05, 0.06])
+        units = np.minimum(256 * tiles + np.maximum(8, random.lognormal(np.log(170), 0.8, 4 * ranks)).astype(int), 4096)
         seconds = phase.of_batches(units, phase.deal(units, ranks), ranks)
         over.append(seconds.max() / max(seconds.mean(), phase.seconds(units).max()))
-    assert np.mean(over) <= 1.02
+    assert np.mean(over) <= 1.015
 
 
 def test_a_sample_s_seconds_are_linear_and_quadratic_in_its_units() -> None:
