@@ -15,7 +15,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import VISION_KINDS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
-from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.packing.packs import LOADS, sample_loads
 from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
 from omnibal_ext.sizes import Sizes
 
@@ -90,9 +90,7 @@ class PackCosts:
             part: {unit: value for unit, value in costs.items() if unit != CONSTANT}
             for part, costs in self.parts.items()
         }
-        alone = np.arange(len(sizes) + 1)
-        loads = pack_loads(Packs(alone, alone[:-1]), sizes)
-        return PackCosts(each).waited_for(loads, (*LOADS, *sizes.more), one_sum)
+        return PackCosts(each).waited_for(sample_loads(sizes), (*LOADS, *sizes.more), one_sum)
 
     def waited_for(self, loads: NDArray[np.int64], names: Sequence[str], one_sum: bool) -> Floats:
         """Return `seconds`, or their sum over the parts where a rank runs one after the other, [P, 1]."""

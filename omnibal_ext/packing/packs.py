@@ -65,6 +65,12 @@ def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return offsets
 
 
+def sample_loads(sizes: Sizes) -> NDArray[np.int64]:
+    """Return the loads of packs of one sample each: [N, K]."""
+    tokens = sizes.tokens
+    return np.column_stack([sizes.tiles.astype(np.int64), tokens, tokens * tokens, *sizes.more.values()])
+
+
 def pack_loads(packs: Packs, sizes: Sizes, pad: bool = False) -> NDArray[np.int64]:
     """Return what the device runs for each pack: tiles, tokens, attention cost sum(length^2), further sizes: [P, K].
 

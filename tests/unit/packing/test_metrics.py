@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 from omnibal_ext.packing.ordering.metrics import (
     dist_ratio,
@@ -11,8 +12,9 @@ from omnibal_ext.packing.ordering.metrics import (
     wait,
     waiting_share,
 )
-from omnibal_ext.packing.packs import Packs, pack_loads
+from omnibal_ext.packing.packs import Packs, pack_loads, sample_loads
 from omnibal_ext.sizes import Sizes
+from tests.unit.packing.corpora import corpora
 
 SIZES = Sizes.from_arrays([1, 2, 3, 0], [10, 20, 40, 40])
 PACKS = Packs(np.array([0, 3, 4]), np.array([2, 0, 1, 3]))
@@ -65,3 +67,12 @@ def test_each_part_waits_for_its_own_fullest_rank_and_dear_iterations_count_more
 def test_the_share_of_waiting_is_of_all_ranks_time() -> None:
     assert waiting_share(np.array([[8, 0], [100, 100]])) == pytest.approx(8 / (2 * 108))
     assert waiting_share(np.array([[0, 0]])) == 0.0
+
+
+@given(corpora())
+def test_a_sample_s_loads_are_those_of_a_pack_of_its_own(sizes: Sizes) -> None:
+    more = Sizes.from_arrays(sizes.tiles, sizes.tokens, patches=sizes.tokens * 3)
+    alone = np.arange(len(more) + 1)
+    found = sample_loads(more)
+    assert found.dtype == np.int64
+    assert np.array_equal(found, pack_loads(Packs(alone, alone[:-1]), more))
