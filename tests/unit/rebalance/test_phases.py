@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.rebalance import corpus
 from omnibal_ext.rebalance.phases import Phase, level
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=7)
@@ -59,9 +60,7 @@ def test_four_samples_a_rank_are_level_within_a_percent_and_a_half_on_average(ra
     """Of instruction data; dealing alone, the longest first, leaves 4 to 5 percent, swaps leave .5 to .7."""
     phase, over = Phase(1.0, 1 / 36_864), []
     for seed in range(20):
-        random = np.random.default_rng(seed)
-        tiles = random.choice([0, 1, 3, 4, 5, 7], 4 * ranks, p=[0.03, 0.70, 0.11, 0.05, 0.05, 0.06])
-        units = np.minimum(256 * tiles + np.maximum(8, random.lognormal(np.log(170), 0.8, 4 * ranks)).astype(int), 4096)
+        _, units = corpus(4 * ranks, seed)
         seconds = phase.of_batches(units, phase.deal(units, ranks), ranks)
         over.append(seconds.max() / max(seconds.mean(), phase.seconds(units).max()))
     assert np.mean(over) <= 1.015

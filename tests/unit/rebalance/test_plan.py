@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.rebalance import corpus
 from omnibal_ext.errors import UserError
 from omnibal_ext.rebalance.nodes import place_batches, share_across_nodes
 from omnibal_ext.rebalance.phases import Phase
@@ -32,13 +33,6 @@ def test_as_few_bytes_cross_nodes_as_can_and_then_ranks(seed: int) -> None:
     assert crossing(found) == min(crossing(np.array(way)) for way in permutations(range(6)))
     total = max(1.0, sum(size.sum() for _, size in sources))
     assert share_across_nodes(found[batch], sources, 3) == pytest.approx(crossing(found)[0] / total)
-
-
-def corpus(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tiles and tokens, as instruction data has them."""
-    random = np.random.default_rng(seed)
-    tiles = random.choice([0, 1, 3, 4, 5, 7], samples, p=[0.03, 0.70, 0.11, 0.05, 0.05, 0.06])
-    return tiles, np.minimum(256 * tiles + np.maximum(8, random.lognormal(np.log(170), 0.8, samples)).astype(int), 4096)
 
 
 def step(ranks: int, each: int, seed: int) -> tuple[np.ndarray, dict[str, Need], dict[str, Placed]]:
