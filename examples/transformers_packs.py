@@ -77,7 +77,7 @@ def internvl(data: ChatDataset, name: str | None) -> PreTrainedModel:
 def loader(data: ChatDataset, packs: Path, ranks: int, rank: int | None, reduction: str | None = None) -> DataLoader:
     """Batches of a rank; without a rank those of all ranks in turn, for what shards batches itself."""
     index = PackedIndex.open(packs)
-    sampler = PackBatchSampler(index, ranks, rank, index.global_batch // ranks)
+    sampler = PackBatchSampler(index, ranks, rank)
     return DataLoader(data, batch_sampler=sampler, collate_fn=JoinPack(reduction))
 
 

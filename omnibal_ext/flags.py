@@ -1,8 +1,10 @@
 """Which numbers flags take, and what else must hold for a flag to be obeyed: tables, checked before anything starts."""
 
 import argparse
+import difflib
 import math
 import re
+import sys
 import unicodedata
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +14,7 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.output import printable
 
 INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([])])")
 
@@ -60,27 +63,90 @@ class Need:
     holds: Callable[[Namespace], bool]
 
 
+CALLED_HERE = {
+    "--learning-rate": "--lr",
+    "--max-steps": "--train-iters",
+    "--num-epochs": "--epochs of tools/launch.py",
+    "--num-train-epochs": "--epochs of tools/launch.py",
+    "--batch-size": "--micro-batches of packing, whose packs are the microbatches",
+    "--per-device-train-batch-size": "--llm-budget and --vit-budget of packing",
+    "--gradient-accumulation-steps": "--micro-batches of packing",
+    "--warmup-steps": "--lr-warmup-iters",
+    "--warmup-ratio": "--lr-warmup-fraction",
+    "--lr-scheduler-type": "--lr-decay-style",
+    "--max-grad-norm": "--clip-grad",
+    "--adam-epsilon": "--adam-eps",
+    "--save-steps": "--save-interval",
+    "--logging-steps": "--log-interval",
+    "--eval-steps": "--eval-interval",
+    "--dataloader-num-workers": "--num-workers",
+    "--model-name-or-path": "--model",
+    "--max-length": "--llm-budget, and --max-tokens of preprocessing",
+    "--cutoff-len": "--llm-budget, and --max-tokens of preprocessing",
+    "--freeze-vit": "--freeze vit",
+    "--freeze-vision-tower": "--freeze vit",
+    "--freeze-llm": "--freeze llm",
+    "--lora-rank": "nothing: adapters are not trained",
+    "--deepspeed": "nothing: Megatron's --use-distributed-optimizer shards the optimizer",
+}
+"""What flags of the Trainer of transformers, and of others, are called here."""
+
+
+def named_otherwise(flag: str, known: Iterable[str], closeness: float = 0.7) -> str:
+    """What to say of a flag that is none: what it is called here, or the nearest there are; "" where none is near."""
+    if flag in CALLED_HERE:
+        return f"here it is {CALLED_HERE[flag]}"
+    nearest = difflib.get_close_matches(flag, [*known], 2, closeness)
+    return f"the nearest is {' or '.join(nearest)}" if nearest else ""
+
+
 class ToolParser(ArgumentParser):
     """The command line of a tool. What is wrong with it is a `UserError`: one line.
 
-    numbers: the interval of every flag that takes numbers; needs: what else must hold for a flag to be obeyed.
+    numbers: the interval of every flag that takes numbers; needs: what else must hold for a flag to be obeyed; behind:
+    whose flags follow --, as words that the attribute of that name has.
     """
 
-    def __init__(self, *, numbers: Sequence[Numbers] = (), needs: Sequence[Need] = (), **named: Any) -> None:
+    def __init__(
+        self, *, numbers: Sequence[Numbers] = (), needs: Sequence[Need] = (), behind: str = "", **named: Any
+    ) -> None:
         super().__init__(**named)
-        self.numbers, self.needs = tuple(numbers), tuple(needs)
+        self.numbers, self.needs, self.behind = tuple(numbers), tuple(needs), behind
 
     def error(self, message: str) -> NoReturn:
         """What argparse finds wrong."""
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does; then the tables hold."""
-        found = super().parse_args(args, namespace)
+        """As argparse does, once all words are known; then the tables hold."""
+        words = [*sys.argv[1:]] if args is None else [*args]
+        if self.behind:
+            end = words.index("--") if "--" in words else len(words)
+            namespace = namespace or Namespace()
+            setattr(namespace, self.behind, [word for word in words[end:] if word != "--"])
+            words = words[:end]
+        self._refuse_unknown(words)
+        found, rest = self.parse_known_args(words, namespace)
+        if rest:
+            raise UserError(f"{' '.join(rest)!r} belongs to no flag; see --help")
         check_numbers(vars(found), self.numbers, self.written)
         given = {name: value for name, value in vars(found).items() if value != self.get_default(name)}
         check_needs(given, found, self.needs, self.written)
         return found
+
+    def _refuse_unknown(self, words: Sequence[str]) -> None:
+        """Before anything is missed that a mistyped word took along."""
+        options = [option for action in self._actions for option in action.option_strings]
+        for word in words:
+            flag = word.partition("=")[0]
+            if not flag.startswith("--") or any(option.startswith(flag) for option in options):
+                continue
+            said = named_otherwise(flag, options)
+            hints = [
+                *([said] if said else []),
+                *([f"flags of {self.behind.title()}'s follow --"] if self.behind else []),
+            ]
+            raise UserError(f"{printable(flag)}: no such flag; {', '.join(hints) or 'see --help'}")
 
     def written(self, name: str) -> str:
         """How the flag of an attribute is written."""

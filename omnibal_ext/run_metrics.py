@@ -52,10 +52,10 @@ def complete_lines(path: Path, position: int = 0) -> tuple[list[dict[str, Any]],
     if not path.exists():
         return [], position
     with open_plain(path, REMEDY) as file:
-        file.seek(position)
+        before = file.read(position).count(b"\n")
         written, newline, _ = file.read().rpartition(b"\n")
     lines = []
-    for number, line in enumerate(written.splitlines(), 1):
+    for number, line in enumerate(written.splitlines(), before + 1):
         try:
             lines.append(LINE("", decode(line)))
         except UserError as error:

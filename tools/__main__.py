@@ -1,23 +1,34 @@
 """omnibal COMMAND ...: runs one of the programs beside this file, with its own flags.
 
-omnibal preprocess | pack | level | profile | plan | launch | report | convert
+omnibal COMMAND --help says what a command takes, omnibal --version which version this is.
 """
 
+import difflib
 import runpy
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 from omnibal_ext.output import say
 
+
+class Command(NamedTuple):
+    """A program beside this file, in a sentence."""
+
+    file: str
+    does: str
+
+
 COMMANDS = {
-    "preprocess": "preprocess_data.py",
-    "pack": "pack_data.py",
-    "level": "level_packs.py",
-    "profile": "profile_layers.py",
-    "plan": "plan_layout.py",
-    "launch": "launch.py",
-    "report": "report.py",
-    "convert": "convert_checkpoint.py",
+    "preprocess": Command("preprocess_data.py", "conversations and images to a dataset folder"),
+    "pack": Command("pack_data.py", "a dataset, or sizes alone, to balanced packs"),
+    "level": Command("level_packs.py", "packs, for another number of data-parallel ranks"),
+    "profile": Command("profile_layers.py", "what the layers of a model cost, measured here or counted"),
+    "plan": Command("plan_layout.py", "where to cut a model, what to recompute, which schedule to run"),
+    "launch": Command("launch.py", "all of these where they are missing, and then the training"),
+    "report": Command("report.py", "a plan or runs as a page, a trace, a picture"),
+    "convert": Command("convert_checkpoint.py", "weights from Hugging Face's folders and back"),
 }
 
 
@@ -26,15 +37,27 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
         print(__doc__)
-        return
-    if name not in COMMANDS:
+        print("\n".join(f"  {name:12}{command.does}" for name, command in COMMANDS.items()))
+    elif name == "--version":
+        print(f"omnibal {_version()}")
+    elif name not in COMMANDS:
         sys.exit(_refuse(name))
-    sys.argv = [f"omnibal {name}", *sys.argv[2:]]
-    runpy.run_path(str(Path(__file__).with_name(COMMANDS[name])), run_name="__main__")
+    else:
+        sys.argv = [f"omnibal {name}", *sys.argv[2:]]
+        runpy.run_path(str(Path(__file__).with_name(COMMANDS[name].file)), run_name="__main__")
+
+
+def _version() -> str:
+    try:
+        return version("omnibal")
+    except PackageNotFoundError:
+        return "of a folder that is not installed"
 
 
 def _refuse(name: str) -> int:
-    say(f"error: omnibal {name}: no such command; choose one of {', '.join(COMMANDS)}", error=True)
+    nearest = difflib.get_close_matches(name, COMMANDS, 1, 0.5)
+    known = f"the nearest is {nearest[0]}, all are" if nearest else "choose one of"
+    say(f"error: omnibal {name}: no such command; {known} {', '.join(COMMANDS)}", error=True)
     return 2
 
 

@@ -96,7 +96,6 @@ def _parsed() -> argparse.Namespace:
     """The flags; model and first weights name each other where one is left out."""
     parser = _parser()
     arguments = parser.parse_args()
-    arguments.megatron = [word for word in arguments.megatron if word != "--"]
     refuse_unprintable(sys.argv)
     refuse_misplaced(parser, arguments.megatron)
     _name_weights(arguments)
@@ -266,8 +265,9 @@ def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, rep
 
 def _parser() -> ToolParser:
     parser = ToolParser(
-        numbers=NUMBERS, needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+        numbers=NUMBERS, needs=NEEDS, behind="megatron", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument(
         *MODEL_FLAGS, help="a folder with config.json and weights, or a preset (default: that of --from)"
     )
@@ -311,7 +311,6 @@ def _parser() -> ToolParser:
     parser.add_argument("--dry-run", action="store_true", help="plan and print the command, start nothing")
     parser.add_argument("--progress", action="store_true", help="show progress; the output goes to RUN/train.log")
     parser.add_argument("--json", action="store_true", help="print checks, plan and command as one JSON object")
-    parser.add_argument("megatron", nargs=argparse.REMAINDER, help="-- and then any flag of Megatron's")
     return parser
 
 

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from omnibal_ext.output import say
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 
+KERNELS = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
+"""Packages that choose what runs on the device."""
 PROFILER = 3
 """Raised when figures are measured in another way, so that older ones are measured again."""
 
@@ -130,8 +132,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "device": platform.device_name(),
         "processes": int(os.environ.get("WORLD_SIZE", processes)),
         "threads": os.environ.get("OMP_NUM_THREADS", "1" if processes > 1 else ""),
-        "torch": version("torch"),
-        "megatron-core": version("megatron-core"),
+        **{package: _version(package) for package in KERNELS},
         "profiler": PROFILER,
         "model_hash": architecture.hash,
         "sequence_parallel": arguments.sequence_parallel and arguments.tensor_model_parallel_size > 1,
@@ -139,6 +140,14 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "freeze": sorted(arguments.freeze),
         **{name: getattr(arguments, name) for name in names},
     }
+
+
+def _version(package: str) -> str:
+    """Of a package; "" where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _known(path: str, settings: dict[str, Any]) -> Profile | None:

@@ -4,6 +4,8 @@ Sources: the published configurations of InternViT, CLIP, SigLIP, InternLM2, Qwe
 Vocabularies are those of the vision-language model, with its image tokens, not of the language model it started from.
 """
 
+import difflib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from omnibal_ext.architectures.architecture import (
 from omnibal_ext.architectures.huggingface import find_config, read_architecture
 from omnibal_ext.errors import UserError
 
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""OWNER/MODEL, as Hugging Face's hub has them."""
 SIGLIP = VisionArchitecture(
     26, 1152, 16, 4304, image_size=384, activation="gelu_tanh", class_token=False, layer_scale=False, pixels="half"
 )
@@ -273,7 +277,20 @@ def preset(name: str) -> Architecture:
         return _assembled(name, vision, language)
     if Path(name).exists():
         return read_architecture(Path(name))
-    raise UserError(
-        f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}; or one of {', '.join(VISION_TOWERS)}, then +, "
-        f"then one of {', '.join(LANGUAGE_MODELS)}; or a folder with Hugging Face's config.json"
+    raise UserError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    """What to say of a name that is none: how to have what it names, or the nearest that we know."""
+    if HUB_NAME.fullmatch(name):
+        folder = name.rpartition("/")[2]
+        return (
+            f"{name}: no such folder; models are not downloaded here: `hf download {name} --local-dir {folder}` first, "
+            f"then {folder}"
+        )
+    nearest = difflib.get_close_matches(name.lower(), PRESETS, 3, 0.7)
+    known = f"the nearest is {' or '.join(nearest)}, all" if nearest else "all"
+    return (
+        f"unknown preset {name!r}; {known} are in docs/models.md; or VISION+LANGUAGE, as {next(iter(VISION_TOWERS))}+"
+        f"{next(iter(LANGUAGE_MODELS))}, or a folder with Hugging Face's config.json"
     )

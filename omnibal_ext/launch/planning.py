@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,13 @@ from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
+
+AS_GIVEN = ("built_from", "sources", *(field.name for field in fields(PackOptions)))
+"""What the packs of a run have of those that it was given, where the run itself says nothing else."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +136,12 @@ class Planning:
         return replace(self, index=PackedIndex.open(folder))
 
     def _is_packed_again(self, folder: Path) -> bool:
-        """Whether these packs are there, for this profile and these ranks."""
+        """Whether these packs are there, made as the given ones but for this profile and these ranks."""
         if not (folder / "manifest.json").exists():
             return False
         given, made = self.index.manifest, PackedIndex.open(folder).manifest
         wanted = {
-            **{name: given[name] for name in ("built_from", "vit_budget", "llm_budget", "method", "seed", "epochs")},
+            **{name: given[name] for name in AS_GIVEN if name in given},
             "costs": PackCosts.of_profile(Profile.load(self.profile_path)).to_record(),
             "data_parallel_size": self.data_parallel,
             "micro_batches": self.micro_batches,

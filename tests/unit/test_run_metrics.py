@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.run_metrics import evaluations, training_intervals
+from omnibal_ext.run_metrics import complete_lines, evaluations, training_intervals
 from tools.compare_runs import final_loss, shown
 
 
@@ -35,6 +35,17 @@ def test_a_whole_number_beyond_all_floats_is_refused_by_its_line(tmp_path: Path)
     (tmp_path / "metrics.jsonl").write_text(f'{{"iteration": 1, "loss": NaN}}\n{{"iteration": 2, "loss": {10**400}}}\n')
     with pytest.raises(UserError, match="line 2: loss must be a number"):
         training_intervals(tmp_path / "metrics.jsonl")
+
+
+def test_a_line_is_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
+    """Also where a reader goes on behind what it has read."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"iteration": 1, "loss": 1.0}\n{"iteration": 2, "loss": 1.0}\n')
+    _, position = complete_lines(path)
+    with path.open("a") as file:
+        file.write('{"iteration": 3, "loss": 1.0}\n{"iteration": 4, "loss": true}\n')
+    with pytest.raises(UserError, match="line 4: loss must be"):
+        complete_lines(path, position)
 
 
 def test_the_final_loss_is_of_the_last_tenth() -> None:

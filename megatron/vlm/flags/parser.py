@@ -1,7 +1,6 @@
 """Megatron's parser with our flags: it says in one line what is wrong, and which flags were given."""
 
 import argparse
-import difflib
 import os
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from megatron.training.arguments import add_megatron_arguments
 
 from megatron.vlm.flags.lists import Standing, standings
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import refuse_unprintable, without_defaults
+from omnibal_ext.flags import named_otherwise, refuse_unprintable, without_defaults
 
 USAGE = "torchrun ... -m megatron.vlm.pretrain --model NAME --plan F --data D --packs P --train-iters N --lr L [flags]"
 
@@ -52,8 +51,11 @@ class Parser(ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, of `words`."""
-        found, rest = self.parse_known_args(self.words if args is None else args, namespace)
+        """As argparse does, of `words`; what is missed is said where all flags are known."""
+        words = self.words if args is None else args
+        if unknown := [w for w in words if w[:2] == "--" and w.partition("=")[0] not in self._option_string_actions]:
+            raise UserError(self._unknown(unknown))
+        found, rest = self.parse_known_args(words, namespace)
         if rest:
             raise UserError(self._unknown(rest))
         return found
@@ -83,9 +85,8 @@ class Parser(ArgumentParser):
         if not flags:
             return f"{' '.join(words)!r} belongs to no flag; see --help"
         allowed = [word for action in self._actions if action.help != SUPPRESS for word in action.option_strings]
-        nearest = difflib.get_close_matches(flags[0], allowed, n=2)
-        hint = f"the nearest is {' or '.join(nearest)}, all are in --help" if nearest else "see --help"
-        return f"{flags[0]}: no such flag; {hint}"
+        said = named_otherwise(flags[0], allowed)
+        return f"{flags[0]}: no such flag; {f'{said}, all are in --help' if said else 'see --help'}"
 
 
 def _or_value_error(read: Any, name: str) -> Callable[[str], Any]:

@@ -184,15 +184,18 @@ def drift_warning(plan: Plan, iterations: Sequence[Sequence[float]]) -> str:
     worst = max(range(len(surely)), key=lambda number: abs(surely[number]))
     if abs(surely[worst]) <= TOLERATED:
         return ""
+    freeze = f"--freeze {' '.join(plan.frozen)} " if plan.frozen else ""
+    memory = f" --memory-gib {plan.memory_gib:g}" if plan.memory_gib is not None else ""
     return (
         f" stage {worst} drifts from the plan by {quartiles[worst][1]:+.0%}: the cut is not level here. Measure "
-        "again and plan again:\n"
+        "again and plan again, with this run's --bf16, --sequence-parallel, --use-distributed-optimizer, "
+        "--data-parallel-size where it has them:\n"
         f" python tools/profile_layers.py --model {plan.model} --vit-budget {plan.vit_budget} "
         f"--llm-budget {plan.llm_budget} --tensor-model-parallel-size {plan.tensor_model_parallel_size} "
-        f"--expert-model-parallel-size {plan.expert_model_parallel_size} --force "
+        f"--expert-model-parallel-size {plan.expert_model_parallel_size} {freeze}--force "
         "--output profile.json\n"
         f" python tools/plan_layout.py --profile profile.json --packs PACKS --output plan.json "
         f"--pipeline-model-parallel-size {plan.pipeline_model_parallel_size} "
         f"--virtual-pipeline-model-parallel-size {plan.virtual_pipeline_model_parallel_size} "
-        f"--num-microbatches {plan.num_microbatches} --schedule {plan.schedule} --method {plan.method}"
+        f"--num-microbatches {plan.num_microbatches} --schedule {plan.schedule} --method {plan.method}{memory}"
     )

@@ -16,7 +16,7 @@ class PackBatchSampler:
 
     Give it to PyTorch as `DataLoader(dataset, batch_sampler=..., collate_fn=...)`, which takes any iterable of lists;
     the collate function joins the samples of a pack. Every rank yields `micro_batches` packs an optimizer
-    step, and equally many steps an epoch.
+    step, and equally many steps an epoch: without them as many as the index's global batch has for each rank.
 
     An epoch ends the iteration, after every sample as often as its weight says; the next `iter()` goes on with the next
     epoch. Where an epoch's packs do not fill its last step, they are divided: a pack is an empty list only where a step
@@ -29,9 +29,10 @@ class PackBatchSampler:
     """
 
     def __init__(
-        self, index: PackedIndex, data_parallel_size: int, rank: int | None = None, micro_batches: int = 1
+        self, index: PackedIndex, data_parallel_size: int, rank: int | None = None, micro_batches: int | None = None
     ) -> None:
         """Raises UserError when the index was packed for another global batch."""
+        micro_batches = micro_batches or max(1, index.global_batch // max(1, data_parallel_size))
         if rank is not None and not 0 <= rank < data_parallel_size:
             raise UserError(f"rank {rank} is not one of {data_parallel_size} data-parallel ranks")
         self._index = index

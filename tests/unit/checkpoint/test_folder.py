@@ -283,3 +283,26 @@ def test_a_disk_that_is_full_is_known_by_its_words_or_by_itself(
     assert not guard.is_full(tmp_path, RuntimeError("another reason"))
     monkeypatch.setattr(guard.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
     assert guard.is_full(tmp_path, RuntimeError("a worker failed"))
+
+
+@pytest.mark.parametrize("tracked", ["30", "20"])
+def test_the_newest_whole_save_stays_whatever_was_cut_off_behind_it(folder: Path, tracked: str) -> None:
+    """None is a multiple of the interval; the one that was tracked last, or was not yet, was never sealed."""
+    (folder / "iter_0000030/integrity.json").unlink()
+    (folder / TRACKER).write_text(tracked)
+    guard._make_room(folder, 40, 25)
+    assert [one.iteration for one in Checkpoints(folder).saves() if (one.path / "integrity.json").is_file()] == [20]
+    assert Checkpoints(folder).newest().iteration == 20
+
+
+def test_room_is_reckoned_by_the_newest_whole_save(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "iter_0000030/integrity.json").unlink()
+    size = sum(file.stat().st_size for file in (folder / "iter_0000020").iterdir())
+    (folder / "iter_0000030/__0_0.distcp").write_bytes(b"")
+    for free, fits in ((size, True), (size - 1, False)):
+        monkeypatch.setattr(guard.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        if fits:
+            guard._make_room(folder, 40, None)
+        else:
+            with pytest.raises(UserError, match="goes on from iter_0000020"):
+                guard._make_room(folder, 40, None)

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,10 @@ OF_PACKS: dict[str, Callable[[Planning], Planning]] = {
     "token budget": lambda s: with_packs(s, "given-2", llm_budget=321),
     "method": lambda s: with_packs(s, "given-2", method="isf"),
     "epochs": lambda s: with_packs(s, "given-2", epochs=2),
+    "wait": lambda s: with_packs(s, "given-2", wait=0.008),
+    "seconds": lambda s: with_packs(s, "given-2", seconds=0.5),
+    "last iteration": lambda s: with_packs(s, "given-2", last_iteration="empty"),
+    "oversize": lambda s: with_packs(s, "given-2", oversize="alone"),
     "data": lambda s: with_packs(s, "given-2", built_from={"name": "other"}),
 }
 
@@ -276,13 +281,21 @@ OF_A_PROFILE: dict[str, tuple[object, ...]] = {
 }
 """Every flag that measured figures depend on, and what makes it another one."""
 NOT_OF_A_PROFILE = {"analytic", "measured", "force", "output", "json"}
+
+
+PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
+
+
+def another_version(package: str, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(profile_layers, "version", lambda of: "2.0" if of == package else "1.0")
+
+
 MACHINE: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "device": lambda patch: patch.setattr(platform, "device_name", lambda: "another"),
     "devices": lambda patch: patch.setattr(platform, "device_count", lambda: 8),
     "processes": lambda patch: patch.setenv("WORLD_SIZE", "4"),
     "threads": lambda patch: patch.setenv("OMP_NUM_THREADS", "7"),
-    "torch": lambda patch: patch.setattr(profile_layers, "version", lambda of: f"{of == 'torch'}"),
-    "megatron-core": lambda patch: patch.setattr(profile_layers, "version", lambda of: f"{of == 'megatron-core'}"),
+    **{package: partial(another_version, package) for package in PACKAGES},
     "profiler": lambda patch: patch.setattr(profile_layers, "PROFILER", profile_layers.PROFILER + 1),
 }
 

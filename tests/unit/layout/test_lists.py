@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.lists import build_lists
+from omnibal_ext.layout import anneal
+from omnibal_ext.layout.lists import _costs, _state, build_lists
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import BUILT, find_layouts, find_plan, make_plan
 from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule
@@ -130,3 +131,18 @@ def test_without_a_pipeline_there_is_nothing_to_build() -> None:
     problem = random_problem(3, ranks=1, microbatches=4, chunks=1, schedule_name="zb_auto", memory_bytes=1e9)
     layout = Layout((0, len(problem.profile.chain)), ((),))
     assert build_lists(problem, layout) == (problem, layout)
+
+
+@given(st.integers(0, 10**6))
+def test_the_search_counts_bytes_as_the_simulator_does(seed: int) -> None:
+    """Kept and late ones of every stage, with features that it receives; what weights leave; what recomputing adds."""
+    problem = random_problem(
+        4 * seed + 3, schedule_name="zb_auto", memory_bytes=1e9
+    )  # some features enter later layers
+    layout = find_layouts(problem, "profile", recompute="full")[0].layout
+    whole = replace(problem, packs=None).stage_costs(layout)
+    found = anneal._bytes.py_func(_state(problem, layout), _costs(problem))
+    wanted = (whole.kept[:, 0], whole.late[:, 0], whole.transient[:, 0],
+              problem.memory_bytes - problem.placement.by_rank(whole.fixed_bytes))  # fmt: skip
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-6)

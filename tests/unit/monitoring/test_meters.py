@@ -335,3 +335,12 @@ def test_pace_is_of_what_samples_need_and_not_of_what_ran(run: list, ranks: list
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert line["model_tflops"] == pytest.approx(4e12 / line["seconds"] / 4 / 1e12)
     assert line["mfu"] == pytest.approx(4e12 / line["seconds"] / 4 / 1e13)
+
+
+@pytest.mark.parametrize(
+    ("interval", "reported"), [(1, [1, 2, 3, 4, 5, 6, 7, 8]), (3, [3, 6, 8]), (4, [4, 8]), (10, [8])]
+)
+def test_every_so_many_iterations_are_reported_and_the_last(interval: int, reported: list[int], tmp_path: Path) -> None:
+    meter = TrainingMeter(("a",), interval, Journal(tmp_path / "metrics.jsonl"))
+    meter.start(8, 0, 1.0)
+    assert [iteration for iteration in range(1, 9) if meter.ends_interval(iteration)] == reported

@@ -65,6 +65,10 @@ def test_a_stage_that_drifts_is_named_with_what_to_run(plan: Plan, measured: lis
     assert "--pipeline-model-parallel-size 2" in warning
     assert "--num-microbatches 6" in warning
     assert drift_warning(plan, iterations[1:]) == "", "too few to judge by"
+    assert "--freeze" not in warning
+    other = drift_warning(replace(plan, frozen=("vit", "projector"), memory_gib=60.5), iterations)
+    assert "--freeze vit projector --force" in other
+    assert other.endswith(" --memory-gib 60.5")
 
 
 class Clock:

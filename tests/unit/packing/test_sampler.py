@@ -78,6 +78,15 @@ def test_batches_sharded_by_another_library_are_the_ranks_packs(index: PackedInd
         _ = PackBatchSampler(index, 2, 0, micro_batches=3).batch_size
 
 
+def test_without_microbatches_they_are_the_index_s(index: PackedIndex) -> None:
+    """A global batch of six packs: three of each of two ranks, two of each of three; four ranks do not divide it."""
+    for ranks, rank in ((2, 1), (3, 0), (2, None)):
+        told = PackBatchSampler(index, ranks, rank, micro_batches=6 // ranks)
+        assert list(PackBatchSampler(index, ranks, rank)) == list(told)
+    with pytest.raises(UserError, match="keep the product, or pack again"):
+        PackBatchSampler(index, 4, 0)
+
+
 def test_a_rank_out_of_range_is_refused(index: PackedIndex) -> None:
     with pytest.raises(UserError, match="rank 2"):
         PackBatchSampler(index, 2, 2, micro_batches=3)

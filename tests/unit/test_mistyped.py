@@ -1,0 +1,172 @@
+"""Commands that people mistype are answered in one line that names the right word, before anything is loaded."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron.vlm.arguments import add_vlm_arguments
+from megatron.vlm.flags.parser import Parser
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.errors import UserError
+from tools import __main__ as omnibal
+from tools import convert_checkpoint, launch, pack_data, plan_layout, preprocess_data, profile_layers, report
+
+BASE = "--input J --image-root I --run-dir R"
+LAUNCH = [
+    (f"--modle T {BASE}", "--modle: no such flag; the nearest is --model"),
+    (f"--model T --imput J {BASE}", "--imput: no such flag; the nearest is --input"),
+    ("--model T --input J --image_root I --run-dir R", "--image_root: no such flag; the nearest is --image-root"),
+    ("--model T --input J --rundir R", "--rundir: no such flag; the nearest is --run-dir"),
+    (f"--model T {BASE} --nproc_per_node 8", "--nproc_per_node: no such flag; the nearest is --nproc-per-node"),
+    (
+        f"--model T {BASE} --tensor-parallel-size 2",
+        "--tensor-parallel-size: .* the nearest is .*--tensor-model-parallel-size",
+    ),
+    (f"--model T {BASE} --pipeline-parallel-size 2", "--pipeline-parallel-size: .*--pipeline-model-parallel-size"),
+    (f"--model T {BASE} --epoch=3 --measure-topk 2", "--measure-topk: no such flag; the nearest is --measure-top-k"),
+    (f"--model T {BASE} --lr 1e-5", "--lr: no such flag; .*flags of Megatron's follow --"),
+    (f"--model T {BASE} --freeze vit", "--freeze: no such flag; .*flags of Megatron's follow --"),
+    (f"--model T {BASE} --train-iters 9", "--train-iters: no such flag; .*flags of Megatron's follow --"),
+    (f"--model T {BASE} --save=S", "--save: no such flag; .*flags of Megatron's follow --"),
+    (
+        f"--model T {BASE} --learning-rate 1e-5",
+        "--learning-rate: no such flag; here it is --lr, flags of Megatron's follow --",
+    ),
+    (f"--model T {BASE} --num-train-epochs 3", "--num-train-epochs: no such flag; here it is --epochs"),
+    (f"--model-name-or-path T {BASE}", "--model-name-or-path: no such flag; here it is --model"),
+    (f"--model T {BASE} --lora-rank 8", "--lora-rank: no such flag; .*adapters are not trained"),
+    (f"--model T {BASE} --deepspeed ds.json", "--deepspeed: no such flag; .*--use-distributed-optimizer"),
+    (f"--model T {BASE} 8", "'8' belongs to no flag"),
+    (f"tiny {BASE} --model T", "'tiny' belongs to no flag"),
+    (f"{BASE} --nproc-per-node", "--nproc-per-node: expected one argument"),
+    ("--model T --input J --image-root I", "required: --run-dir"),
+    (f"--model T {BASE} --nproc-per-node 0", "--nproc-per-node must be at least 1"),
+    (f"--model T {BASE} --nproc-per-node two", "--nproc-per-node: invalid int value: 'two'"),
+    (f"--model T {BASE} --method jiont", "--method: invalid choice: 'jiont' .*joint"),
+]
+TOOLS: list[tuple[Any, str, str]] = [
+    (pack_data, "--data D --vit-budgett 9 --output-dir O", "--vit-budgett: no such flag; the nearest is --vit-budget"),
+    (pack_data, "--data D --llm_budget 9 --output-dir O", "--llm_budget: no such flag; the nearest is --llm-budget"),
+    (
+        pack_data,
+        "--data D --microbatches 2 --output-dir O",
+        "--microbatches: no such flag; the nearest is --micro-batches",
+    ),
+    (pack_data, "--data D --methods balanced --output-dir O", "--methods: no such flag; the nearest is --method"),
+    (pack_data, "--data D --max-length 4096 --output-dir O", "--max-length: no such flag; here it is --llm-budget"),
+    (pack_data, "--size F --dta D --output-dir O", "--dta: no such flag; the nearest is --data"),
+    (preprocess_data, "--input J --images I", "--images: no such flag; the nearest is --image"),
+    (preprocess_data, "--inputs J --image-root I", "--inputs: no such flag; the nearest is --input"),
+    (
+        preprocess_data,
+        "--input J --tokeniser-model T",
+        "--tokeniser-model: no such flag; the nearest is --tokenizer-model",
+    ),
+    (preprocess_data, "--input J --chat_template T", "--chat_template: no such flag; the nearest is --chat-template"),
+    (
+        preprocess_data,
+        "--input J --max-tile 12 --num-workers 4",
+        "--num-workers: no such flag; the nearest is --workers",
+    ),
+    (preprocess_data, "--input J --cutoff-len 4096", "--cutoff-len: no such flag; here it is .*--max-tokens"),
+    (profile_layers, "--modle T --output O", "--modle: no such flag; the nearest is --model"),
+    (profile_layers, "--model T --analytics h100 --output O", "--analytics: no such flag; the nearest is --analytic"),
+    (profile_layers, "--model T --outputs O", "--outputs: no such flag; the nearest is --output"),
+    (plan_layout, "--profil F --outptu O", "--outptu: no such flag; the nearest is --output"),
+    (
+        plan_layout,
+        "--profile F --num-micro-batches 8 --output O",
+        "--num-micro-batches: .*the nearest is --num-microbatches",
+    ),
+    (plan_layout, "--profile F --memory-gb 80 --output O", "--memory-gb: no such flag; the nearest is --memory-gib"),
+    (plan_layout, "--profile F --topk 3 --output O", "--topk: no such flag; the nearest is --top-k"),
+    (report, "--plans F --out O", "--plans: no such flag; the nearest is --plan"),
+    (report, "--plan F --pngs P", "--pngs: no such flag; the nearest is --png"),
+    (convert_checkpoint, "--fromhf D --output-dir O", "--fromhf: no such flag; the nearest is --from-hf"),
+    (convert_checkpoint, "--from-hf D --output O --chek", "--chek: no such flag; the nearest is --check"),
+]
+TRAINER = [
+    ("--learning-rate 1e-4", "--learning-rate: no such flag; here it is --lr"),
+    ("--lora-rank 8", "--lora-rank: no such flag; .*adapters are not trained"),
+    ("--train-iter 8", "--train-iter: no such flag; the nearest is --train-iters"),
+    ("--weight-deacy .1", "--weight-deacy: no such flag; the nearest is --weight-decay"),
+    ("--max-grad-norm 1", "--max-grad-norm: no such flag; here it is --clip-grad"),
+]
+
+
+def refusal(parse: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as refused:
+        parse()
+    (line,) = str(refused.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize(("words", "answer"), LAUNCH)
+def test_a_mistyped_launch_is_told_the_right_word(words: str, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["launch.py", *words.split()])
+    said = refusal(launch._parsed)
+    assert re.search(answer, said), said
+
+
+@pytest.mark.parametrize(("tool", "words", "answer"), TOOLS)
+def test_a_mistyped_tool_is_told_the_right_word(
+    tool: Any, words: str, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{tool.__name__}.py", *words.split()])
+    said = refusal(tool.main)
+    assert re.search(answer, said), said
+
+
+@pytest.mark.parametrize(("words", "answer"), TRAINER)
+def test_a_mistyped_flag_of_megatron_is_told_the_right_word(words: str, answer: str) -> None:
+    said = refusal(lambda: Parser(add_vlm_arguments, words.split()).parse_args())
+    assert re.search(answer, said), said
+
+
+def test_what_is_behind_two_dashes_is_megatron_s() -> None:
+    parsed = launch._parser().parse_args(["--model", "T", "--run-dir", "R", "--", "--lr", "1", "--modle"])
+    assert (parsed.model, parsed.megatron) == ("T", ["--lr", "1", "--modle"])
+    assert launch._parser().parse_args(["--model", "T", "--run-dir", "R"]).megatron == []
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "`hf download Qwen/Qwen2.5-VL-7B-Instruct --local-dir Qwen2.5-VL-7B-Instruct`"),
+        ("OpenGVLab/InternVL3_5-8B-HF", "`hf download OpenGVLab/InternVL3_5-8B-HF --local-dir InternVL3_5-8B-HF`"),
+        ("internvl-3.5-8b", "'internvl-3.5-8b'; the nearest is internvl3.5-8b"),
+        ("qwen2.5-vl-7B-instruct", "the nearest is .*qwen2.5-vl-7b"),
+        ("something", "unknown preset 'something'; all are in docs/models.md"),
+    ],
+)
+def test_a_model_that_is_none_is_told_how_to_have_it(name: str, answer: str) -> None:
+    said = refusal(lambda: preset(name))
+    assert re.search(answer, said), said
+    assert len(said) < 300
+
+
+@pytest.mark.parametrize(("word", "nearest"), [("lauch", "launch"), ("packs", "pack"), ("preproces", "preprocess")])
+def test_a_mistyped_command_is_told_the_nearest(
+    word: str, nearest: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["omnibal", word])
+    with pytest.raises(SystemExit, match="2"):
+        omnibal.main()
+    assert f"omnibal {word}: no such command; the nearest is {nearest}," in capsys.readouterr().err
+
+
+def test_help_has_a_sentence_for_each_command_and_there_is_a_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in ("--help", "--version"):
+        monkeypatch.setattr(sys, "argv", ["omnibal", word])
+        omnibal.main()
+    said = capsys.readouterr().out
+    assert all(f"  {name:12}{command.does}" in said for name, command in omnibal.COMMANDS.items())
+    assert said.splitlines()[-1].startswith("omnibal 0.")
+    folder = Path(omnibal.__file__).parent
+    assert all((folder / command.file).exists() for command in omnibal.COMMANDS.values())
