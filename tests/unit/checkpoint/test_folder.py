@@ -76,7 +76,11 @@ def flip(path: Path) -> None:
     path.write_bytes(damaged)
 
 
-@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+@pytest.mark.parametrize("damage", [flip, cut, grow, Path.unlink])
 @pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata", "metadata.json", "integrity.json"])
 def test_a_damaged_save_is_passed_over_and_named(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None]
@@ -91,6 +95,17 @@ def test_a_damaged_save_is_passed_over_and_named(
     damage(folder / "iter_0000010" / name)
     with pytest.raises(UserError, match=r"no save in it is whole: .*--trust"):
         believed(folder)
+
+
+@pytest.mark.parametrize("damage", [cut, grow])
+@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata", "metadata.json"])
+def test_sizes_alone_tell_of_a_file_that_is_another(folder: Path, name: str, damage: Callable[[Path], None]) -> None:
+    """Without reading what is large."""
+    whole = Save(folder / "iter_0000030", 30)
+    whole.check()
+    damage(whole.path / name)
+    with pytest.raises(UserError, match=rf"{name}: has \d+ bytes of \d+"):
+        whole.check()
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])

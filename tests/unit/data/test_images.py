@@ -14,6 +14,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.media import images
 from megatron.vlm.data.media.images import image_size, load_rgb, path_below_root
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
@@ -302,3 +303,10 @@ def test_pixels_without_a_range_are_rejected(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "image.tiff"
     Image.new(mode, (4, 4), 1).save(path)
     assert verdict_on(path) == "unscaled_pixels"
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2, 8, 9])
+def test_a_webp_is_whole_where_it_has_all_that_it_says(missing: int) -> None:
+    """Its length counts from behind its first eight bytes."""
+    whole = encoded(noise(), "WEBP")
+    assert images._webp_is_whole(io.BytesIO(whole[: len(whole) - missing])) == (missing == 0)

@@ -361,3 +361,15 @@ def test_workers_end_with_their_rank_however_it_ended(tmp_path: Path) -> None:
     while left := [number for number in processes if psutil.pid_exists(number)]:
         assert time.monotonic() < limit, f"left: {left}"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_what_is_useful_of_a_pack_is_its_samples_own(dataset: ChatDataset, pad: bool) -> None:
+    """Padded to the longest, or to a multiple, it computes more."""
+    samples = np.arange(6)
+    index = pack_of(samples)
+    index.pad = pad
+    batch = PackDataset(dataset, index, ALL, sequence_multiple=64)[0]
+    lengths = dataset.sizes.tokens[samples]
+    assert batch.useful_tokens == lengths.sum() < sum(batch.lengths)
+    assert batch.useful_squares == (lengths**2).sum() < sum(length**2 for length in batch.lengths)

@@ -416,3 +416,12 @@ def test_metering_takes_under_a_hundredth_of_a_step(case: tuple[Trainer, Any, li
             trainer.trained(iteration, False)
     assert len(training_intervals(metered)) == 1
     assert 0 < spent[0] / iterations / len(whole) < 0.01 * 0.1  # seconds; seen: a quarter of that
+
+
+def test_a_constant_scale_cannot_fall_whatever_the_least_one_is(case: tuple[Trainer, Any, list[str]]) -> None:
+    """64, where scales that change may fall to 1: each step that overflows is told of, and counted."""
+    trainer, _, said = case
+    config = OptimizerConfig(fp16=True, loss_scale=64.0, min_loss_scale=1.0)
+    trainer.bad_steps._overflowed(torch.tensor([64.0]), config)
+    assert "under a loss scale of 64, which falls no further" in said[-1]
+    assert trainer.bad_steps.in_a_row == 1

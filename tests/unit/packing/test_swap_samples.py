@@ -18,7 +18,7 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering import pipeline
 from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.spread import pack_features, spread_against_random
-from omnibal_ext.packing.ordering.swap_samples import Samples, swap_samples
+from omnibal_ext.packing.ordering.swap_samples import Samples, _orders, swap_samples
 from omnibal_ext.packing.pack_epoch import pack_epoch
 from omnibal_ext.packing.packs import LOADS, Packs, offsets_of
 from omnibal_ext.sizes import Sizes
@@ -261,3 +261,25 @@ def test_features_are_those_of_all_packs_also_where_only_one_that_is_left_over_h
     scaled = features.values / np.maximum(1e-12, features.deviations()[:6])
     assert "text-only" in features.names
     assert np.allclose(seen[0].features, scaled[:64, varies])
+
+
+def test_samples_stand_by_the_size_that_packs_have_least_room_of() -> None:
+    """Tokens are more in number, tiles take more of their budget: by these samples are paired."""
+    sizes = np.array([[3, 900], [1, 1000], [2, 800]])
+    samples = Samples(sizes, np.ones((3, 1)), np.zeros((3, 0)), np.zeros((3, 0), np.bool_))
+    for budgets, size in ((np.array([4, 8000]), 0), (np.array([400, 1100]), 1)):
+        _, by_size, _ = _orders(samples, budgets, seed=0)
+        assert by_size.tolist() == np.argsort(sizes[:, size]).tolist()
+
+
+def test_of_many_sources_the_largest_in_an_epoch_are_spread() -> None:
+    """By their samples times their weights: two small ones that are seen often are among the eight."""
+    sizes = Sizes.from_arrays(np.ones(120, int), np.full(120, 10))
+    often = {3: 5.0, 7: 4.0}
+    counts = [12, 11, 11, 4, 12, 12, 11, 4, 11, 11, 11, 10]
+    corpus = Corpus(sizes, tuple(Source(f"s{n}", count, often.get(n, 1.0)) for n, count in enumerate(counts)))
+    packs = Packs(np.arange(0, 121, 4), np.arange(120))
+    found = pack_features(corpus, packs, np.ones((30, 3), np.int64), LOADS)
+    largest = sorted(range(12), key=lambda n: (-counts[n] * often.get(n, 1.0), n))[:8]
+    assert {3, 7} <= set(largest)
+    assert found.kinds == tuple(f"s{n}" for n in sorted(largest))

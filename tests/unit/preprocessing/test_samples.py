@@ -152,18 +152,18 @@ def test_ways_are_tried_in_the_order_given_and_counted(root: Path) -> None:
     flags = {"tiling": tiling, "max_tokens": lengths["two"] - 1}
     for first, second in (("fewer-tiles", "truncate"), ("truncate", "fewer-tiles")):
         assert maker(root, shorten=(first, second), **flags).make(Row(1, long_line(2))).shortened == first
-    (root / "chat.jsonl").write_bytes(b"\n".join([long_line(2), long_line(1), long_line(4)]))
+    (root / "chat.jsonl").write_bytes(b"\n".join([long_line(2), long_line(1), long_line(4), long_line(2)]))
     recipe = Recipe(root, root / "tokenizer.model", "internlm2-chat", tiling, 4, max_tokens=lengths["two"] - 1,
                     shorten=("fewer-tiles", "truncate"))  # fmt: skip
     manifest = preprocess(open_job([root / "chat.jsonl"], recipe, root / "short"))
-    assert manifest["shortened"] == {"fewer-tiles": 1, "truncate": 1}
-    assert manifest["samples"] == 3
+    assert manifest["shortened"] == {"fewer-tiles": 2, "truncate": 1}
+    assert manifest["samples"] == 4
     data = ChatDataset(root / "short")
-    lengths_found = [len(data.text(sample)[0]) for sample in range(3)]
+    lengths_found = [len(data.text(sample)[0]) for sample in range(4)]
     assert data.sizes.tokens.tolist() == lengths_found
     assert max(lengths_found) < lengths["two"]
     with np.load(root / "short/sizes.npz") as arrays:
-        assert arrays["supervised"].tolist() == [int(data.text(sample)[1].sum()) for sample in range(3)]
+        assert arrays["supervised"].tolist() == [int(data.text(sample)[1].sum()) for sample in range(4)]
 
 
 @pytest.mark.parametrize(

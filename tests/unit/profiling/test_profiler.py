@@ -17,7 +17,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiling import profiler
 from megatron.vlm.profiling.kept import KeptBytes
-from megatron.vlm.profiling.layer_costs import _some, fit_seconds
+from megatron.vlm.profiling.layer_costs import KindMeasurement, _some, fit_seconds
 from megatron.vlm.profiling.profiler import Job, fit_line, measure_profile, seconds_of_weights, step_seconds
 from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_pace
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
@@ -289,3 +289,10 @@ def test_a_gpu_keeps_a_reserve_for_what_no_layer_has(monkeypatch: pytest.MonkeyP
     for used, reserve in ((11 * 2**30, 4 * 2**30), (19 * 2**30, 9 * 2**30)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda used=used: (80 * 2**30 - used, 80 * 2**30))
         assert platform.overhead_bytes() == reserve
+
+
+def test_what_recomputing_adds_is_added_to_both_ways() -> None:
+    """Forward 2 and backward 3 seconds, and 2.5 and 6 with recomputation: 3.5 more."""
+    measurement = SimpleNamespace(packs=[None], _run=lambda mode, pack: lambda: (2.5, 6.0))
+    added = KindMeasurement._added(measurement, "whole", lambda: (2.0, 3.0))  # type: ignore[arg-type]
+    assert added() == (3.5,)

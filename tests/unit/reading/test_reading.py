@@ -16,6 +16,7 @@ from omnibal_ext.architectures.huggingface import read_config, weight_files
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
+from omnibal_ext.reading import checks
 from omnibal_ext.reading.arrays import UNPACKED, array_names, map_array, read_arrays
 from omnibal_ext.reading.columns import column_lengths
 from omnibal_ext.reading.document import MOST_DEPTH, decode, read_json, read_lines
@@ -244,3 +245,20 @@ def test_lines_are_read_one_at_a_time_and_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="line 3: not JSON"):
         found += read_lines(path, lambda _, value: value, "mend it")
     assert io.BytesIO(path.read_bytes()).readline() == b'{"a": 1}\n'
+
+
+@pytest.mark.parametrize("size", [0, 11, 13, 16])
+def test_a_column_has_as_many_bytes_as_its_index_asks_for(tmp_path: Path, size: int) -> None:
+    """Three numbers of four bytes; more of them are as wrong as fewer."""
+    (tmp_path / "tokens.idx").write_bytes(column([2, 1], [0, 8]))
+    (tmp_path / "tokens.bin").write_bytes(bytes(size))
+    with pytest.raises(UserError, match=rf"tokens\.bin: has {size} bytes where tokens\.idx asks for 12; again"):
+        column_lengths(tmp_path, "tokens", np.int32, "again")
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\0", "a\ud800", 7, None, ["a"], "a" * (2**16 + 1)])
+def test_a_text_can_be_written_and_be_a_file_s_name(value: object) -> None:
+    assert checks.text("name", "a" * 2**16) == "a" * 2**16
+    assert checks.text("name", "ä/日本\n") == "ä/日本\n"
+    with pytest.raises(UserError, match="name must be a text, got"):
+        checks.text("name", value)

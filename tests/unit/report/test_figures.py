@@ -211,3 +211,15 @@ def test_a_predicted_timeline_is_what_was_played() -> None:
     timeline = predicted(problem, layout)
     slowest = max(problem.simulate(layout, case).step_seconds for case in range(problem.cases[1]))
     assert timeline.seconds == pytest.approx(slowest)
+
+
+def test_nothing_recomputed_needs_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the plan as it is; in tests a GiB is a byte."""
+    monkeypatch.setattr("omnibal_ext.report.breakdown.GIB", 1)
+    problem = random_problem(2, ranks=1, microbatches=4, chunks=1, memory_bytes=float("inf"))
+    whole = tuple(i for i, kind in enumerate(problem.profile.chain) if kind in ("vit", "llm"))
+    layout = Layout((0, len(problem.profile.chain)), (whole,))
+    needs = max(problem.stage_peak_bytes(Layout(layout.edges, ((),))))
+    assert needs > 1.05 * max(problem.stage_peak_bytes(layout))
+    (change,) = (change for change in changes(problem, layout) if change.what == "nothing recomputed")
+    assert change.how == f"needs {needs:.2f} GiB on a rank: --memory-gib {needs:.2f}"

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
+from omnibal_ext.costs.profile import Profile
+from omnibal_ext.errors import UserError
 from omnibal_ext.report.page import report
 from omnibal_ext.report.subject import Subject
 from tests.programs import ROOT, environment
@@ -208,3 +210,13 @@ def served(folder: Path, trace: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_plan_is_predicted_from_its_own_profile(tmp_path: Path, given: bool) -> None:
+    """Whether it is given, or lies beside the plan."""
+    plan = planned(tmp_path)
+    profile = Profile.load(tmp_path / "profile.json")
+    replace(profile, action_seconds=profile.action_seconds + 1).save(tmp_path / "profile.json")
+    with pytest.raises(UserError, match=r"plan\.json: was made from another profile .* give its own with --profile"):
+        Subject.of_plan(plan, tmp_path / "profile.json" if given else None, None)
