@@ -27,4 +27,4 @@ def test_a_tool_ends_as_on_the_command_line() -> None:
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "--llm-budget" in shown.stdout
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "required: --output-dir" in wrong.stderr
+    assert wrong.stderr == "error: --no-such-flag: no such flag; see --help\n"

@@ -280,8 +280,8 @@ def launch_error(folder: Path, *flags: object) -> str:
     return line
 
 
-def test_an_unknown_preset_is_refused_with_the_known_ones(folder: Path) -> None:
-    assert "internvl-chat-1.5" in launch_error(folder, "--preset", "gpt-5")
+def test_an_unknown_preset_is_refused_with_where_the_known_ones_are(folder: Path) -> None:
+    assert "unknown preset 'gpt-5'; all are in docs/models.md" in launch_error(folder, "--preset", "gpt-5")
 
 
 def test_a_plan_for_another_model_is_refused(folder: Path) -> None:
