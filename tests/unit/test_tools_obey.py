@@ -4,6 +4,7 @@ import inspect
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -194,3 +195,14 @@ def test_chosen_budgets_are_packed_with_and_given_ones_stay(monkeypatch: pytest.
         arguments = packed(words, monkeypatch)
         pack_data.settle_budgets(corpus, arguments)
         assert (arguments.vit_budget, arguments.llm_budget) == wanted
+
+
+def test_packs_like_others_have_the_budgets_that_those_were_asked_for(tmp_path: Path) -> None:
+    """Not those that samples in packs of their own came to; every other option too."""
+    sizes = Sizes.from_arrays([1, 2, 9, 1], [10, 20, 90, 30])
+    options = PackOptions(vit_budget=5, llm_budget=64, oversize="alone", seed=3, wait=0.01, micro_batches=2)
+    index, _ = build_index(sizes, tmp_path / "packs", options)
+    assert (index.vit_budget, index.llm_budget) == (9, 90)
+    found = pack_data.options_of(index)
+    for name, value in asdict(options).items():
+        assert found[name] == (list(value.items()) if name == "budgets" else 1 if name == "epochs" else value), name

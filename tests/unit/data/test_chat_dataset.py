@@ -143,3 +143,19 @@ def test_every_sample_is_a_document_for_cores_own_readers(dataset: ChatDataset) 
     for name in ("tokens", "loss_mask", "images"):
         column = IndexedDataset(str(dataset.folder / name))
         assert column.document_indices.tolist() == list(range(SAMPLES + 1))
+
+
+def test_the_last_word_of_the_vocabulary_is_one_and_the_next_is_none(dataset: ChatDataset) -> None:
+    """The manifest says how many there are."""
+    tokens, _ = dataset.text(0)
+    largest, manifest = int(tokens.max()), dataset.manifest
+    try:
+        for size, fits in ((largest + 1, True), (largest, False)):
+            dataset.manifest = {**manifest, "vocab_size": size}
+            if fits:
+                assert dataset.text(0)[0].tolist() == tokens.tolist()
+            else:
+                with pytest.raises(UserError, match="sample 0 has token ids behind the vocabulary"):
+                    dataset.text(0)
+    finally:
+        dataset.manifest = manifest

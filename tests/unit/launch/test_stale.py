@@ -420,3 +420,14 @@ def test_the_options_of_an_index_are_all_that_it_was_packed_with(tmp_path: Path)
     assert json.loads(json.dumps(options["seed"])) == 3
     assert (options["epochs"], options["samples_per_pack"], options["method"]) == (2, 5, "isf")
     assert (options["vit_budget"], options["llm_budget"], options["micro_batches"]) == (*BUDGETS, 4)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_profile_is_measured_again_for_another_config_of_one_name(tmp_path: Path) -> None:
+    """A folder's config.json may change, and keep its folder."""
+    arguments, model = asked_for(tmp_path), preset(asked_for(tmp_path).model)
+    leave(tmp_path, arguments)
+    other = replace(model, language=replace(model.language, layers=model.language.layers + 1))
+    assert other.name == model.name
+    assert profile_layers._known(arguments.output, profile_layers._settings(arguments, model)) is not None
+    assert profile_layers._known(arguments.output, profile_layers._settings(arguments, other)) is None
