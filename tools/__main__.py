@@ -35,16 +35,17 @@ COMMANDS = {
 def main() -> None:
     """Run the program that the first word names; exit code 2 for another word."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if name in ("-h", "--help"):
-        print(__doc__)
-        print("\n".join(f"  {name:12}{command.does}" for name, command in COMMANDS.items()))
-    elif name == "--version":
-        print(f"omnibal {_version()}")
+    if name in ("-h", "--help", "--version"):
+        print(f"omnibal {_version()}" if name == "--version" else _help())
     elif name not in COMMANDS:
         sys.exit(_refuse(name))
     else:
         sys.argv = [f"omnibal {name}", *sys.argv[2:]]
         runpy.run_path(str(Path(__file__).with_name(COMMANDS[name].file)), run_name="__main__")
+
+
+def _help() -> str:
+    return "\n".join([__doc__, *(f"  {name:12}{command.does}" for name, command in COMMANDS.items())])
 
 
 def _version() -> str:

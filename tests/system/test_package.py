@@ -87,6 +87,6 @@ def test_the_command_is_the_tools(wheel: Path, tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "report.html").read_text()
     wrong = omnibal("pakc")
     assert wrong.returncode == 2
-    assert "choose one of preprocess, pack" in wrong.stderr
+    assert "the nearest is pack, all are preprocess, pack, level" in wrong.stderr
     refused = omnibal("report", "--output", "r.html")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)

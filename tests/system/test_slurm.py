@@ -57,7 +57,8 @@ def folder(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     small = f"--chat-template internlm2-chat --tile-size 32 --tokens-per-tile 4 --tokenizer-model {folder}/demo/"
     packed = documented(cluster, "Data", {
         "data/*.jsonl": f"{folder}/demo/train*.jsonl", "/images": f"{folder}/demo", "/scratch": folder,
-        "--model InternVL-Chat-V1-5 --tokenizer-model ": small, "--array=0-15": "--array=0-1", "python ": f"{PYTHON} ",
+        "--model InternVL-Chat-V1-5 --tokenizer-model ": small, "--array=0-15": "--array=0-1",
+        "${PYTHON:-python} ": f"{PYTHON} ",
         "(sbatch ": f"(sbatch {own}", "\nsbatch ": f"\nsbatch {own}",
         "--vit-budget auto": "--vit-budget 16", "--llm-budget auto": "--llm-budget 160",
         "--micro-batches 16 --data-parallel-size 8": "--micro-batches 2",

@@ -80,7 +80,7 @@ def test_files_named_in_passing_exist(path: Path) -> None:
 def test_the_command_knows_every_tool_it_is_documented_with() -> None:
     source = (ROOT / "tools/__main__.py").read_text()
     for command, tool in COMMANDS.items():
-        assert f'"{command}": "{tool}.py"' in source
+        assert f'"{command}": Command("{tool}.py", ' in source
         assert (ROOT / f"tools/{tool}.py").exists()
 
 
