@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.rebalance.nodes import place_batches, share_across_nodes
 from omnibal_ext.rebalance.phases import Phase, phases_of
 from omnibal_ext.rebalance.plan import Need, plan_step
@@ -54,17 +55,11 @@ def longest_first(seconds: Floats, ranks: int) -> Ints:
     return place
 
 
-def wait(phase: Phase, units: Ints, place: Ints, ranks: int) -> float:
-    """DistRatio of one step (OmniBal, section 4)."""
-    seconds = phase.of_batches(units, place, ranks)
-    return float(((seconds.max() - seconds) / seconds.max()).mean())
-
-
 def least(phase: Phase, units: Ints, ranks: int) -> float:
     """What the fullest rank has at least."""
-    mean = units.sum() / ranks if phase.quadratic == 0 else phase.seconds(units).sum() / ranks
-    mean = phase.linear * math.ceil(mean) if phase.quadratic == 0 else mean
-    return max(mean, float(phase.seconds(units).max()))
+    seconds = phase.seconds(units)
+    mean = float(seconds.sum()) / ranks if phase.quadratic else phase.linear * math.ceil(units.sum() / ranks)
+    return max(mean, float(seconds.max()))
 
 
 def measure(ranks: int, each: int, draws: int, phases: dict[str, Phase]) -> tuple[list[float], float, float]:
@@ -82,7 +77,8 @@ def measure(ranks: int, each: int, draws: int, phases: dict[str, Phase]) -> tupl
         row = []
         for name, need in needs.items():
             first = longest_first(need.phase.seconds(need.units), ranks)
-            row += [wait(need.phase, need.units, place, ranks) for place in (home, first, placed[name].place)]
+            for place in (home, first, placed[name].place):
+                row.append(wait(need.phase.of_batches(need.units, place, ranks)[None, :, None]))
             row.append(placed[name].after / least(need.phase, need.units, ranks))
             read, ours = read + placed[name].before, ours + placed[name].after
         batch, sources = phases["language"].deal(tokens, ranks), [(home, tokens.astype(np.float64))]

@@ -92,11 +92,11 @@ CALLED_HERE = {
 """What flags of the Trainer of transformers, and of others, are called here."""
 
 
-def named_otherwise(flag: str, known: Iterable[str], closeness: float = 0.7) -> str:
+def named_otherwise(flag: str, known: Iterable[str]) -> str:
     """What to say of a flag that is none: what it is called here, or the nearest there are; "" where none is near."""
     if flag in CALLED_HERE:
         return f"here it is {CALLED_HERE[flag]}"
-    nearest = difflib.get_close_matches(flag, [*known], 2, closeness)
+    nearest = difflib.get_close_matches(flag, [*known], 2, 0.7)
     return f"the nearest is {' or '.join(nearest)}" if nearest else ""
 
 
@@ -141,12 +141,9 @@ class ToolParser(ArgumentParser):
             flag = word.partition("=")[0]
             if not flag.startswith("--") or any(option.startswith(flag) for option in options):
                 continue
-            said = named_otherwise(flag, options)
-            hints = [
-                *([said] if said else []),
-                *([f"flags of {self.behind.title()}'s follow --"] if self.behind else []),
-            ]
-            raise UserError(f"{printable(flag)}: no such flag; {', '.join(hints) or 'see --help'}")
+            follow = f"flags of {self.behind.title()}'s follow --" if self.behind else ""
+            hints = ", ".join(filter(None, (named_otherwise(flag, options), follow)))
+            raise UserError(f"{printable(flag)}: no such flag; {hints or 'see --help'}")
 
     def written(self, name: str) -> str:
         """How the flag of an attribute is written."""

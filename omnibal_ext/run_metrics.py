@@ -47,17 +47,23 @@ def evaluations(path: Path) -> dict[int, dict[str, Any]]:
     return {line["iteration"]: line["evaluation"] for line in complete_lines(path)[0] if "evaluation" in line}
 
 
+def _lines_before(path: Path, position: int) -> int:
+    with open_plain(path, REMEDY) as file:
+        return file.read(position).count(b"\n")
+
+
 def complete_lines(path: Path, position: int = 0) -> tuple[list[dict[str, Any]], int]:
     """The lines that were written to the end behind a position, decoded, and where the next one starts."""
     if not path.exists():
         return [], position
     with open_plain(path, REMEDY) as file:
-        before = file.read(position).count(b"\n")
+        file.seek(position)
         written, newline, _ = file.read().rpartition(b"\n")
     lines = []
-    for number, line in enumerate(written.splitlines(), before + 1):
+    for number, line in enumerate(written.splitlines(), 1):
         try:
             lines.append(LINE("", decode(line)))
         except UserError as error:
-            raise UserError(f"{path}: line {number}: {error}; {REMEDY}") from None
+            place = _lines_before(path, position) + number
+            raise UserError(f"{path}: line {place}: {error}; {REMEDY}") from None
     return lines, position + len(written) + len(newline)

@@ -21,10 +21,8 @@ def place_batches(batch: Ints, sources: Sequence[tuple[Ints, Floats]], ranks: in
     held = np.zeros((ranks, ranks))
     for home, size in sources:
         np.add.at(held, (batch, home), size)
-    nodes = np.arange(ranks) // ranks_per_node
-    of_node = np.zeros((ranks, int(nodes[-1]) + 1))
-    np.add.at(of_node.T, nodes, held.T)
-    stays = of_node[:, nodes] + held / (held.sum() + 1.0)  # to stay on a rank is worth less than any byte in its node
+    of_node = held.reshape(ranks, -1, ranks_per_node).sum(axis=2).repeat(ranks_per_node, axis=1)
+    stays = of_node + held / (held.sum() + 1.0)  # to stay on a rank is worth less than any byte in its node
     return np.asarray(linear_sum_assignment(stays, maximize=True)[1], np.int64)
 
 

@@ -4,7 +4,7 @@
     rank 1   b d d            rows           2    1    3    2          rank 1   a a c c c
 
 On every rank the samples lie in the order of their numbers, before and after. Every rank knows all places, so nothing
-but the rows is sent, once.
+but the rows is sent, once. (Core's own all-to-all takes rows on the device only; pixels and words are on the host.)
 """
 
 from typing import Any

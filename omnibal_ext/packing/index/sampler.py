@@ -32,7 +32,8 @@ class PackBatchSampler:
         self, index: PackedIndex, data_parallel_size: int, rank: int | None = None, micro_batches: int | None = None
     ) -> None:
         """Raises UserError when the index was packed for another global batch."""
-        micro_batches = micro_batches or max(1, index.global_batch // max(1, data_parallel_size))
+        if micro_batches is None:
+            micro_batches = max(1, index.global_batch // max(1, data_parallel_size))
         if rank is not None and not 0 <= rank < data_parallel_size:
             raise UserError(f"rank {rank} is not one of {data_parallel_size} data-parallel ranks")
         self._index = index

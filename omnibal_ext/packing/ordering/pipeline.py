@@ -16,7 +16,7 @@ from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.order_iterations import order_iterations
 from omnibal_ext.packing.ordering.spread import Features, pack_features
 from omnibal_ext.packing.ordering.swap_samples import Samples, swap_samples, worth_swapping
-from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.packing.packs import LOADS, Packs, pack_loads, sample_loads
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -130,7 +130,7 @@ class _Part:
     def _samples(self, run: Packs, ids: Ints, deviations: Floats) -> Samples:
         """Return what each sample of the packs that run adds to its pack; features are those of all `ids`."""
         alone = Packs(np.arange(len(ids) + 1), ids)
-        each = self.features(alone, self.loads(alone))
+        each = self.features(alone, sample_loads(self.corpus.sizes.take(ids)))
         deviations, held = deviations[: each.values.shape[1]], slice(0, len(run.sample_ids))
         features = np.ascontiguousarray(each.values[held][:, deviations > 0] / deviations[deviations > 0])
         own = run.sample_ids

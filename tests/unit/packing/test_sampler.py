@@ -85,6 +85,8 @@ def test_without_microbatches_they_are_the_index_s(index: PackedIndex) -> None:
         assert list(PackBatchSampler(index, ranks, rank)) == list(told)
     with pytest.raises(UserError, match="keep the product, or pack again"):
         PackBatchSampler(index, 4, 0)
+    with pytest.raises(UserError, match="both must be 1 or more"):
+        PackBatchSampler(index, 2, 0, micro_batches=0)
 
 
 def test_a_rank_out_of_range_is_refused(index: PackedIndex) -> None:
