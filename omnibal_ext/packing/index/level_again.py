@@ -106,7 +106,7 @@ def _regrouped(index: PackedIndex, groups: Ints, ranks: Ranks) -> Ints:
         return groups
     seconds, features = index.seconds(packs), _features(index, packs)
     seed, limit = int(index.manifest["seed"]), float(index.manifest.get("wait", WAIT))
-    of_ranks = level_ranks(seconds, np.arange(len(packs)), ranks.micro_batches, seed, EFFORT)
+    of_ranks = level_ranks(seconds, ranks.micro_batches, seed, EFFORT)
     dealt = order_iterations(seconds, features, of_ranks, ranks.data_parallel_size, limit, seed, EFFORT)
     return packs[stored_order(dealt)]
 

@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 SWAPS_A_SECOND = 4_000_000  # looked at
-LEAST_SWAPS = 64  # of a pack, however little time there is
+LEAST_SWAPS = 32  # of a pack, however little time there is
 
 
 def set_aside(seconds: Floats, count: int, together: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
@@ -35,26 +35,25 @@ def set_aside(seconds: Floats, count: int, together: NDArray[np.bool_] | None = 
     return by_cost[apart], by_cost[~apart]
 
 
-def level_ranks(seconds: Floats, packs: Ints, micro_batches: int, seed: int, effort: float) -> Ints:
-    """Deal `packs` to ranks, M to each, so that the ranks' sums are level in every part, as shares of its mean: [R, M].
+def level_ranks(seconds: Floats, micro_batches: int, seed: int, effort: float) -> Ints:
+    """Deal packs to ranks, M to each, so that the ranks' sums are level in every part, as shares of its mean: [R, M].
 
     1. A rank takes a pack of each of M stretches of an order of likeness.
     2. Each pack in turn meets another one, drawn at random; they change ranks where that brings both nearer to level.
 
     Args:
-        seconds: of each pack, [P, parts].
-        packs: R * M numbers.
+        seconds: of each pack, [R * M, parts].
         effort: nominal seconds; counts steps.
     """
     generator = np.random.default_rng(seed)
-    order = generator.permutation(packs)
+    order = generator.permutation(len(seconds))
     if micro_batches == 1:
         return order[:, None]
     halve(np.ascontiguousarray(seconds.T), order, 1, 0.0)
-    means = seconds[packs].mean(axis=0)
+    means = seconds.mean(axis=0)
     beyond = (seconds - means) / np.where(means > 0, means, 1.0)
     slots = generator.permuted(order.reshape(micro_batches, -1), axis=1).T.ravel().copy()
-    rounds = max(int(effort * SWAPS_A_SECOND) // len(packs), LEAST_SWAPS)
+    rounds = max(int(effort * SWAPS_A_SECOND) // len(seconds), LEAST_SWAPS)
     _swap(beyond, slots, beyond[slots.reshape(-1, micro_batches)].sum(axis=1), micro_batches, seed, rounds)
     return slots.reshape(-1, micro_batches)
 

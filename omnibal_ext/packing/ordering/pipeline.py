@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 
 SPENT = 0.96  # of what may be waited: what the last iteration of an epoch waits is an estimate
 OF_PACKS = 0.5  # share of the time for evening, where ranks run several
+TOGETHER = 1 << 16  # packs that are ordered together: what swaps look up stays in a processor's cache then
 
 
 def ordered(
@@ -37,7 +38,8 @@ def ordered(
     """Return packs by iteration, those that fill none last.
 
     1. Let packs cost the same; then ranks, where several run several packs each in an iteration.
-    2. Order them, so that ranks wait for no more than `options.wait` and iterations look like the corpus.
+    2. Order them, so that ranks wait for no more than `options.wait` and iterations look like the corpus; where they
+       are many, random parts apart.
     3. Let samples change iterations, one for one, where these look more like it then.
 
     What packs as found differ by is what counts as much in each feature.
@@ -55,17 +57,22 @@ def ordered(
     aside, run = set_aside(seconds, len(packs) % options.global_batch, _holds(packs, others))
     if len(run) == 0:
         return packs.reordered(aside)
-    ranks = level_ranks(seconds, run, options.micro_batches, seed, effort)
+    parts = _parts(run, options.global_batch, seed)
+    teams = [own[level_ranks(seconds[own], options.micro_batches, seed, effort / len(parts))] for own in parts]
     if several:
         runs_on = np.full(len(packs), -1, np.int64)
-        runs_on[ranks] = np.arange(len(ranks))[:, None]
+        runs_on[np.concatenate(teams)] = np.arange(len(run) // options.micro_batches)[:, None]
         packs, loads = part.even(packs, loads, kin, runs_on, 1 - OF_PACKS)
         seconds = part.seconds(loads)
     deviations = part.features(found, before).deviations()
     features = part.features(packs, loads).scaled(deviations)
     limit = _left_to_wait(seconds, aside, run, options)
-    dealt = order_iterations(seconds, features, ranks, options.data_parallel_size, limit, seed, effort)
-    order = np.concatenate([stored_order(dealt).ravel(), aside])
+    dealt = []
+    for team in teams:
+        own, ranks = team.ravel(), np.arange(team.size).reshape(team.shape)
+        given = options.data_parallel_size, limit, seed, effort / len(parts)
+        dealt.append(own[order_iterations(seconds[own], features[own], ranks, *given)])
+    order = np.concatenate([stored_order(np.concatenate(dealt)).ravel(), aside])
     return part.swapped(packs.reordered(order), kin[order], deviations, limit)
 
 
@@ -135,6 +142,15 @@ class _Part:
         features = np.ascontiguousarray(each.values[held][:, deviations > 0] / deviations[deviations > 0])
         own = run.sample_ids
         return Samples(self.budgeted[0][own], self.of_samples[own], features, each.has[held])
+
+
+def _parts(packs: Ints, global_batch: int, seed: int) -> list[Ints]:
+    """Return all packs, or, where they are many, random parts of as many iterations, of `TOGETHER` packs or less."""
+    count = -(-len(packs) // TOGETHER)
+    if count == 1:
+        return [packs]
+    iterations = np.random.default_rng((seed, 3)).permutation(packs).reshape(-1, global_batch)
+    return [np.sort(part, axis=None) for part in np.array_split(iterations, min(count, len(iterations)))]
 
 
 def _left_to_wait(seconds: Floats, aside: Ints, run: Ints, options: PackOptions) -> float:

@@ -11,32 +11,35 @@ from benchmarks.corpora import UNTUNED
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.ordering import pipeline
+from omnibal_ext.packing.ordering.deal_to_ranks import deal
 from omnibal_ext.packing.ordering.level_ranks import level_ranks, set_aside
+from omnibal_ext.packing.ordering.metrics import rank_loads, wait
 from omnibal_ext.packing.ordering.pipeline import ordered
 from omnibal_ext.packing.packers.balanced import pack_balanced
+from omnibal_ext.packing.packs import LOADS, pack_loads
+from omnibal_ext.sizes import Sizes
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 2), st.integers(0, 99))
 def test_ranks_run_each_pack_once(ranks: int, micro_batches: int, parts: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
-    seconds = generator.random((ranks * micro_batches + 3, parts))
-    packs = generator.permutation(len(seconds))[: ranks * micro_batches]
-    dealt = level_ranks(seconds, packs, micro_batches, seed, 0.01)
+    dealt = level_ranks(generator.random((ranks * micro_batches, parts)), micro_batches, seed, 0.01)
     assert dealt.shape == (ranks, micro_batches)
-    assert np.array_equal(np.sort(dealt.ravel()), np.sort(packs))
+    assert np.array_equal(np.sort(dealt.ravel()), np.arange(ranks * micro_batches))
 
 
 @pytest.mark.parametrize(
     ("effort", "micro_batches", "share"),
-    [(1.0, 2, 0.04), (1.0, 4, 0.001), (1.0, 16, 0.00003), (0.0, 4, 0.006), (0.0, 16, 0.0003)],
+    [(1.0, 2, 0.04), (1.0, 4, 0.001), (1.0, 16, 0.00003), (0.0, 4, 0.012), (0.0, 16, 0.0006)],
 )
 def test_ranks_differ_far_less_than_by_chance_in_both_parts(effort: float, micro_batches: int, share: float) -> None:
     """However little time there is, and whatever seconds are counted in."""
     seconds = np.random.default_rng(0).random((128 * micro_batches, 2)) * [1.0, 3.0]
-    dealt = level_ranks(seconds, np.arange(len(seconds)), micro_batches, 0, effort)
+    dealt = level_ranks(seconds, micro_batches, 0, effort)
     chance = seconds.var(axis=0) * micro_batches
     assert (seconds[dealt].sum(axis=1).var(axis=0) <= share * chance).all()
-    assert np.array_equal(level_ranks(seconds / 2**20, np.arange(len(seconds)), micro_batches, 0, effort), dealt)
+    assert np.array_equal(level_ranks(seconds / 2**20, micro_batches, 0, effort), dealt)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -46,7 +49,7 @@ def test_ranks_are_nearly_as_level_as_the_best_of_all_ways(seed: int) -> None:
     ways = {tuple(sorted(tuple(sorted(way[i : i + 2])) for i in (0, 2, 4, 6))) for way in permutations(range(8))}
     least = min(float(seconds[np.array(way)].sum(axis=1).var()) for way in ways)
     assert len(ways) == 105
-    dealt = level_ranks(seconds, np.arange(8), 2, seed, 1.0)
+    dealt = level_ranks(seconds, 2, seed, 1.0)
     assert float(seconds[dealt].sum(axis=1).var()) <= 1.5 * least + 1e-12
 
 
@@ -58,6 +61,36 @@ def test_packs_are_set_aside_at_even_steps_of_cost() -> None:
     held = np.array([False, True, False, False, False, False])
     assert set_aside(seconds, 3, held)[0].tolist() == [3, 2, 0]
     assert 1 in set_aside(seconds, 6, held)[0]  # the others do not suffice
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_ranks_wait_no_longer_where_packs_are_ordered_in_parts(
+    micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    sizes = Sizes.from_arrays(generator.integers(0, 3, 4_000), generator.integers(200, 1_200, 4_000))
+    corpus, costs = Corpus(sizes, (Source("all", 4_000),)), PackCosts.of_model()
+    given = {"data_parallel_size": 4, "micro_batches": micro_batches, "seconds": 0.0}
+    options = PackOptions(vit_budget=8, llm_budget=4_000, **given)
+    found = pack_balanced(sizes, 8, 4_000, seed=0)
+    for together in (100, 10**6):
+        monkeypatch.setattr(pipeline, "TOGETHER", together)
+        packs = ordered(corpus, found, options, costs, 0)
+        assert np.array_equal(np.sort(packs.sample_ids), np.arange(4_000))
+        loads, whole = pack_loads(packs, sizes), len(packs) // options.global_batch * options.global_batch
+        iterations = deal(np.arange(whole).reshape(-1, options.global_batch), 4)
+        assert wait(rank_loads(iterations, costs.waited_for(loads, LOADS, options.one_sum))) <= 0.02
+
+
+@given(st.integers(1, 40), st.sampled_from([1, 4, 12]), st.integers(0, 99))
+def test_parts_are_random_and_of_whole_iterations(iterations: int, batch: int, seed: int) -> None:
+    packs = np.arange(iterations * batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "TOGETHER", 24)
+        parts = pipeline._parts(packs, batch, seed)
+    assert np.array_equal(np.sort(np.concatenate(parts)), packs)
+    assert all(len(part) % batch == 0 and 0 < len(part) <= max(24, batch) + batch for part in parts)
+    assert len(parts) < 3 or any(part[-1] - part[0] >= len(part) for part in parts)
 
 
 @pytest.mark.parametrize("seed", range(2))

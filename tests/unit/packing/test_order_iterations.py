@@ -45,7 +45,7 @@ def order_of(
     aside, run = set_aside(seconds, len(seconds) % (data_parallel_size * micro_batches))
     if len(run) == 0:
         return aside
-    ranks = level_ranks(seconds, run, micro_batches, seed, effort)
+    ranks = run[level_ranks(seconds[run], micro_batches, seed, effort)]
     dealt = order_iterations(seconds, features, ranks, data_parallel_size, 0.003, seed, effort)
     return np.concatenate([stored_order(dealt).ravel(), aside])
 
@@ -194,7 +194,7 @@ def test_part_of_an_iteration_is_as_good_a_sample_as_others(seed: int) -> None:
     generator = np.random.default_rng(seed)
     seconds = generator.normal(1, 0.1, (2_048, 2)).clip(0.5)
     features = (seconds - seconds.mean(axis=0)) / seconds.std(axis=0)
-    ranks = level_ranks(seconds, np.arange(2_048), 8, seed, 0.5)
+    ranks = level_ranks(seconds, 8, seed, 0.5)
     dealt = order_iterations(seconds, features, ranks, 8, 0.003, seed, 0.5)
     heads = features[stored_order(dealt)[:, :16]].sum(axis=1) / np.sqrt(16)
     assert (np.abs(heads.mean(axis=0)) <= 4 / np.sqrt(len(heads))).all()
