@@ -244,7 +244,7 @@ _DATA = _names(  # how images were cut: the dataset's own
 )
 _QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 _DENSE = _names("intermediate_size output_router_logits")  # of layers without experts, and of what is handed out
-_QWEN_MARKS = _names("vision_start_token_id vision_end_token_id vision_token_id video_token_id")
+_QWEN_MARKS = _names("image_token_id vision_start_token_id vision_end_token_id vision_token_id video_token_id")
 WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "llama": _LANGUAGE,
     "mistral": _LANGUAGE,
@@ -252,8 +252,8 @@ WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "qwen3": _LANGUAGE | {"max_window_layers", "sliding_window"},
     "internlm2": _LANGUAGE,
     "qwen3_moe": _LANGUAGE | {"max_window_layers", "sliding_window"} | _DENSE,
-    **{f"{one}_text": _LANGUAGE | {"max_window_layers", "sliding_window"} for one in _QWEN_VL},
-    "qwen3_vl_moe_text": _LANGUAGE | {"sliding_window"} | _DENSE,
+    **{f"{one}_text": _LANGUAGE | {"max_window_layers", "sliding_window"} | _QWEN_MARKS for one in _QWEN_VL},
+    "qwen3_vl_moe_text": _LANGUAGE | {"sliding_window"} | _DENSE | _QWEN_MARKS,
     **{f"{one}_vision": _GENERAL for one in _QWEN_VL},
     **dict.fromkeys(_QWEN_VL, _GENERAL | _QWEN_MARKS),
     "clip_vision_model": _GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it

@@ -52,8 +52,7 @@ def read_language(section: Section) -> LanguageArchitecture:
     slides = section.take_if("use_sliding_window", flag)
     if set(section.take_if("layer_types", listing(text)) or ()) - {"full_attention"} and not slides:
         raise UserError(f"{section.where}.layer_types has others than 'full_attention'; supported: that alone")
-    rope = section.take_if("rope_scaling", ROPE) or section.take_if("rope_parameters", ROPE) or {}
-    base = section.take_if("rope_theta", BASE) or (section.take_if("rope_parameters", ROPE) or {}).get("rope_theta")
+    rope, base = _rotation(section)
     sections, interleaved = _rotary_sections(section, rope)
     scaling = read_rope(section, rope, sections)
     window = section.take_if("sliding_window", POSITIONS) if kind == "mistral" or slides else None
@@ -74,7 +73,7 @@ def read_language(section: Section) -> LanguageArchitecture:
         kv_heads=kv_heads,
         ffn_hidden_size=section.take("moe_intermediate_size" if experts else "intermediate_size", WIDTH),
         vocab_size=section.take("vocab_size", WORDS),
-        rope_theta=float(base or BASES.get(kind, 1e4)),
+        rope_theta=base,
         norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qkv_bias=kind in ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"),
         qk_norm=kind in QWEN3,
@@ -87,6 +86,28 @@ def read_language(section: Section) -> LanguageArchitecture:
     )
     section.refuse_unread()
     return language
+
+
+def _rotation(section: Section) -> tuple[dict[str, Any], float]:
+    """The fields that describe the rotation, and its base, from where transformers takes them.
+
+    1. Of `rope_scaling` and `rope_parameters` the first that is there; the other is not read.
+    2. The base inside it, else the one beside it, else the model type's own.
+
+    Raises UserError where another base stands in the file: other versions of transformers would take that.
+    """
+    fields = {name: section.take_if(name, ROPE) or {} for name in ("rope_scaling", "rope_parameters")}
+    beside = section.take_if("rope_theta", BASE)
+    rope = fields["rope_scaling"] or fields["rope_parameters"]
+    inside = rope.get("rope_theta") if section["model_type"] != "internlm2" else None  # whose own code reads it beside
+    base = float(inside or beside or BASES.get(section["model_type"], 1e4))
+    written = {f"{name}.rope_theta": each.get("rope_theta") for name, each in fields.items()} | {"rope_theta": beside}
+    for place, value in written.items():
+        if value and value != base:
+            raise UserError(
+                f"{section.where}.{place} is {value:g}, but transformers takes another base, {base:g}: make them one"
+            )
+    return rope, base
 
 
 def _experts(section: Section) -> Experts:

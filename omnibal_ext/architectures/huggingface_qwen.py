@@ -4,20 +4,20 @@ Qwen3-VL has learned positions, and features of its ViT's layers enter the first
 there are dense ones and mixtures of experts.
 """
 
-from collections.abc import Mapping
+from dataclasses import fields
 from math import isqrt
-from typing import Any
 
 from omnibal_ext.architectures.architecture import (
     Architecture,
+    LanguageArchitecture,
     NativeResolution,
     PromptFormat,
     VisionArchitecture,
 )
 from omnibal_ext.architectures.huggingface_language import read_language
-from omnibal_ext.architectures.huggingface_section import Section
+from omnibal_ext.architectures.huggingface_section import Section, section
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import anything, finite, listing, mapping, record, whole
+from omnibal_ext.reading.checks import anything, finite, listing, mapping, record, shown, whole
 
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
 NORM_EPSILON = 1e-6  # of every norm of the ViT, whatever the config says
@@ -37,7 +37,7 @@ def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
     """
     kind = config["model_type"]
     tower = config.inner("vision_config", f"{kind}_vision", always=True)
-    model = read_language(config.section_of("text_config", f"{kind}_text", _text_fields(config)))
+    model = _language(config, f"{kind}_text")
     tower.must(in_channels=3, in_chans=3)
     later, latest = kind != "qwen2_vl", kind in ("qwen3_vl", "qwen3_vl_moe")
     width = tower.take("hidden_size" if later else "embed_dim", SIZE)
@@ -71,13 +71,27 @@ def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
     return Architecture(name, vision, model, shuffle=2, projector_norm=False, tied=tied, prompt=prompt)
 
 
-def _text_fields(config: Section) -> Mapping[str, Any]:
-    """The language model's fields, from a section of their own or from between the others."""
-    if inner := config.take_if("text_config", mapping(anything)):
-        return inner
-    found = {name: value for name, value in config.values.items() if name not in OUTER}
-    config.asked.update(found)
-    return found
+def _language(config: Section, kind: str) -> LanguageArchitecture:
+    """The language model, from a section of its own or from between the other fields.
+
+    Folders saved by transformers 4.52 to 4.55 have both. The section is what counts: raises UserError where the fields
+    beside it say something else.
+    """
+    beside = {name: value for name, value in config.values.items() if name not in OUTER}
+    config.asked.update(beside)
+    inner = config.take_if("text_config", mapping(anything))
+    if not inner:
+        return read_language(config.section_of("text_config", kind, beside))
+    model = read_language(config.section_of("text_config", kind, inner))
+    repeated = {name: value for name, value in beside.items() if value is not None}
+    other = read_language(section(config.where, kind, {**inner, **repeated}))
+    for name in (field.name for field in fields(model)):
+        if (value := getattr(model, name)) != (besides := getattr(other, name)):
+            raise UserError(
+                f"{config.where}: {name} is {shown(value)} in text_config, which counts, and {shown(besides)} beside "
+                "it: make them one"
+            )
+    return model
 
 
 def _native(tower: Section, patch: int, kind: str) -> NativeResolution:

@@ -494,6 +494,79 @@ def test_rotation_of_gemmas_two_kinds_of_layers_is_read_in_both_spellings(tmp_pa
         assert language.sliding == SlidingWindow(1024, (0, 2, 4), 3e4)
 
 
+ROTATIONS: list[dict[str, Any]] = [
+    {"rope_scaling": {"rope_type": "default", "rope_theta": 5e6}},
+    {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e6}},
+    {"rope_theta": 5e6, "rope_scaling": None, "rope_parameters": {"rope_type": "default"}},
+    {"rope_theta": 5e6, "rope_parameters": {"rope_type": "default", "rope_theta": 5e6}},
+    {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+    {},
+]
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+@pytest.mark.parametrize(("config", "kind"), [(LLAVA_1_5, "llama"), (QWEN3_VL, "qwen3_vl_text")])
+def test_the_base_of_rotation_is_taken_from_where_transformers_takes_it(
+    tmp_path: Path, config: dict[str, Any], kind: str, rotation: dict[str, Any]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    if kind != "llama" and rotation.get("rope_scaling", {"type": "default"}):
+        rotation = {**rotation, "rope_scaling": {"mrope_section": [24, 20, 20], "rope_theta": 5e6}}
+    text = {name: value for name, value in config["text_config"].items() if not name.startswith("rope_")}
+    folder = write(tmp_path / "model", {**config, "text_config": {**text, **rotation}})
+    theirs = transformers.AutoConfig.from_pretrained(folder).text_config.rope_parameters
+    assert preset(str(folder)).language.rope_theta == theirs["rope_theta"]
+
+
+@pytest.mark.parametrize(
+    ("rotation", "named"),
+    [
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e6}}, "rope_theta is 10000, but .* 5e"),
+        ({"rope_theta": 1e4, "rope_scaling": {"rope_theta": 5e6}}, "rope_theta is 10000, but .* 5e"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 5e6}},
+            "rope_parameters.rope_theta is 5e.*, but .* 10000",
+        ),
+    ],
+)
+def test_two_bases_of_rotation_are_refused(tmp_path: Path, rotation: dict[str, Any], named: str) -> None:
+    """Versions of transformers differ in which of them they take."""
+    text = {**LLAVA_1_5["text_config"], **rotation}
+    with pytest.raises(UserError, match=named):
+        preset(str(write(tmp_path / "model", {**LLAVA_1_5, "text_config": text})))
+
+
+def with_fields_twice(config: dict[str, Any]) -> dict[str, Any]:
+    """As transformers 4.52 to 4.55 saved Qwen2-VL and Qwen2.5-VL."""
+    outer = ("architectures", "vision_config", "model_type", "transformers_version")
+    text = {name: value for name, value in config.items() if name not in outer}
+    text |= {"model_type": f"{config['model_type']}_text", "sliding_window": None, "image_token_id": None}
+    text["rope_scaling"] = {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"}
+    return {**config, "text_config": text, "transformers_version": "4.53.1"}
+
+
+@pytest.mark.parametrize("config", [QWEN2_VL, QWEN2_5_VL])
+def test_fields_written_twice_are_read_once(tmp_path: Path, config: dict[str, Any]) -> None:
+    once, twice = (write(tmp_path / name, each) for name, each in (("a", config), ("b", with_fields_twice(config))))
+    one, other = preset(str(once)), preset(str(twice))
+    assert replace(one, name="") == replace(other, name="")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("hidden_act", "gelu", "hidden_act is 'gelu'"),
+        ("intermediate_size", 18945, "ffn_hidden_size is 18944 in text_config, which counts, and 18945 beside it"),
+        ("rope_theta", 2e6, "rope_theta is 1e.06 in text_config|rope_theta is 1000000.0 in text_config"),
+        ("num_experts", 4, "num_experts is '4', which is not known"),
+    ],
+)
+def test_fields_written_twice_that_differ_are_refused(tmp_path: Path, name: str, value: Any, message: str) -> None:
+    config = {**with_fields_twice(QWEN2_5_VL), name: value}
+    with pytest.raises(UserError, match=message):
+        preset(str(write(tmp_path / "model", config)))
+
+
 def test_llama3_scaling_is_read(tmp_path: Path) -> None:
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope |= {"original_max_position_embeddings": 8192}
