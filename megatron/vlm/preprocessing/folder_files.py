@@ -26,6 +26,8 @@ from omnibal_ext.architectures.huggingface import CONFIG, read_config
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import shown
 
+LLAVA_SIDE = 224
+"""Pixels of a side that LLaVA-1.5's processor makes where its file does not say."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -52,9 +54,8 @@ def folder_choices(folder: Path, architecture: Architecture, with_template: bool
         _check_pixels(processor, folder / name, architecture)
         if "image_mean" in processor or "image_std" in processor:
             found["normalize"] = Choice(_normalization(processor, folder / name), name)
-        if architecture.prompt.tiling == "pad":  # how LLaVA-1.5 brings an image to a square
-            crops = processor.get("do_center_crop") and not processor.get("do_pad")
-            found["tiling"] = Choice("crop" if crops else "pad", name)
+        if architecture.prompt.tiling == "pad":
+            found["tiling"] = Choice(_square(processor, folder / name, architecture.vision.image_size), name)
     if tokenizer := model_tokenizer(folder):
         found["tokenizer-model"] = Choice(tokenizer, tokenizer.name)
     if with_template and (template := folder_template(folder)):
@@ -77,9 +78,12 @@ def _check_pixels(processor: Mapping[str, Any], where: Path, architecture: Archi
     """Refuse what would give other pixels: another resampling, no scaling, further crops, tiles of another size."""
     vision = architecture.vision
     steps = dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True) | {"do_pan_and_scan": False}
-    for name, wanted in (steps | {"resample": int(RULES[architecture.prompt.tiling].resampling)}).items():
-        if processor.get(name) not in (None, wanted):
+    for name, wanted in steps.items():
+        if bool(processor.get(name, wanted)) != wanted:
             raise UserError(f"{where}: {name} is {processor[name]!r}; supported: {wanted!r}")
+    resampling = int(RULES[architecture.prompt.tiling].resampling)
+    if processor.get("resample") not in (None, resampling):
+        raise UserError(f"{where}: resample is {processor['resample']!r}; supported: {resampling!r}")
     if abs((processor.get("rescale_factor") or 1 / 255) - 1 / 255) > 1e-6:
         raise UserError(f"{where}: rescale_factor is {processor['rescale_factor']}; supported: 1/255")
     size = vision.image_size
@@ -88,6 +92,28 @@ def _check_pixels(processor: Mapping[str, Any], where: Path, architecture: Archi
         sides = {"side": sides} if isinstance(sides, int) else sides
         if unlike := [side for side in sides.values() if side not in (None, size)]:
             raise UserError(f"{where}: {name} is {unlike[0]}, the model of {CONFIG} sees tiles of {size} pixels a side")
+
+
+def _square(processor: Mapping[str, Any], where: Path, side: int) -> str:
+    """By which rule LLaVA-1.5's processor brings an image to a square; it has defaults for what the file leaves out.
+
+    Raises UserError where what it makes is no square of the model's size.
+    """
+    size, cut = processor.get("size"), bool(processor.get("do_center_crop", True))
+    if processor.get("do_pad"):
+        rule = "pad"
+    elif isinstance(size, Mapping) and "height" in size:
+        rule = "fixed"
+    elif cut:
+        rule = "crop"
+    else:
+        raise UserError(f"{where}: do_center_crop is False; supported: True, without which images are no squares")
+    for name in ("size", "crop_size") if cut else ("size",):
+        if processor.get(name) is None and side != LLAVA_SIDE:
+            raise UserError(
+                f"{where}: {name} is missing, which means {LLAVA_SIDE} pixels; the model of {CONFIG} sees {side}"
+            )
+    return rule
 
 
 def _normalization(processor: Mapping[str, Any], where: Path) -> str:

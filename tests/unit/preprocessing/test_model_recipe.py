@@ -1,23 +1,29 @@
 """A model decides how its data are made: what contradicts it is refused before a line is read."""
 
 import json
+import random
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import RULES, Tiling
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.demo import train_tokenizer
+from megatron.vlm.preprocessing.folder_files import folder_choices
 from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, needs
 from megatron.vlm.preprocessing.model_recipe import settle as settle_with_origins
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
+from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import INTERNVL, LLAVA, PRESETS
 from omnibal_ext.errors import UserError
 
 TOKENIZER = Path("tokenizer.model")
-LLAVA_CONFIG = {
+LLAVA_CONFIG: dict[str, Any] = {
     "model_type": "llava",
     "text_config": {"model_type": "llama", "vocab_size": 32064},
     "vision_config": {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14},
@@ -148,10 +154,43 @@ def test_a_folder_brings_its_tokenizer_and_its_processors_square(folder: Path) -
     given = {"chat-template": "vicuna"}
     assert settle(given, str(folder))["tokenizer-model"] == folder / "tokenizer.model"
     assert settle(given, str(folder))["tiling"] == "pad"
-    (folder / "preprocessor_config.json").write_text('{"do_center_crop": true}')
-    assert settle(given, str(folder))["tiling"] == "crop"
-    (folder / "preprocessor_config.json").write_text('{"do_center_crop": true, "do_pad": true}')
-    assert settle(given, str(folder))["tiling"] == "pad"
+    square = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+    stretched = {"size": {"height": 336, "width": 336}, "do_center_crop": False}
+    for fields, rule in ((square, "crop"), ({**square, "do_pad": True}, "pad"), (stretched, "fixed")):
+        (folder / "preprocessor_config.json").write_text(json.dumps(fields))
+        assert settle(given, str(folder))["tiling"] == rule
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_llavas_square_is_its_processors_or_refused(folder: Path, seed: int) -> None:
+    """Whatever the file says or leaves out: pixels equal those of transformers' processor."""
+    llava = pytest.importorskip("transformers.models.llava.image_processing_pil_llava")
+    draw = random.Random(seed)
+    side = draw.choice([28, 224])
+    choices: dict[str, list[Any]] = {
+        "size": [{"shortest_edge": side}, {"height": side, "width": side}, side],
+        "crop_size": [{"height": side, "width": side}, side],
+        "do_center_crop": [True, False, None],
+        "do_pad": [True, False, None],
+    }
+    fields = {name: draw.choice(values) for name, values in choices.items() if draw.random() < 0.7}
+    (folder / "preprocessor_config.json").write_text(json.dumps(fields))
+    config = {**LLAVA_CONFIG, "vision_config": {**LLAVA_CONFIG["vision_config"], "image_size": side}}
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        chosen = folder_choices(folder, read_architecture(folder), with_template=False)
+    except UserError as error:
+        assert re.search("config.json: (do_center_crop is False|(crop_)?size is missing)", str(error))  # noqa: PT017
+        return
+    if not fields:
+        assert "tiling" not in chosen  # a folder without a processor's file: as the model was trained
+        return
+    noise = np.random.default_rng(seed).integers(0, 256, (draw.randint(20, 300), draw.randint(20, 300), 3), np.uint8)
+    theirs = llava.LlavaImageProcessorPil(**fields, do_rescale=False, do_normalize=False)(
+        Image.fromarray(noise), return_tensors="np"
+    )
+    ours = np.asarray(RULES[chosen["tiling"].value].lay(Image.fromarray(noise), (side, side))).transpose(2, 0, 1)
+    assert np.array_equal(theirs["pixel_values"][0], ours)
 
 
 def test_special_tokens_behind_the_models_vocabulary_are_refused(folder: Path) -> None:
