@@ -85,6 +85,7 @@ class SentencePieceTokenizer:
         plain = {_content(token) for token in _decoder(path.parent).values() if _is_plain(token)}
         self.reserved = frozenset(token for token in self._special if token.strip() and token not in plain)
         self.vocabulary_size: int = self._model.vocab_size()
+        self.reserved |= self._second_names()
         self.vocab_size = max([self.vocabulary_size, *(number + 1 for number in self._special.values())])
         for token in special_tokens:
             if token not in self._special:
@@ -93,6 +94,16 @@ class SentencePieceTokenizer:
         self._splitter = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
         padding = self._model.pad_id() if self._model.pad_id() >= 0 else self._model.eos_id()
         self.pad_token_id = max(padding, 0)
+
+    def _second_names(self) -> frozenset[str]:
+        """What the file itself calls reserved tokens that the folder names otherwise: such words become them as well.
+
+        To that of InternLM2, for one, `<|im_end|>` is `[UNUSED_TOKEN_145]`.
+        """
+        ids = {self._special[token] for token in self.reserved}
+        pieces = {number: self._model.id_to_piece(number) for number in ids if number < self.vocabulary_size}
+        names = {number: piece.replace("\u2581", " ") for number, piece in pieces.items()}
+        return frozenset(name for number, name in names.items() if number in self._model.encode(name))
 
     def _known_or_new(self, token: str) -> int:
         known = self._model.piece_to_id(token)

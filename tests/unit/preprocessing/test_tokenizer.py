@@ -1,5 +1,6 @@
 """Tokenizers: special tokens are one id each, wherever that id comes from."""
 
+import io
 import json
 from pathlib import Path
 
@@ -113,3 +114,19 @@ def test_declared_tokens_without_a_possible_id_are_refused(model: Path, added: o
     (model.parent / "added_tokens.json").write_text(json.dumps(added))
     with pytest.raises(UserError, match=r"added_tokens\.json"):
         load_tokenizer(model, [])
+
+
+def test_a_special_tokens_second_name_is_reserved_too(model: Path) -> None:
+    """The file's own piece for a token that the folder calls otherwise; a piece that no words become is not."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["hello world"] * 20), model_writer=written, vocab_size=40, model_type="bpe",
+        hard_vocab_limit=False, user_defined_symbols=["[UNUSED_TOKEN_145]"], minloglevel=2,
+    )  # fmt: skip
+    model.write_bytes(written.getvalue())
+    number = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue()).piece_to_id("[UNUSED_TOKEN_145]")
+    decoder = {str(number): {"content": "<|im_end|>", "special": True}, "1": {"content": "<begin>"}}
+    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    tokenizer = load_tokenizer(model, ["<|im_end|>"])
+    assert number in tokenizer.encode("[UNUSED_TOKEN_145]").ids
+    assert tokenizer.reserved == {"<|im_end|>", "<begin>", "[UNUSED_TOKEN_145]"}
