@@ -77,7 +77,7 @@ def parse_conversation(
 
 def _decode(line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8"))
+        record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise Rejected("not_utf8", f"byte {error.start} of the line is no UTF-8") from error
     except (ValueError, RecursionError) as error:

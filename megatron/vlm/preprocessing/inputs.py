@@ -9,6 +9,7 @@
 | any other file | its lines |
 """
 
+import codecs
 import hashlib
 import json
 import os
@@ -137,7 +138,7 @@ def _kind(path: Path) -> str:
         return "lines"
     try:
         with path.open("rb") as file:
-            start = file.read(4096).lstrip()[:1]
+            start = file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
             if start == b"[":
                 return "json_list"
             file.seek(0)

@@ -1,6 +1,7 @@
 """Whatever file a conversation comes in, the model reads the same; what is damaged is named; no name leads outside."""
 
 import base64
+import codecs
 import io
 import json
 import math
@@ -61,6 +62,32 @@ def llava_list(raw: Path, folder: Path) -> Path:
     path = folder / "chat.json"
     path.write_text(json.dumps(records(raw), indent=1, ensure_ascii=False))
     return path
+
+
+def marked(written: Path) -> Path:
+    """A mark of the byte order before each half, as where two files of Windows were joined."""
+    whole = written.read_bytes()
+    half = whole.index(b"\n", len(whole) // 2) + 1 if written.suffix == ".jsonl" else len(whole)
+    parts = [b"\r\n", whole[:half], whole[half:]] if written.suffix == ".jsonl" else [whole]
+    written.write_bytes(b"".join(codecs.BOM_UTF8 + part for part in parts))
+    return written
+
+
+def lines_with_marks(raw: Path, folder: Path) -> Path:
+    return marked(by_base64(raw, folder))
+
+
+def tar_with_marks(raw: Path, folder: Path) -> Path:
+    return web_tar(raw, folder, mark=codecs.BOM_UTF8)
+
+
+def list_with_a_mark(raw: Path, folder: Path) -> Path:
+    return marked(llava_list(raw, folder))
+
+
+def meta_with_a_mark(raw: Path, folder: Path) -> Path:
+    (folder / "meta.json").write_text(json.dumps({"all": {"root": str(raw), "annotation": str(lines(raw, folder))}}))
+    return marked(folder / "meta.json")
 
 
 def openai(raw: Path, folder: Path, image: Callable[[str], Record]) -> Path:
@@ -137,7 +164,7 @@ def arrow(raw: Path, folder: Path) -> Path:
     return folder / "data.arrow"
 
 
-def web_tar(raw: Path, folder: Path, **named: Any) -> Path:
+def web_tar(raw: Path, folder: Path, mark: bytes = b"") -> Path:
     path = folder / "shard.tar"
     with tarfile.open(path, "w") as tar:
         for number, record in enumerate(records(raw)):
@@ -145,6 +172,7 @@ def web_tar(raw: Path, folder: Path, **named: Any) -> Path:
                 (f"{number:04d}.{place}.png", (raw / name).read_bytes()) for place, name in enumerate(paths(record))
             ]
             text = json.dumps({key: value for key, value in record.items() if key != "image"}).encode()
+            text = mark + text
             for name, content in [(f"{number:04d}.json", text), *images]:
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
@@ -154,7 +182,20 @@ def web_tar(raw: Path, folder: Path, **named: Any) -> Path:
 
 @pytest.mark.parametrize(
     "written",
-    [llava_list, by_path, by_base64, sharegpt, parquet, parquet_of_paths, arrow, web_tar],
+    [
+        llava_list,
+        by_path,
+        by_base64,
+        sharegpt,
+        parquet,
+        parquet_of_paths,
+        arrow,
+        web_tar,
+        lines_with_marks,
+        list_with_a_mark,
+        tar_with_marks,
+        meta_with_a_mark,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_every_format_makes_the_dataset_that_lines_make(
@@ -303,6 +344,8 @@ def test_tars_do_not_reach_out_and_say_what_is_wrong(raw: Path, tmp_path: Path) 
         ("a.parquet", b"PAR1 nothing", "is no whole parquet file"),
         ("a.arrow", b"nothing", "is no whole arrow file"),
         ("a.tar", b"nothing at all" * 90, "is no whole tar"),
+        ("a.jsonl", '{"messages": []}\n'.encode("utf-16"), "is written in UTF-16"),
+        ("a.json", "[{}]".encode("utf-16"), "is written in UTF-16"),
         ("folder/a.txt", b"", "no .parquet and no .arrow files here"),
         ("folder/dataset_dict.json", b'{"splits": ["train", "test"]}', "has the splits train, test"),
     ],

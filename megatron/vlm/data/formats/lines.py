@@ -1,19 +1,25 @@
-"""JSON Lines: one conversation a line."""
+"""JSON Lines: one conversation a line, in UTF-8, also behind a mark of the byte order, as Windows writes it."""
 
+import codecs
 import hashlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 from megatron.vlm.data.formats.rows import InputFile, PartSource, Row
+from omnibal_ext.errors import UserError
+
+_OTHER = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def cut(path: Path, rows_per_part: int) -> InputFile:
-    """Cut a file into parts and hash it, in one pass."""
+    """Cut a file into parts and hash it, in one pass. Raises UserError where its first bytes say UTF-16 or UTF-32."""
     digest, parts = hashlib.sha256(), []
     offset = lines = 0
     with path.open("rb") as file:
         while block := list(islice(file, rows_per_part)):
+            if not lines and block[0].startswith(_OTHER):
+                raise UserError(f"{path}: is written in UTF-16, not in UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
             size = sum(map(len, block))
             parts.append(PartSource(path, offset, size, first_line=lines + 1, lines=len(block)))
             offset, lines = offset + size, lines + len(block)
@@ -29,6 +35,6 @@ def rows(part: PartSource) -> Iterator[Row]:
         block = file.read(part.size)
     offset = part.offset
     for number, line in enumerate(block.split(b"\n"), start=part.first_line):
-        if line.strip():
+        if line.removeprefix(codecs.BOM_UTF8).strip():
             yield Row(number, line, offset)
         offset += len(line) + 1
