@@ -16,9 +16,9 @@ from omnibal_ext.architectures.architecture import (
     VisionArchitecture,
 )
 from omnibal_ext.architectures.huggingface_gemma import gemma3
-from omnibal_ext.architectures.huggingface_language import LAYERS, WORDS, read_language
+from omnibal_ext.architectures.huggingface_language import LAYERS, TOKEN, WORDS, read_language
 from omnibal_ext.architectures.huggingface_qwen import qwen_vl
-from omnibal_ext.architectures.huggingface_section import Section, section
+from omnibal_ext.architectures.huggingface_section import Section, whole_model
 from omnibal_ext.architectures.huggingface_vision import vision_sizes
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import anything, finite, flag, mapping, record, shown, text
@@ -29,6 +29,8 @@ from omnibal_ext.reading.tensors import read_tensor_places
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+ADAPTER = "adapter_config.json"
+"""Of peft, which applies the weights beside it to those of a base model."""
 
 NORMALIZATIONS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
 ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"}
@@ -51,6 +53,8 @@ def config_path(path: Path) -> Path:
     """The same; raises UserError if there is none."""
     if found := find_config(path):
         return found
+    if (path / ADAPTER).exists():
+        raise UserError(f"{path}: holds an adapter ({ADAPTER}) and no model; merge it into its base model first")
     raise UserError(f"{path}: no {CONFIG} here; give a folder of Hugging Face's or one of tools/convert_checkpoint.py")
 
 
@@ -90,8 +94,13 @@ def read_architecture(path: Path) -> Architecture:
     """
     path = config_path(path)
     values = read_config(path)
-    config = section(str(path), values.get("model_type", ""), values)
+    config = whole_model(str(path), values.get("model_type", ""), values)
     folder = path.resolve().parent
+    if (folder / ADAPTER).exists():
+        raise UserError(
+            f"{folder}: an adapter ({ADAPTER}) lies beside the model, and would not be applied as peft does; merge it "
+            "into the weights, or move it away"
+        )
     name = (folder.parent if folder.name == "huggingface" else folder).name
     match config["model_type"]:
         case "internvl":
@@ -104,10 +113,8 @@ def read_architecture(path: Path) -> Architecture:
             model = _llava_onevision(name, config)
         case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe":
             model = qwen_vl(name, config, _tied(config))
-        case "gemma3":
+        case _:
             model = gemma3(name, config, _tied(config))
-        case other:
-            raise UserError(f"{path}: model type {other!r} is no vision-language model we know")
     config.refuse_unread()
     return model
 
@@ -127,7 +134,7 @@ def _internvl(name: str, config: Section) -> Architecture:
         final_norm=is_last and not tower.take("use_mean_pooling", flag),
     )
     tower.refuse_unread()
-    prompt = PromptFormat(image_token_id=config.take("image_token_id", WORDS))
+    prompt = PromptFormat(image_token_id=config.take("image_token_id", TOKEN))
     return Architecture(
         name, vision, read_language(language), shuffle=_shuffle(config), tied=_tied(config), prompt=prompt
     )
@@ -163,13 +170,16 @@ def _internvl_chat(name: str, config: Section) -> Architecture:
 def _llava(name: str, config: Section) -> Architecture:
     config.must(projector_hidden_act="gelu")
     tower, language = config.inner("vision_config", "clip_vision_model"), config.inner("text_config", "llama")
+    newline = config["model_type"] == "llava_next"
+    if tower["model_type"] == "siglip_vision_model" and not newline:
+        config.must(vision_feature_select_strategy="full")  # which takes every patch: there is no class token
+        return _of_llava(name, config, _siglip(tower, config), language, None, "fixed")
     tower.must(model_type="clip_vision_model")
     layers, _ = _layers_read(tower, config["vision_feature_layer"])
     vision = VisionArchitecture(
         **vision_sizes(tower, layers), patch_bias=False, pre_norm=True, layer_scale=False, pixels="clip"
     )
     tower.refuse_unread()
-    newline = config["model_type"] == "llava_next"
     class_token = config.choose("vision_feature_select_strategy", {"default": False, "full": True})
     if newline:
         config.must(vision_feature_select_strategy="default", use_image_newline_parameter=True)
@@ -187,14 +197,19 @@ def _llava_onevision(name: str, config: Section) -> Architecture:
     )  # fmt: skip
     tower, language = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "qwen2")
     tower.must(model_type="siglip_vision_model")
-    layers, _ = _layers_read(tower, config["vision_feature_layer"])  # features are those in front of the last norm
-    vision = VisionArchitecture(**vision_sizes(tower, layers), class_token=False, layer_scale=False, pixels="half")
-    tower.refuse_unread()
+    vision = _siglip(tower, config)
     side = vision.image_size
     grids = [[rows * side, columns * side] for rows in range(1, 7) for columns in range(1, 7)]
     if config.get("image_grid_pinpoints") not in (None, grids):
         raise UserError(f"{config.where}.image_grid_pinpoints is not LLaVA-OneVision's, of 1 to 6 tiles a side")
     return _of_llava(name, config, vision, language, "qwen-vl", "anyres_max_9")
+
+
+def _siglip(tower: Section, config: Section) -> VisionArchitecture:
+    layers, _ = _layers_read(tower, config["vision_feature_layer"])  # features are those in front of the last norm
+    vision = VisionArchitecture(**vision_sizes(tower, layers), class_token=False, layer_scale=False, pixels="half")
+    tower.refuse_unread()
+    return vision
 
 
 def _of_llava(
@@ -209,9 +224,9 @@ def _of_llava(
         projector_norm=False,
         projector_bias=config.take("multimodal_projector_bias", flag),
         class_token=class_token,
-        newline=tiling != "pad",
+        newline=tiling not in ("pad", "fixed"),
         tied=_tied(config),
-        prompt=PromptFormat("llava", config.take("image_token_index", WORDS), template, tiling),
+        prompt=PromptFormat("llava", config.take("image_token_index", TOKEN), template, tiling),
     )
 
 

@@ -20,8 +20,8 @@ _QWEN = {**_LLAMA, "intermediate_size": 22016, "num_key_value_heads": 32, "vocab
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, "attention_bias": False, "mlp_bias": False},
     "mistral": {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen2": {**_QWEN, "use_sliding_window": False, "sliding_window": 4096},
-    "qwen3": {**_QWEN, "head_dim": 128, "use_sliding_window": False, "sliding_window": 4096},
+    "qwen2": {**_QWEN, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {**_QWEN, "head_dim": 128, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
     "internlm2": {**_LLAMA, "vocab_size": 103168, "bias": True},
     "clip_vision_model": {
         "hidden_size": 768,
@@ -101,10 +101,10 @@ _QWEN_VL_TOWER: dict[str, Any] = {
 }
 DEFAULTS |= {
     "qwen2_vl": {"image_token_id": 151655, "tie_word_embeddings": False},
-    "qwen2_vl_text": _QWEN_VL_TEXT,
+    "qwen2_vl_text": {**_QWEN_VL_TEXT, "max_window_layers": 80},
     "qwen2_vl_vision": {**_QWEN_VL_TOWER, "embed_dim": 1280, "hidden_act": "quick_gelu", "mlp_ratio": 4},
     "qwen2_5_vl": {"image_token_id": 151655, "tie_word_embeddings": False},
-    "qwen2_5_vl_text": _QWEN_VL_TEXT,
+    "qwen2_5_vl_text": {**_QWEN_VL_TEXT, "max_window_layers": 80},
     "qwen2_5_vl_vision": {
         **_QWEN_VL_TOWER,
         "hidden_act": "silu",
@@ -207,6 +207,11 @@ DEFAULTS["llava_onevision"] = {
     "vision_aspect_ratio": "anyres_max_9",
 }
 DEFAULTS["llava_next"] = {**DEFAULTS["llava"], "image_grid_pinpoints": None}
+MODELS = (
+    "internvl", "internvl_chat", "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
+    "qwen3_vl_moe", "gemma3",
+)  # fmt: skip
+"""Model types of whole models; the others are of their parts."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -266,6 +271,6 @@ WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "llava_onevision": _GENERAL | _DATA | {"vocab_size", "video_token_index"},
     "gemma3": _GENERAL | {"boi_token_index", "eoi_token_index"},
     "gemma3_text": _LANGUAGE
-    | {"_sliding_window_pattern", "cache_implementation"},  # of its file's writer; of generation
+    | {"_sliding_window_pattern", "cache_implementation", "sliding_window"},  # of its writer; of generation; as above
     "siglip_vision_model": _GENERAL | {"projection_dim", "vision_use_head"},  # of what stands beside the layers
 }

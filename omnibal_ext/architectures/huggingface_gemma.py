@@ -21,6 +21,7 @@ from omnibal_ext.architectures.huggingface_language import (
     LAYERS,
     POSITIONS,
     ROPE,
+    TOKEN,
     WIDTH,
     WORDS,
     read_rope,
@@ -55,7 +56,7 @@ def gemma3(name: str, config: Section, tied: bool) -> Architecture:
         shuffle=_square(config, vision),
         pools=True,
         tied=tied,
-        prompt=PromptFormat("gemma", config.take("image_token_index", WORDS), "gemma", "gemma"),
+        prompt=PromptFormat("gemma", config.take("image_token_index", TOKEN), "gemma", "gemma"),
     )
 
 

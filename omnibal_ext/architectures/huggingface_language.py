@@ -19,10 +19,12 @@ ROPE_FIELDS = (
     "truncate",
 )  # fmt: skip
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 LAYERS = whole(1, 2**10)
 WIDTH = whole(1, 2**20)
 HEADS = whole(1, 2**12)
 WORDS = whole(1, 2**24)
+TOKEN = whole(0, 2**24)
 POSITIONS = whole(1, 2**40)
 EXPERTS = whole(1, 2**12)
 EPSILON = finite(0, 1)
@@ -49,13 +51,10 @@ def read_language(section: Section) -> LanguageArchitecture:
     if kind not in ("llama", "mistral", "qwen2", "internlm2", *QWEN3, *QWEN_VL_TEXTS):
         raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")
     section.must(bias=False) if kind == "internlm2" else section.must(attention_bias=False)
-    slides = section.take_if("use_sliding_window", flag)
-    if set(section.take_if("layer_types", listing(text)) or ()) - {"full_attention"} and not slides:
-        raise UserError(f"{section.where}.layer_types has others than 'full_attention'; supported: that alone")
     rope, base = _rotation(section)
     sections, interleaved = _rotary_sections(section, rope)
     scaling = read_rope(section, rope, sections)
-    window = section.take_if("sliding_window", POSITIONS) if kind == "mistral" or slides else None
+    window = section.take_if("sliding_window", POSITIONS) if _slides(section) else None
     hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
     head_size = section.take_if("head_dim", WIDTH)
     if heads % kv_heads or (head_size or hidden_size / heads) % 2:
@@ -86,6 +85,18 @@ def read_language(section: Section) -> LanguageArchitecture:
     )
     section.refuse_unread()
     return language
+
+
+def _slides(section: Section) -> bool:
+    """Whether any layer looks back over a window; as in transformers, a list of kinds goes before their number."""
+    slides = section["model_type"] == "mistral" or bool(section.take_if("use_sliding_window", flag))
+    kinds = section.take_if("layer_types", listing(text))
+    if set(kinds or ()) - ({FULL, SLIDING} if slides else {FULL}):
+        raise UserError(f"{section.where}.layer_types has others than {FULL!r}; supported: that alone")
+    first = section.take_if("max_window_layers", whole(0, 2**20))
+    if not slides or first is None:
+        return slides
+    return SLIDING in kinds if kinds else first < section.take("num_hidden_layers", LAYERS)
 
 
 def _rotation(section: Section) -> tuple[dict[str, Any], float]:

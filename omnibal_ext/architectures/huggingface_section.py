@@ -1,10 +1,10 @@
 """One object of a config.json: its fields over its model type's defaults, and none of them overlooked."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnibal_ext.architectures.huggingface_defaults import DEFAULTS, WITHOUT_EFFECT
+from omnibal_ext.architectures.huggingface_defaults import DEFAULTS, MODELS, WITHOUT_EFFECT
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import Check, Value, listing, mapping, maybe, shown, text
 from omnibal_ext.reading.checks import anything as any_value
@@ -81,7 +81,23 @@ class Section:
 
 
 def section(where: str, kind: Any, values: Mapping[str, Any]) -> Section:
-    """An object of a config.json as the model type `kind`. Raises UserError if that is not known."""
-    if not isinstance(kind, str) or kind not in DEFAULTS:
-        raise UserError(f"{where}: model type {shown(kind)} is not supported; known: {', '.join(DEFAULTS)}")
+    """A part of a config.json as the model type `kind`. Raises UserError if that is not known."""
+    return _of_type(where, kind, [name for name in DEFAULTS if name not in MODELS], values)
+
+
+def whole_model(where: str, kind: Any, values: Mapping[str, Any]) -> Section:
+    """All of a config.json as the model type `kind`. Raises UserError if that is no whole model that we know."""
+    return _of_type(where, kind, MODELS, values)
+
+
+def _of_type(where: str, kind: Any, known: Collection[str], values: Mapping[str, Any]) -> Section:
+    if kind not in known:
+        raise UserError(f"{where}: model type {shown(kind)} is not supported; known: {', '.join(known)}")
+    if values.get("quantization_config"):
+        given = values["quantization_config"]
+        method = given.get("quant_method", "of an unknown method") if isinstance(given, Mapping) else given
+        raise UserError(
+            f"{where}: the weights are quantised ({shown(method)}), which cannot be trained; give the folder of the "
+            "model that they were made of, in bfloat16 or float32"
+        )
     return Section(where, {**DEFAULTS[kind], **values, "model_type": kind})

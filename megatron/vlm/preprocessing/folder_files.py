@@ -28,6 +28,8 @@ from omnibal_ext.reading.checks import shown
 
 LLAVA_SIDE = 224
 """Pixels of a side that LLaVA-1.5's processor makes where its file does not say."""
+ONE_SQUARE = ("pad", "fixed")
+"""Rules of a LLaVA that sees one square of an image: CLIP's and SigLIP's, unless the folder says otherwise."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -54,7 +56,7 @@ def folder_choices(folder: Path, architecture: Architecture, with_template: bool
         _check_pixels(processor, folder / name, architecture)
         if "image_mean" in processor or "image_std" in processor:
             found["normalize"] = Choice(_normalization(processor, folder / name), name)
-        if architecture.prompt.tiling == "pad":
+        if architecture.prompt.tiling in ONE_SQUARE:
             found["tiling"] = Choice(_square(processor, folder / name, architecture.vision.image_size), name)
     if tokenizer := model_tokenizer(folder):
         found["tokenizer-model"] = Choice(tokenizer, tokenizer.name)
@@ -95,25 +97,24 @@ def _check_pixels(processor: Mapping[str, Any], where: Path, architecture: Archi
 
 
 def _square(processor: Mapping[str, Any], where: Path, side: int) -> str:
-    """By which rule LLaVA-1.5's processor brings an image to a square; it has defaults for what the file leaves out.
+    """By which rule a LLaVA's processor brings an image to a square; it has defaults for what the file leaves out.
 
-    Raises UserError where what it makes is no square of the model's size.
+    CLIP's in LLaVA-1.5 pads where it is told to, else cuts; SigLIP's stretches. Raises UserError where what it makes is
+    no square of the model's size.
     """
-    size, cut = processor.get("size"), bool(processor.get("do_center_crop", True))
-    if processor.get("do_pad"):
-        rule = "pad"
-    elif isinstance(size, Mapping) and "height" in size:
-        rule = "fixed"
-    elif cut:
-        rule = "crop"
-    else:
+    size, stretches = processor.get("size"), str(processor.get("image_processor_type")).startswith("Siglip")
+    named = isinstance(size, Mapping) and "height" in size
+    cut, pad = bool(processor.get("do_center_crop", not stretches)), bool(processor.get("do_pad"))
+    if stretches and (cut or pad or not (named or size is None)):
+        raise UserError(f"{where}: SigLIP's images are stretched to a size of height and width; no other way is known")
+    if not (stretches or cut or pad or named):
         raise UserError(f"{where}: do_center_crop is False; supported: True, without which images are no squares")
     for name in ("size", "crop_size") if cut else ("size",):
         if processor.get(name) is None and side != LLAVA_SIDE:
             raise UserError(
                 f"{where}: {name} is missing, which means {LLAVA_SIDE} pixels; the model of {CONFIG} sees {side}"
             )
-    return rule
+    return "pad" if pad else "fixed" if named or stretches else "crop"
 
 
 def _normalization(processor: Mapping[str, Any], where: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from omnibal_ext.architectures.architecture import RopeScaling, SlidingWindow, differences
+from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.huggingface_defaults import DEFAULTS
 from omnibal_ext.architectures.presets import LANGUAGE_MODELS, PRESETS, VISION_TOWERS, preset
 from omnibal_ext.errors import UserError
@@ -383,7 +384,8 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (INTERNVL_HF, "vision_feature_select_strategy", "full", r"vision_feature_select_strategy is 'full'"),
         (INTERNVL_HF, "projector_hidden_act", "relu", r"projector_hidden_act is 'relu'"),
         (LLAVA_1_5, "vision_feature_layer", [-2, -5], r"several layers"),
-        (LLAVA_1_5, "vision_config.model_type", "siglip_vision_model", r"'siglip_vision_model'; supported: 'clip_vis"),
+        (LLAVA_1_5, "vision_config.model_type", "siglip_vision_model", r"select_strategy is 'default'; supported: 'fu"),
+        (LLAVA_1_6_MISTRAL, "vision_config.model_type", "siglip_vision_model", r"'siglip_vision_model'; supported"),
         (LLAVA_1_5, "text_config.model_type", "phi3", r"'phi3' is not supported"),
         (LLAVA_1_5, "text_config.mlp_bias", True, r"text_config\.mlp_bias is True"),
         (LLAVA_1_5, "text_config.hidden_size", "wide", r"hidden_size must be a whole number .*, got 'wide'"),
@@ -435,7 +437,10 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (LLAVA_ONEVISION, "vision_feature_select_strategy", "default", r"select_strategy is 'default'"),
         (LLAVA_ONEVISION, "vision_config.model_type", "clip_vision_model", r"model_type is 'clip_vision_model'"),
         (QWEN2_5_VL, "attention_dropout", 0.1, r"attention_dropout is 0\.1"),
-        (QWEN2_5_VL, "quantization_config", {"bits": 4}, r"quantization_config is .* which is not known"),
+        (QWEN2_5_VL, "quantization_config", {"bits": 4}, r"weights are quantised \('of an unknown method'\)"),
+        (LLAVA_1_5, "text_config.quantization_config", {"quant_method": "fp8"}, r"text_config.*quantised \('fp8'\)"),
+        (LLAVA_1_5, "model_type", "llama", r"'llama' is not supported; known: internvl, internvl_chat, llava, [^']*$"),
+        (LLAVA_1_5, "model_type", "clip_vision_model", r"not supported; known: (?!.*clip_vision_model)"),
         (LLAVA_1_6_MISTRAL, "use_image_newline_parameter", False, r"use_image_newline_parameter is False"),
         (GEMMA_3, "mm_tokens_per_image", 100, r"mm_tokens_per_image is 100; supported: squares of a number that"),
         (GEMMA_3, "vision_config.model_type", "clip_vision_model", r"model_type is 'clip_vision_model'"),
@@ -480,6 +485,51 @@ def test_the_last_norm_is_read_where_the_tower_is_whole_and_not_pooled(
 def test_a_sliding_window_limits_samples_instead(tmp_path: Path) -> None:
     config = changed(LLAVA_1_6_MISTRAL, "text_config.sliding_window", 4096)
     assert preset(str(write(tmp_path / "model", config))).language.max_positions == 4096
+
+
+@pytest.mark.parametrize(
+    ("fields", "window"),
+    [
+        ({"max_window_layers": 28}, None),  # of 28 layers
+        ({"max_window_layers": 27}, 4096),
+        ({}, None),  # 80, unless the file says otherwise
+        ({"num_hidden_layers": 81}, 4096),
+        ({"max_window_layers": 0, "layer_types": ["full_attention"] * 28}, None),
+        ({"layer_types": ["full_attention"] * 27 + ["sliding_attention"]}, 4096),
+        ({"max_window_layers": 0, "use_sliding_window": False}, None),
+    ],
+)
+def test_a_window_that_no_layer_uses_limits_nothing(tmp_path: Path, fields: dict[str, Any], window: int | None) -> None:
+    pytest.importorskip("transformers")
+    from transformers import Qwen2_5_VLConfig
+
+    text = {"num_hidden_layers": 28, "sliding_window": 4096, "use_sliding_window": True, **fields}
+    assert ("sliding_attention" in Qwen2_5_VLConfig(text_config=text).text_config.layer_types) == (window is not None)
+    plain = {name: value for name, value in QWEN2_5_VL.items() if name not in text and name != "max_window_layers"}
+    assert preset(str(write(tmp_path / "model", {**plain, **text}))).language.max_positions == window
+
+
+def test_gemma_without_layers_that_slide(tmp_path: Path) -> None:
+    config = changed(GEMMA_3, "text_config.layer_types", ["full_attention"] * 62)
+    assert preset(str(write(tmp_path / "model", config))).language.sliding is None
+
+
+@pytest.mark.parametrize(("config", "name"), [(INTERNVL_HF, "image_token_id"), (LLAVA_1_5, "image_token_index"),
+                                              (GEMMA_3, "image_token_index")])  # fmt: skip
+def test_the_images_token_may_be_the_first(tmp_path: Path, config: dict[str, Any], name: str) -> None:
+    assert preset(str(write(tmp_path / "model", {**config, name: 0}))).prompt.image_token_id == 0
+
+
+def test_adapters_are_said_to_be_such(tmp_path: Path) -> None:
+    """Beside a model, which peft would change by them, and without one."""
+    file = write(tmp_path / "model", LLAVA_1_5)
+    folder = file if file.is_dir() else file.parent
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"model: an adapter \(adapter_config\.json\) lies beside the model"):
+        preset(str(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match=r"model: holds an adapter \(adapter_config\.json\) and no model"):
+        read_architecture(folder)
 
 
 def test_rotation_of_gemmas_two_kinds_of_layers_is_read_in_both_spellings(tmp_path: Path) -> None:

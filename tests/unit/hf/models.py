@@ -193,6 +193,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {**TEXT, "model_type": "llama"},
         {"vision_feature_select_strategy": "full", "multimodal_projector_bias": False},
     ),
+    "llava siglip": (
+        "Llava",
+        SIGLIP,
+        QWEN,
+        {"vision_feature_select_strategy": "full", "vision_feature_layer": -1},
+    ),
     "llava-next vicuna": ("LlavaNext", {}, {**TEXT, "model_type": "llama", "num_key_value_heads": 4}, {}),
     "llava-next mistral": ("LlavaNext", {}, MISTRAL, {}),
     "llava-onevision": ("LlavaOnevision", SIGLIP, QWEN, {}),

@@ -161,10 +161,16 @@ def test_a_folder_brings_its_tokenizer_and_its_processors_square(folder: Path) -
         assert settle(given, str(folder))["tiling"] == rule
 
 
-@pytest.mark.parametrize("seed", range(40))
+SIGLIP = {"image_processor_type": "SiglipImageProcessor"}
+
+
+@pytest.mark.parametrize("seed", range(60))
 def test_llavas_square_is_its_processors_or_refused(folder: Path, seed: int) -> None:
     """Whatever the file says or leaves out: pixels equal those of transformers' processor."""
-    llava = pytest.importorskip("transformers.models.llava.image_processing_pil_llava")
+    pytest.importorskip("transformers")
+    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
     draw = random.Random(seed)
     side = draw.choice([28, 224])
     choices: dict[str, list[Any]] = {
@@ -174,23 +180,22 @@ def test_llavas_square_is_its_processors_or_refused(folder: Path, seed: int) -> 
         "do_pad": [True, False, None],
     }
     fields = {name: draw.choice(values) for name, values in choices.items() if draw.random() < 0.7}
-    (folder / "preprocessor_config.json").write_text(json.dumps(fields))
+    theirs, kind = draw.choice([(LlavaImageProcessorPil, {}), (SiglipImageProcessorPil, SIGLIP)])
+    (folder / "preprocessor_config.json").write_text(json.dumps({**fields, **kind}))
     config = {**LLAVA_CONFIG, "vision_config": {**LLAVA_CONFIG["vision_config"], "image_size": side}}
     (folder / "config.json").write_text(json.dumps(config))
     try:
         chosen = folder_choices(folder, read_architecture(folder), with_template=False)
     except UserError as error:
-        assert re.search("config.json: (do_center_crop is False|(crop_)?size is missing)", str(error))  # noqa: PT017
+        assert re.search("config.json: (do_center_crop is False|(crop_)?size is missing|SigLIP's)", str(error))  # noqa: PT017
         return
-    if not fields:
+    if not {**fields, **kind}:
         assert "tiling" not in chosen  # a folder without a processor's file: as the model was trained
         return
     noise = np.random.default_rng(seed).integers(0, 256, (draw.randint(20, 300), draw.randint(20, 300), 3), np.uint8)
-    theirs = llava.LlavaImageProcessorPil(**fields, do_rescale=False, do_normalize=False)(
-        Image.fromarray(noise), return_tensors="np"
-    )
+    made = theirs(**fields, do_rescale=False, do_normalize=False)(Image.fromarray(noise), return_tensors="np")
     ours = np.asarray(RULES[chosen["tiling"].value].lay(Image.fromarray(noise), (side, side))).transpose(2, 0, 1)
-    assert np.array_equal(theirs["pixel_values"][0], ours)
+    assert np.array_equal(made["pixel_values"][0], ours)
 
 
 def test_special_tokens_behind_the_models_vocabulary_are_refused(folder: Path) -> None:
