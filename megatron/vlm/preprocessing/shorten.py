@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.markup import MARKS
-from megatron.vlm.data.media.tiles import TiledImage, Tiling, tile_image
+from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, tile_image
 from megatron.vlm.data.templates import ASSISTANT, Message
 
 WAYS = ("fewer-tiles", "truncate")
@@ -36,7 +36,7 @@ class Content:
     tiling: Tiling
 
     def tiled(self) -> tuple[TiledImage, ...]:
-        """How each image is cut; they share the tiles equally."""
+        """How each image is cut."""
         return tuple(self._tiled(image) for image in self.images)
 
     def _tiled(self, image: ImageFile | TiledImage) -> TiledImage:
@@ -56,9 +56,11 @@ def shorter(content: Content, ways: Sequence[str]) -> Iterator[tuple[str, Conten
 
 def _fewer_tiles(content: Content) -> Iterator[Content]:
     tiling, images = content.tiling, len(content.images)
-    share = tiling.max_tiles // images if images else 0
-    for tiles in range(share - 1, tiling.min_tiles - 1, -1):
-        yield replace(content, tiling=replace(tiling, max_tiles=tiles * images))
+    if not images:
+        return
+    sharing = 1 if RULES[tiling.rule].each else images
+    for tiles in range(tiling.share(images) - 1, tiling.min_tiles - 1, -1):
+        yield replace(content, tiling=replace(tiling, max_tiles=tiles * sharing))
 
 
 def _truncate(content: Content) -> Iterator[Content]:

@@ -260,16 +260,19 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
     assert wanted.items() <= found.items()
 
 
-def test_images_among_others_are_one_padded_tile_each_in_llava_onevision(tmp_path: Path) -> None:
-    processor, _ = llava_onevision(written_tokenizer(tmp_path / "tokenizer.json"), False)
+@pytest.mark.parametrize(("case", "rule"), [("anyres_max_9", "anyres_max_9"), ("internvl", "internvl_each")])
+def test_images_among_others_are_the_processors(case: str, rule: str, tmp_path: Path) -> None:
+    """In LLaVA-OneVision one padded tile each; in InternVL's of transformers each as it would be alone."""
+    build, flags = CASES[case]
+    processor, mark = build(written_tokenizer(tmp_path / "tokenizer.json"), False)
     names = draw_pictures(tmp_path)[:3]
     turns = [{"from": "human", "value": "<image>" * 3 + "What?"}, {"from": "gpt", "value": "Cats."}]
     (tmp_path / "chat.jsonl").write_text(json.dumps({"image": names, "conversations": turns}))
-    tiling, flags = Tiling(TILE, max_tiles=36, rule="anyres_max_9"), CASES["anyres_max_9"][1]
+    tiling = Tiling(TILE, max_tiles=MOST_TILES.get(rule, 12), rule=rule)
     recipe = Recipe(tmp_path, tmp_path / "tokenizer.json", tiling=tiling, system_message="", **flags)
     preprocess(open_job([tmp_path / "chat.jsonl"], recipe, tmp_path / "dataset"), max_rejects=0)
     data = ChatDataset(tmp_path / "dataset")
-    prompt = "<|im_start|>user\n" + "<image>" * 3 + "What?<|im_end|>\n<|im_start|>assistant\nCats.<|im_end|>\n"
+    prompt = f"<|im_start|>user\n{mark * 3}What?<|im_end|>\n<|im_start|>assistant\nCats.<|im_end|>\n"
     theirs = processor(text=prompt, images=[[str(tmp_path / name) for name in names]], return_tensors="np")
     assert data.text(0)[0].tolist() == theirs["input_ids"][0].tolist()
     pixels = theirs["pixel_values"].reshape(-1, 3, TILE, TILE)

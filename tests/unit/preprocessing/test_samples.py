@@ -96,14 +96,19 @@ def long_line(answers: int, trained: int = 99) -> bytes:
     return json.dumps({"image": images, "conversations": turns}).encode()
 
 
-def test_a_longer_sample_gets_as_few_tiles_fewer_as_needed(root: Path) -> None:
+@pytest.mark.parametrize(("rule", "most"), [("internvl", 8), ("internvl_each", 4)])
+def test_a_longer_sample_gets_as_few_tiles_fewer_as_needed(root: Path, rule: str, most: int) -> None:
     wide = Row(1, json.dumps(json.loads(short_line(images=2)) | {"image": ["4.png", "3.png"]}).encode())
-    whole = maker(root, tiling=Tiling(32, max_tiles=8)).make(wide)
+    tiling = Tiling(32, max_tiles=most, rule=rule)
+    whole = maker(root, tiling=tiling).make(wide)
     assert whole.tiles == 5 + 4
     for tokens, grids in ((1, [(3, 1), (3, 1)]), (4, [(3, 1), (3, 1)]), (5, [(2, 1), (2, 1)]), (13, [(1, 1), (1, 1)])):
         limit = {"max_tokens": whole.length - tokens, "shorten": ("fewer-tiles",)}
-        less = maker(root, tiling=Tiling(32, max_tiles=8), **limit).make(wide)
+        less = maker(root, tiling=tiling, **limit).make(wide)
         assert [(image.columns, image.rows) for image in less.images] == grids
+
+
+def test_tiles_that_images_share_are_fewer_for_all(root: Path) -> None:
     tiling = Tiling(32, max_tiles=6)
     whole = maker(root, tiling=tiling).make(line(images=2))
     assert whole.tiles == 6

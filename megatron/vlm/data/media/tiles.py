@@ -5,12 +5,13 @@
     |    0    |    1    |   resized to (2 T) x (1 T) pixels   | 0 | | 1 | | thumbnail |
     +---------+---------+                                    +---+ +---+ +-----------+
 
-Rules of several tiles: `internvl`, the dynamic tiling of InternVL 1.5 (arXiv 2404.16821, section 3.3); `anyres`, the
-grids of LLaVA-1.6, where the image keeps its aspect ratio on a black ground, the thumbnail comes first and the language
-model sees the tiles joined (anyres.py); `anyres_max_9`, LLaVA-OneVision's, with up to
-6 x 6 tiles. Of one tile: `pad`, the whole image on a square of the ViT's mean colour, as
-LLaVA-1.5 was trained; `crop`, the middle square, as its published processor does; `fixed`, the image stretched;
-`gemma`, the same by bilinear interpolation, as Gemma 3 has it, which needs to know where its images begin.
+Rules of several tiles: `internvl`, the dynamic tiling of InternVL 1.5 (arXiv 2404.16821, section 3.3), where the images
+of a conversation share the most tiles, and `internvl_each`, where each may have them, as in transformers' processor;
+`anyres`, the grids of LLaVA-1.6, where the image keeps its aspect ratio on a black ground, the thumbnail comes first
+and the language model sees the tiles joined (anyres.py); `anyres_max_9`, LLaVA-OneVision's, with up to 6 x 6 tiles. Of
+one tile: `pad`, the whole image on a square of the ViT's mean colour, as LLaVA-1.5 was trained; `crop`, the middle
+square, as its published processor does; `fixed`, the image stretched; `gemma`, the same by bilinear interpolation, as
+Gemma 3 has it, which needs to know where its images begin.
 
 `native` keeps an image near its own size (Qwen2-VL, arXiv 2409.12191): a tile is a patch, and patches follow each other
 square by square, as many of them as become one token of the language model.
@@ -177,7 +178,8 @@ class Rule:
     thumbnail_first: bool = False
     joins_tiles: bool = False  # the language model reads the tiles' features as one picture, without its padding
     cap: int = 0  # joined tiles are made smaller beyond so many tiles' features; one alone has a thumbnail too
-    native: bool = False  # tiles are patches, in squares; limits are those of an image, not of a conversation
+    native: bool = False  # tiles are patches, in squares
+    each: bool = False  # limits are those of an image, not of a conversation
     starts: bool = False  # the language model must know where the tokens of each image begin
     resampling: Image.Resampling = Image.Resampling.BICUBIC
     several: "Rule | None" = None  # how an image among several becomes one tile; None: as it would alone
@@ -185,6 +187,7 @@ class Rule:
 
 RULES = {
     "internvl": Rule(internvl_grid, _stretch),
+    "internvl_each": Rule(internvl_grid, _stretch, each=True),
     "anyres": Rule(anyres_grid, _letterbox, thumbnail_first=True, joins_tiles=True),
     "anyres_max_9": Rule(
         partial(anyres_grid, grids=ANYRES_MAX_GRIDS),
@@ -203,7 +206,7 @@ RULES = {
         starts=True,
         resampling=Image.Resampling.BILINEAR,
     ),
-    "native": Rule(native_grid, _stretch, native=True, starts=True),
+    "native": Rule(native_grid, _stretch, native=True, each=True, starts=True),
 }
 
 
@@ -211,8 +214,8 @@ RULES = {
 class Tiling:
     """How images are cut: `tile_size` in pixels, tile counts without the thumbnail.
 
-    `max_tiles` is for one conversation: its images share it equally, as in InternVL's multi-image training; at native
-    resolution it is each image's own.
+    `max_tiles` is for one conversation, whose images share it equally as in InternVL's multi-image training, or each
+    image's own (`Rule.each`).
     """
 
     tile_size: int = 448
@@ -233,6 +236,10 @@ class Tiling:
                 f"tile size {self.tile_size}, {self.min_tiles} to {self.max_tiles} tiles: all must be 1 or more, "
                 "and the most no fewer than the least"
             )
+
+    def share(self, images: int) -> int:
+        """Tiles that each of `images` of a conversation may have."""
+        return self.max_tiles if RULES[self.rule].each else max(1, self.max_tiles // images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +301,7 @@ def tile_image(
     rule = RULES[tiling.rule]
     kept = size if rule.joins_tiles else (0, 0)
     several = rule.several if images > 1 else None
-    share = tiling.max_tiles if rule.native else max(1, tiling.max_tiles // images)
+    share = tiling.share(images)
     columns, rows = (several or rule).choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
     thumbnail = tiling.thumbnail and several is None and (columns * rows > 1 or rule.cap > 0)
     return TiledImage(path, columns, rows, thumbnail, *kept, place, crcs=crcs)
