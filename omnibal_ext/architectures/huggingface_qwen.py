@@ -65,7 +65,7 @@ def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
         feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if latest else (),
     )
     tower.refuse_unread()
-    template = "chatml" if latest else "qwen-vl"
+    template = "qwen3-vl" if latest else "qwen2.5-vl" if later else "qwen-vl"
     markup = "qwen3-vl" if latest else "qwen-vl"
     prompt = PromptFormat(markup, config.take("image_token_id", whole(0, 2**24)), template, "native")
     return Architecture(name, vision, model, shuffle=2, projector_norm=False, tied=tied, prompt=prompt)

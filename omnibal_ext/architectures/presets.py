@@ -194,14 +194,14 @@ def _qwen_vl(name: str, language: LanguageArchitecture, later_ffn: int, tied: bo
         native=NativeResolution(window=4, full_layers=(7, 15, 23, 31), positions_per_second=2.0),
     )  # fmt: skip
     language = replace(language, rotary_sections=(16, 24, 24))
-    prompt = PromptFormat("qwen-vl", 151655, "qwen-vl", "native")
+    prompt = PromptFormat("qwen-vl", 151655, "qwen2.5-vl" if later_ffn else "qwen-vl", "native")
     vision = later if later_ffn else common
     return Architecture(name, vision, language, projector_norm=False, tied=tied, prompt=prompt)
 
 
 def _qwen3_vl(name: str, language: LanguageArchitecture, vision: VisionArchitecture, tied: bool) -> Architecture:
     language = replace(language, rope_theta=5e6, rotary_sections=(24, 20, 20), rotary_interleaved=True)
-    prompt = PromptFormat("qwen3-vl", 151655, "chatml", "native")
+    prompt = PromptFormat("qwen3-vl", 151655, "qwen3-vl", "native")
     return Architecture(name, vision, language, projector_norm=False, tied=tied, prompt=prompt)
 
 

@@ -270,7 +270,15 @@ def _rejects() -> Reader:
 
 def _chat() -> Reader:
     turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat.", "weight": 1}]
-    line = {"id": 7, "image": "a.png", "system": "Be brief.", "conversations": turns}
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"at": 3}'}}
+    turns += [
+        {"from": "human", "value": "Sure?"},
+        {"from": "gpt", "value": "", "reasoning_content": "Hm.", "tool_calls": [call]},
+        {"from": "observation", "value": "A dog."},
+        {"from": "gpt", "value": "No."},
+    ]
+    tools = [{"name": "look", "parameters": {}}]
+    line = {"id": 7, "image": "a.png", "system": "Be brief.", "tools": tools, "conversations": turns}
     return Reader(
         {"chat.json": json.dumps(line).encode()},
         lambda folder: parse_conversation((folder / "chat.json").read_bytes(), ("<s>", "<|im_end|>")),

@@ -7,28 +7,15 @@ of turn are trained, of all other turns nothing:
                                                               ^^^^^^^^^^^^^^^ trained
 
 The texts are those of the models' own Hugging Face chat templates (`apply_chat_template`), to which the tests compare
-them token for token.
+them token for token. Tools and reasoning are words of these turns (`turns.py`), where the model knows them.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron.vlm.data.markup import IMAGE_MARK, MARKS, ImageMarkup
+from megatron.vlm.data.turns import ASSISTANT, HERMES, SYSTEM, USER, Message, ToolForm, plain
 from omnibal_ext.errors import UserError
-
-SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn: who speaks (`SYSTEM`, `USER`, `ASSISTANT`) and the words, with `<image>` marks still in them.
-
-    Of the assistant's turns those count that are `trained`.
-    """
-
-    role: str
-    words: str
-    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +41,8 @@ class ChatTemplate:
     strips_words: bool = False
     system: str | None = None  # what the model was trained with, for conversations that bring no system turn
     system_opens: bool = False  # the system's words stand, as they are, at the head of the first user's turn
+    tools: ToolForm | None = None  # how tools, calls and results are written; None: the model never saw any
+    thinks: bool = False  # reasoning stands before the words, by Qwen3's rule
 
     @property
     def end_of_turn(self) -> str:
@@ -122,6 +111,9 @@ TEMPLATES = {
         _chatml("hermes-2"),
         _chatml("chatml"),
         _chatml("qwen-vl", system="You are a helpful assistant."),
+        replace(_chatml("qwen2.5-vl", system="You are a helpful assistant."), tools=HERMES),
+        replace(_chatml("qwen3-vl"), tools=replace(HERMES, pictures=True)),
+        replace(_chatml("qwen3-vl-thinking"), tools=replace(HERMES, pictures=True), thinks=True),
         _chatml("hermes-2-llama3", beginning="<|begin_of_text|>"),
         _llama3("llama3"),
         _llama3("llava-llama3", LLAVA_LLAMA3_SYSTEM),
@@ -144,14 +136,16 @@ def render_chat(
     template: ChatTemplate,
     markup: ImageMarkup,
     videos: Iterable[Sequence[float]] = (),
+    tools: Sequence[str] = (),
 ) -> RenderedChat:
     """Write a conversation down as `template` has it, every mark as `markup` has it.
 
-    `videos` are the seconds of each video's steps, in the order of their marks.
+    `videos` are the seconds of each video's steps, in the order of their marks; `tools` are JSON texts, for a template
+    that has a form for them.
     """
     pieces, trained, length, opened = [template.beginning], [], len(template.beginning), False
     left = iter(videos)
-    for message in messages:
+    for message in plain(messages, tools, template.tools, template.thinks):
         turn = template.turns[message.role]
         turn = replace(turn, opening="") if opened else turn
         opened = template.system_opens and message.role == SYSTEM

@@ -13,6 +13,9 @@ where it is seen (`{"type": "image_url", "image_url": {"url": ...}}`, or "image"
 Videos are named in the same ways (`record_media.py`), for models that see them. Of LLaVA's files, where `<image>` is
 the mark of a video, it is taken for one.
 
+Tools, calls and results stand there as `tool_turns.py` says; `reasoning_content` (or `reasoning`) beside the words of
+the assistant is what it thought.
+
 A turn of the assistant with `weight` 0 (or `loss` or `train` false) is read, not trained.
 """
 
@@ -23,7 +26,7 @@ from typing import Any
 
 from megatron.vlm.data.markup import IMAGE_MARK, VIDEO_MARK
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, Message
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from megatron.vlm.preprocessing.fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, unsupported
 from megatron.vlm.preprocessing.record_media import (
     VIDEO_FIELDS,
@@ -33,21 +36,32 @@ from megatron.vlm.preprocessing.record_media import (
     videos_of,
     words_of,
 )
+from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
 
-TURN_NAMES = {"role": "from", "content": "value"}
+TURN_NAMES = {"role": "from", "content": "value", "reasoning": "reasoning_content"}
 TRAINED_FIELDS = ("weight", "loss", "train")
-ROLES = {"human": USER, "user": USER, "gpt": ASSISTANT, "assistant": ASSISTANT, "system": SYSTEM}
+CALLS = ("function_call", "tool_call")
+"""Who says a turn that is a call alone, in ShareGPT's files: it belongs to what the assistant said before."""
+ROLES = {
+    **{"human": USER, "user": USER, "gpt": ASSISTANT, "assistant": ASSISTANT, "system": SYSTEM},
+    **dict.fromkeys(("tool", "observation", "tool_response"), TOOL),
+    **dict.fromkeys(CALLS, ASSISTANT),
+}
 MAX_CHARACTERS = 2**20
 """Of a conversation: tokenizers take half a kilobyte of memory for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in order (an optional system turn, then user and assistant in turns), images and videos, one a mark."""
+    """Messages in order (an optional system turn, then user and assistant in turns), images and videos, one a mark.
+
+    Behind an assistant's turn that calls tools stand their results. `tools` are JSON texts.
+    """
 
     messages: tuple[Message, ...]
     images: tuple[str, ...]
     videos: tuple[VideoReference, ...] = ()
+    tools: tuple[str, ...] = ()
 
 
 def parse_conversation(
@@ -60,19 +74,20 @@ def parse_conversation(
     Raises `Rejected` with the reasons not_utf8, malformed_line, unsupported_media, unsupported_field,
     empty_conversation, bad_roles, reserved_words, image_mark_mismatch and video_mark_mismatch.
     """
-    fields = _decode(record) if isinstance(record, bytes) else record
+    fields = _decode(record) if isinstance(record, bytes) else _without_nulls(record)
     _check_fields("", fields, LINE_FIELDS | VIDEO_FIELDS if sees_videos else LINE_FIELDS)
     turns = _turns(fields)
+    tools = tools_of(fields)
     messages = (*_system(fields), *_messages(turns, gap, sees_videos))
     images = images_of(fields, turns)
     videos = videos_of(fields, turns) if sees_videos else ()
     if videos and not images:
         messages = _with_video_marks(messages)
     _check_roles(messages)
-    _check_words(messages, reserved, sees_videos)
+    _check_words(messages, tools, reserved, sees_videos)
     _check_marks(messages, IMAGE_MARK, len(images))
     _check_marks(messages, VIDEO_MARK, len(videos))
-    return Conversation(messages, images, videos)
+    return Conversation(messages, images, videos, tools)
 
 
 def _decode(line: bytes) -> dict[str, Any]:
@@ -85,6 +100,13 @@ def _decode(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise Rejected("malformed_line", f"a JSON {type(record).__name__} where an object is due")
     return record
+
+
+def _without_nulls(value: Any) -> Any:
+    """A table's cells have every field that one of them has; those that are null are not there."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _check_fields(where: str, fields: Mapping[str, Any], honoured: frozenset[str]) -> None:
@@ -114,6 +136,8 @@ def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not isinstance(turn, dict):
             raise Rejected("malformed_line", f"turn {number} is no object")
         renamed = {str(TURN_NAMES.get(name, name)): value for name, value in turn.items() if value is not None}
+        if renamed.get("tool_calls"):
+            renamed.setdefault("value", "")
         if not isinstance(renamed.get("value"), str | list):
             raise Rejected("malformed_line", f"turn {number} has no text 'value' or 'content'")
         _check_fields(f"turn {number}: ", renamed, TURN_FIELDS)
@@ -122,15 +146,34 @@ def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _messages(turns: Sequence[dict[str, Any]], gap: str, videos: bool) -> tuple[Message, ...]:
-    messages = []
+    messages: list[Message] = []
     for number, turn in enumerate(turns):
         speaker = turn.get("from")
         if not isinstance(speaker, str) or speaker not in ROLES:
             raise Rejected("bad_roles", f"turn {number} is from {str(speaker)[:40]!r}, not one of {', '.join(ROLES)}")
-        value = turn["value"]
-        words = value if isinstance(value, str) else "".join(words_of(part, number, gap, videos) for part in value)
-        messages.append(Message(ROLES[speaker], words, _is_trained(turn, number)))
+        trained, value = _is_trained(turn, number), turn["value"]
+        if speaker in CALLS:
+            said = Message(ASSISTANT, "", trained, calls_of(value, f"turn {number}"))
+            if messages and (messages[-1].role, messages[-1].trained) == (ASSISTANT, trained):
+                before = messages.pop()
+                said = replace(before, calls=before.calls + said.calls)
+        else:
+            words = value if isinstance(value, str) else "".join(words_of(part, number, gap, videos) for part in value)
+            calls, reasoning = _beside(turn, number)
+            said = Message(ROLES[speaker], words, trained, calls, reasoning)
+        messages.append(said)
     return tuple(messages)
+
+
+def _beside(turn: dict[str, Any], number: int) -> tuple[tuple[Call, ...], str | None]:
+    """What the assistant calls, and what it thought."""
+    reasoning, calls = turn.get("reasoning_content"), turn.get("tool_calls")
+    if (reasoning or calls) and ROLES[turn["from"]] != ASSISTANT:
+        field = "tool_calls" if calls else "reasoning_content"
+        raise Rejected("unsupported_field", f"turn {number} is not the assistant's and has {field!r}")
+    if not isinstance(reasoning, str | None):
+        raise Rejected("malformed_line", f"turn {number}: 'reasoning_content' is no text")
+    return calls_of(calls, f"turn {number}: 'tool_calls'") if calls else (), reasoning
 
 
 def _is_trained(turn: dict[str, Any], number: int) -> bool:
@@ -148,16 +191,23 @@ def _is_trained(turn: dict[str, Any], number: int) -> bool:
 
 def _check_roles(messages: Sequence[Message]) -> None:
     spoken = [message for message in messages if message.role != SYSTEM]
-    if not any(message.words.strip() for message in spoken if message.role == ASSISTANT and message.trained):
+    if not any(message.teaches for message in spoken):
         raise Rejected("empty_conversation", "no words of the assistant to learn from")
     if any(message.role == SYSTEM for message in messages[1:]):
         raise Rejected("bad_roles", "a system turn that is not the first turn")
+    due: tuple[str, ...] = (USER,)
     for number, message in enumerate(spoken):
-        due = (USER, ASSISTANT)[number % 2]
-        if message.role != due:
-            raise Rejected("bad_roles", f"turn {number} is the {message.role}'s where the {due}'s is due")
+        if message.role not in due:
+            raise Rejected("bad_roles", f"turn {number} is the {message.role}'s where the {due[0]}'s is due")
+        due = _due_after(message)
     if spoken[-1].role != ASSISTANT:
         raise Rejected("bad_roles", "the last turn is not the assistant's")
+
+
+def _due_after(message: Message) -> tuple[str, ...]:
+    if message.role == ASSISTANT:
+        return (TOOL, USER) if message.calls else (USER,)
+    return (ASSISTANT, TOOL) if message.role == TOOL else (ASSISTANT,)
 
 
 def _with_video_marks(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -167,25 +217,27 @@ def _with_video_marks(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     return tuple(replace(message, words=message.words.replace(IMAGE_MARK, VIDEO_MARK)) for message in messages)
 
 
-def _check_words(messages: Sequence[Message], reserved: Sequence[str], videos: bool) -> None:
-    if (length := sum(len(message.words) for message in messages)) > MAX_CHARACTERS:
+def _check_words(messages: Sequence[Message], tools: Sequence[str], reserved: Sequence[str], videos: bool) -> None:
+    texts = [(f"turn {number}", text) for number, message in enumerate(messages) for text in message.texts]
+    texts += [("'tools'", tool) for tool in tools]
+    if (length := sum(len(text) for _, text in texts)) > MAX_CHARACTERS:
         raise Rejected("too_many_characters", f"{length} characters, limit {MAX_CHARACTERS}; cut it into conversations")
-    for number, message in enumerate(messages):
-        if not is_unicode(message.words):
-            raise Rejected("not_utf8", f"turn {number} has half of a surrogate pair")
-        if mark := MEDIA_MARKS.search(message.words.replace(VIDEO_MARK, "") if videos else message.words):
+    for where, text in texts:
+        if not is_unicode(text):
+            raise Rejected("not_utf8", f"{where} has half of a surrogate pair")
+        if mark := MEDIA_MARKS.search(text.replace(VIDEO_MARK, "") if videos else text):
             known = f"{IMAGE_MARK!r} and {VIDEO_MARK!r} are the marks" if videos else f"{IMAGE_MARK!r} is the only mark"
-            raise Rejected("unsupported_media", f"turn {number} contains {mark[0][:40]!r}; {known}")
-        found = next((text for text in reserved if text in message.words), None)
+            raise Rejected("unsupported_media", f"{where} contains {mark[0][:40]!r}; {known}")
+        found = next((word for word in reserved if word in text), None)
         if found is not None:
-            raise Rejected("reserved_words", f"turn {number} contains {found!r}, which the model reads as structure")
+            raise Rejected("reserved_words", f"{where} contains {found!r}, which the model reads as structure")
 
 
 def _check_marks(messages: Sequence[Message], mark: str, given: int) -> None:
-    marks = {message.role: 0 for message in messages}
-    for message in messages:
-        marks[message.role] += message.words.count(mark)
-    if marks[USER] != given or sum(marks.values()) != given:
-        elsewhere, what = sum(marks.values()) - marks[USER], mark.strip("<>")
-        detail = f"{marks[USER]} {mark} marks in the user's turns, {elsewhere} elsewhere, for {given} {what}s"
+    """Marks stand in what the model is shown: the words of users and tools."""
+    shown = sum(message.words.count(mark) for message in messages if message.role in (USER, TOOL))
+    everywhere = sum(text.count(mark) for message in messages for text in message.texts)
+    if not shown == everywhere == given:
+        what = mark.strip("<>")
+        detail = f"{shown} {mark} marks in the user's turns, {everywhere - shown} elsewhere, for {given} {what}s"
         raise Rejected(f"{what}_mark_mismatch", detail)

@@ -1,23 +1,23 @@
 """Fields of a chat line that change what it means. What is not honoured is rejected by name, never read as text.
 
-Honoured are `conversations` or `messages`, `image` or `images`, and `system` of a line, and of a turn `from`, `value`
-(or `role`, `content`), and `weight`, `loss` or `train`. The fields named here belong to other formats (ShareGPT as
-LLaMA-Factory and ms-swift write it, preference data, tool use) and hold what the model would have to be given too. All
-other fields are the user's own: ids, sources, sizes, scores.
+Honoured are `conversations` or `messages`, `image` or `images`, `system` and `tools` of a line, and of a turn `from`,
+`value` (or `role`, `content`), `tool_calls`, `reasoning_content`, and `weight`, `loss` or `train`. The fields named
+here belong to other formats (ShareGPT as LLaMA-Factory and ms-swift write it, preference data) and hold what the model
+would have to be given too. All other fields are the user's own: ids, sources, sizes, scores.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-LINE_FIELDS = frozenset({"conversations", "messages", "image", "images", "system"})
-TURN_FIELDS = frozenset({"from", "value", "weight", "loss", "train"})
+LINE_FIELDS = frozenset({"conversations", "messages", "image", "images", "system", "tools"})
+TURN_FIELDS = frozenset({"from", "value", "tool_calls", "reasoning_content", "weight", "loss", "train"})
 WEIGHT_FIELDS = frozenset({"loss", "loss_weight", "train", "weight"})
 TRAINING_FIELDS = frozenset(
     {"chosen", "function_call", "kto_tag", "loss_mask", "mask", "objects", "rejected", "rejected_response"}
     | {"tool_calls", "tools"}
 )
-"""Preferences, masks, tools, boxes to be written into the words."""
+"""Preferences, masks, boxes to be written into the words; tools and calls where they do not belong."""
 IMAGE_WORDS = frozenset({"image", "images", "img", "imgs", "picture", "pictures", "photo", "photos"})
 MEDIA_WORDS = frozenset({"audio", "audios", "clip", "frames", "speech", "video", "videos"})
 ABOUT_WORDS = frozenset(

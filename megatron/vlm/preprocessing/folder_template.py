@@ -1,33 +1,96 @@
 """The chat template in a model's folder, recognised by what it writes: ours that writes every probe in the same way.
 
 A folder's template is a Jinja program. It is run as transformers runs it, in a sandbox, on a few conversations; a
-template of ours that gives the same text for all of them is the model's, however the program is spelled.
+template of ours that gives the same text for all of them is the model's, however the program is spelled. Tools are
+looked for in all programs of a folder, as servers do: Qwen2.5-VL's tokenizer has a form for them, its processor none.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.templates import ASSISTANT, SYSTEM, TEMPLATES, USER, ChatTemplate, Message, render_chat
+from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, render_chat
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
 from omnibal_ext.architectures.huggingface import read_config
 from omnibal_ext.errors import UserError
+from omnibal_ext.reading.document import decode
 
 JINJA, JSON, TOKENIZER = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 """Transformers' own marks around the assistant's words: they write nothing."""
+
+
+class Probe(NamedTuple):
+    """A conversation, and the tools that the assistant is offered."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+
+
 PROBES = (
-    (Message(USER, "What is it?"), Message(ASSISTANT, "A cat.")),
-    (
-        Message(USER, "One\ntwo: 3"),
-        Message(ASSISTANT, "Four."),
-        Message(USER, "And?"),
-        Message(ASSISTANT, "So.\n\nYes"),
+    Probe((Message(USER, "What is it?"), Message(ASSISTANT, "A cat."))),
+    Probe(
+        (
+            Message(USER, "One\ntwo: 3"),
+            Message(ASSISTANT, "Four."),
+            Message(USER, "And?"),
+            Message(ASSISTANT, "So.\n\nYes"),
+        )
     ),
-    (Message(SYSTEM, "Be brief."), Message(USER, "Why?"), Message(ASSISTANT, "Because.")),
+    Probe((Message(SYSTEM, "Be brief."), Message(USER, "Why?"), Message(ASSISTANT, "Because."))),
 )
 """One turn, several, and one with a system message."""
+CALLS = (Call("look", '{"at": "Zürich <b>", "days": [2, 1]}'), Call("wait", "{}"))
+LOOK = {"type": "function", "function": {"name": "look", "description": "Sees <all>", "parameters": {"z": 1, "a": "é"}}}
+WAIT = {"type": "function", "function": {"name": "wait"}}
+TOOL_PROBES = (
+    Probe(
+        (
+            Message(SYSTEM, "Be brief."),
+            Message(USER, "Rain?"),
+            Message(ASSISTANT, "Let me see.", calls=CALLS),
+            Message(TOOL, "wet"),
+            Message(TOOL, "dry"),
+            Message(ASSISTANT, "Both."),
+            Message(USER, "Sure?"),
+            Message(ASSISTANT, "Yes."),
+        ),
+        (LOOK, WAIT),
+    ),
+    Probe(
+        (
+            Message(USER, "Rain?"),
+            Message(ASSISTANT, "", calls=CALLS[:1]),
+            Message(TOOL, "wet"),
+            Message(ASSISTANT, "", calls=CALLS[1:]),
+            Message(TOOL, "dry"),
+            Message(ASSISTANT, "Dry."),
+        ),
+        (LOOK,),
+    ),
+    Probe((Message(USER, "Rain?"), Message(ASSISTANT, "", calls=CALLS))),
+)
+"""Calls with words and without, results in a row and one by one, with a system message and without."""
+THOUGHT_PROBES = (
+    Probe(
+        (
+            Message(USER, "One?"),
+            Message(ASSISTANT, "Two.", reasoning="1 + 1"),
+            Message(USER, "Rain?"),
+            Message(ASSISTANT, "Let me see.", calls=CALLS, reasoning="I have to look."),
+            Message(TOOL, "wet"),
+            Message(ASSISTANT, "", calls=CALLS[1:]),
+            Message(TOOL, "dry"),
+            Message(ASSISTANT, "Dry.", reasoning="The last one counts."),
+        ),
+        (LOOK,),
+    ),
+)
+"""Thoughts about an earlier question, and between calls; turns without any."""
 
 
 def folder_template(folder: Path) -> tuple[str, str] | None:
@@ -35,31 +98,37 @@ def folder_template(folder: Path) -> tuple[str, str] | None:
 
     Raises UserError naming the file if it is damaged or none of ours writes so.
     """
-    found = _source(folder)
-    if found is None:
+    sources = list(_sources(folder))
+    if not sources:
         return None
-    source, file = found
-    written = _Program(source, folder / file, _special_tokens(folder), _first_token(folder))
-    for template in TEMPLATES.values():
-        if all(written.agrees(template, probe) for probe in PROBES):
-            return template.name, file
+    tokens, first = _special_tokens(folder), _first_token(folder)
+    told, file = _Program(*sources[0], tokens, first), sources[0][1]
+    programs = [told]
+    for source in sources[1:]:
+        with suppress(UserError):  # what nobody runs may be damaged
+            programs.append(_Program(*source, tokens, first))
+    for template in sorted(TEMPLATES.values(), key=lambda template: template.tools is None):
+        if not all(told.agrees(template, probe) for probe in PROBES):
+            continue
+        asked = (TOOL_PROBES if template.tools else ()) + (THOUGHT_PROBES if template.thinks else ())
+        if any(all(program.agrees(template, probe) for probe in asked) for program in programs):
+            return template.name, file.name
     raise UserError(
-        f"{folder / file}: writes conversations as none of {', '.join(TEMPLATES)} does; if one of them is meant all "
+        f"{file}: writes conversations as none of {', '.join(TEMPLATES)} does; if one of them is meant all "
         "the same, name it with --chat-template"
     )
 
 
-def _source(folder: Path) -> tuple[str, str] | None:
-    """The program and the file it is in, in the order in which transformers' processors look."""
+def _sources(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The programs and the files they are in, in the order in which transformers' processors look."""
     if (folder / JINJA).is_file():
-        return (folder / JINJA).read_text(encoding="utf-8"), JINJA
+        yield (folder / JINJA).read_text(encoding="utf-8"), folder / JINJA
     for name in (JSON, TOKENIZER):
         template = read_config(folder / name).get("chat_template") if (folder / name).is_file() else None
         if isinstance(template, list):  # several by name
             template = {entry["name"]: entry["template"] for entry in template}.get("default")
         if template:
-            return str(template), name
-    return None
+            yield str(template), folder / name
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
@@ -96,6 +165,7 @@ class _Program:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.globals["raise_exception"] = self._refuse
+        environment.filters["tojson"] = _as_json
         try:
             self.template = environment.from_string(GENERATION.sub("", source))
         except TemplateError as error:
@@ -104,29 +174,47 @@ class _Program:
     def _refuse(self, message: str) -> None:
         raise self.errors(message)
 
-    def agrees(self, template: ChatTemplate, probe: Sequence[Message]) -> bool:
+    def agrees(self, template: ChatTemplate, probe: Probe) -> bool:
         """Whether a template of ours writes a conversation as the folder's template and tokenizer do."""
-        known = all(message.role in template.turns for message in probe)
-        spoken = probe
-        if known and template.system and probe[0].role != SYSTEM:
-            spoken = (Message(SYSTEM, template.system), *probe)
+        messages = probe.messages
+        known = all(message.role in (*template.turns, TOOL) for message in messages)
         theirs = self._written(probe)
         if not known:  # a role that the model never saw is refused, or passes unread
-            return theirs is None or all(message.words not in theirs for message in probe if message.role == SYSTEM)
-        ours = render_chat(spoken, template, MARKUPS["internvl"]).text
+            return theirs is None or all(message.words not in theirs for message in messages if message.role == SYSTEM)
+        if template.system and messages[0].role != SYSTEM:
+            messages = (Message(SYSTEM, template.system), *messages)
+        tools = [_as_json(tool) for tool in probe.tools]
+        ours = render_chat(messages, template, MARKUPS["internvl"], tools=tools).text
         return theirs is not None and ours == (theirs if theirs.startswith(self.first) else self.first + theirs)
 
-    def _written(self, probe: Sequence[Message]) -> str | None:
+    def _written(self, probe: Probe) -> str | None:
         """What the folder's template makes of a conversation: contents are lists in processors, texts in tokenizers."""
         for wrap in (_parts, str):
-            messages = [{"role": message.role, "content": wrap(message.words)} for message in probe]
+            messages = [_as_openai(message, wrap) for message in probe.messages]
+            told: dict[str, Any] = {"messages": messages, "tools": list(probe.tools) or None, **self.tokens}
             try:
-                text: str = self.template.render(messages=messages, add_generation_prompt=False, **self.tokens)
+                text: str = self.template.render(add_generation_prompt=False, **told)
             except (self.errors, TypeError):
                 continue
-            if all(message.words.strip() in text for message in probe) and "{'type'" not in text:
+            if all(message.words.strip() in text for message in probe.messages) and "{'type'" not in text:
                 return text
         return None
+
+
+def _as_openai(message: Message, wrap: Callable[[str], Any]) -> dict[str, Any]:
+    """A message as transformers' chat templates are given it; where there are no words, the content is empty."""
+    calls = [
+        {"type": "function", "function": {"name": call.name, "arguments": decode(call.arguments.encode())}}
+        for call in message.calls
+    ]
+    said = {"tool_calls": calls, "reasoning_content": message.reasoning}
+    content = wrap(message.words) if message.words else ""
+    return {"role": message.role, "content": content, **{name: value for name, value in said.items() if value}}
+
+
+def _as_json(value: Any, ensure_ascii: bool = False, **spaces: Any) -> str:
+    """As transformers' `tojson`: Jinja's own escapes what HTML reads, and sorts."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **spaces)
 
 
 def _parts(words: str) -> list[dict[str, Any]]:

@@ -18,11 +18,13 @@ from megatron.vlm.data.media.images import MAX_PIXELS, image_size, path_below_ro
 from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.templates import SYSTEM, Message, RenderedChat, chat_template, render_chat
+from megatron.vlm.data.templates import RenderedChat, chat_template, render_chat
+from megatron.vlm.data.turns import SYSTEM, Message
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.record_media import VideoReference
 from megatron.vlm.preprocessing.shorten import Content, ImageFile, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, load_tokenizer
+from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import UserError
 
 
@@ -106,6 +108,7 @@ class SampleMaker:
         messages = conversation.messages
         if messages[0].role not in self.template.turns:
             raise Rejected("bad_roles", f"chat template {self.template.name!r} has no {messages[0].role} turn")
+        check_forms(messages, conversation.tools, self.template)
         if self.system and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.system), *messages)
         measured = (self._measure(reference, row, source) for reference in conversation.images)
@@ -115,7 +118,7 @@ class SampleMaker:
         tiling = self.recipe.tiling
         if source and source.max_tiles:
             tiling = replace(tiling, max_tiles=source.max_tiles)
-        content = Content(messages, images, tiling)
+        content = Content(messages, images, tiling, conversation.tools)
         sample, limit = self._prepare(content), self.recipe.max_tokens
         if limit is None or sample.length <= limit:
             return sample
@@ -180,7 +183,7 @@ class SampleMaker:
     def _prepare(self, content: Content) -> Sample:
         images = content.tiled()
         videos = [image.film.times for image in images if image.film]
-        chat = render_chat(content.messages, self.template, self.markup, videos)
+        chat = render_chat(content.messages, self.template, self.markup, videos, content.tools)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
         rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
         features = sum(len(feature_order(image, rule, per_tile)) for image in images)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.markup import MARKS
 from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, tile_image
-from megatron.vlm.data.templates import ASSISTANT, Message
+from megatron.vlm.data.turns import ASSISTANT, Message
 
 WAYS = ("fewer-tiles", "truncate")
 
@@ -29,11 +29,15 @@ class ImageFile:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Messages, the images and videos of their marks, and how images are cut; videos are as they will be."""
+    """Messages, the images and videos of their marks, and how images are cut; videos are as they will be.
+
+    `tools` are what the assistant is offered, as JSON texts.
+    """
 
     messages: tuple[Message, ...]
     images: tuple[ImageFile | TiledImage, ...]
     tiling: Tiling
+    tools: tuple[str, ...] = ()
 
     def tiled(self) -> tuple[TiledImage, ...]:
         """How each image is cut."""
@@ -67,13 +71,9 @@ def _truncate(content: Content) -> Iterator[Content]:
     """Up to an answer that is trained: a conversation of which nothing is learnt is none."""
     for end in range(len(content.messages) - 2, 0, -1):
         messages = content.messages[:end]
-        if messages[-1].role == ASSISTANT and any(_teaches(message) for message in messages):
+        if messages[-1].role == ASSISTANT and any(message.teaches for message in messages):
             shown = sum(len(MARKS.findall(message.words)) for message in messages)
             yield replace(content, messages=messages, images=content.images[:shown])
-
-
-def _teaches(message: Message) -> bool:
-    return message.role == ASSISTANT and message.trained and bool(message.words.strip())
 
 
 _SHORTER = {"fewer-tiles": _fewer_tiles, "truncate": _truncate}

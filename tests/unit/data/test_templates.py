@@ -7,7 +7,8 @@ import pytest
 
 from megatron.vlm.data.dataset import expand_images
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, Message, chat_template, render_chat
+from megatron.vlm.data.templates import chat_template, render_chat
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message
 from megatron.vlm.preprocessing.demo import train_tokenizer
 from megatron.vlm.preprocessing.samples import tokenize
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, load_tokenizer

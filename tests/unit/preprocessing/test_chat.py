@@ -7,7 +7,8 @@ import pytest
 
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, chat_template
+from megatron.vlm.data.templates import chat_template
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER
 from megatron.vlm.preprocessing.chat import parse_conversation
 
 RESERVED = (*chat_template("internlm2-chat").tokens, *MARKUPS["internvl"].reserved)
@@ -53,7 +54,7 @@ def test_a_text_only_conversation_has_no_images(image: dict[str, Any]) -> None:
         ("empty_conversation", {"conversations": []}),
         ("empty_conversation", {"conversations": turns("Hi")}),
         ("empty_conversation", {"conversations": turns("Hi", " \n")}),
-        ("bad_roles", {"conversations": [{"from": "tool", "value": "Hi"}]}),
+        ("bad_roles", {"conversations": [{"from": "critic", "value": "Hi"}]}),
         ("bad_roles", {"conversations": [{"from": ["human"], "value": "Hi"}]}),
         ("bad_roles", {"conversations": turns("Hi", "Hello", "More?")}),
         ("bad_roles", {"conversations": [*turns("Hi", "Hello"), *turns("Hi", "Hello")][1:]}),
@@ -115,15 +116,15 @@ GOOD = turns("Hi", "Hello")
             {"image2": "b.png", "image": "a.png", "conversations": turns("<image>", "Hello")},
         ),
         ("unsupported_field", "pictures", {"pictures": ["a.png"], "conversations": GOOD}),
-        ("unsupported_field", "tools", {"tools": "[{}]", "conversations": GOOD}),
+        ("malformed_line", "tools", {"tools": "[{}]", "conversations": GOOD}),
         ("unsupported_field", "rejected", {"rejected": {"from": "gpt", "value": "Go"}, "conversations": GOOD}),
         ("unsupported_field", "objects", {"objects": {"bbox": [[1, 2, 3, 4]]}, "conversations": GOOD}),
         ("unsupported_field", "weight", {"weight": 0.5, "conversations": GOOD}),
         ("unsupported_field", "weight", {"conversations": [GOOD[0], {**GOOD[1], "weight": 0.5}]}),
         ("unsupported_field", "train", {"conversations": [{**GOOD[0], "train": True}, GOOD[1]]}),
-        ("unsupported_field", "tool_calls", {"conversations": [GOOD[0], {**GOOD[1], "tool_calls": [{}]}]}),
+        ("malformed_line", "tool_calls", {"conversations": [GOOD[0], {**GOOD[1], "tool_calls": [{}]}]}),
         ("unsupported_media", "video", {"conversations": [{**GOOD[0], "video": "a.mp4"}, GOOD[1]]}),
-        ("bad_roles", "observation", {"conversations": [*GOOD, {"from": "observation", "value": "4"}, GOOD[1]]}),
+        ("bad_roles", "tool's", {"conversations": [*GOOD, {"from": "observation", "value": "4"}, GOOD[1]]}),
         ("malformed_line", "images", {"images": [{"bytes": "..."}], "conversations": turns("<image>", "Hello")}),
         (
             "malformed_line",

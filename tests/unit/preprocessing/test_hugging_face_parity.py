@@ -9,7 +9,8 @@ import pytest
 import sentencepiece
 
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.templates import ASSISTANT, SYSTEM, USER, Message, chat_template, render_chat
+from megatron.vlm.data.templates import chat_template, render_chat
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message
 from megatron.vlm.preprocessing.samples import tokenize
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 

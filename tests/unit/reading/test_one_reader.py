@@ -16,7 +16,7 @@ DECODERS = {"json.load", "np.load", "np.fromfile", "np.memmap", "pickle.load", "
 OWN_TEXT = {
     "json.loads(done.stdout.splitlines()[-1])",  # a child's answer
     "json.loads(sys.argv.pop(1))",  # of the launcher
-    "json.loads(line.decode('utf-8'))",  # chat lines: every fault is a reject there, not an error
+    "json.loads(line.decode('utf-8-sig'))",  # chat lines: every fault is a reject there, not an error
     "json.loads(text)",
     "json.loads(json.dumps(run))",
     "json.loads(note.read_text(encoding='utf-8'))",

@@ -1,0 +1,85 @@
+"""Tools, calls and results of a record, as OpenAI's messages and ShareGPT's files (LLaMA-Factory, ms-swift) have them.
+
+    {"tools": [{"type": "function", "function": {"name": "look", ...}}],
+     "messages": [{"role": "user", "content": "What is left of it?"},
+                  {"role": "assistant", "reasoning_content": "I have to look.", "content": null,
+                   "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": "{\\"at\\": 3}"}}]},
+                  {"role": "tool", "content": "A cat."},
+                  {"role": "assistant", "content": "A cat is."}]}
+
+    {"tools": "[{\\"name\\": \\"look\\", ...}]",
+     "conversations": [{"from": "human", "value": "What is left of it?"},
+                       {"from": "function_call", "value": "{\\"name\\": \\"look\\", \\"arguments\\": {\\"at\\": 3}}"},
+                       {"from": "observation", "value": "A cat."}, {"from": "gpt", "value": "A cat is."}]}
+
+Both become the same. JSON is written as transformers' chat templates write it (`json.dumps` of what was read, other
+characters than ASCII as they are), arguments that are texts like those that are objects, and tools that are named
+without `type` as functions.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from megatron.vlm.data.markup import MARKS
+from megatron.vlm.data.rejects import Rejected
+from megatron.vlm.data.templates import ChatTemplate
+from megatron.vlm.data.turns import TOOL, Call, Message
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.document import decode
+
+
+def tools_of(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The JSON text of each tool that a record offers. Raises `Rejected` (malformed_line)."""
+    tools = _read("'tools'", record.get("tools") or [])
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) and tool for tool in tools):
+        raise Rejected("malformed_line", "'tools' is no list of objects, nor its JSON text")
+    return tuple(
+        _written("'tools'", tool if {"type", "function"} & set(tool) else {"type": "function", "function": tool})
+        for tool in tools
+    )
+
+
+def calls_of(value: Any, where: str) -> tuple[Call, ...]:
+    """What is called: one object or a list, or the JSON text of one. Raises `Rejected` (malformed_line)."""
+    said = _read(where, value)
+    return tuple(_call(one, where) for one in (said if isinstance(said, list) else [said]))
+
+
+def _call(said: Any, where: str) -> Call:
+    function = said.get("function", said) if isinstance(said, dict) else {}
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        raise Rejected("malformed_line", f"{where} is no call: an object with 'name' and 'arguments'")
+    arguments = _read(where, function.get("arguments") or {})
+    if not isinstance(arguments, dict):
+        raise Rejected("malformed_line", f"{where}: 'arguments' of {name[:40]!r} are no object, nor its JSON text")
+    return Call(name, _written(where, arguments))
+
+
+def check_forms(messages: tuple[Message, ...], tools: tuple[str, ...], template: ChatTemplate) -> None:
+    """Raise `Rejected` (unsupported_field, unsupported_media) for what a chat template has no form for."""
+    name, results = f"chat template {template.name!r}", [message for message in messages if message.role == TOOL]
+    if not template.tools and (tools or results or any(message.calls for message in messages)):
+        raise Rejected("unsupported_field", f"{name} has no form for tools, calls and tool turns")
+    if not template.thinks and any((message.reasoning or "").strip() for message in messages):
+        raise Rejected("unsupported_field", f"{name} has no form for reasoning ('reasoning_content')")
+    if template.tools and not template.tools.pictures and any(MARKS.search(message.words) for message in results):
+        raise Rejected("unsupported_media", f"{name} has no form for images in tool turns")
+
+
+def _read(where: str, value: Any) -> Any:
+    """What a JSON text says; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return decode(value.encode("utf-8", "surrogatepass"))
+    except UserError as error:
+        raise Rejected("malformed_line", f"{where}: {value[:40]!r} is {error}"[:250]) from error
+
+
+def _written(where: str, value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError) as error:  # of a table's cells: times, bytes
+        raise Rejected("malformed_line", f"{where} cannot be written as JSON: {error}"[:250]) from error
