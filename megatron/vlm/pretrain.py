@@ -111,7 +111,7 @@ class Trainer:
         samples_per_epoch = len(train.index.sample_ids) / len(train.index.manifest["epoch_packs"])
         self.meter.start(args.train_iters, samples_before(stream, train.index, self.iteration), samples_per_epoch)
         rank = parallel_state.get_data_parallel_rank()
-        packs = Packs(train, PackOrder(stream, rank, self.iteration), args.num_workers)
+        packs = Packs(train, PackOrder(stream, rank, self.iteration), args.num_workers, self.recorder.reading)
         self.packs[True].append(packs)
         if not args.eval_packs:
             return packs, None, None

@@ -2,13 +2,17 @@
 
 All ranks' time (lanes x length of the iteration) is divided into what is needed and what is not:
 
-    needed         forwards and backwards of the layers, once
-    recomputation  forwards again
-    executor       between layers: what an action takes beside them
-    uneven stages  ranks wait because the slowest rank works longer than they do
-    fill and drain ranks wait for the first microbatch, behind the last, and for tensors between
-    update         gradients are reduced and weights updated
-    other replicas data-parallel ranks wait for the slowest of them
+    needed             forwards and backwards of the layers, once
+    recomputation      forwards again
+    executor           between layers: what an action takes beside them
+    late data or host  the iteration takes longer because a rank waits for its packs, or for its own host
+    uneven stages      ranks wait because the slowest rank works longer than they do
+    fill and drain     ranks wait for the first microbatch, behind the last, and for tensors between
+    update             gradients are reduced and weights updated
+    other replicas     data-parallel ranks wait for the slowest of them
+
+A late pack holds up all ranks, but costs nothing where its rank would have waited for others: the iteration is played
+again without it (`on_time`). What it is shorter by is the fourth cause, and the others are those of what is left.
 """
 
 from collections import defaultdict
@@ -18,23 +22,26 @@ import numpy as np
 
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
+from omnibal_ext.report.on_time import on_time
 from omnibal_ext.report.timeline import OTHER, Lane, Timeline
 from omnibal_ext.units import GIB
 
-NEEDED, RECOMPUTED, EXECUTOR = "needed", "recomputation", "executor"
+NEEDED, RECOMPUTED, EXECUTOR, LATE = "needed", "recomputation", "executor", "late data or host"
 UNEVEN, FILL, UPDATE, REPLICAS = "uneven stages", "fill and drain", "update", "other replicas"
-CAUSES = (NEEDED, RECOMPUTED, EXECUTOR, UNEVEN, FILL, UPDATE, REPLICAS)
+CAUSES = (NEEDED, RECOMPUTED, EXECUTOR, LATE, UNEVEN, FILL, UPDATE, REPLICAS)
 WORTH_TRYING = 0.01
 """Predicted gain from which a change is named."""
 
 
 def breakdown(timeline: Timeline) -> dict[str, float]:
     """Shares of all ranks' time by cause, in the order of `CAUSES`; they add up to 1."""
-    found = dict.fromkeys(CAUSES, 0.0)
+    found, lanes_seconds = dict.fromkeys(CAUSES, 0.0), timeline.seconds * len(timeline.lanes)
     for (part, phase), seconds in timeline.totals().items():
         cause = EXECUTOR if part == OTHER else RECOMPUTED if phase == "recompute" else NEEDED
         found[cause] += seconds
-    for lanes in replicas(timeline).values():
+    prompt = on_time(timeline)
+    found[LATE] = max(0.0, timeline.seconds - prompt.seconds) * len(timeline.lanes)
+    for lanes in replicas(prompt).values():
         end, slowest = max(lane.end for lane in lanes), max(lane.worked for lane in lanes)
         for lane in lanes:
             idle, uneven = lane.last - lane.worked, slowest - lane.worked
@@ -42,9 +49,8 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
             found[UNEVEN] += uneven
             found[FILL] += idle - uneven + end - lane.end
             found[UPDATE] += update
-            found[REPLICAS] += timeline.seconds - end
-    whole = timeline.seconds * len(timeline.lanes)
-    return {cause: seconds / whole for cause, seconds in found.items()}
+            found[REPLICAS] += prompt.seconds - end
+    return {cause: seconds / lanes_seconds for cause, seconds in found.items()}
 
 
 def replicas(timeline: Timeline) -> dict[int, list[Lane]]:
@@ -91,6 +97,13 @@ class Change:
     what: str
     how: str
     gain: float
+
+
+def in_time(timeline: Timeline) -> Change | None:
+    """What packs that are there in time would have gained in a recorded iteration; None where that is not worth it."""
+    gain = timeline.seconds / on_time(timeline).seconds - 1
+    how = "tools/launch.py -- --num-workers N, or smaller images"
+    return Change("data and host in time", how, gain) if gain >= WORTH_TRYING else None
 
 
 def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:

@@ -30,6 +30,7 @@ def timeline_svg(timeline: Timeline, seconds: float) -> Markup:
 def _lane(lane: Lane, number: int, seconds: float) -> Markup:
     top = number * (ROW + GAP) + GAP // 2
     drawn = [_rect("wait", start, end - start, seconds, top, ROW, "waits") for start, end in waits(lane)]
+    drawn += [_rect("read", start, end - start, seconds, top, ROW, "waits for a pack") for start, end in lane.reads]
     for span in lane.spans:
         drawn.append(_span(span, lane, seconds, top))
     if lane.end > lane.last:

@@ -20,7 +20,18 @@ from omnibal_ext.report.against_random import (
     random_index,
     sizes_of,
 )
-from omnibal_ext.report.breakdown import CAUSES, FILL, UNEVEN, Change, Limit, breakdown, changes, limit_of
+from omnibal_ext.report.breakdown import (
+    CAUSES,
+    FILL,
+    LATE,
+    UNEVEN,
+    Change,
+    Limit,
+    breakdown,
+    changes,
+    in_time,
+    limit_of,
+)
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.subject import Subject
 from omnibal_ext.report.timeline import Timeline
@@ -36,6 +47,7 @@ BECAUSE = {
     "needed": "forwards and backwards of the layers, once",
     "recomputation": "layers are run again to save memory",
     "executor": "actions cost time beside the layers: packs are small for this model",
+    LATE: "ranks wait for packs that are read late, or for their own host",
     UNEVEN: "stages are not equally long",
     FILL: "the pipeline fills and drains, with few microbatches for its ranks",
     "update": "gradients are reduced and weights updated",
@@ -85,18 +97,23 @@ class SubjectView:
         layers = ", ".join(draw.spoken(names[slice(*plan.stages[stage].layers)]) for stage in limit.stages)
         shares = breakdown(self.subject.seen)
         how = "measured" if self.subject.measured else "predicted"
-        one = f"Of all ranks' time {shares['needed']:.0%} is needed work ({how})."
+        said, whole = [], self.subject.seen.seconds * 1e3
+        if limit.cause == LATE:
+            lost = f"Of {whole:,.0f} ms an iteration {shares[LATE] * whole:,.0f} ms are waits for data or host"
+            said.append(f"{lost}: more --num-workers, or smaller images, would help.")
+        said.append(f"Of all ranks' time {shares['needed']:.0%} is needed work ({how}).")
         if plan.pipeline_model_parallel_size > 1:
             more = f", {limit.more:+.0%} against the others" if limit.others else ""
-            one += f" Rank {limit.lane.rank} ({layers}) limits the pipeline: it works longest{more}."
-        if limit.share > 0:
-            one += f" Most is lost to {limit.cause}, {limit.share:.0%}: {BECAUSE[limit.cause]}."
-        return one
+            said.append(f"Rank {limit.lane.rank} ({layers}) limits the pipeline: it works longest{more}.")
+        if limit.share > 0 and limit.cause != LATE:
+            said.append(f"Most is lost to {limit.cause}, {limit.share:.0%}: {BECAUSE[limit.cause]}.")
+        return " ".join(said)
 
     @property
     def changes(self) -> list[Change]:
         """What to try."""
-        return changes(self.subject.problem, self.subject.layout)
+        found = changes(self.subject.problem, self.subject.layout)
+        return [*filter(None, [in_time(self.subject.seen)]), *found]
 
     @property
     def timelines(self) -> list[tuple[Timeline, Markup]]:
@@ -143,8 +160,9 @@ class SubjectView:
     @property
     def over_time(self) -> list[Markup]:
         """Seconds and bytes of the ranks, loss and speed, over iterations."""
-        seconds, held = self.subject.stage_seconds(), self.subject.held_bytes()
+        seconds, held, read = self.subject.stage_seconds(), self.subject.held_bytes(), self.subject.read_seconds()
         drawn = [draw.lines("Work of a rank, a microbatch", seconds, "ms", "iteration")]
+        drawn.append(draw.lines("Wait of a rank for packs, an iteration", read, "ms", "iteration"))
         drawn.append(draw.lines("Most bytes a rank held", held, "MiB", "iteration"))
         for name, curves in self.subject.curves().items():
             drawn.append(draw.lines(name.replace("_", " "), curves, "", "iteration"))
@@ -180,11 +198,14 @@ class SubjectView:
             off = subject.measured.seconds / subject.predicted.seconds - 1
             rows.append(("iteration, measured", f"{subject.measured.seconds * 1e3:,.1f} ms ({off:+.0%})"))
         shares = breakdown(now)
-        rows.append(("needed work", f"{shares['needed']:.0%}"))
-        rows.append(("recomputation", f"{shares['recomputation']:.0%}"))
-        waiting = shares[UNEVEN] + shares[FILL]
-        rows.append(("waiting", f"{waiting:.0%}"))
-        rows.append(("the rest", f"{1 - shares['needed'] - shares['recomputation'] - waiting:.0%}"))
+        named = {
+            "needed work": ("needed",),
+            "recomputation": ("recomputation",),
+            "waiting for other ranks": (UNEVEN, FILL),
+            "waiting for data or host": (LATE,),
+        }
+        named["the rest"] = tuple(cause for cause in CAUSES if not any(cause in causes for causes in named.values()))
+        rows += [(name, f"{sum(shares[cause] for cause in causes):.0%}") for name, causes in named.items()]
         if speed := subject.samples_per_second():
             rows.append(("samples/s, whole run", f"{speed:,.1f}"))
         return rows

@@ -5,7 +5,7 @@ RUN/profile.json     what layers cost           RUN/metrics.jsonl    rates and l
 RUN/inputs.json      where plan, profile and packs are that the run was started with
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from omnibal_ext.plan import Plan
 from omnibal_ext.reading.checks import mapping, text
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.timeline import (
+    Lane,
     Timeline,
     layout_of,
     packs_of_record,
@@ -30,6 +31,9 @@ from omnibal_ext.report.timeline import (
     recorded,
 )
 from omnibal_ext.run_metrics import INPUTS, TIMELINE, complete_lines, evaluations, training_intervals
+
+Curves = dict[str, list[tuple[float, float]]]
+"""By name, points (x, y)."""
 
 WARM = 3
 """Iterations after which a recorded one is typical."""
@@ -120,24 +124,25 @@ class Subject:
         """What verdicts are about: the measured iteration, or else the predicted one."""
         return self.measured or self.predicted
 
-    def stage_seconds(self) -> dict[str, list[tuple[float, float]]]:
+    def stage_seconds(self) -> Curves:
         """Seconds that every rank worked in each recorded iteration, per microbatch: curves of (iteration, ms)."""
-        curves: dict[str, list[tuple[float, float]]] = {}
-        for record in self.records:
-            for lane in self.measured_of(record).lanes:
-                if lane.data_parallel_rank == 0:
-                    point = (float(record["iteration"]), lane.worked / self.plan.num_microbatches * 1e3)
-                    curves.setdefault(f"rank {lane.rank}", []).append(point)
-        return curves
+        return self._of_ranks(lambda lane: lane.worked / self.plan.num_microbatches * 1e3)
 
-    def held_bytes(self) -> dict[str, list[tuple[float, float]]]:
+    def read_seconds(self) -> Curves:
+        """Seconds that every rank waited for packs in each recorded iteration: curves of (iteration, ms)."""
+        return self._of_ranks(lambda lane: sum(end - start for start, end in lane.reads) * 1e3)
+
+    def held_bytes(self) -> Curves:
         """The most bytes that every rank held in each recorded iteration: curves of (iteration, MiB)."""
-        curves: dict[str, list[tuple[float, float]]] = {}
+        return self._of_ranks(lambda lane: max(held for _, held in lane.held) / 2**20 if lane.held else None)
+
+    def _of_ranks(self, figure: Callable[[Lane], float | None]) -> Curves:
+        """A figure of every pipeline rank of the first replica in each recorded iteration, where there is one."""
+        curves: Curves = {}
         for record in self.records:
             for lane in self.measured_of(record).lanes:
-                if lane.data_parallel_rank == 0 and lane.held:
-                    point = (float(record["iteration"]), max(held for _, held in lane.held) / 2**20)
-                    curves.setdefault(f"rank {lane.rank}", []).append(point)
+                if lane.data_parallel_rank == 0 and (value := figure(lane)) is not None:
+                    curves.setdefault(f"rank {lane.rank}", []).append((float(record["iteration"]), value))
         return curves
 
     @cached_property
@@ -152,7 +157,7 @@ class Subject:
             return None
         return float(np.sum([line["samples"] for line in steady]) / np.sum([line["seconds"] for line in steady]))
 
-    def curves(self) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    def curves(self) -> dict[str, Curves]:
         """Loss and samples a second over iterations."""
         if not self.metrics:
             return {}

@@ -57,6 +57,8 @@ class Lane:
     """When the rank is through with the iteration, gradients reduced and weights updated."""
     held: tuple[tuple[float, float], ...] = ()
     """(seconds, bytes held from then on)."""
+    reads: tuple[tuple[float, float], ...] = ()
+    """(start, end) of every time in which it waits for a pack; none where it is not recorded."""
 
     @property
     def worked(self) -> float:
@@ -193,7 +195,8 @@ def recorded(record: Mapping[str, Any], placement: Placement) -> Timeline:
             for kind, microbatch, chunk, start, end, pieces in lane["actions"]
         )
         held = tuple((seconds, held) for seconds, held in lane["held"])
-        lanes.append(Lane(lane["data_parallel_rank"], lane["rank"], spans, lane["end"], held))
+        reads = tuple((start, end) for start, end in lane.get("reads", ()))
+        lanes.append(Lane(lane["data_parallel_rank"], lane["rank"], spans, lane["end"], held, reads))
     return Timeline(f"measured, iteration {record['iteration']}", tuple(lanes), placement)
 
 

@@ -40,6 +40,8 @@ def _lane_events(lane: Lane, process: int, thread: int) -> Iterator[dict[str, An
             end = min(at + piece.seconds, span.end)
             yield _slice(f"{piece.part} {piece.phase}", piece.phase, at, end, process, thread, {})
             at = end
+    for start, end in lane.reads:
+        yield _slice("waits for a pack", "read", start, end, process, thread, {})
     if lane.end > lane.last:
         yield _slice("gradients and weights", "step", lane.last, lane.end, process, thread, {})
     for seconds, held in lane.held:

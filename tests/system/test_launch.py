@@ -1,6 +1,7 @@
 """tools/launch.py as a command: it plans for the run it starts, tries layouts out, and refuses what cannot run."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
+from tests.programs import run_ranks
 from tests.system.test_training import complete, make_dataset, pack, tool
 
 BUDGETS = 8, 128
@@ -65,6 +67,26 @@ def check_report(run: Path, plan: Plan) -> None:
     page = (run / "report.html").read_text()
     assert page.count("class='span'") == 2 * sum(map(len, wanted))  # predicted and measured
     assert "measured, iteration" in page
+
+
+def test_a_late_loader_is_what_a_report_says_first(folder: Path, tmp_path: Path) -> None:
+    """The run's own command on two ranks, its first pack 200 ms late in every iteration."""
+    files = ("--analytic", "a100", "--dry-run", "--json", "--", "--train-iters", 6, "--lr", "1e-3")
+    words = json.loads(launch(folder, "late", 4, *files).stdout)["command"]
+    run_ranks("tests.system.late", 2, words[words.index("megatron.vlm.pretrain") + 1 :])
+    record = json.loads((folder / "late/timeline.jsonl").read_text().splitlines()[-1])
+    first, second = ([end - start for start, end in lane["reads"]] for lane in record["lanes"])
+    assert [len(first), len(second)] == [4, 4]
+    assert first[0] == pytest.approx(0.2, rel=0.1)
+    assert sum(second) < 0.1
+    done = tool("report.py", "--run", folder / "late", "--output", tmp_path / "report.html", "--json")
+    whole, shares = (json.loads(done.stdout)[key] for key in ("step_seconds", "shares"))
+    (measured,) = (name for name in whole if "measured" in name)
+    assert shares[measured]["late data or host"] * whole[measured] == pytest.approx(0.2, rel=0.1)
+    said = re.search(r'class="verdict">Of ([\d,]+) ms an iteration ([\d,]+) ms are waits for data or host: ',
+                     (tmp_path / "report.html").read_text())  # fmt: skip
+    assert said
+    assert float(said[2]) == pytest.approx(200, rel=0.1)
 
 
 def test_it_profiles_for_the_precision_and_the_frozen_parts_of_the_run(folder: Path) -> None:

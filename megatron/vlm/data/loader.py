@@ -3,7 +3,8 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import forkserver
@@ -182,10 +183,19 @@ class PackOrder:
 
 
 class Packs:
-    """The microbatches of a rank's packs, which remembers those of an iteration so that it can be run again."""
+    """The microbatches of a rank's packs, which remembers those of an iteration so that it can be run again.
 
-    def __init__(self, dataset: PackDataset, order: Iterable[int], num_workers: int = 0) -> None:
-        self.dataset = dataset
+    `reading()` is a context entered around the wait for each, for those who measure.
+    """
+
+    def __init__(
+        self,
+        dataset: PackDataset,
+        order: Iterable[int],
+        num_workers: int = 0,
+        reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.dataset, self.reading = dataset, reading
         self.taken: list[int] = []
         self._batches = microbatches(dataset, order, num_workers)
 
@@ -193,7 +203,8 @@ class Packs:
         return self
 
     def __next__(self) -> Microbatch:
-        batch = next(self._batches)
+        with self.reading():
+            batch = next(self._batches)
         self.taken.append(batch.pack)
         return batch
 

@@ -2,10 +2,12 @@
 
     {"iteration": 5, "lanes": [{"data_parallel_rank": 0, "rank": 0, "end": 0.21,
       "actions": [["F", 0, 0, 0.001, 0.013, [["vit", "forward", 0.010], ["projector", "forward", 0.002]]], ...],
-      "held": [[0.013, 8123456], ...], "packs": [[tiles, tokens, sum of squared lengths], ...]}, ...]}
+      "reads": [[0.0, 0.001], ...], "held": [[0.013, 8123456], ...],
+      "packs": [[tiles, tokens, sum of squared lengths], ...]}, ...]}
 
 Seconds are from when the first rank goes on after all have met before the iteration. An action is (kind, microbatch,
-chunk, start, end, pieces). A lane is a pipeline rank of a data-parallel rank, the first tensor-parallel one.
+chunk, start, end, pieces); reads are (start, end) of the waits for packs. A lane is a pipeline rank of a data-parallel
+rank, the first tensor-parallel one.
 """
 
 import socket
@@ -76,8 +78,8 @@ class Recorder:
     """Times the actions of some iterations on this rank, and counts the bytes held; gathers and writes them.
 
     1. Before a recorded iteration all ranks meet; when the first one goes on, that is time 0.
-    2. Moments are taken around every action, and, by hooks, where a part of the model begins: forward, forward again in
-       the backward (recomputation), backward. Nothing waits for them.
+    2. Moments are taken around every action and every wait for a pack, and, by hooks, where a part of the model begins:
+       forward, forward again in the backward (recomputation), backward. Nothing waits for them.
     3. The iteration ends with the last step of an optimizer in it.
     4. Bytes: on a device those of its allocator. Elsewhere those that autograd keeps are counted, beside weights,
        gradients and optimizer state, in the iteration that follows: counting takes time, which is not to be recorded.
@@ -92,6 +94,7 @@ class Recorder:
         self.clock = 0.0
         self.timed: list[Timed] = []
         self.packs: list[list[int]] = []
+        self.reads: list[tuple[Moment, Moment]] = []
         self.stepped: Moment | None = None
         self.finished: Moment | None = None
         self.state_bytes: dict[int, int] = {}
@@ -125,7 +128,7 @@ class Recorder:
             with self._count(self.counting):
                 yield
             return
-        if self._step_hook is None or self.finished is not None:
+        if not self._times:
             yield
             return
         self._now = Timed(action, Moment())
@@ -133,6 +136,21 @@ class Recorder:
         self._now.end, self._now.held = Moment(), allocated_bytes()
         self.timed.append(self._now)
         self._now = None
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around the host's wait for a pack. A device that has work meanwhile reaches both moments at once."""
+        if not self._times:
+            yield
+            return
+        start = Moment()
+        yield
+        self.reads.append((start, Moment()))
+
+    @property
+    def _times(self) -> bool:
+        """Whether an iteration is being timed that is not over."""
+        return self._step_hook is not None and self.counting is None and self.finished is None
 
     def saw(self, batch: Microbatch) -> None:
         """A pack that is run forwards now."""
@@ -147,7 +165,7 @@ class Recorder:
 
     @contextmanager
     def _timed(self, number: int, modules: Sequence[Any]) -> Iterator[None]:
-        self.number, self.timed, self.packs, self.held = number, [], [], []
+        self.number, self.timed, self.packs, self.reads, self.held = number, [], [], [], []
         self.stepped = self.finished = None
         self._step_hook = register_optimizer_step_post_hook(self._after_step)
         hooks = [hook for module in modules for hook in self._mark_parts(unwrap_model(module))]
@@ -222,6 +240,7 @@ class Recorder:
             "rank": parallel_state.get_pipeline_model_parallel_rank(),
             "end": self.origin.seconds_until(self.stepped or self.finished),
             "actions": actions,
+            "reads": [[self.origin.seconds_until(moment) for moment in read] for read in self.reads],
             "held": self.held or [point for point in allocated if point[1] is not None],
             "packs": self.packs,
         }
@@ -250,6 +269,7 @@ def aligned(lanes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _later(lane: dict[str, Any], seconds: float) -> dict[str, Any]:
     """The lane so much later, without what only aligning needs."""
     actions = [[*action[:3], action[3] + seconds, action[4] + seconds, action[5]] for action in lane["actions"]]
+    reads = [[start + seconds, end + seconds] for start, end in lane["reads"]]
     held = [[at + seconds, *held] for at, *held in lane["held"]]
     rest = {name: value for name, value in lane.items() if name not in ("host", "clock")}
-    return rest | {"end": lane["end"] + seconds, "actions": actions, "held": held}
+    return rest | {"end": lane["end"] + seconds, "actions": actions, "reads": reads, "held": held}

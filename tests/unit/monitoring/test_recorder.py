@@ -1,6 +1,7 @@
 """What is recorded is what ran: every action once, in order, made of the parts that its stage holds, in their order."""
 
 import json
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -13,9 +14,12 @@ from megatron.core.enums import ModelType
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from megatron.vlm import pretrain
+from megatron.vlm.data.loader import Packs
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring.recorder import WARM_UP, Recorder, aligned, recorded_iterations
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.plan import Plan, Stage
+from omnibal_ext.report.breakdown import breakdown
 from omnibal_ext.report.timeline import packs_of_record, recorded
 from omnibal_ext.schedules.placement import Placement
 from tests.distributed import harness
@@ -24,6 +28,7 @@ from tests.unit.alone import megatron_alone
 CHAIN = harness.SMALL.chain
 MICROBATCHES = 3
 RECORDED = 5
+LATE = 0.2  # seconds
 FORWARDS = ["vit forward", "projector forward", "llm forward"]
 PLAIN = ["llm backward", "projector backward", "vit backward"]
 # Layer 8 is the first LLM layer, with three more and the head behind it; layer 1 the first of the ViT.
@@ -46,6 +51,16 @@ def test_iterations_are_spread_over_the_run_and_none_are_neighbours(iterations: 
         assert len(chosen) == min(count, (iterations - WARM_UP - 1) // 2 + 1)
 
 
+class Late(list[Microbatch]):
+    """A dataset of packs that are there already, the first of them late."""
+
+    reads_images = False
+
+    def __getitem__(self, pack: Any) -> Any:
+        time.sleep(LATE if pack == 0 else 0)
+        return super().__getitem__(pack)
+
+
 @pytest.fixture(scope="module", params=[(), (1, 8)], ids=["kept", "recomputed"])
 def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Iterations 4 to 8 of a trainer of one stage, of which 5 and 7 are recorded; the line of 5."""
@@ -62,7 +77,7 @@ def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-2, params_dtype=torch.float32), model)
         for number in range(4, 9):
             pretrain.get_args().curr_iteration = number - 1
-            packs = iter(harness.sample_packs()[:MICROBATCHES])
+            packs = Packs(Late(harness.sample_packs()), range(MICROBATCHES), reading=trainer.recorder.reading)
             trainer.forward_backward(
                 forward_step_func=trainer.forward_step, data_iterator=packs, model=model, num_microbatches=MICROBATCHES
             )
@@ -82,6 +97,18 @@ def test_every_action_is_there_once_in_the_order_of_the_schedule(record: dict[st
     assert times == sorted(times)
     assert times[0] >= 0
     assert lane["end"] > times[-1]  # the optimizer's step is in it
+
+
+def test_waits_for_packs_are_there_one_a_pack(record: dict[str, Any]) -> None:
+    (lane,) = record["lanes"]
+    waits = [end - start for start, end in lane["reads"]]
+    assert len(waits) == MICROBATCHES
+    assert waits[0] == pytest.approx(LATE, rel=0.1)
+    assert 0 <= lane["reads"][0][0] < lane["reads"][0][1] <= lane["actions"][0][3]
+    assert lane["actions"][0][4] <= lane["reads"][1][0]  # read ahead, behind the forward before
+    shares = breakdown(recorded(record, Placement.interleaved(1)))
+    assert shares["late data or host"] * lane["end"] >= sum(waits)
+    assert shares["fill and drain"] == pytest.approx(0)
 
 
 def test_parts_come_in_the_order_of_the_chain_and_add_up(record: dict[str, Any]) -> None:
@@ -123,7 +150,7 @@ def test_nothing_is_recorded_where_there_is_no_file() -> None:
 
 def test_ranks_of_one_machine_count_from_one_time() -> None:
     """Whoever leaves the meeting late has started late: a tensor does not arrive before it is sent."""
-    sent = {"host": "a", "clock": 100.0, "rank": 0, "data_parallel_rank": 0, "end": 5.0,
+    sent = {"host": "a", "clock": 100.0, "rank": 0, "data_parallel_rank": 0, "end": 5.0, "reads": [[0.2, 0.4]],
             "held": [[2.0, 100]], "actions": [["F", 0, 0, 1.0, 2.0, []]]}  # fmt: skip
     taken = {**sent, "rank": 1, "clock": 101.5, "actions": [["F", 0, 0, 0.6, 1.6, []]]}
     elsewhere = {**sent, "host": "b", "clock": 7.0, "rank": 2}
@@ -131,6 +158,7 @@ def test_ranks_of_one_machine_count_from_one_time() -> None:
     assert first["actions"] == sent["actions"]
     assert second["actions"] == [["F", 0, 0, pytest.approx(2.1), pytest.approx(3.1), []]]
     assert second["end"] == pytest.approx(6.5)
+    assert (first["reads"], second["reads"]) == ([[0.2, 0.4]], [[pytest.approx(1.7), pytest.approx(1.9)]])
     assert (first["held"], second["held"]) == ([[2.0, 100]], [[pytest.approx(3.5), 100]])
     assert third["actions"] == sent["actions"]
     assert "clock" not in second

@@ -1,6 +1,7 @@
 """What reports say in numbers, reckoned once more from timelines, packs and lines of metrics."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.against_random import contributions, loads_of, random_index
-from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, limit_of
+from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, in_time, limit_of
+from omnibal_ext.report.on_time import on_time
 from omnibal_ext.report.packing import PackingView, _saved
 from omnibal_ext.report.timeline import Lane, Piece, Span, Timeline, predicted
-from omnibal_ext.schedules.actions import Action
+from omnibal_ext.schedules.actions import Action, Schedule, check_schedule, dependencies
 from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
 from tests.unit.layout.instances import make_profile, random_problem
@@ -30,40 +33,116 @@ from tools.compare_runs import summary
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4}})
 
 
-def lane(replica: int, rank: int, work: tuple[tuple[str, str, float, float], ...], end: float) -> Lane:
-    """Spans of one piece each: part, phase, start and end."""
+def lane(replica: int, rank: int, work: tuple[tuple[str, str, str, float, float], ...], end: float) -> Lane:
+    """Spans of one piece each: action, part, phase, start and end."""
     spans = [
-        Span(Action("F", number), rank, start, stop, (Piece(part, phase, stop - start),))  # type: ignore[arg-type]
-        for number, (part, phase, start, stop) in enumerate(work)
+        Span(Action.of_word(word), rank, start, stop, (Piece(part, phase, stop - start),))  # type: ignore[arg-type]
+        for word, part, phase, start, stop in work
     ]
     return Lane(replica, rank, tuple(spans), end)
 
 
 def by_hand() -> Timeline:
-    """Two replicas of two ranks. Replica 0 ends at 12, its ranks work 8 and 5; replica 1 ends at 10, its 7 and 4."""
+    """Two replicas of two ranks. Replica 0 ends at 13, its ranks work 8 and 5; replica 1 ends at 10, its 7 and 4."""
     lanes = (
-        lane(0, 0, (("vit", "forward", 0, 3), ("vit", "recompute", 3, 4), ("other", "forward", 4, 5),
-                    ("vit", "backward", 8, 11)), 12),
-        lane(0, 1, (("llm", "forward", 4, 9),), 11),
-        lane(1, 0, (("vit", "forward", 0, 7),), 10),
-        lane(1, 1, (("llm", "forward", 5, 9),), 9.5),
+        lane(0, 0, (("F0.0", "vit", "forward", 0, 3), ("F1.0", "vit", "recompute", 3, 4),
+                    ("F2.0", "other", "forward", 4, 5), ("B0.0", "vit", "backward", 9, 12)), 13),
+        lane(0, 1, (("F0.0", "llm", "forward", 4, 6), ("B0.0", "llm", "backward", 6, 9)), 12),
+        lane(1, 0, (("F0.0", "vit", "forward", 0, 3), ("F1.0", "vit", "forward", 3, 7)), 10),
+        lane(1, 1, (("F0.0", "llm", "forward", 5, 9),), 9.5),
     )  # fmt: skip
     return Timeline("by hand", lanes, Placement.interleaved(2))
 
 
 def test_the_time_of_all_ranks_is_divided_by_its_causes() -> None:
-    whole = 4 * 12.0
+    whole = 4 * 13.0
     expected = {
         "needed": 3 + 3 + 5 + 7 + 4,
         "recomputation": 1,
         "executor": 1,
+        "late data or host": 0,
         "uneven stages": (8 - 5) + (7 - 4),
-        "fill and drain": (11 - 8) + (9 - 5 - 3 + 12 - 11) + (7 - 7) + (9 - 4 - 3 + 10 - 9.5),
-        "update": 1 + 2 + 3 + 0.5,
-        "other replicas": 2 * (12 - 10),
+        "fill and drain": (12 - 8) + (9 - 5 - 3 + 13 - 12) + (7 - 7) + (9 - 4 - 3 + 10 - 9.5),
+        "update": 1 + 3 + 3 + 0.5,
+        "other replicas": 2 * (13 - 10),
     }
     assert sum(expected.values()) == whole
     assert breakdown(by_hand()) == pytest.approx({cause: expected[cause] / whole for cause in CAUSES})
+
+
+def late(timeline: Timeline, seconds: float) -> Timeline:
+    """All of it so much later, for want of the first packs."""
+    lanes = []
+    for lane in timeline.lanes:
+        spans = tuple(replace(span, start=span.start + seconds, end=span.end + seconds) for span in lane.spans)
+        reads = ((0.0, seconds),) if lane.rank == 0 else ()
+        lanes.append(replace(lane, spans=spans, end=lane.end + seconds, reads=reads))
+    return replace(timeline, lanes=tuple(lanes))
+
+
+def test_what_late_packs_cost_is_no_other_cause_s() -> None:
+    shares, before, whole = breakdown(late(by_hand(), 2.0)), breakdown(by_hand()), 13 + 2.0
+    assert shares["late data or host"] == pytest.approx(2 / whole)
+    rest = {cause: share * 13 / whole for cause, share in before.items() if cause != "late data or host"}
+    assert {cause: shares[cause] for cause in rest} == pytest.approx(rest)
+    change = in_time(late(by_hand(), 2.0))
+    assert change is not None
+    assert change.gain == pytest.approx(whole / 13 - 1)
+    assert in_time(by_hand()) is None
+
+
+def test_a_rank_without_a_pipeline_waits_for_its_host_and_never_for_a_pipeline() -> None:
+    """Nothing was recorded of its gaps but that they are there; the update moves with the last of all ranks."""
+    first = lane(0, 0, (("F0.0", "vit", "forward", 4, 5), ("B0.0", "vit", "backward", 6, 8)), 10)
+    other = lane(1, 0, (("F0.0", "vit", "forward", 0, 1), ("B0.0", "vit", "backward", 1, 3)), 10)
+    timeline = Timeline("late", (first, other), Placement.interleaved(1))
+    shares = breakdown(timeline)
+    assert shares["late data or host"] == pytest.approx(5 / 10)
+    assert shares["needed"] == pytest.approx(6 / 20)
+    assert shares["update"] == pytest.approx(2 * 2 / 20)
+    assert shares["fill and drain"] == shares["uneven stages"] == shares["other replicas"] == 0
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb_h1", "zb_v"])
+@pytest.mark.parametrize("seed", range(4))
+def test_without_its_late_packs_an_iteration_is_as_if_there_were_none(name: str, seed: int) -> None:
+    """Played once with packs that come late before some forwards, and once without: waits that hide cost nothing."""
+    random, chunks = np.random.default_rng(seed), 2 if name == "zb_v" else 1
+    schedule = build_schedule(name, 3, 6, chunks)
+    placement = placement_of(name, 3, chunks)
+    seconds = {(r, a): float(random.uniform(1, 4)) for r, actions in enumerate(schedule) for a in actions}
+    slow = {key: float(random.choice([0, 0, 5])) for key in seconds if key[1].kind == "F"}
+    for waits in ({}, slow):
+        played = play_late(schedule, placement, seconds, waits)
+        found = on_time(played)
+        wanted = play_late(schedule, placement, seconds, {})
+        for one, other in zip(found.lanes, wanted.lanes, strict=True):
+            assert [span.start for span in one.spans] == pytest.approx([span.start for span in other.spans])
+            assert one.end == pytest.approx(other.end)
+            assert not one.reads
+    assert 0 < played.seconds - wanted.seconds < sum(slow.values())
+
+
+def play_late(
+    schedule: Schedule, placement: Placement, seconds: Mapping[tuple[int, Action], float],
+    waits: Mapping[tuple[int, Action], float],
+) -> Timeline:  # fmt: skip
+    """Every action as early as its rank, its pack and what it takes allow; an update of 2 s that all ranks begin as
+    one."""
+    ends: dict[tuple[int, Action], float] = {}
+    spans: list[list[Span]] = [[] for _ in schedule]
+    reads: list[list[tuple[float, float]]] = [[] for _ in schedule]
+    for rank, position in check_schedule(schedule, 6, placement):
+        action = schedule[rank][position]
+        before = spans[rank][-1].end if spans[rank] else 0.0
+        ready = before + waits.get((rank, action), 0.0)
+        reads[rank] += [(before, ready)] * (ready > before)
+        start = max([ready, *(ends[needed] for needed in dependencies(action, rank, placement))])
+        ends[rank, action] = start + seconds[rank, action]
+        spans[rank].append(Span(action, 0, start, ends[rank, action], ()))
+    end = max(ends.values()) + 2
+    lanes = [Lane(0, rank, tuple(found), end, (), tuple(reads[rank])) for rank, found in enumerate(spans)]
+    return Timeline("played", tuple(lanes), placement)
 
 
 def test_the_limit_is_the_rank_that_works_longest_in_the_replica_that_ends_last() -> None:
@@ -71,8 +150,8 @@ def test_the_limit_is_the_rank_that_works_longest_in_the_replica_that_ends_last(
     assert (found.lane.data_parallel_rank, found.lane.rank, found.stages) == (0, 0, (0,))
     assert (found.others, found.more) == (5.0, pytest.approx(8 / 5 - 1))
     assert found.cause == "fill and drain"
-    assert found.share == pytest.approx((3 + 2 + 0 + 2.5) / 48)
-    assert by_hand().seconds == 12
+    assert found.share == pytest.approx((4 + 2 + 0 + 2.5) / 52)
+    assert by_hand().seconds == 13
     assert [lane.worked for lane in by_hand().lanes] == [8, 5, 7, 4]
     assert by_hand().totals()["vit", "forward"] == 10
 

@@ -145,8 +145,11 @@ def test_runs_side_by_side_say_which_is_faster(folder: Path, tmp_path: Path) -> 
     page = report([*runs, plan])
     assert "<tr><td>samples/s, whole run</td><td>20.0</td><td>50.0</td><td>-</td></tr>" in page
     assert "<tr><td>against the slowest</td><td>1.00x</td><td>2.50x</td><td>-</td></tr>" in page
-    shares = re.findall(r"<dt>(?:needed work|recomputation|waiting|the rest)</dt><dd>(\d+)%", page)
-    assert len(shares) == 3 * 4
+    shares = re.findall(
+        r"<dt>(?:needed work|recomputation|waiting for other ranks|waiting for data or host|the rest)</dt><dd>(\d+)%",
+        page,
+    )
+    assert len(shares) == 3 * 5
     assert abs(sum(map(int, shares)) - 300) <= 6  # each is rounded
 
 

@@ -1,0 +1,57 @@
+"""A recorded iteration as it would have been, had data and hosts been in time.
+
+as it was    rank 0  reads.....F0 F1 B0 B1      without  rank 0  F0 F1 B0 B1
+             rank 1            F0 B0 F1 B1               rank 1     F0 B0 F1 B1
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from omnibal_ext.report.timeline import Lane, Span, Timeline
+from omnibal_ext.schedules.actions import giver
+
+
+def on_time(timeline: Timeline) -> Timeline:
+    """The same actions, each as long as it was, without the waits for packs and hosts.
+
+    1. An action that takes a tensor of another rank begins as long as it did after the tensor is made and its own rank
+       is through with what came before; waiting for a pack is no part of that.
+    2. One that takes none begins at once: what it waited for was a pack, or its own host.
+    3. The update begins as long as it did after the last action of all ranks, which meet in it.
+    """
+    made = {(*_place(lane), span.action): span.end for lane in timeline.lanes for span in lane.spans}
+    would = dict(made)
+    """When each action ends, in time."""
+    spans: dict[tuple[int, int], list[Span]] = {_place(lane): [] for lane in timeline.lanes}
+    for lane, before, span in sorted(_steps(timeline.lanes), key=lambda step: step[2].start):
+        place, given = _place(lane), giver(span.action, lane.rank, timeline.placement)
+        start = spans[place][-1].end if spans[place] else 0.0
+        if given is not None and given[0] != lane.rank:
+            tensor = (lane.data_parallel_rank, *given)
+            ready = before + _read(lane, before, span.start)
+            start = max(start, would[tensor]) + span.start - max(ready, made[tensor])
+        moved = replace(span, start=start, end=start + span.end - span.start)
+        would[*place, span.action] = moved.end
+        spans[place].append(moved)
+    lanes = [replace(lane, spans=tuple(spans[_place(lane)]), reads=()) for lane in timeline.lanes]
+    earlier = max(lane.last for lane in timeline.lanes) - max(lane.last for lane in lanes)
+    ended = tuple(replace(lane, end=max(lane.last, lane.end - earlier)) for lane in lanes)
+    return replace(timeline, lanes=ended)
+
+
+def _steps(lanes: tuple[Lane, ...]) -> Iterator[tuple[Lane, float, Span]]:
+    """Every action with its lane, and when the action before it ended."""
+    for lane in lanes:
+        before = 0.0
+        for span in lane.spans:
+            yield lane, before, span
+            before = span.end
+
+
+def _read(lane: Lane, start: float, end: float) -> float:
+    """Seconds between two moments in which the lane waits for packs."""
+    return sum(max(0.0, min(end, until) - max(start, since)) for since, until in lane.reads)
+
+
+def _place(lane: Lane) -> tuple[int, int]:
+    return lane.data_parallel_rank, lane.rank
