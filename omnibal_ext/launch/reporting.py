@@ -9,6 +9,7 @@ from omnibal_ext.files.records import write_record
 from omnibal_ext.flags import given_to
 from omnibal_ext.launch.planning import Planning
 from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.launch.versions import check_versions
 from omnibal_ext.output import say
 from omnibal_ext.run_metrics import INPUTS
 
@@ -19,15 +20,23 @@ WRITTEN = {"metrics": "--metrics-file", "tensorboard": "--tensorboard-dir"}
 
 
 def note_inputs(planning: Planning, words: Sequence[str]) -> None:
-    """Write down where the run's plan, profile and packs are, and its figures, for those who read its folder later."""
-    paths = {"plan": planning.plan_path, "profile": planning.profile_path, "packs": planning.index.folder}
+    """Write down where the run's plan, profile, packs and figures are, and its versions, for those who read its folder
+    later."""
+    paths = {"plan": planning.plan_path, "profile": profile_of(planning), "packs": planning.index.folder}
     paths |= {name: Path(path) for name, flag in WRITTEN.items() if (path := given_to(flag, words))}
-    write_record(planning.run_dir / INPUTS, {name: str(path.resolve()) for name, path in paths.items()})
+    record = {name: str(path.resolve()) for name, path in paths.items()}
+    write_record(planning.run_dir / INPUTS, record | {"versions": check_versions()})
+
+
+def profile_of(planning: Planning) -> Path:
+    """That of the plan: beside it where the plan is given and no profile is."""
+    given = planning.flags.plan and not planning.flags.profile
+    return planning.plan_path.with_name("profile.json") if given else planning.profile_path
 
 
 def write_report(tool: Path, planning: Planning, quiet: bool) -> None:
     """Write RUN/report.html, and say where unless `quiet`. A plan without a profile, one written by hand, has none."""
-    run_dir, profile = planning.run_dir, planning.profile_path
+    run_dir, profile = planning.run_dir, profile_of(planning)
     said = f"no report: {profile} is not there, and the plan's predictions are made from it"
     if profile.exists():
         page = run_dir / REPORT

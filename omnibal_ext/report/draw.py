@@ -14,6 +14,10 @@ from omnibal_ext.report.timeline import Lane, Span, Timeline, waits
 ROW, GAP, AXIS = 34, 10, 26
 """Pixels: of a lane, between lanes, of the axis below."""
 PLOT, MARGIN = 170, 24
+LAST_LABEL = 0.8
+"""Share of the axis behind which a label ends at its mark: on a phone it would be cut off."""
+STAGE_WIDTH = 0.06
+"""Share of the drawing that a stage's number needs on a phone."""
 LABEL_WIDTH = 0.9
 """Percent of the drawing below which a microbatch's number is left out until the reader zooms in."""
 
@@ -77,10 +81,11 @@ def _rect(kind: str, start: float, length: float, seconds: float, top: float, he
 def _time_axis(seconds: float, top: int) -> Markup:
     marks = [
         Markup("<line class='grid' x1='{0:.4f}%' x2='{0:.4f}%' y1='0' y2='{1}'/>"
-               "<text class='tick' x='{0:.4f}%' y='{2}'>{3}</text>").format(
-            100 * at / seconds, top, top + 16, _short(at * 1e3) + " ms"
+               "<text class='tick{4}' x='{0:.4f}%' y='{2}'>{3}</text>").format(
+            100 * at / seconds, top, top + 16, _short(at * 1e3) + " ms",
+            " minor" * (number % 2) + " end" * (at > LAST_LABEL * seconds),
         )
-        for at in ticks(seconds)[:-1]
+        for number, at in enumerate(ticks(seconds)[:-1])
     ]  # fmt: skip
     return Markup("").join(marks)
 
@@ -136,8 +141,9 @@ def lines(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], unit:
             )  # fmt: skip
     foot = Markup("<text class='tick' x='0' y='{0}'>{1} {2}</text><text class='tick end' x='100%' y='{0}'>{3}</text>")
     drawn.append(foot.format(PLOT + 16, across, _short(left), _short(right)))
-    legend = [Markup("<span><i class='key-{}'></i>{}</span>").format(n % 6, name) for n, name in enumerate(curves)]
-    return _figure(title, PLOT + AXIS, drawn, Markup("<p class='legend'>{}</p>").format(Markup("").join(legend)))
+    keys = [Markup("<span><i class='key-{}'></i>{}</span>").format(n % 6, name) for n, name in enumerate(curves)]
+    legend = Markup("<p class='legend'>{}</p>").format(Markup("").join(keys))
+    return _figure(title, PLOT + AXIS, drawn, "plot curves", legend)
 
 
 def histogram(title: str, values: Sequence[float], limit: float = 0.0, bins: int = 40) -> Markup:
@@ -166,14 +172,14 @@ def histogram(title: str, values: Sequence[float], limit: float = 0.0, bins: int
     foot = "<text class='tick' x='0' y='{0}'>0</text><text class='tick end' x='100%' y='{0}'>{1:,}</text>"
     drawn.append(Markup(foot).format(PLOT + 16, reach - 1))
     words = f"{title}. Mean {sum(ordered) / len(ordered):,.1f}, median {p50:,}, 90% {p90:,}, 99% {p99:,}"
-    return _figure(f"{words}, most {ordered[-1]:,}", PLOT + AXIS, drawn)
+    return _figure(f"{words}, most {ordered[-1]:,}", PLOT + AXIS, drawn, "plot curves")
 
 
 def chain_svg(
     names: Sequence[str], edges: Sequence[int], recomputed: Mapping[str, Collection[int]], weights: Sequence[float]
 ) -> Markup:
-    """The layer chain as boxes as wide as their seconds, cut into stages; recomputed layers, by what is recomputed of
-    them in words, hatched."""
+    """The layer chain as boxes as wide as their seconds, cut into stages, which are listed below; recomputed layers, by
+    what is recomputed of them in words, hatched."""
     total, at, drawn = sum(weights) or 1.0, 0.0, []
     for layer, (name, weight) in enumerate(zip(names, weights, strict=True)):
         part = name.split(".")[0]
@@ -187,10 +193,13 @@ def chain_svg(
             stage = list(edges).index(layer)
             mark = "<line class='cut' x1='{0:.4f}%' x2='{0:.4f}%' y1='0' y2='62'/>"
             drawn.append(Markup(mark).format(at))
-            text = "<text class='stage' x='{:.4f}%' dx='6' y='14'>stage {}: {}</text>"
-            drawn.append(Markup(text).format(at, stage, spoken(names[layer : edges[stage + 1]])))
+            if sum(weights[layer : edges[stage + 1]]) / total >= STAGE_WIDTH:
+                text = "<text class='stage' x='{:.4f}%' dx='6' y='14'>{}</text>"
+                drawn.append(Markup(text).format(at, stage))
         at += width
-    return _svg("the layers, where they are cut", 64, drawn, "chain")
+    stages = [Markup("<li>{}</li>").format(spoken(names[slice(*ends)])) for ends in pairwise(edges)]
+    listed = Markup("<ol class='stages' start='0'>{}</ol>").format(Markup("").join(stages))
+    return _svg("the layers, where they are cut", 64, drawn, "chain") + listed
 
 
 def spoken(names: Sequence[str]) -> str:
@@ -207,10 +216,9 @@ def spoken(names: Sequence[str]) -> str:
 
 def _level(value: float, most: float, unit: str) -> Markup:
     y = _height(value, most)
-    mark = (
-        "<line class='grid' x1='0' x2='100%' y1='{0:.1f}' y2='{0:.1f}'/><text class='tick' x='0' y='{1:.1f}'>{2}</text>"
-    )
-    return Markup(mark).format(y, y - 3, f"{_short(value)} {unit}".strip())
+    line = "<line class='grid' x1='0' x2='100%' y1='{0:.1f}' y2='{0:.1f}'/>"
+    words = "<text class='tick level' x='-6' y='{1:.1f}'>{2}</text>"
+    return Markup(line + words).format(y, y + 4, f"{_short(value)} {unit}".strip())
 
 
 def _height(value: float, most: float) -> float:
@@ -223,9 +231,9 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _figure(title: str, height: int, drawn: Iterable[Markup], legend: str = "") -> Markup:
+def _figure(title: str, height: int, drawn: Iterable[Markup], kind: str = "plot", legend: str = "") -> Markup:
     figure = "<figure><figcaption>{}</figcaption>{}{}</figure>"
-    return Markup(figure).format(title, legend, _svg(title, height, drawn, "plot"))
+    return Markup(figure).format(title, legend, _svg(title, height, drawn, kind))
 
 
 def _svg(title: str, height: int, drawn: Iterable[Markup], kind: str) -> Markup:

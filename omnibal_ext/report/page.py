@@ -32,6 +32,7 @@ from omnibal_ext.report.breakdown import (
     in_time,
     limit_of,
 )
+from omnibal_ext.report.heading import heading
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.subject import Subject
 from omnibal_ext.report.timeline import Timeline
@@ -96,18 +97,29 @@ class SubjectView:
         names = layer_names(plan.chain)
         layers = ", ".join(draw.spoken(names[slice(*plan.stages[stage].layers)]) for stage in limit.stages)
         shares = breakdown(self.subject.seen)
-        how = "measured" if self.subject.measured else "predicted"
         said, whole = [], self.subject.seen.seconds * 1e3
         if limit.cause == LATE:
             lost = f"Of {whole:,.0f} ms an iteration {shares[LATE] * whole:,.0f} ms are waits for data or host"
             said.append(f"{lost}: more --num-workers, or smaller images, would help.")
-        said.append(f"Of all ranks' time {shares['needed']:.0%} is needed work ({how}).")
+        said.append(f"Of all ranks' time {shares['needed']:.0%} is needed work ({self.how}).")
         if plan.pipeline_model_parallel_size > 1:
             more = f", {limit.more:+.0%} against the others" if limit.others else ""
             said.append(f"Rank {limit.lane.rank} ({layers}) limits the pipeline: it works longest{more}.")
         if limit.share > 0 and limit.cause != LATE:
             said.append(f"Most is lost to {limit.cause}, {limit.share:.0%}: {BECAUSE[limit.cause]}.")
         return " ".join(said)
+
+    @property
+    def how(self) -> str:
+        """What the verdict is about."""
+        if self.subject.measured:
+            return "measured"
+        return "predicted" if self.subject.index else "predicted for packs that fill both budgets; --packs names others"
+
+    @property
+    def heading(self) -> list[tuple[str, str]]:
+        """What was run or planned."""
+        return heading(self.subject)
 
     @property
     def changes(self) -> list[Change]:

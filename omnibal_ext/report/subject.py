@@ -7,6 +7,7 @@ RUN/inputs.json      where plan, profile and packs are that the run was started 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,10 @@ class Subject:
     records: tuple[dict[str, Any], ...] = ()
     """Lines of timeline.jsonl, see `megatron.vlm.monitoring.recorder`."""
     metrics: Path | None = None
+    date: str = ""
+    """Of the run's last figures, or of the plan."""
+    versions: str = ""
+    """What the run was started with; "": not noted."""
 
     @classmethod
     def of_plan(cls, plan: Path, profile: Path | None, packs: Path | None) -> "Subject":
@@ -61,22 +66,27 @@ class Subject:
                 f"{plan}: was made from another profile (hash {found.profile_hash}) than "
                 f"{profile or plan.with_name('profile.json')} (hash {costs.hash}); give its own with --profile"
             )
-        return cls(str(plan), found, costs, PackedIndex.open(packs) if packs else None)
+        index = PackedIndex.open(packs) if packs else None
+        return cls(str(plan), found, costs, index, date=_date_of(plan))
 
     @classmethod
     def of_run(
         cls, folder: Path, plan: Path | None = None, profile: Path | None = None, packs: Path | None = None
     ) -> "Subject":
-        """A run's folder, with what it was started with unless given. Raises UserError where there is no plan."""
+        """A run's folder, with what it was started with unless given; with a plan that is given goes the profile beside
+        it. Raises UserError where there is no plan."""
         path = folder / INPUTS
-        inputs = read_json(path, mapping(text), "remove it, and name the files") if path.exists() else {}
-        noted = {name: Path(at) for name, at in inputs.items()}
-        if packs is None and noted.get("packs", folder / "none").exists():
-            packs = noted["packs"]
-        subject = cls.of_plan(plan or noted.get("plan", folder / "plan.json"), profile or noted.get("profile"), packs)
+        noted = read_json(path, mapping(text), "remove it, and name the files") if path.exists() else {}
+        if packs is None and Path(noted.get("packs", folder / "none")).exists():
+            packs = Path(noted["packs"])
+        if plan is None:
+            plan = Path(noted.get("plan", folder / "plan.json"))
+            profile = profile or (Path(noted["profile"]) if "profile" in noted else None)
+        subject = cls.of_plan(plan, profile, packs)
         records = tuple({line["iteration"]: line for line in complete_lines(folder / TIMELINE)[0]}.values())
+        subject = replace(subject, name=str(folder), records=records, versions=noted.get("versions", ""))
         metrics = folder / "metrics.jsonl"
-        return replace(subject, name=str(folder), records=records, metrics=metrics if metrics.exists() else None)
+        return replace(subject, metrics=metrics, date=_date_of(metrics)) if metrics.exists() else subject
 
     @cached_property
     def layout(self) -> Layout:
@@ -151,11 +161,11 @@ class Subject:
         return training_intervals(self.metrics) if self.metrics else []
 
     def samples_per_second(self) -> float | None:
-        """Of the whole run, the first interval (start-up) left out."""
-        steady = self.intervals[1:] or self.intervals
-        if not steady:
+        """Of the whole run."""
+        if not self.intervals:
             return None
-        return float(np.sum([line["samples"] for line in steady]) / np.sum([line["seconds"] for line in steady]))
+        samples, seconds = (np.sum([line[name] for line in self.intervals]) for name in ("samples", "seconds"))
+        return float(samples / seconds)
 
     def curves(self) -> dict[str, Curves]:
         """Loss and samples a second over iterations."""
@@ -167,6 +177,11 @@ class Subject:
         if held_out := evaluations(self.metrics):
             found["loss"]["held out"] = _curve(held_out, "loss")
         return found
+
+
+def _date_of(path: Path) -> str:
+    """When a file was last written to."""
+    return datetime.fromtimestamp(path.stat().st_mtime).astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def _curve(lines: Mapping[int, Mapping[str, Any]], name: str) -> list[tuple[float, float]]:

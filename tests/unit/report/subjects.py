@@ -1,6 +1,8 @@
 """Plans and packs for the tests of the report."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.report.subject import Subject
+from omnibal_ext.report.timeline import Lane
 from omnibal_ext.sizes import Sizes
 
 RANKS, REPLICAS, MICROBATCHES = 4, 2, 6
@@ -34,3 +38,42 @@ def planned(folder: Path, samples: int = 400, schedule: str = "1f1b") -> Path:
     plan = make_plan(problem, find_layouts(problem, "profile"), "profile")
     plan.save(folder / "plan.json")
     return folder / "plan.json"
+
+
+def ran(folder: Path, late: float = 0.0) -> Path:
+    """A run of the plan in `folder`, as it would have written it had all gone as predicted, but for its first packs,
+    which were so many seconds late; its folder."""
+    subject, run = Subject.of_plan(folder / "plan.json", None, folder / "packs"), folder / f"late-{late}"
+    run.mkdir()
+    paths = {name: str(folder / name) for name in ("plan.json", "profile.json", "packs")}
+    noted = {name.removesuffix(".json"): path for name, path in paths.items()}
+    (run / "inputs.json").write_text(json.dumps({**noted, "versions": "python 3.11.4, megatron-core 0.19.2"}))
+    packs = [np.stack([kind[0] for kind in vars_of(subject)], axis=-1).tolist()]
+    lanes = [lane_of(lane, late, packs[0][lane.data_parallel_rank]) for lane in subject.predicted.lanes]
+    records = [{"iteration": number, "lanes": lanes} for number in (4, 6, 8)]
+    (run / "timeline.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines = [{"iteration": n, "seconds": 2.0 + n, "samples": 10 * n, "samples_per_second": 10 * n / (2.0 + n),
+              "loss": 9.0 / n, "model_tflops": 100.0 * n, "mfu": 0.1 * n} for n in (1, 2, 3)]  # fmt: skip
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def vars_of(subject: Subject) -> list[Any]:
+    """Tiles, tokens and squares of the packs that a subject is predicted on."""
+    packs = subject.problem.packs
+    assert packs is not None
+    return [packs.tiles, packs.tokens, packs.squares]
+
+
+def lane_of(lane: Lane, late: float, packs: list[list[int]]) -> dict[str, Any]:
+    """As `megatron.vlm.monitoring.recorder` writes it."""
+    actions = [
+        [s.action.kind, s.action.microbatch, s.action.chunk, s.start + late, s.end + late,
+         [[piece.part, piece.phase, piece.seconds] for piece in s.pieces]]
+        for s in lane.spans
+    ]  # fmt: skip
+    return {
+        "data_parallel_rank": lane.data_parallel_rank, "rank": lane.rank, "end": lane.end + late, "actions": actions,
+        "reads": [[0.0, late]] if lane.rank == 0 else [], "held": [[at, held] for at, held in lane.held],
+        "packs": packs,
+    }  # fmt: skip

@@ -1,5 +1,6 @@
 """The page in a real browser: every action has its box, nothing is asked of a network, keys and zoom work."""
 
+import html
 import importlib.util
 import json
 import re
@@ -10,20 +11,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.report.heading import heading
 from omnibal_ext.report.page import report
 from omnibal_ext.report.subject import Subject
 from tests.programs import ROOT, environment
-from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned
+from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran
 
 pytestmark = pytest.mark.long
 ACTIONS = RANKS * REPLICAS * MICROBATCHES * 2
@@ -41,6 +46,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     (folder / "out.json").write_text(done.stdout)
     return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Path:
+    """The folder of a report on two runs of that plan, one late by a second, and of what they are made from."""
+    found = [Subject.of_run(ran(folder, late)) for late in (0.0, 1.0)]
+    (folder / "runs").mkdir()
+    (folder / "runs/report.html").write_text(report(found))
+    for path in folder.iterdir():
+        if path.name not in ("runs", "report.html"):
+            (folder / "runs" / path.name).symlink_to(path)
+    return folder / "runs"
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +124,82 @@ def test_keys_zoom_and_go_from_action_to_action(page: Page, folder: Path) -> Non
     assert page.evaluate("document.activeElement.classList.contains('span')")
 
 
-@pytest.mark.parametrize("width", [1280, 420])
-def test_the_page_fits_its_window(folder: Path, tmp_path: Path, page: Page, width: int) -> None:
-    show(page, folder, width)
+@pytest.mark.parametrize("media", ["screen", "print"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_fits_its_window(
+    runs: Path, tmp_path: Path, page: Page, width: int, media: Literal["screen", "print"]
+) -> None:
+    """Runs side by side, on a desk, a phone and paper: nothing sticks out, and no word of a drawing lies on another."""
+    page.emulate_media(media=media)
+    show(page, runs, width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    drawings = page.evaluate(WORDS)
+    assert sum(len(words) for words in drawings) > 40
+    for words in drawings:
+        for (one, left, right, top, bottom), (other, from_, to, above, below) in combinations(words, 2):
+            assert right <= from_ or to <= left or bottom <= above or below <= top, (one, other)
+        assert all(left >= 0 and right <= width for _, left, right, *_ in words)
+    edges = page.evaluate(LEVELS)
+    assert len(edges) > 20
+    assert all(right <= left for right, left in edges), "curves run through the words of their axis"
     page.screenshot(path=tmp_path / f"{width}.png", full_page=True)
     assert (tmp_path / f"{width}.png").stat().st_size > 10_000
+    page.emulate_media(media="screen")
+
+
+WORDS = """[...document.querySelectorAll('svg')].map(svg => [...svg.querySelectorAll('.tick, .stage')]
+    .map(text => [text, text.getBoundingClientRect()]).filter(([_, box]) => box.width)
+    .map(([text, box]) => [text.textContent, box.left, box.right, box.top + 3, box.bottom - 3]))"""
+"""Of every drawing: its words that are seen, and where."""
+LEVELS = """[...document.querySelectorAll('.level')].map(text =>
+    [text.getBoundingClientRect().right, text.ownerSVGElement.getBoundingClientRect().left])"""
+"""Where the words of an axis end, and where its curves begin."""
+
+
+def test_a_run_says_what_it_was(runs: Path) -> None:
+    """As far as its files do: seconds weigh the pace of its intervals."""
+    first, second = (dict(heading(Subject.of_run(path))) for path in (runs / "late-0.0", runs / "late-1.0"))
+    pace = (100 * 3 + 200 * 4 + 300 * 5) / 12, (0.1 * 3 + 0.2 * 4 + 0.3 * 5) / 12
+    assert (
+        first
+        == second
+        == {
+            "model": "internvl-chat-1.5",
+            "profile": "a100, bf16, counted, not measured",
+            "ranks": "tensor 4, pipeline 4, data 2",
+            "iteration": "6 microbatches a rank, schedule 1f1b",
+            "pack": "at most 6 tiles and 4,096 tokens",
+            "run": first["run"],
+            "versions": "python 3.11.4, megatron-core 0.19.2",
+            "model's own work": f"{pace[0]:,.4g} TFLOP/s a device, MFU {pace[1]:.1%}",
+        }
+    )
+    assert datetime.now().astimezone().strftime("%Y-%m-") in first["run"]
+    said = (runs / "report.html").read_text()
+    assert all(f"<dt>{name}</dt><dd>{value}</dd>" in html.unescape(said) for name, value in first.items())
+    assert Subject.of_run(runs / "late-0.0").samples_per_second() == pytest.approx(60 / 12)
+
+
+def test_a_late_run_says_so_first_and_a_plan_without_packs_says_what_it_fills(runs: Path) -> None:
+    said = re.findall('class="verdict">([^.]*?)[.:] ', (runs / "report.html").read_text())
+    late = Subject.of_run(runs / "late-1.0").seen.seconds * 1e3
+    assert said[0].startswith("Of all ranks")
+    assert said[1] == f"Of {late:,.0f} ms an iteration 1,000 ms are waits for data or host"
+    alone = report([Subject.of_plan(runs / "plan.json", None, None)])
+    assert "is needed work (predicted for packs that fill both budgets; --packs names others)." in alone
+    assert "fill both budgets" not in report([Subject.of_plan(runs / "plan.json", None, runs / "packs")])
+
+
+def test_a_plan_given_with_a_run_is_shown_by_the_profile_beside_it(runs: Path, tmp_path: Path) -> None:
+    """Also where the run has one of its own, or none."""
+    for name in ("plan.json", "profile.json"):
+        shutil.copy(runs / name, tmp_path)
+    noted = json.loads((runs / "late-0.0/inputs.json").read_text())
+    shutil.copytree(runs / "late-0.0", tmp_path / "run")
+    (tmp_path / "run/inputs.json").write_text(json.dumps(noted | {"profile": str(tmp_path / "run/profile.json")}))
+    with pytest.raises(UserError, match="cannot be read"):
+        Subject.of_run(tmp_path / "run")
+    assert Subject.of_run(tmp_path / "run", tmp_path / "plan.json").profile.model == "internvl-chat-1.5"
 
 
 def test_the_first_screen_names_the_limit(page: Page, folder: Path) -> None:
@@ -135,7 +222,7 @@ def test_what_is_written_is_what_is_said(folder: Path) -> None:
 
 
 def test_runs_side_by_side_say_which_is_faster(folder: Path, tmp_path: Path) -> None:
-    """By their samples and seconds behind the first interval; the shares of a first screen are a whole."""
+    """By the samples and seconds of all their intervals; the shares of a first screen are a whole."""
     plan, runs = Subject.of_plan(folder / "plan.json", None, None), []
     for name, samples in (("slow", 40), ("fast", 100)):
         lines = [{"iteration": n, "seconds": 4.0, "samples": samples * n, "samples_per_second": samples * n / 4,
@@ -143,7 +230,7 @@ def test_runs_side_by_side_say_which_is_faster(folder: Path, tmp_path: Path) -> 
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
         runs.append(replace(plan, name=name, metrics=tmp_path / name))
     page = report([*runs, plan])
-    assert "<tr><td>samples/s, whole run</td><td>20.0</td><td>50.0</td><td>-</td></tr>" in page
+    assert "<tr><td>samples/s, whole run</td><td>15.0</td><td>37.5</td><td>-</td></tr>" in page
     assert "<tr><td>against the slowest</td><td>1.00x</td><td>2.50x</td><td>-</td></tr>" in page
     shares = re.findall(
         r"<dt>(?:needed work|recomputation|waiting for other ranks|waiting for data or host|the rest)</dt><dd>(\d+)%",

@@ -1,0 +1,53 @@
+"""What a plan or run was: model, device, ranks, date, versions, pace; as far as its files say."""
+
+from omnibal_ext.report.subject import Subject
+
+
+def heading(subject: Subject) -> list[tuple[str, str]]:
+    """(what, value) of all that is known."""
+    plan, profile = subject.plan, subject.profile
+    measured = "measured" if profile.measured_with else "counted, not measured"
+    shape = f"{plan.num_microbatches} microbatches a rank, schedule {plan.schedule}"
+    found = [
+        ("model", ", ".join([plan.model, *(f"{part} frozen" for part in plan.frozen)])),
+        ("profile", ", ".join(filter(None, [profile.device, profile.dtype, measured]))),
+        ("ranks", _ranks(subject)),
+        ("iteration", shape),
+        ("pack", f"at most {plan.vit_budget:,} tiles and {plan.llm_budget:,} tokens"),
+        ("run" if subject.metrics else "plan", subject.date),
+        ("versions", subject.versions),
+        ("model's own work", _pace(subject)),
+    ]
+    return [(what, value) for what, value in found if value]
+
+
+def _ranks(subject: Subject) -> str:
+    """Parallel sizes; that of data where packs or a record say it."""
+    plan = subject.plan
+    sizes = {
+        "tensor": plan.tensor_model_parallel_size,
+        "pipeline": plan.pipeline_model_parallel_size,
+        "virtual pipeline": plan.virtual_pipeline_model_parallel_size,
+        "expert": plan.expert_model_parallel_size,
+    }
+    words = [f"{name} {size}" for name, size in sizes.items() if size > 1 or name in ("tensor", "pipeline")]
+    if subject.measured:
+        words.append(f"data {len({lane.data_parallel_rank for lane in subject.measured.lanes})}")
+    elif subject.index:
+        words.append(f"data {subject.index.global_batch // plan.num_microbatches}")
+    return ", ".join(words)
+
+
+def _pace(subject: Subject) -> str:
+    """Of the whole run, by the seconds of its intervals."""
+    lines = [line for line in subject.intervals if "model_tflops" in line]
+    if not lines:
+        return ""
+    seconds = sum(line["seconds"] for line in lines)
+    mean = {
+        name: sum(line[name] * line["seconds"] for line in lines) / seconds
+        for name in ("model_tflops", "mfu")
+        if all(name in line for line in lines)
+    }
+    share = f", MFU {mean['mfu']:.1%}" if "mfu" in mean else ""
+    return f"{mean['model_tflops']:,.4g} TFLOP/s a device{share}"
