@@ -1,17 +1,55 @@
 """Packaging of OmniBal: `omnibal_ext` (the deciding part) and `megatron.vlm` (the training part)."""
 
+import os
+import re
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
+
+HOME = os.environ.get("OMNIBAL_HOME", "").rstrip("/")
+"""Where who builds has put the repository (a page at https://HOST/OWNER/NAME): no copy of it says where it will be."""
+PAGES = {
+    "Source": HOME,
+    "Documentation": f"{HOME}/tree/main/docs",
+    "Changelog": f"{HOME}/blob/main/CHANGELOG.md",
+    "Issues": f"{HOME}/issues",
+}
+LINKS = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)")
+"""To files beside README.md, and pictures among them."""
+
+
+def readme() -> str:
+    """README.md as an index shows it, where nothing lies beside it: links lead to HOME, or are their words alone."""
+
+    def linked(link: re.Match[str]) -> str:
+        picture, words, path = link.groups()
+        if not HOME:
+            return "" if picture else words
+        return f"{picture}[{words}]({HOME}/{'raw' if picture else 'blob'}/main/{path})"
+
+    return LINKS.sub(linked, Path(__file__).with_name("README.md").read_text(encoding="utf-8"))
+
 
 setup(
     name="omnibal",
     version="0.1.0",
     description="Balanced training of vision-language models on Megatron Core",
     python_requires=">=3.11",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=readme(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    keywords=["vision-language models", "megatron", "sequence packing", "load balancing", "pipeline parallelism"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    project_urls={"Paper": "https://arxiv.org/abs/2407.20761", **(PAGES if HOME else {})},
     # `megatron` is a namespace shared with pip's megatron-core and must not be claimed: only our portion is named. The
     # programs of tools/ are the package `omnibal_tools`, which the command `omnibal` runs.
     packages=[
@@ -19,7 +57,7 @@ setup(
         "omnibal_tools",
     ],
     package_dir={"omnibal_tools": "tools"},
-    package_data={"omnibal_ext.report.templates": ["*"]},
+    package_data={"omnibal_ext.report.templates": ["*"]},  # and every py.typed, which setuptools takes along
     entry_points={"console_scripts": ["omnibal=omnibal_tools.__main__:main"]},
     install_requires=[
         "numpy>=1.26,<3",

@@ -1,11 +1,14 @@
 """What is built installs beside pip's megatron-core: no claim on `megatron`, all its files, the command `omnibal`."""
 
+import email
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -18,11 +21,13 @@ pytestmark = pytest.mark.starts
 BUILT_FROM = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "omnibal_ext", "megatron", "tools")
 
 
+HOME = "https://example.org/own/er"
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy: building leaves files beside what it builds."""
-    folder = tmp_path_factory.mktemp("package")
-    source = folder / "source"
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is built: building leaves files beside it."""
+    source = tmp_path_factory.mktemp("package") / "source"
     source.mkdir()
     for name in BUILT_FROM:
         path = ROOT / name
@@ -30,7 +35,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         else:
             shutil.copy(path, source / name)
-    build = f"import setuptools.build_meta as b; print(b.build_wheel(r'{folder}'), b.build_sdist(r'{folder}'))"
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path) -> Path:
+    """The wheel, beside its source distribution and what an index is told where the builder has a home to name."""
+    folder = source.parent
+    build = f"""import os, setuptools.build_meta as b
+print(b.build_wheel(r'{folder}'), b.build_sdist(r'{folder}'))
+os.environ['OMNIBAL_HOME'] = '{HOME}/'
+print(b.prepare_metadata_for_build_wheel(r'{folder}'))
+"""
     done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return next(folder.glob("*.whl"))
@@ -44,8 +60,38 @@ def test_the_wheel_claims_its_own_names_only_and_has_all_of_them(wheel: Path) ->
     ours = {str(p.relative_to(ROOT)) for room in ("omnibal_ext", "megatron/vlm") for p in (ROOT / room).rglob("*.py")}
     ours |= {f"omnibal_tools/{path.name}" for path in (ROOT / "tools").glob("*.py")}
     ours |= {str(path.relative_to(ROOT)) for path in (ROOT / "omnibal_ext/report/templates").iterdir()}
+    ours |= {"omnibal_ext/py.typed", "megatron/vlm/py.typed"}  # who imports them is checked against their types
     assert packaged == ours
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def told(metadata: str) -> tuple[Message, dict[str, str]]:
+    """The fields of a METADATA file and its URLs by name."""
+    fields = email.message_from_string(metadata)
+    return fields, dict(url.split(", ", 1) for url in fields.get_all("Project-URL", []))
+
+
+def test_an_index_is_told_what_it_shows(wheel: Path) -> None:
+    """Nothing lies beside a page of an index: links lead to the repository's home where there is one, or nowhere."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        fields, urls = told(archive.read(name).decode())
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} < set(fields.get_all("Classifier", []))
+    assert "sequence packing" in fields["Keywords"]
+    assert list(urls) == ["Paper"]
+    link = re.compile(r"\]\((?!https://arxiv|#)[^)]*\)")
+    readme = (ROOT / "README.md").read_text()
+    assert len(link.findall(readme)) > 10
+    assert not link.findall(fields.get_payload())
+    assert "docs/data.md" in fields.get_payload()
+    assert "timeline.png" not in fields.get_payload()
+    fields, urls = told(next(wheel.parent.glob("*.dist-info/METADATA")).read_text())
+    assert urls["Changelog"] == f"{HOME}/blob/main/CHANGELOG.md"
+    assert list(urls) == ["Paper", "Source", "Documentation", "Changelog", "Issues"]
+    assert f"({HOME}/raw/main/docs/timeline.png)" in fields.get_payload()
+    linked = link.findall(fields.get_payload())
+    assert len(linked) == len(link.findall(readme))
+    assert all(there.startswith(f"]({HOME}/") for there in linked)
 
 
 def test_the_source_distribution_builds_the_same(wheel: Path) -> None:
