@@ -90,7 +90,8 @@ def weight_file(place: str, value: Any) -> str:
 def read_architecture(path: Path) -> Architecture:
     """The model that a config.json (or the folder it is in) describes.
 
-    Raises UserError naming the field that is missing, unknown, or cannot be honoured exactly.
+    Raises UserError naming all fields that are unknown or cannot be honoured exactly, up to one that is missing or
+    without which nothing can be read on.
     """
     path = config_path(path)
     values = read_config(path)
@@ -102,21 +103,33 @@ def read_architecture(path: Path) -> Architecture:
             "into the weights, or move it away"
         )
     name = (folder.parent if folder.name == "huggingface" else folder).name
+    try:
+        model = _model(name, config)
+        config.refuse_unread()
+    except UserError as error:
+        config.faults.append(str(error))
+    if len(config.faults) > 1:
+        all_of_them = "; ".join(fault.removeprefix(str(path)).lstrip(".: ") for fault in config.faults)
+        raise UserError(f"{path}: {len(config.faults)} things are in the way: {all_of_them}")
+    if config.faults:
+        raise UserError(config.faults[0])
+    return model
+
+
+def _model(name: str, config: Section) -> Architecture:
     match config["model_type"]:
         case "internvl":
-            model = _internvl(name, config)
+            return _internvl(name, config)
         case "internvl_chat":
-            model = _internvl_chat(name, config)
+            return _internvl_chat(name, config)
         case "llava" | "llava_next":
-            model = _llava(name, config)
+            return _llava(name, config)
         case "llava_onevision":
-            model = _llava_onevision(name, config)
-        case "qwen2_vl" | "qwen2_5_vl" | "qwen3_vl" | "qwen3_vl_moe":
-            model = qwen_vl(name, config, _tied(config))
+            return _llava_onevision(name, config)
+        case "gemma3":
+            return gemma3(name, config, _tied(config))
         case _:
-            model = gemma3(name, config, _tied(config))
-    config.refuse_unread()
-    return model
+            return qwen_vl(name, config, _tied(config))
 
 
 def _internvl(name: str, config: Section) -> Architecture:
@@ -174,7 +187,7 @@ def _llava(name: str, config: Section) -> Architecture:
     if tower["model_type"] == "siglip_vision_model" and not newline:
         config.must(vision_feature_select_strategy="full")  # which takes every patch: there is no class token
         return _of_llava(name, config, _siglip(tower, config), language, None, "fixed")
-    tower.must(model_type="clip_vision_model")
+    tower.must_be("clip_vision_model")
     layers, _ = _layers_read(tower, config["vision_feature_layer"])
     vision = VisionArchitecture(
         **vision_sizes(tower, layers), patch_bias=False, pre_norm=True, layer_scale=False, pixels="clip"
@@ -196,7 +209,7 @@ def _llava_onevision(name: str, config: Section) -> Architecture:
         use_image_newline_parameter=True,
     )  # fmt: skip
     tower, language = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "qwen2")
-    tower.must(model_type="siglip_vision_model")
+    tower.must_be("siglip_vision_model")
     vision = _siglip(tower, config)
     side = vision.image_size
     grids = [[rows * side, columns * side] for rows in range(1, 7) for columns in range(1, 7)]

@@ -39,8 +39,8 @@ ROPE_KINDS = ("default", "linear")
 def gemma3(name: str, config: Section, tied: bool) -> Architecture:
     """The model of a gemma3's config.json. Raises UserError naming a field that cannot be honoured."""
     tower, language = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "gemma3_text")
-    tower.must(model_type="siglip_vision_model")
-    language.must(model_type="gemma3_text")
+    tower.must_be("siglip_vision_model")
+    language.must_be("gemma3_text")
     vision = VisionArchitecture(
         **vision_sizes(tower, tower.take("num_hidden_layers", LAYERS)),
         class_token=False,

@@ -45,7 +45,7 @@ LLAMA3 = record(
 
 
 def read_language(section: Section) -> LanguageArchitecture:
-    """The language model that a section describes. Raises UserError naming the field that cannot be honoured."""
+    """The language model that a section describes; its faults, or UserError, name what cannot be honoured."""
     section.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
     kind, heads = section["model_type"], section.take("num_attention_heads", HEADS)
     if kind not in ("llama", "mistral", "qwen2", "internlm2", *QWEN3, *QWEN_VL_TEXTS):
@@ -63,7 +63,7 @@ def read_language(section: Section) -> LanguageArchitecture:
             "heads of an even width"
         )
     if sections and 2 * sum(sections) != (head_size or hidden_size // heads):
-        raise UserError(f"{section.where}: mrope_section {list(sections)} is not half of a head's width")
+        section.faults.append(f"{section.where}: mrope_section {list(sections)} is not half of a head's width")
     experts = _experts(section) if kind in WITH_EXPERTS else None
     language = LanguageArchitecture(
         layers=section.take("num_hidden_layers", LAYERS),
@@ -92,7 +92,7 @@ def _slides(section: Section) -> bool:
     slides = section["model_type"] == "mistral" or bool(section.take_if("use_sliding_window", flag))
     kinds = section.take_if("layer_types", listing(text))
     if set(kinds or ()) - ({FULL, SLIDING} if slides else {FULL}):
-        raise UserError(f"{section.where}.layer_types has others than {FULL!r}; supported: that alone")
+        section.faults.append(f"{section.where}.layer_types has others than {FULL!r}; supported: that alone")
     first = section.take_if("max_window_layers", whole(0, 2**20))
     if not slides or first is None:
         return slides
@@ -115,7 +115,7 @@ def _rotation(section: Section) -> tuple[dict[str, Any], float]:
     written = {f"{name}.rope_theta": each.get("rope_theta") for name, each in fields.items()} | {"rope_theta": beside}
     for place, value in written.items():
         if value and value != base:
-            raise UserError(
+            section.faults.append(
                 f"{section.where}.{place} is {value:g}, but transformers takes another base, {base:g}: make them one"
             )
     return rope, base
@@ -145,11 +145,11 @@ def read_rope(section: Section, rope: dict[str, Any], sections: tuple[int, ...] 
     kind = rope.get("rope_type") or rope.get("type") or "default"
     kind = "default" if kind == "mrope" and sections else kind
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(f"{section.where}: partial rotation is not supported")
+        section.faults.append(f"{section.where}: partial rotation is not supported")
     known = (*ROPE_FIELDS, "mrope_section", "mrope_interleaved") if sections else ROPE_FIELDS
-    if unknown := [name for name, value in rope.items() if value and name not in known]:
-        raise UserError(
-            f"{section.where}: rotary field {shown(unknown[0])} is not known here; known: {', '.join(known)}"
+    if unknown := [shown(name) for name, value in rope.items() if value and name not in known]:
+        section.faults.append(
+            f"{section.where}: rotary field {', '.join(unknown)} is not known here; known: {', '.join(known)}"
         )
     match kind:
         case "default":
@@ -205,7 +205,7 @@ def _rotary_sections(section: Section, rope: Mapping[str, Any]) -> tuple[tuple[i
         return (), False
     interleaved = section["model_type"] in QWEN3
     if rope.get("mrope_interleaved", interleaved) != interleaved:
-        raise UserError(
+        section.faults.append(
             f"{section.where}.mrope_interleaved is {shown(rope['mrope_interleaved'])}; supported: {interleaved}"
         )
     given = rope.get("mrope_section") or ([24, 20, 20] if interleaved else [16, 24, 24])

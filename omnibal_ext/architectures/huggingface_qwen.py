@@ -84,7 +84,9 @@ def _language(config: Section, kind: str) -> LanguageArchitecture:
         return read_language(config.section_of("text_config", kind, beside))
     model = read_language(config.section_of("text_config", kind, inner))
     repeated = {name: value for name, value in beside.items() if value is not None}
-    other = read_language(section(config.where, kind, {**inner, **repeated}))
+    faults: list[str] = []
+    other = read_language(section(config.where, kind, {**inner, **repeated}, faults))
+    config.faults.extend(faults if not config.faults else ())
     for name in (field.name for field in fields(model)):
         if (value := getattr(model, name)) != (besides := getattr(other, name)):
             raise UserError(

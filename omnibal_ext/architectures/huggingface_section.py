@@ -14,11 +14,13 @@ from omnibal_ext.reading.checks import anything as any_value
 class Section:
     """One object of a config.json over its model type's defaults; `where` names it in messages.
 
-    It knows what it was asked for: a field that was given and not asked for is one that we would not obey.
+    It knows what it was asked for: a field that was given and not asked for is one that we would not obey. Faults that
+    do not hinder reading on are noted down, together with those of the sections inside.
     """
 
     where: str
     values: Mapping[str, Any]
+    faults: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
 
     def __getitem__(self, name: str) -> Any:
@@ -45,15 +47,15 @@ class Section:
         where = f"{self.where}.{name}"
         values = self.take_if(name, mapping(any_value)) or {}
         if always:
-            return section(where, default_type, values)
+            return section(where, default_type, values, self.faults)
         architectures = maybe(listing(text))(f"{where}.architectures", values.get("architectures")) or ()
         kind = "internlm2" if "InternLM2ForCausalLM" in architectures else values.get("model_type") or default_type
-        return section(where, kind, values)
+        return section(where, kind, values, self.faults)
 
     def section_of(self, name: str, kind: str, values: Mapping[str, Any]) -> "Section":
         """A section of that name and type with these fields, wherever in the file they stand."""
         self.asked.add(name)
-        return section(f"{self.where}.{name}", kind, values)
+        return section(f"{self.where}.{name}", kind, values, self.faults)
 
     def choose(self, name: str, known: Mapping[str, Any]) -> Any:
         """What a field's value stands for. Raises UserError if it is none of the known."""
@@ -63,34 +65,40 @@ class Section:
         return known[value]
 
     def must(self, **wanted: Any) -> None:
-        """Refuse fields that are given and differ, with UserError."""
+        """Fields that are given and differ are faults."""
         for name, value in wanted.items():
             self.asked.add(name)
             if self.values.get(name, value) != value:
-                raise UserError(f"{self.where}.{name} is {shown(self.values[name])}; supported: {value!r}")
+                self.faults.append(f"{self.where}.{name} is {shown(self.values[name])}; supported: {value!r}")
+
+    def must_be(self, kind: str) -> None:
+        """Raises UserError if the section is of another model type, with other fields."""
+        if self["model_type"] != kind:
+            raise UserError(f"{self.where}.model_type is {shown(self['model_type'])}; supported: {kind!r}")
 
     def refuse_unread(self) -> None:
-        """Refuse fields that are given, not turned off, and nobody asked for, with UserError."""
+        """Fields that are given, not turned off, and nobody asked for are faults."""
+        read = self.asked | WITHOUT_EFFECT[self.values["model_type"]]
         for name, value in self.values.items():
-            if value and name not in self.asked | WITHOUT_EFFECT[self.values["model_type"]]:
+            if value and name not in read:
                 field = name if name.isidentifier() else shown(name)
-                raise UserError(
+                self.faults.append(
                     f"{self.where}.{field} is {str(value)[:60]!r}, which is not known here; "
                     "remove it from the file if the model computes the same without it"
                 )
 
 
-def section(where: str, kind: Any, values: Mapping[str, Any]) -> Section:
+def section(where: str, kind: Any, values: Mapping[str, Any], faults: list[str]) -> Section:
     """A part of a config.json as the model type `kind`. Raises UserError if that is not known."""
-    return _of_type(where, kind, [name for name in DEFAULTS if name not in MODELS], values)
+    return _of_type(where, kind, [name for name in DEFAULTS if name not in MODELS], values, faults)
 
 
 def whole_model(where: str, kind: Any, values: Mapping[str, Any]) -> Section:
     """All of a config.json as the model type `kind`. Raises UserError if that is no whole model that we know."""
-    return _of_type(where, kind, MODELS, values)
+    return _of_type(where, kind, MODELS, values, [])
 
 
-def _of_type(where: str, kind: Any, known: Collection[str], values: Mapping[str, Any]) -> Section:
+def _of_type(where: str, kind: Any, known: Collection[str], values: Mapping[str, Any], faults: list[str]) -> Section:
     if kind not in known:
         raise UserError(f"{where}: model type {shown(kind)} is not supported; known: {', '.join(known)}")
     if values.get("quantization_config"):
@@ -100,4 +108,4 @@ def _of_type(where: str, kind: Any, known: Collection[str], values: Mapping[str,
             f"{where}: the weights are quantised ({shown(method)}), which cannot be trained; give the folder of the "
             "model that they were made of, in bfloat16 or float32"
         )
-    return Section(where, {**DEFAULTS[kind], **values, "model_type": kind})
+    return Section(where, {**DEFAULTS[kind], **values, "model_type": kind}, faults)

@@ -473,6 +473,24 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     assert "\n" not in str(refusal.value)
 
 
+def test_all_that_is_in_the_way_is_said_at_once(tmp_path: Path) -> None:
+    """In one line, once each, whichever section it is in; what cannot be read on comes last."""
+    text = {**QWEN2_5_VL, "attention_dropout": 0.1, "residual_scale": 2.0, "layer_types": ["chunked"], "emb_scale": 3}
+    config = {**text, "fp8": True, "rope_scaling": {"mrope_section": [8, 8, 8], "partial_rotary_factor": 0.5, "a": 1}}
+    config["vision_config"] = {**QWEN2_5_VL["vision_config"], "in_chans": 1, "hidden_act": "relu"}
+    with pytest.raises(UserError) as refusal:
+        preset(str(write(tmp_path / "model", config)))
+    said = str(refusal.value)
+    named = (
+        "attention_dropout is 0.1", "residual_scale is '2.0'", "layer_types has others", "emb_scale is '3'", "fp8 is",
+        "[8, 8, 8] is not half", "partial rotation", "rotary field 'a'", "in_chans is 1", "hidden_act is 'relu'",
+    )  # fmt: skip
+    assert f"{len(named)} things are in the way" in said
+    assert [said.count(one) for one in named] == [1] * len(named)
+    assert said.count(str(tmp_path)) == 1
+    assert "\n" not in said
+
+
 @pytest.mark.parametrize(("pooled", "layer", "normed"), [(True, -1, False), (False, -1, True), (False, -2, False)])
 def test_the_last_norm_is_read_where_the_tower_is_whole_and_not_pooled(
     tmp_path: Path, pooled: bool, layer: int, normed: bool
