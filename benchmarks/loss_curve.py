@@ -81,7 +81,15 @@ def pack(corpus: Corpus, like: PackedIndex, folder: Path, order: str, seed: int)
 
 def train(quickstart: Path, folder: Path, epochs: float, seed: int) -> Floats:
     """Train the demo on the packs in `folder`; return the loss of every iteration."""
-    command = [sys.executable, str(ROOT / "tools" / "launch.py"), "--model", "tiny", "--from-scratch", "--progress"]
+    command = [
+        sys.executable,
+        str(ROOT / "tools" / "launch.py"),
+        "--model",
+        "tiny",
+        "--from-scratch",
+        "--progress",
+        "--no-save",
+    ]
     command += ["--data", str(quickstart / "train"), "--packs", str(folder / "packs"), "--run-dir", str(folder / "run")]
     command += ["--plan", str(quickstart / "balanced" / "plan.json"), "--epochs", str(epochs)]
     command += ["--nproc-per-node", "2", "--pipeline-model-parallel-size", "2", "--"]

@@ -76,6 +76,7 @@ CALLED_HERE = {
     "--lr-scheduler-type": "--lr-decay-style",
     "--max-grad-norm": "--clip-grad",
     "--adam-epsilon": "--adam-eps",
+    "--save": "RUN/checkpoints of tools/launch.py, unless it is told",
     "--save-steps": "--save-interval",
     "--logging-steps": "--log-interval",
     "--eval-steps": "--eval-interval",
@@ -139,7 +140,9 @@ class ToolParser(ArgumentParser):
         options = [option for action in self._actions for option in action.option_strings]
         for word in words:
             flag = word.partition("=")[0]
-            if not flag.startswith("--") or any(option.startswith(flag) for option in options):
+            # The beginning of a flag will do, except where it could as well be one of those behind --.
+            known = flag in options if self.behind else any(option.startswith(flag) for option in options)
+            if known or not flag.startswith("--"):
                 continue
             follow = f"flags of {self.behind.title()}'s follow --" if self.behind else ""
             hints = ", ".join(filter(None, (named_otherwise(flag, options), follow)))

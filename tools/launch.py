@@ -4,12 +4,12 @@ profile and plan where missing or stale, torchrun.
     python tools/launch.py --model FOLDER --input chat.jsonl --image-root IMAGES --run-dir RUN --nproc-per-node 8
 
     python tools/launch.py --model tiny --from-scratch --data D --packs P --run-dir RUN --nproc-per-node 2 \\
-        --pipeline-model-parallel-size 2 --epochs 3 -- --lr 1e-3 --save RUN/checkpoints --save-interval 100
+        --pipeline-model-parallel-size 2 --epochs 3 -- --lr 1e-3 --save-interval 100
 
 Everything after -- goes to Megatron as it is. `--check` stops after the checks, which come first in any case,
 `--dry-run` at the plan and the command that would start. First weights are those in the folder of --model, or come
---from another one, Hugging Face's or a checkpoint; a run that has a checkpoint of its own in --save goes on from there.
-One run works in a folder at a time.
+--from another one, Hugging Face's or a checkpoint. A run saves in RUN/checkpoints, unless --save behind -- names
+another place, and goes on from its own checkpoint where it has one. One run works in a folder at a time.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
+from omnibal_ext.chain import PARTS
 from omnibal_ext.console import follow_metrics, print_json
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.errors import UserError, run_tool
@@ -30,7 +31,7 @@ from omnibal_ext.flags import ToolParser, refuse_unprintable
 from omnibal_ext.launch.candidates import print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.conversations import add_conversation_flags, check_conversation_flags, make_packs
-from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced
+from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, hand_on, refuse_misplaced
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, TENSORBOARD, put_aside, refuse_used
 from omnibal_ext.launch.planning import Planning, measured_best
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
@@ -83,6 +84,7 @@ def main() -> None:
             started = {"command": command, "started": not arguments.dry_run, "check": report.findings}
             print_json({"plan": plan.to_record(), **started})
         else:
+            _say_end(arguments.epochs, planning.index)
             say("torchrun " + shlex.join(command))
         if not arguments.dry_run:
             note_inputs(planning, command)
@@ -102,6 +104,7 @@ def _parsed() -> argparse.Namespace:
     if arguments.model is None:
         parser.error("give --model FOLDER with a config.json, or the name of a preset")
     check_conversation_flags(arguments)
+    hand_on(arguments)
     read = {"--data": arguments.data, "--packs": arguments.packs, "--eval-data": arguments.eval_data}
     refuse_within("--run-dir", Path(arguments.run_dir), {**read, "--eval-packs": arguments.eval_packs})
     return arguments
@@ -167,6 +170,16 @@ def _check_memory(plan: Plan, report: Report) -> None:
         raise UserError(
             f"the plan predicts {needs:.1f} GiB on a rank, a device has {report.device_gib:.1f}; give --memory-gib "
             f"{report.device_gib * 0.9:.0f} to have layers recomputed, or raise the parallel sizes"
+        )
+
+
+def _say_end(epochs: float | None, index: PackedIndex) -> None:
+    """Say by how much the last iteration goes beyond the epochs asked for; packs that end with them do not."""
+    stream = PackStream(index, index.global_batch, 1)
+    if epochs and epochs == int(epochs) and (beyond := stream.beyond(int(epochs))):
+        say(
+            f"--epochs {epochs:g}: the last iteration is filled with {beyond} packs of the next epoch; packs made with "
+            "--last-iteration empty end with it"
         )
 
 
@@ -283,6 +296,8 @@ def _parser() -> ToolParser:
     parser.add_argument("--eval-packs", help="packed index over it")
     parser.add_argument("--run-dir", required=True, help="of one run: profile, plan, metrics, TensorBoard")
     parser.add_argument("--epochs", type=float, help="instead of --train-iters")
+    parser.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
+    parser.add_argument("--no-save", action="store_true", help="keep no checkpoint (default: in RUN/checkpoints)")
     add_conversation_flags(parser)
     machine = parser.add_argument_group("machine")
     machine.add_argument("--nproc-per-node", type=int, default=1)

@@ -332,6 +332,35 @@ def mend_gradient_norm() -> None:
         clip_grads.l2_norm_impl = l2_norm
 
 
+def _count_steps() -> None:
+    """Let a run be saved, and go on, in which a rank trains nothing, its part being frozen (megatron-core 0.19).
+
+    The first rank saves Adam's step for all, as the state of its weights has it. Where it has none, core saves no step,
+    without which no other rank goes on, and the distributed optimizer stops at an assertion: count steps on each rank.
+    """
+    from megatron.core.optimizer import optimizer as optimizers
+
+    cls = optimizers.MegatronOptimizer
+    original_init, step_of = cls.__init__, cls._extract_common_per_param_step
+    give_step = cls._restore_common_per_param_step
+
+    def init(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> None:
+        original_init(self, optimizer, *arguments, **named)
+        self.steps = torch.zeros(())
+        if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+            optimizer.register_step_post_hook(lambda *_: self.steps.add_(1))
+
+    def extract_step(self: Any, state: dict[str, Any]) -> Any:
+        return step_of(state) if state["state"] else self.steps.clone()
+
+    def restore_step(self: Any, state: dict[str, Any], step: Any) -> None:
+        give_step(state, step)
+        self.steps = torch.as_tensor(step).clone()
+
+    cls.__init__, cls._extract_common_per_param_step = init, extract_step
+    cls._restore_common_per_param_step = restore_step
+
+
 @cache
 def mend_distributed_optimizer() -> None:
     """Let the distributed optimizer resume without Apex or Transformer Engine (megatron-core 0.19).
@@ -342,11 +371,13 @@ def mend_distributed_optimizer() -> None:
     3. All weights are handed one and the same step counter, which would count once a weight, and it is overwritten by
        the fresh one, or looked for in vain (`--dist-ckpt-optim-fully-reshardable`): leave it out there, and give each
        weight its own, at the checkpoint's step.
+    4. A rank may have nothing to train: `_count_steps`.
     """
     from megatron.core.optimizer import distrib_optimizer
 
     if distrib_optimizer.HAVE_APEX_OR_TE:
         return
+    _count_steps()
     cls = distrib_optimizer.DistributedOptimizer
     original_state_dict, original_load_state_dict = cls.state_dict, cls.load_state_dict
     original_set_states = cls._set_main_param_and_optimizer_states
@@ -356,12 +387,17 @@ def mend_distributed_optimizer() -> None:
             for parameter in (weight for group in self.optimizer.param_groups for weight in group["params"]):
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 self.optimizer.state[parameter] = {"step": torch.zeros(()), **moments}
+        if nothing_trains := not self.optimizer.state:
+            self.optimizer.state["no weight"] = {"step": self.steps}
         state: dict[str, Any] = original_state_dict(self)
+        if nothing_trains:
+            del self.optimizer.state["no weight"]
         return state
 
     def load_state_dict(self: Any, state: dict[str, Any]) -> None:
         original_load_state_dict(self, state)
         step = float(state["optimizer"]["param_groups"][0]["step"])
+        self.steps = torch.tensor(step)
         for values in self.optimizer.state.values():
             values["step"] = torch.tensor(step)
 

@@ -70,9 +70,6 @@ def check_conversation_flags(arguments: argparse.Namespace) -> None:
     for flag, values in USUAL_FLAGS.items():
         if flag not in given and not (flag == "--bf16" and "--fp16" in given):
             arguments.megatron += [flag, *values]
-    if "--save" not in given:
-        arguments.megatron += ["--save", str(run_dir / "checkpoints")]
-        arguments.megatron += [] if "--save-interval" in given else ["--save-interval", "200"]
     if arguments.epochs is None and "--train-iters" not in given:
         arguments.epochs = 1.0
 
@@ -104,6 +101,7 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
         "--data-parallel-size": data_parallel,
         "--micro-batches": arguments.micro_batches or MICRO_BATCHES * pipeline,
         "--pipeline-model-parallel-size": pipeline,
+        "--last-iteration": "empty",  # so that an epoch is one to the sample
         "--output-dir": arguments.packs,
     }
     inputs = Path(arguments.run_dir) / "packs.inputs.json"

@@ -1,10 +1,12 @@
 """The launcher's flags: which numbers they take, what else must hold for them to be obeyed, and where they stand."""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Need, Numbers
+from omnibal_ext.launch.folder import CHECKPOINTS, SAVE_INTERVAL
 
 NUMBERS = (
     Numbers(
@@ -38,6 +40,16 @@ NEEDS = (
         lambda arguments: arguments.input,
     ),
     Need(
+        "no_save",
+        "no --save beside it: that says where to",
+        lambda arguments: "--save" not in flags_in(arguments.megatron),
+    ),
+    Need(
+        "freeze",
+        "no --freeze behind --: the last one counts there",
+        lambda arguments: "--freeze" not in flags_in(arguments.megatron),
+    ),
+    Need(
         "analytic repack method schedule recompute virtual_pipeline_model_parallel_size",
         "no --plan beside it: a plan that is there was made as it is",
         lambda arguments: not arguments.plan,
@@ -45,14 +57,28 @@ NEEDS = (
     Need("analytic", "no --profile beside it: that has the costs", lambda arguments: not arguments.profile),
     Need("nnodes", "--rdzv-endpoint HOST:PORT of the first node", lambda arguments: arguments.rdzv_endpoint),
 )
+EITHER_SIDE = {"--freeze"}
+"""Flags that may stand on either side of --."""
 
 
 def refuse_misplaced(parser: ArgumentParser, words: Sequence[str]) -> None:
     """Raise UserError for a flag of the launcher's own among those that go to Megatron as they are."""
-    own = {option for action in parser._actions for option in action.option_strings}
+    own = {option for action in parser._actions for option in action.option_strings} - EITHER_SIDE
     for word in words:
         if (flag := word.partition("=")[0]) in own:
             raise UserError(
                 f"{flag} stands behind --, where Megatron's flags are; give it before, so that the plan, the packs and "
                 "the checks go by it too"
             )
+
+
+def hand_on(arguments: Namespace) -> None:
+    """Give Megatron what it is to do of what stands before --: to freeze parts, and to save, by default in RUN."""
+    given = flags_in(arguments.megatron)
+    if arguments.freeze:
+        arguments.megatron += ["--freeze", *arguments.freeze]
+    if arguments.no_save or "--save" in given:
+        return
+    arguments.megatron += ["--save", str(Path(arguments.run_dir) / CHECKPOINTS)]
+    if "--save-interval" not in given:
+        arguments.megatron += ["--save-interval", str(SAVE_INTERVAL)]

@@ -185,12 +185,13 @@ def trained(request: pytest.FixtureRequest, demo: Path, tmp_path_factory: pytest
 @pytest.mark.parametrize("trained", FAMILIES, indirect=True)
 def test_one_command_trains_and_its_weights_are_transformers_own(trained: Trained) -> None:
     folder = trained.folder
-    metrics = (folder / "run/metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     assert len(metrics) > 1
     assert "conversations ->" in trained.said
     manifest = json.loads((folder / "run/data/manifest.json").read_text())
     assert [source["samples"] for source in manifest["sources"][1:]] == [2] * trained.films
     assert manifest["video_files"] == trained.films
+    assert sum(line["samples"] for line in metrics) == manifest["samples"], "one epoch, to the sample"
     words = ("--to-hf", folder / "run/checkpoints", "--output-dir", folder / "back", "--check", "--json")
     back = tool("convert_checkpoint.py", *words)
     assert json.loads(back.stdout)["logit_difference"] < 1e-4

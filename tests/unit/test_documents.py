@@ -84,6 +84,12 @@ def test_the_command_knows_every_tool_it_is_documented_with() -> None:
         assert (ROOT / f"tools/{tool}.py").exists()
 
 
+def test_documents_name_the_signal_that_the_batch_script_asks_for() -> None:
+    (asked,) = re.findall(r"^#SBATCH --signal=(\S+)$", (ROOT / "scripts/slurm/train.sbatch").read_text(), re.MULTILINE)
+    found = {path.name: set(re.findall(r"--signal=(\S+@\d+)", path.read_text())) for path in DOCUMENTS}
+    assert {name: signals for name, signals in found.items() if signals} == {"cluster.md": {asked}, "gpu.md": {asked}}
+
+
 def printed() -> Iterator[str]:
     """Every text in our code, with NUL where it is filled in."""
     for room in ("omnibal_ext", "megatron/vlm", "tools"):

@@ -35,6 +35,8 @@ NEEDS = {
         ("--plan plan.json --recompute full", "--recompute full needs no --plan"),
         ("--plan plan.json --virtual-pipeline-model-parallel-size 2", "needs no --plan"),
         ("--profile profile.json --analytic a100", "--analytic a100 needs no --profile"),
+        ("--no-save -- --save there", "--no-save needs no --save beside it"),
+        ("--freeze vit -- --freeze llm", "--freeze vit needs no --freeze behind --"),
     ],
     "pack_data": [
         ("--max-llm-budget 9 --llm-budget 8", "--max-llm-budget 9 needs --llm-budget auto"),

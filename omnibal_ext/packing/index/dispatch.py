@@ -57,6 +57,10 @@ class PackStream:
         """Return the first iteration that starts in an epoch: how many it takes to train for so many epochs."""
         return self.order.first_iteration(epoch)
 
+    def beyond(self, epochs: int) -> int:
+        """Return how many packs of later epochs the iterations run that it takes to train for so many epochs."""
+        return self.first_iteration(epochs) * self.order.global_batch - self.order.start_of(epochs)
+
     def iteration(self, number: int) -> Ints:
         """Return the pack numbers of iteration `number`, counted from 0 over all epochs: int64 [D, M]."""
         return self.iterations(number, number + 1)[0]

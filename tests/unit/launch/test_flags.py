@@ -40,8 +40,33 @@ def test_a_flag_of_its_own_behind_the_dashes_is_answered(monkeypatch: pytest.Mon
     with pytest.raises(UserError, match=rf"{flag} stands behind --, .*; give it before") as refused:
         parsed(monkeypatch, "--", "--lr", 1, *words)
     assert "provisional" not in str(refused.value)
-    before = parsed(monkeypatch, *words, "--", "--lr", 1)
+    before = parsed(monkeypatch, *words, "--no-save", "--", "--lr", 1)
     assert before.megatron == ["--lr", "1"]
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "saved"),
+    [
+        ((), (), ["--save", "run/checkpoints", "--save-interval", "200"]),
+        ((), ("--save-interval", "7"), ["--save-interval", "7", "--save", "run/checkpoints"]),
+        ((), ("--save-interval=7",), ["--save-interval=7", "--save", "run/checkpoints"]),
+        ((), ("--save", "there", "--save-interval", "7"), ["--save", "there", "--save-interval", "7"]),
+        ((), ("--save=there",), ["--save=there"]),
+        (("--no-save",), (), []),
+    ],
+)
+def test_a_run_saves_in_its_folder_unless_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[str, ...], behind: tuple[str, ...], saved: list[str]
+) -> None:
+    assert parsed(monkeypatch, *before, "--", *behind).megatron == saved
+
+
+@pytest.mark.parametrize("side", ["before", "behind"])
+def test_frozen_parts_are_named_on_either_side(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
+    words = ("--freeze", "vit", "projector")
+    arguments = parsed(monkeypatch, "--no-save", *((*words, "--") if side == "before" else ("--", *words)))
+    assert arguments.megatron == [*words]
+    assert importlib.import_module("tools.launch")._megatron_flags(arguments).freeze == ["vit", "projector"]
 
 
 @pytest.mark.parametrize("odd", ["a\x1b[31m", "a\nerror: forged", "a\rb", "a\x00b", "a\u2028b", "a\udcff", "\x9b31m"])

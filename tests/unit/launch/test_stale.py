@@ -117,7 +117,7 @@ NOT_OF_A_PLAN = {
     *("plan", "profile", "repack", "model", "from_scratch", "first_weights", "fresh", "data", "packs", "eval_data"),
     *("eval_packs", "run_dir", "epochs", "input", "image_root", "chat_template", "workers", "max_rejects"),
     *("nproc_per_node", "nnodes", "rdzv_endpoint", "rdzv_id", "check", "dry_run", "progress", "json", "megatron"),
-    "micro_batches",
+    *("micro_batches", "no_save"),
 }
 """Flags that name the things themselves, whose hashes are inputs, or that change nothing in a plan."""
 
@@ -153,6 +153,7 @@ def test_every_flag_of_the_launcher_is_an_input_of_plans_or_known_to_be_none() -
     flags = set(vars(launched("--model", "m", "--run-dir", "r")))
     inputs = {name for name in OF_A_PLAN if name in flags} - {"packs"}
     assert flags - inputs == NOT_OF_A_PLAN, "does a plan depend on it?"
+    assert inputs == inputs | {"freeze"}
     assert inputs | {"num_microbatches", "data_parallel_size", "packs", "profile_hash", "model_hash", "bf16", "freeze",
                      "use_distributed_optimizer", "sequence_parallel"} == set(OF_A_PLAN)  # fmt: skip
     assert set(vars(launch._megatron_flags(argparse.Namespace(megatron=[])))) <= set(OF_A_PLAN)
@@ -411,6 +412,7 @@ def test_packs_of_conversations_are_made_again_for_another_input(change: str, tm
     assert found["--micro-batches"] == {"pipeline": "8", "micro batches": "3"}.get(change, "4")
     assert found["--data-parallel-size"] == str(replicas)
     assert found["--pipeline-model-parallel-size"] == ("2" if change == "pipeline" else "1")
+    assert found["--last-iteration"] == "empty", "an epoch is one to the sample"
     assert make(tmp_path, calls, *words, data_parallel=replicas) == both[:1]
 
 

@@ -44,6 +44,7 @@ def test_epochs_without_a_gap_run_every_pack_once_each(folder: Path, epoch_packs
         section = epoch % len(epoch_packs)
         start = sum(epoch_packs[:section])
         assert np.array_equal(np.sort(order[first:end]), np.arange(start, start + epoch_packs[section]))
+        assert stream.beyond(epoch + 1) == -end % batch, "packs of the next epoch in this one's last iteration"
         first = end
 
 
@@ -56,6 +57,7 @@ def test_empty_packs_fill_the_last_iteration_and_nothing_else(folder: Path, pack
         ran = np.concatenate([stream.iteration(first + i).ravel() for i in range(stream.iterations_per_epoch)])
         assert np.array_equal(np.sort(ran[ran != EMPTY_PACK]), np.arange(packs))
         assert np.count_nonzero(ran == EMPTY_PACK) == -packs % batch
+        assert stream.beyond(epoch + 1) == 0
 
 
 def test_epochs_are_shuffled_and_keep_groups_together(folder: Path) -> None:
