@@ -22,13 +22,7 @@ MEASURED = 1000
 
 def main() -> None:
     """Level, write, say what is waited before and after."""
-    parser = ToolParser(numbers=NUMBERS, description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("packs", help="the packed index")
-    parser.add_argument("--data-parallel-size", type=int, required=True, metavar="D", help="of the run that goes on")
-    parser.add_argument("--iteration", type=int, default=0, help="the first one that runs at that size")
-    parser.add_argument("--last-iteration", choices=LAST_ITERATION, help="of the run (default: the index's)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    arguments = parser.parse_args()
+    arguments = _parser().parse_args()
     index, size, since = PackedIndex.open(arguments.packs), arguments.data_parallel_size, arguments.iteration
     if index.global_batch % size:
         raise UserError(f"--data-parallel-size {size}: must divide the {index.global_batch} packs of an iteration")
@@ -54,6 +48,16 @@ def _waits(index: PackedIndex, ranks: Ranks, since: int) -> float:
     packs = iterations.clip(min=0)
     seconds = index.seconds(packs.ravel()).reshape(*packs.shape, -1) * (iterations >= 0)[..., None]
     return wait(seconds.sum(axis=2))
+
+
+def _parser() -> ToolParser:
+    parser = ToolParser(numbers=NUMBERS, description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("packs", help="the packed index")
+    parser.add_argument("--data-parallel-size", type=int, required=True, metavar="D", help="of the run that goes on")
+    parser.add_argument("--iteration", type=int, default=0, help="the first one that runs at that size")
+    parser.add_argument("--last-iteration", choices=LAST_ITERATION, help="of the run (default: the index's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
 
 
 if __name__ == "__main__":

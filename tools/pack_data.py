@@ -70,6 +70,14 @@ NEEDS = (
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
+    parser = _parser()
+    like = parser.parse_args().like
+    if like:
+        parser.set_defaults(**options_of(PackedIndex.open(like)))
+    return parser.parse_args()
+
+
+def _parser() -> ToolParser:
     parser = ToolParser(
         numbers=NUMBERS,
         needs=NEEDS,
@@ -125,10 +133,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--report", metavar="FILE", help="write histograms and measures as an HTML page")
     parser.add_argument("--dump-iterations", metavar="FILE", help="write epoch 0: pack numbers [iterations, D, M]")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    like = parser.parse_args().like
-    if like:
-        parser.set_defaults(**options_of(PackedIndex.open(like)))
-    return parser.parse_args()
+    return parser
 
 
 def options_of(index: PackedIndex) -> dict[str, Any]:

@@ -32,8 +32,7 @@ NUMBERS = (
 )
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+def _parser() -> ToolParser:
     parser = ToolParser(numbers=NUMBERS, description=__doc__)
     usual = {flag: f"(default {value}, or the model's)" for flag, value in USUAL.items()}
     add = parser.add_argument
@@ -69,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--shard", type=str, metavar="I/N", help="prepare only every N-th part from I on, and do not join")
     add("--merge", action="store_true", help="join what all shards have prepared")
     add("--json", action="store_true", help="print one JSON object")
-    return parser.parse_args()
+    return parser
 
 
 def choices_of(arguments: argparse.Namespace) -> dict[str, Choice]:
@@ -118,7 +117,7 @@ def run(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
 
 def main() -> None:
     """Run the tool."""
-    arguments = parse_arguments()
+    arguments = _parser().parse_args()
     started = time.perf_counter()
     choices = choices_of(arguments)
     if not arguments.json:
