@@ -16,10 +16,12 @@ is a "vit" as those are."""
 VISION_KINDS = ("patch_embed", "vit", FULL, "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
+ADAPTABLE_KINDS = ("vit", "projector", "llm")
+"""Kinds whose linear layers get adapters where their part has them."""
 PARTS = {"vit": ("patch_embed", "vit"), "projector": ("projector",), "llm": ("word_embed", "llm", "head")}
 """The parts of a model that people freeze, and the kinds of layers in each."""
 PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
-GradientMode = Literal["trained", "frozen", "idle"]
+GradientMode = Literal["trained", "adapted", "frozen", "idle"]
 
 
 def layer_chain(vit_layers: int, llm_layers: int) -> tuple[str, ...]:
@@ -27,17 +29,22 @@ def layer_chain(vit_layers: int, llm_layers: int) -> tuple[str, ...]:
     return ("patch_embed", *["vit"] * vit_layers, "projector", "word_embed", *["llm"] * llm_layers, "head")
 
 
-def gradient_mode(kind: str, frozen_parts: Iterable[str]) -> GradientMode:
-    """What the backward pass does in a layer of that kind when some of `PARTS` are frozen.
+def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collection[str] = ()) -> GradientMode:
+    """What the backward pass does in a layer of that kind when some of `PARTS` are frozen, and some have adapters.
 
-    "trained": gradients of weights and inputs. "frozen": of inputs only, for something before it is trained. "idle":
-    nothing up to here is trained, so there is no backward work and nothing is kept for one.
+    "trained": gradients of weights and inputs. "adapted": of adapters and inputs. "frozen": of inputs only, for
+    something before it is trained. "idle": nothing up to here is trained, so there is no backward work and nothing is
+    kept for one.
     """
     frozen = {kind for part in frozen_parts for kind in PARTS[part]}
+    adapted = {kind for kind in ADAPTABLE_KINDS if PART_OF[kind] in adapted_parts}
     kind = "vit" if kind == FULL else kind
+    if kind in adapted:
+        return "adapted"
     if kind not in frozen:
         return "trained"
-    return "frozen" if any(earlier not in frozen for earlier in KINDS[: KINDS.index(kind)]) else "idle"
+    earlier = KINDS[: KINDS.index(kind)]
+    return "frozen" if any(other not in frozen or other in adapted for other in earlier) else "idle"
 
 
 def features_after(chain: Sequence[str], feature_layers: Sequence[int]) -> tuple[int, ...]:

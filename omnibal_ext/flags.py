@@ -87,7 +87,13 @@ CALLED_HERE = {
     "--freeze-vit": "--freeze vit",
     "--freeze-vision-tower": "--freeze vit",
     "--freeze-llm": "--freeze llm",
-    "--lora-rank": "nothing: adapters are not trained",
+    "--lora-r": "--lora-rank",
+    "--lora-target": "--lora-targets, which takes parts of the model: vit, projector, llm",
+    "--lora-target-modules": "--lora-targets, which takes parts of the model: vit, projector, llm",
+    "--use-lora": "--lora-rank R",
+    "--use-llm-lora": "--lora-rank R",
+    "--use-backbone-lora": "--lora-rank R --lora-targets vit",
+    "--lora-dropout": "nothing: adapters have no dropout",
     "--deepspeed": "nothing: Megatron's --use-distributed-optimizer shards the optimizer",
 }
 """What flags of the Trainer of transformers, and of others, are called here."""

@@ -8,6 +8,7 @@ from omnibal_ext.reading.checks import anything, finite, listing, mapping, maybe
 
 MOST_LAYERS, MOST_RANKS, MOST_MICROBATCHES = 2**14, 2**14, 2**16
 MOST_BUDGET = 2**31
+MOST_LORA_RANK = 2**16
 SELECTIVE = ("recompute_attention", "recompute_mlp", "recompute_cheap")
 
 PLAN_COUNTS = {
@@ -18,6 +19,7 @@ PLAN_COUNTS = {
     "expert_model_parallel_size": whole(1, MOST_RANKS),
     "vit_budget": whole(0, MOST_BUDGET),
     "llm_budget": whole(0, MOST_BUDGET),
+    "lora_rank": whole(0, MOST_LORA_RANK),
 }
 _CHAIN = listing(one_of(*KINDS), least=1, most=MOST_LAYERS)
 _LAYER = whole(0, MOST_LAYERS)
@@ -46,6 +48,7 @@ PLAN = record(
         **dict.fromkeys(("model", "model_hash", "profile_hash", "method", "schedule"), text),
         "memory_gib": maybe(finite()),
         "frozen": listing(one_of(*PARTS)),
+        "lora_targets": listing(one_of(*PARTS)),
         "lists": listing(text, most=MOST_RANKS),
         "stage_ranks": listing(whole(0, MOST_RANKS), most=MOST_LAYERS),
         "predicted": _PREDICTED,
@@ -66,6 +69,7 @@ PROFILE_COUNTS = {
     "overhead_bytes": finite(),
     "action_seconds": finite(),
     "iteration_seconds": finite(),
+    "lora_rank": whole(0, MOST_LORA_RANK),
 }
 PROFILE = record(
     {
@@ -78,6 +82,7 @@ PROFILE = record(
     {
         "parameters": mapping(whole()),
         "frozen": listing(one_of(*PARTS)),
+        "lora_targets": listing(one_of(*PARTS)),
         "feature_layers": _LAYERS,
         "full_layers": _LAYERS,
         "device": text,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
@@ -76,7 +77,11 @@ class Plan:
     method: str = ""
     memory_gib: float | None = None
     frozen: tuple[str, ...] = ()
-    """Parts of the model that are not trained, of `omnibal_ext.chain.PARTS`."""
+    """Parts of the model whose weights are not trained, of `omnibal_ext.chain.PARTS`."""
+    lora_rank: int = 0
+    """Of the adapters that are trained instead; 0: none."""
+    lora_targets: tuple[str, ...] = ()
+    """The parts that have adapters."""
     predicted: dict[str, Any] = field(default_factory=dict)
     """step_seconds, bubble_fraction, stage_seconds (per stage), stage_peak_bytes (per pipeline rank) and more."""
     alternatives: tuple[dict[str, Any], ...] = ()
@@ -141,7 +146,7 @@ class Plan:
         values = {name: value for name, value in record.items() if name in known}
         values |= {"chain": tuple(record["chain"]), "stages": stages}
         values |= {name: tuple(record.get(name, ())) for name in ("alternatives", "trials")}
-        values |= {name: tuple(record.get(name, ())) for name in ("frozen", "lists", "stage_ranks")}
+        values |= {name: tuple(record.get(name, ())) for name in ("frozen", "lora_targets", "lists", "stage_ranks")}
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
@@ -152,6 +157,7 @@ class Plan:
             "trials": list(self.trials),
             "stages": [stage.to_record() for stage in self.stages],
             "frozen": list(self.frozen),
+            "lora_targets": list(self.lora_targets),
             "lists": list(self.lists),
             "stage_ranks": list(self.stage_ranks),
         }
@@ -202,8 +208,9 @@ class Plan:
     def _validate_counts(self) -> None:
         for name, check in PLAN_COUNTS.items():
             check(name, getattr(self, name))
-        if unknown_parts := [part for part in self.frozen if part not in PARTS]:
-            raise UserError(f"frozen names an unknown part {unknown_parts[0]!r}; parts are {', '.join(PARTS)}")
+        for name in ("frozen", "lora_targets"):
+            if unknown_parts := [part for part in getattr(self, name) if part not in PARTS]:
+                raise UserError(f"{name} names an unknown part {unknown_parts[0]!r}; parts are {', '.join(PARTS)}")
         unknown = [kind for kind in self.chain if kind not in KINDS]
         if unknown:
             raise UserError(f"chain has a layer of unknown kind {unknown[0]!r}; kinds are {', '.join(KINDS)}")
@@ -254,8 +261,15 @@ class Plan:
             where = f"differs at layer {at}" if at is not None else f"has {len(self.chain)} layers, not {len(chain)}"
             raise UserError(f"the plan's chain is not that of model {model!r}: it {where}; plan again")
 
-    def check_frozen(self, frozen: Sequence[str]) -> None:
-        """Raise UserError if the plan was made for other frozen parts than these."""
+    def check_trained(self, frozen: Sequence[str], adapters: Adapters) -> None:
+        """Raise UserError if the plan was made for other frozen parts than these, or other adapters."""
+        found = (self.lora_rank, set(self.lora_targets))
+        if found != (adapters.rank, set(adapters.targets)):
+            made, wanted = (
+                f"adapters of rank {rank} in {' '.join(sorted(parts))}" if rank else "no adapters"
+                for rank, parts in (found, (adapters.rank, adapters.targets))
+            )
+            raise UserError(f"the plan was made with {made}, this run has {wanted}; profile and plan again")
         if set(self.frozen) != set(frozen):
             made, wanted = (" ".join(sorted(parts)) or "nothing" for parts in (self.frozen, frozen))
             raise UserError(f"the plan was made with {made} frozen, this run freezes {wanted}; profile and plan again")

@@ -4,6 +4,9 @@
     torchrun ... -m megatron.vlm.pretrain --model internvl3-8b --from internvl3-8b --save run/checkpoints ...
     python tools/convert_checkpoint.py --to-hf run/checkpoints --output-dir InternVL3-8B-tuned --check
 
+    python tools/convert_checkpoint.py --to-peft run/checkpoints --output-dir adapters
+
+--to-hf merges adapters into the weights; --to-peft writes them apart, as peft does, and --adapters reads such a folder.
 A checkpoint of ours knows no layout: weights lie whole under the names of the chain's layers, and each rank of any
 tensor- and pipeline-parallel size reads its part. So there is nothing to re-cut: start with another plan.
 """
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.flags import ToolParser
+from omnibal_ext.flags import Need, ToolParser
 from omnibal_ext.output import say
 
 
@@ -22,20 +25,23 @@ def main() -> None:
     """Parse, convert, check, print."""
     arguments = _parser().parse_args()
     from megatron.vlm.hf.check import TOLERANCE, check_possible, logit_difference
-    from megatron.vlm.hf.convert import from_hugging_face, to_hugging_face
+    from megatron.vlm.hf.convert import from_hugging_face, to_hugging_face, to_peft
 
-    output = Path(arguments.output_dir)
+    output, like = Path(arguments.output_dir), Path(arguments.like) if arguments.like else None
+    adapters = _existing(arguments.adapters) if arguments.adapters else None
     if arguments.from_hf:
         ours, theirs = output, _existing(arguments.from_hf)
         if arguments.check:
-            check_possible(theirs)
-        keys = from_hugging_face(theirs, ours)
-    else:
+            check_possible(theirs, adapters is not None)
+        keys = from_hugging_face(theirs, ours, adapters)
+    elif arguments.to_hf:
         ours, theirs = _existing(arguments.to_hf), output
-        keys = to_hugging_face(ours, theirs, Path(arguments.like) if arguments.like else None)
+        keys = to_hugging_face(ours, theirs, like)
         if arguments.check:
             check_possible(theirs)
-    difference = logit_difference(ours, theirs) if arguments.check else None
+    else:
+        keys = to_peft(_existing(arguments.to_peft), output, like)
+    difference = logit_difference(ours, theirs, adapters) if arguments.check else None
     result = {
         "model": keys.architecture.name,
         "weights": len(keys.sources),
@@ -61,13 +67,24 @@ def _existing(folder: str) -> Path:
     return Path(folder)
 
 
+NEEDS = (
+    Need("adapters", "--from-hf: the model that they were trained on", lambda arguments: arguments.from_hf),
+    Need("like", "--to-hf or --to-peft", lambda arguments: not arguments.from_hf),
+    Need("check", "--from-hf or --to-hf", lambda arguments: not arguments.to_peft),
+)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ToolParser(needs=NEEDS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     direction = parser.add_mutually_exclusive_group(required=True)
     direction.add_argument("--from-hf", metavar="DIR", help="folder with config.json and safetensors weights")
     direction.add_argument("--to-hf", metavar="OURS", help="checkpoint folder of this tool or of a training run")
+    direction.add_argument("--to-peft", metavar="OURS", help="checkpoint folder of a run that trained adapters")
+    parser.add_argument(
+        "--adapters", metavar="DIR", help="with --from-hf: a folder of peft's, whose adapters come along"
+    )
     parser.add_argument("--output-dir", required=True, help="where to write; must not exist or be empty")
-    parser.add_argument("--like", metavar="DIR", help="with --to-hf: the model it came from, if that is not found")
+    parser.add_argument("--like", metavar="DIR", help="the model it came from, if that is not found")
     parser.add_argument("--check", action="store_true", help="compare logits with Hugging Face's; fail past 1e-4")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

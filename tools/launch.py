@@ -20,6 +20,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from omnibal_ext.adapters import add_trained_flags
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.console import follow_metrics, print_json
@@ -209,7 +210,7 @@ def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--use-distributed-optimizer", action="store_true")
     parser.add_argument("--sequence-parallel", action="store_true")
-    parser.add_argument("--freeze", nargs="+", default=[])
+    add_trained_flags(parser)
     return parser.parse_known_args(arguments.megatron)[0]
 
 

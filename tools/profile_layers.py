@@ -18,10 +18,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from omnibal_ext import adapters as adapter_flags
+from omnibal_ext.adapters import Adapters, add_trained_flags, check_adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
-from omnibal_ext.chain import FULL, PARTS, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import FULL, RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import measured_device
@@ -49,6 +51,7 @@ def main() -> None:
     architecture = preset(arguments.model)
     ranks = arguments.tensor_model_parallel_size, arguments.data_parallel_size
     check_expert_ranks(architecture, arguments.expert_model_parallel_size, ranks)
+    check_adapters(Adapters.of(arguments), architecture)
     profile = _analytic(arguments, architecture) if arguments.analytic else _measured(arguments, architecture)
     if profile is None:
         return
@@ -71,6 +74,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         tuple(arguments.freeze),
         measured_device(arguments.analytic),
         arguments.expert_model_parallel_size,
+        Adapters.of(arguments),
     )
     if arguments.measured:
         measured = read_json(arguments.measured, mapping(anything), "give a profile, or some of its lines")
@@ -110,6 +114,7 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         tuple(arguments.freeze),
         arguments.steps,
         arguments.expert_model_parallel_size,
+        Adapters.of(arguments),
     )
     profile = profile_on_this_machine(job, settings)
     if profile is not None:
@@ -138,6 +143,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "sequence_parallel": arguments.sequence_parallel and arguments.tensor_model_parallel_size > 1,
         "distributed_optimizer": arguments.use_distributed_optimizer,
         "freeze": sorted(arguments.freeze),
+        **({"adapters": asdict(adapters)} if (adapters := Adapters.of(arguments)).rank else {}),
         **{name: getattr(arguments, name) for name in names},
     }
 
@@ -197,8 +203,10 @@ NUMBERS = (
     Numbers("[1, 1e9]", "llm_budget"),
     Numbers("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size data_parallel_size"),
     Numbers("[1, 1000]", "steps"),
+    *adapter_flags.NUMBERS,
 )
 NEEDS = (
+    *adapter_flags.NEEDS,
     Need("measured", "--analytic: its figures replace some of the estimates", lambda arguments: arguments.analytic),
     Need("steps force", "no --analytic, which measures nothing", lambda arguments: not arguments.analytic),
 )
@@ -219,7 +227,7 @@ def _parser() -> ToolParser:
     parser.add_argument("--data-parallel-size", type=int, default=1, help="of the job: gradients are reduced over it")
     parser.add_argument("--use-distributed-optimizer", action="store_true", help="the job shards its optimizer state")
     parser.add_argument("--bf16", action="store_true", help="measure in bf16")
-    parser.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
+    add_trained_flags(parser)
     parser.add_argument("--steps", type=int, default=5, help="steps measured, after two to warm up")
     parser.add_argument("--analytic", choices=sorted(DEVICES), help="from operation counts, no device needed")
     parser.add_argument("--measured", help="with --analytic: a (partial) profile.json whose figures replace estimates")

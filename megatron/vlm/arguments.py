@@ -19,6 +19,7 @@ from megatron.vlm.evaluation import set_evaluation
 from megatron.vlm.flags.check import check_given, check_together
 from megatron.vlm.flags.parser import Parser
 from megatron.vlm.flags.refusals import megatron_refusals
+from omnibal_ext.adapters import Adapters, add_trained_flags, check_adapters
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
@@ -38,6 +39,9 @@ NCCL_TRACE = "nccl_trace_rank_"
 _UNLESS_GIVEN: dict[str, Any] = {
     "plan": None,
     "freeze": [],
+    "lora_rank": 0,
+    "lora_alpha": None,
+    "lora_targets": None,
     "pipeline_model_parallel_size": None,
     "tensor_model_parallel_size": 1,
     "expert_model_parallel_size": 1,
@@ -92,7 +96,10 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument(
         "--max-bad-steps", type=int, default=5, metavar="N", help="steps in a row that may be not finite and left out"
     )
-    group.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
+    add_trained_flags(group)
+    group.add_argument(
+        "--lora-alpha", type=float, metavar="A", help="what adapters give is scaled by A / R (default: twice the rank)"
+    )
     group.add_argument(
         "--loss-reduction",
         default="token",
@@ -128,6 +135,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     if set(known.freeze) == set(PARTS):
         raise UserError(f"--freeze {' '.join(known.freeze)} leaves nothing to train; leave one part out")
     architecture = preset(known.preset)
+    check_adapters(Adapters.of(known), architecture)
     plan = _load_plan(known, architecture)
     _check_split_backward(plan)
     preset_defaults = _preset_defaults(architecture, plan, known)
@@ -230,16 +238,22 @@ def _check_experts(args: Namespace) -> None:
 
 
 def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
-    ranks = known.pipeline_model_parallel_size
+    ranks, adapters = known.pipeline_model_parallel_size, Adapters.of(known)
+    frozen = adapters.frozen(known.freeze)
     if known.plan is None:
         if ranks not in (None, 1):
             raise UserError(f"{ranks} pipeline ranks need --plan; make one with tools/plan_layout.py")
         return single_stage_plan(
-            architecture.chain, model=architecture.name, model_hash=architecture.hash, frozen=tuple(known.freeze)
+            architecture.chain,
+            model=architecture.name,
+            model_hash=architecture.hash,
+            frozen=frozen,
+            lora_rank=adapters.rank,
+            lora_targets=adapters.targets,
         )
     plan = Plan.load(known.plan)
     plan.check_model(architecture.name, architecture.hash, architecture.chain)
-    plan.check_frozen(known.freeze)
+    plan.check_trained(frozen, adapters)
     if ranks not in (None, plan.pipeline_model_parallel_size):
         raise UserError(
             f"--pipeline-model-parallel-size {ranks}, but {known.plan} was made for "

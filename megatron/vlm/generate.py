@@ -16,6 +16,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.errors import UserError
 
 
@@ -34,7 +35,7 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
 
     Raises UserError if the checkpoint or the dataset is not there.
     """
-    Checkpoints(Path(load)).newest()
+    run = Checkpoints(Path(load)).newest().integrity["run"]
     flags = [
         "--load",
         load,
@@ -43,6 +44,7 @@ def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
         "--ckpt-format",
         "torch_dist",
         "--exit-on-missing-checkpoint",
+        *Adapters.from_record(run.get("adapters")).flags,
     ]
     with single_process(preset, flags) as inputs:
         data = ChatDataset(folder)

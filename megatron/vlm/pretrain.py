@@ -45,6 +45,7 @@ from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.preflight.findings import refuse
 from megatron.vlm.preflight.run import Run, check_run
 from megatron.vlm.weights import apply_weights
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.costs.operations import ModelOperations, peak_operations
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import lock_of, only_job
@@ -63,7 +64,7 @@ class Trainer:
         """Raises UserError where a dataset cannot be opened."""
         self.args, self.architecture, self.plan = inputs.args, inputs.architecture, inputs.plan
         args, journal = self.args, Journal(self.args.metrics_file)
-        operations = ModelOperations.of(self.architecture, tuple(args.freeze))
+        operations = ModelOperations.of(self.architecture, tuple(args.freeze), Adapters.of(args))
         pace = Pace(operations, args.world_size, peak_operations(platform.device_name()))
         self.meter = TrainingMeter(self.sources(args.data), args.log_interval, journal, pace)
         self.evaluation = EvaluationMeter(self.sources(args.eval_data), args.eval_iters, journal)

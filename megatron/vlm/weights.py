@@ -17,6 +17,7 @@ from megatron.vlm.hf.convert import SIDE, KeyMap
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import sources
 from megatron.vlm.hf.shapes import weight_shape
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture, differences
 from omnibal_ext.architectures.huggingface import CONFIG, weight_files
 from omnibal_ext.architectures.presets import preset
@@ -108,12 +109,17 @@ def apply_weights(args: Namespace, weights: Weights) -> None:
 
 
 def check_weights(
-    weights: Weights, architecture: Architecture, trust: bool = False, step: int | None = None
+    weights: Weights,
+    architecture: Architecture,
+    trust: bool = False,
+    step: int | None = None,
+    adapters: Adapters = NO_ADAPTERS,
 ) -> OurCheckpoint | None:
     """The checkpoint that the weights come from, if any: of `step` (--ckpt-step), or the newest.
 
     Raises UserError unless they are of this model, its sizes and layers, and of a save that is whole; of weights that
-    were given, the one that their tracker names. Only tables of contents are read.
+    were given, the one that their tracker names. Adapters that they have must be those of the run, `adapters`. Only
+    tables of contents are read.
     """
     if weights.folder is None:
         return None
@@ -132,6 +138,7 @@ def check_weights(
         Checkpoints(weights.folder).given(step, trust)
     checkpoint = OurCheckpoint(weights.folder, trust, step)
     _check_contents(checkpoint, architecture)
+    _check_adapters(weights, checkpoint, adapters)
     return checkpoint
 
 
@@ -166,13 +173,27 @@ def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> No
     trained = f"{checkpoint.folder}: not of model {architecture.name!r}"
     if lacking := sorted(wanted - checkpoint.weights.keys()):
         raise UserError(f"{trained}: lacks {len(lacking)} of its weights, {lacking[0]} first; give its own --model")
-    if strange := sorted(checkpoint.weights.keys() - wanted):
+    if strange := sorted(checkpoint.weights.keys() - wanted - checkpoint.adapters):
         raise UserError(f"{trained}: has {len(strange)} weights more, {strange[0]} first; give its own --model")
     for name, size in _sizes(architecture).items():
         found = tuple(checkpoint.weights[name].size)
         # Words are padded until they divide by the tensor-parallel group.
         if found != size and not (".word_embed." in name and found[1] == size[1] and found[0] > size[0]):
             raise UserError(f"{trained}: {name} is {found}, wanted {size}; give its own --model")
+
+
+def _check_adapters(weights: Weights, checkpoint: OurCheckpoint, adapters: Adapters) -> None:
+    saved = Adapters.from_record(checkpoint.run.get("adapters"))
+    if saved.rank and saved != adapters:
+        raise UserError(
+            f"{checkpoint.folder}: has adapters; give {' '.join(saved.flags)}, or merge them into the weights: "
+            f"tools/convert_checkpoint.py --to-hf {weights.folder} --output-dir MERGED, then --from MERGED"
+        )
+    if weights.kind == "own" and checkpoint.run and saved != adapters:
+        raise UserError(
+            f"{' '.join(adapters.flags)}: the run in {weights.folder} has trained no adapters so far; leave them out, "
+            f"or begin another run with its weights: --from {weights.folder}, with a new --save"
+        )
 
 
 def _families(architecture: Architecture) -> tuple[str, str]:

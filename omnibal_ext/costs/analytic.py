@@ -13,11 +13,16 @@ by `works.layer_works`; of it, on one of t tensor-parallel ranks:
     frozen      no gradients of weights: their matrices, bytes and optimizer step are left out; what is kept is counted
                 as if they were trained (an upper bound), though no linear layer keeps its input: there is nothing that
                 is cheap to compute again. Idle layers have no backward and keep nothing.
+    adapted     as frozen, and beside every matrix two of a low rank (`adapters`): what the first gives is kept, and so
+                is what enters. What the matrix gives is read and written once more to be added to, and its gradient
+                read twice; what enters is read once forward, and its gradient passed 5 times
     host        a layer takes no less than the host does to ask for it
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters, Matrix, adapted_matrices, adapter_numbers
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
 from omnibal_ext.chain import FULL, VISION_KINDS, GradientMode, gradient_mode
@@ -95,6 +100,7 @@ def analytic_profile(
     frozen: tuple[str, ...] = (),
     measured: Device | None = None,
     expert_model_parallel_size: int = 1,
+    adapters: Adapters = NO_ADAPTERS,
 ) -> Profile:
     """The profile of a model on a100, h100 or h200 at packed shapes (`vit_budget` tiles, `llm_budget` tokens).
 
@@ -115,15 +121,21 @@ def analytic_profile(
         llm = works["llm"]
         works["llm"] = replace(llm, attention=2 * llm.attention, per_square=2 * llm.per_square)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
+    frozen = adapters.frozen(frozen)
     layers = {
         kind: _in_mode(
             _cost(work, units[kind], gpu, ranks),
             sum(weights for weights, _ in ranks.weights(work)),
             units[kind],
-            gradient_mode(kind, frozen),
+            gradient_mode(kind, frozen, adapters.targets),
         )
         for kind, work in works.items()
     }
+    numbers, matrices = adapter_numbers(architecture, adapters, t), adapted_matrices(architecture)
+    for kind, cost in layers.items():
+        if (plain := "vit" if kind == FULL else kind) in numbers:
+            added = _adapters_work(works[kind], matrices[plain], numbers[plain], adapters.rank, t)
+            layers[kind] = _with_adapters(cost, added, units[kind], gpu, ranks)
     layers = {kind: _as_asked(cost, *HOST_SECONDS.get(kind, (0.0, 0.0))) for kind, cost in layers.items()}
     waited_for = [kind for kind, cost in layers.items() if cost.least_forward_seconds > cost.forward_seconds]
     return Profile(
@@ -139,6 +151,8 @@ def analytic_profile(
         tensor_model_parallel_size=t,
         expert_model_parallel_size=expert_model_parallel_size,
         frozen=frozen,
+        lora_rank=adapters.rank,
+        lora_targets=adapters.targets,
         device=device,
         dtype="bf16",
         transfer_seconds_per_byte=1 / (gpu.network_bandwidth * gpu.bandwidth_efficiency),
@@ -203,13 +217,60 @@ def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) ->
         return cost
     matrices = cost.weight_gradient_seconds or 0.0
     cost = replace(cost, weight_bytes=BYTES * weights, step_seconds=0.0, weight_gradient_seconds=0.0, late_bytes=0.0)
-    cost = replace(cost, recompute_cheap_seconds=None, recompute_cheap_kept_bytes=None)
+    if mode != "adapted":
+        cost = replace(cost, recompute_cheap_seconds=None, recompute_cheap_kept_bytes=None)
     fit = cost.backward_fit
     if mode == "idle":
         cost = replace(cost, backward_seconds=0.0, backward_fit=fit and (0.0, 0.0, 0.0))
         return replace(cost, kept_bytes=0.0, recompute_kept_bytes=0.0)
     fit = fit and (0.0, fit[1] - matrices / units, fit[2])
     return replace(cost, backward_seconds=cost.backward_seconds - matrices, backward_fit=fit)
+
+
+@dataclass(frozen=True, slots=True)
+class _AdaptersWork:
+    """What the adapters of a layer ask for on one tensor-parallel rank."""
+
+    weights: float
+    operations: float
+    """Forward, and the same for each of the two gradients."""
+    forward_bytes: float
+    """Read and written."""
+    backward_bytes: float
+    kept: float
+
+
+def _adapters_work(work: Work, matrices: Sequence[Matrix], numbers: float, rank: int, t: int) -> _AdaptersWork:
+    rows, columns = (sum(getattr(matrix, side) for matrix in matrices) for side in ("rows", "columns"))
+    inner = sum(matrix.parts / (t if matrix.by_rows else 1) for matrix in matrices)
+    return _AdaptersWork(
+        weights=numbers,
+        operations=2 * work.tokens * numbers,
+        forward_bytes=work.tokens * BYTES * (2 * rows + columns) / t,
+        backward_bytes=work.tokens * BYTES * (2 * rows + 5 * columns) / t,
+        kept=work.tokens * BYTES * rank * inner,
+    )
+
+
+def _with_adapters(cost: LayerCost, work: _AdaptersWork, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
+    """A frozen layer's cost, and that of its adapters."""
+    matrices = work.operations / (gpu.flops * gpu.matrix_efficiency)
+    bytes_a_second = gpu.memory_bandwidth * gpu.bandwidth_efficiency
+    forward = matrices + work.forward_bytes / bytes_a_second
+    backward = 2 * matrices + work.backward_bytes / bytes_a_second
+    state = 6 + 12 / (ranks.data if ranks.distributed_optimizer else 1)
+    cheap, (before, behind) = cost.recompute_cheap_kept_bytes, (cost.forward_fit, cost.backward_fit)
+    return replace(
+        cost,
+        forward_seconds=cost.forward_seconds + forward,
+        backward_seconds=cost.backward_seconds + backward,
+        kept_bytes=cost.kept_bytes + work.kept,
+        recompute_cheap_kept_bytes=None if cheap is None else cheap + work.kept,
+        weight_bytes=cost.weight_bytes + state * work.weights,
+        step_seconds=_step_seconds(work.weights, ranks.data, gpu, ranks),
+        forward_fit=before and (before[0], before[1] + forward / units, before[2]),
+        backward_fit=behind and (behind[0], behind[1] + backward / units, behind[2]),
+    )
 
 
 def _as_asked(cost: LayerCost, forward: float, backward: float) -> LayerCost:

@@ -9,12 +9,13 @@ causal mask, and for each sample apart: sum(length^2).
 
 from dataclasses import dataclass
 
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_numbers
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import KINDS, VISION_KINDS, gradient_mode
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.costs.works import layer_works
 
-PASSES = {"trained": 3, "frozen": 2, "idle": 1}
+PASSES = {"trained": 3, "adapted": 2, "frozen": 2, "idle": 1}
 """Forward; gradients of inputs; gradients of weights."""
 
 
@@ -30,18 +31,20 @@ class ModelOperations:
     """For each token that is to be predicted."""
 
     @classmethod
-    def of(cls, model: Architecture, frozen: tuple[str, ...] = ()) -> "ModelOperations":
-        """Count a model's layers, some of whose parts may be frozen."""
-        works = layer_works(model, 1, 1, 1)
+    def of(
+        cls, model: Architecture, frozen: tuple[str, ...] = (), adapters: Adapters = NO_ADAPTERS
+    ) -> "ModelOperations":
+        """Count a model's layers, some of whose parts may be frozen, and adapters."""
+        works, added, frozen = layer_works(model, 1, 1, 1), adapter_numbers(model, adapters), adapters.frozen(frozen)
         units = dict.fromkeys(("tile", "token", "square", "counted"), 0.0)
         for kind in KINDS:
-            work, layers, mode = works[kind], model.chain.count(kind), gradient_mode(kind, frozen)
+            work, layers, mode = works[kind], model.chain.count(kind), gradient_mode(kind, frozen, adapters.targets)
             passes = PASSES[mode]
             matrices = 2.0 * work.tokens * work.matrix_weights * layers
             if kind == "patch_embed":  # pixels have no gradient
                 passes = min(passes, 2)
             unit = "tile" if kind in VISION_KINDS else "counted" if kind == "head" else "token"
-            units[unit] += matrices * passes
+            units[unit] += matrices * passes + 3 * 2.0 * work.tokens * added.get(kind, 0.0) * layers
             attention = layers * (1 if mode == "idle" else 3)
             if kind == "vit":
                 units["tile"] += work.attention * attention

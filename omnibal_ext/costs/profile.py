@@ -46,7 +46,8 @@ Fit = tuple[float, float, float]
 class LayerCost:
     """Cost of one layer of one kind on one rank, for a pack at both budgets, in the kind's mode (`Profile.mode`).
 
-    A frozen layer's backward computes gradients of inputs only; an idle one has no backward and keeps nothing.
+    A frozen layer's backward computes gradients of inputs only, one with adapters those of the adapters too; an idle
+    one has no backward and keeps nothing.
     """
 
     forward_seconds: float
@@ -128,7 +129,11 @@ class Profile:
     expert_model_parallel_size: int = 1
     """Ranks that the experts of a layer are dealt over."""
     frozen: tuple[str, ...] = ()
-    """Parts of the model that are not trained, of `omnibal_ext.chain.PARTS`."""
+    """Parts of the model whose weights are not trained, of `omnibal_ext.chain.PARTS`."""
+    lora_rank: int = 0
+    """Of the adapters that are trained instead; 0: none."""
+    lora_targets: tuple[str, ...] = ()
+    """The parts that have adapters."""
     full_layers: tuple[int, ...] = ()
     """ViT layers (numbers among the ViT's) that see whole images where the others see windows; they cost other seconds,
     which stand under `omnibal_ext.chain.FULL`, and as many bytes."""
@@ -172,12 +177,13 @@ class Profile:
         values = {name: value for name, value in record.items() if name in known}
         layers = {kind: _layer_cost(kind, cost) for kind, cost in record["layers"].items()}
         values |= {"chain": tuple(record["chain"]), "layers": layers, "frozen": tuple(record.get("frozen", ()))}
-        values |= {name: tuple(record.get(name, ())) for name in ("feature_layers", "full_layers")}
+        values |= {name: tuple(record.get(name, ())) for name in ("lora_targets", "feature_layers", "full_layers")}
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         """What profile.json holds."""
-        lists = {name: list(getattr(self, name)) for name in ("chain", "frozen", "feature_layers", "full_layers")}
+        names = ("chain", "frozen", "lora_targets", "feature_layers", "full_layers")
+        lists = {name: list(getattr(self, name)) for name in names}
         return dataclasses.asdict(self) | lists
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -201,9 +207,10 @@ class Profile:
         for kind in self.cost_kinds:
             if kind not in self.layers:
                 raise UserError(f"layer {kind}: no costs, but the chain has one; profile again")
-        for part in self.frozen:
-            if part not in PARTS:
-                raise UserError(f"frozen: {part!r} is no part of a model; parts are {', '.join(PARTS)}")
+        for name in ("frozen", "lora_targets"):
+            for part in getattr(self, name):
+                if part not in PARTS:
+                    raise UserError(f"{name}: {part!r} is no part of a model; parts are {', '.join(PARTS)}")
         for kind, cost in self.layers.items():
             if kind not in (*KINDS, FULL):
                 raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join((*KINDS, FULL))}")
@@ -231,7 +238,7 @@ class Profile:
 
     def mode(self, kind: str) -> GradientMode:
         """What the backward pass does in layers of a kind."""
-        return gradient_mode(kind, self.frozen)
+        return gradient_mode(kind, self.frozen, self.lora_targets)
 
     def replaced_by(self, measured: Mapping[str, Any]) -> "Profile":
         """This profile with every figure that `measured` has, a whole or partial profile record, in its place.
@@ -241,7 +248,7 @@ class Profile:
         MEASURED("", measured)
         record = self.to_record()
         sizes = ("tensor_model_parallel_size", "expert_model_parallel_size")
-        for name in ("model_hash", "vit_budget", "llm_budget", *sizes, "frozen"):
+        for name in ("model_hash", "vit_budget", "llm_budget", *sizes, "frozen", "lora_rank", "lora_targets"):
             if measured.get(name, record[name]) != record[name]:
                 raise UserError(f"{name} is {measured[name]}, not {record[name]}: measure for the same settings")
         layers = measured.get("layers", {})

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.console import track
 from omnibal_ext.costs.profile import Profile
@@ -36,12 +37,22 @@ class Planning:
 
     flags: argparse.Namespace
     job: argparse.Namespace
-    """bf16, use_distributed_optimizer, sequence_parallel and freeze of the run: costs depend on them."""
+    """bf16, use_distributed_optimizer, sequence_parallel, freeze and adapters of the run: costs depend on them."""
     architecture: Architecture
     index: PackedIndex
     data_parallel: int
     micro_batches: int
     tools: Path
+
+    @property
+    def adapters(self) -> Adapters:
+        """Those that the run trains."""
+        return Adapters.of(self.job)
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """The parts of the model whose weights the run does not train."""
+        return self.adapters.frozen(self.job.freeze)
 
     @property
     def run_dir(self) -> Path:
@@ -82,7 +93,9 @@ class Planning:
             model_hash=self.architecture.hash,
             vit_budget=self.index.vit_budget,
             llm_budget=self.index.llm_budget,
-            frozen=tuple(self.job.freeze),
+            frozen=self.frozen,
+            lora_rank=self.adapters.rank,
+            lora_targets=self.adapters.targets,
         )
 
     def is_planned(self) -> bool:
@@ -98,7 +111,7 @@ class Planning:
         return asked == json.loads(json.dumps(self._asked()))
 
     def check_profile(self) -> None:
-        """Raise UserError for a --profile of another model, other packs or other parts frozen."""
+        """Raise UserError for a --profile of another model, other packs, other parts frozen or other adapters."""
         if not self.flags.profile:
             return
         wanted: dict[str, Any] = {
@@ -107,10 +120,12 @@ class Planning:
             "llm_budget": self.index.llm_budget,
             "tensor_model_parallel_size": self.flags.tensor_model_parallel_size,
             "expert_model_parallel_size": self.flags.expert_model_parallel_size,
+            "lora_rank": self.adapters.rank,
+            "lora_targets": self.adapters.targets,
         }
         profile = Profile.load(self.profile_path)
         found = {name: getattr(profile, name) for name in wanted}
-        wanted["frozen"], found["frozen"] = sorted(self.job.freeze), sorted(profile.frozen)
+        wanted["frozen"], found["frozen"] = sorted(self.frozen), sorted(profile.frozen)
         if found != wanted:
             raise UserError(
                 f"profile {self.profile_path}: is of {found}, not of {wanted}; leave --profile out to have one measured"
@@ -157,7 +172,7 @@ class Planning:
                 self._plan()
         plan = Plan.load(self.plan_path)
         plan.check_model(self.architecture.name, self.architecture.hash, self.architecture.chain)
-        plan.check_frozen(self.job.freeze)
+        plan.check_trained(self.frozen, self.adapters)
         return plan
 
     def _ensure_profile(self) -> None:
@@ -177,8 +192,8 @@ class Planning:
             flags["--analytic"] = self.flags.analytic
         names = ("bf16", "use_distributed_optimizer", "sequence_parallel")
         switches = [f"--{name.replace('_', '-')}" for name in names if getattr(self.job, name)]
-        freeze = ["--freeze", *self.job.freeze] if self.job.freeze else []
-        run_our_tool(self.tools / "profile_layers.py", flags, self.flags.json, [*switches, *freeze])
+        trained = ["--freeze", *self.job.freeze] if self.job.freeze else self.adapters.size_flags
+        run_our_tool(self.tools / "profile_layers.py", flags, self.flags.json, [*switches, *trained])
 
     def _asked(self) -> dict[str, Any]:
         """All that a plan depends on."""

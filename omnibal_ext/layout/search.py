@@ -175,6 +175,8 @@ def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) 
         model_hash=profile.model_hash,
         profile_hash=profile.hash,
         frozen=profile.frozen,
+        lora_rank=profile.lora_rank,
+        lora_targets=profile.lora_targets,
         vit_budget=profile.vit_budget,
         llm_budget=profile.llm_budget,
         method=method,

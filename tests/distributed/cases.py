@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from omnibal_ext.chain import KINDS, RECOMPUTABLE_KINDS, layer_chain
+from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_chain
 from omnibal_ext.costs.profile import LayerCost
 from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.problem import Layout, LayoutProblem
@@ -38,6 +38,8 @@ SCHEDULES = (
 """Name and chunks a rank."""
 RECOMPUTE = ("none", "full", "cheap", "attention", "mlp", "both", "mixed")
 FREEZE = ((), (), ("vit",), ("projector",), ("llm",), ("vit", "llm"), ("vit", "projector"), ("projector", "llm"))
+ADAPTED = (("llm",), ("llm",), ("vit",), ("projector",), ("vit", "projector", "llm"))
+"""Parts with adapters, where nothing else is trained."""
 PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
 MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma", "experts")
@@ -64,6 +66,7 @@ class Question:
     freeze: tuple[str, ...]
     packs: str
     reduction: str
+    adapted: tuple[str, ...] = ()
 
     @staticmethod
     def draw(count: int, seed: int) -> list["Question"]:
@@ -71,6 +74,16 @@ class Question:
         generator = random.Random(seed)
         columns = (spread(values, count, generator) for values in (MODELS, FREEZE, PACKS, REDUCTIONS))
         return [Question(*row) for row in zip(*columns, strict=True)]
+
+    @staticmethod
+    def draw_adapted(count: int, seed: int) -> list["Question"]:
+        """The same of models of which adapters are trained; Gemma's projector can have none."""
+        generator = random.Random(seed)
+        columns = (spread(values, count, generator) for values in (MODELS, PACKS, REDUCTIONS, ADAPTED))
+        return [
+            Question(model, (), packs, reduction, ("llm",) if model == "gemma" else adapted)
+            for model, packs, reduction, adapted in zip(*columns, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,9 @@ class Case:
             pipeline_model_parallel_size=ranks,
             virtual_pipeline_model_parallel_size=self.chunks,
             schedule=self.schedule,
-            frozen=self.question.freeze,
+            frozen=tuple(PARTS) if self.question.adapted else self.question.freeze,
+            lora_rank=3 if self.question.adapted else 0,
+            lora_targets=self.question.adapted,
         )
 
     def lists(self, plan: Plan, microbatches: int) -> Schedule | None:
@@ -146,6 +161,8 @@ class Launch:
     """Ranks that the experts of a layer are dealt over."""
     dealt: int = 0
     """Cases more, of models with experts alone."""
+    adapted: int = 0
+    """Cases more, in which adapters are trained."""
 
     def _shares(self, question: Question) -> bool:
         return self.tensor > 1 and question.model in SHARING
@@ -154,7 +171,12 @@ class Launch:
         """Cases in which every value of every dimension comes up about equally often."""
         generator, questions = random.Random(self.seed), Question.draw(self.questions, seed=0)
         dealt = [question for question in questions if question.model == "experts"]
-        return [*self._drawn(questions, self.count, generator), *self._drawn(dealt, self.dealt, generator)]
+        adapted = Question.draw_adapted(self.questions, seed=0)
+        return [
+            *self._drawn(questions, self.count, generator),
+            *self._drawn(dealt, self.dealt, generator),
+            *self._drawn(adapted, self.adapted, generator),
+        ]
 
     def _drawn(self, questions: Sequence[Question], count: int, generator: random.Random) -> list[Case]:
         dimensions = (
@@ -172,15 +194,15 @@ class Launch:
 
 
 LAUNCHES = {
-    "one rank": Launch(1, 1, 1, seed=0, count=12),
-    "pipeline": Launch(2, 1, 2, seed=167, count=16),
-    "tensor": Launch(2, 2, 1, seed=2, count=14),
+    "one rank": Launch(1, 1, 1, seed=0, count=12, adapted=4),
+    "pipeline": Launch(2, 1, 2, seed=167, count=16, adapted=6),
+    "tensor": Launch(2, 2, 1, seed=2, count=14, adapted=6),
     "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
-    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16),
-    "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5),
+    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16, adapted=8),
+    "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6),
     "long pipeline": Launch(4, 1, 4, seed=167, count=16),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12, experts=4, dealt=6),
-    "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE),
+    "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE, adapted=6),
 }
 STRICT = {
     "two ranks": Launch(2, 1, 2, seed=21, count=16),
@@ -193,8 +215,8 @@ STRICT = {
 TRAINING = {
     "pipeline": Launch(2, 1, 2, seed=11, count=8, questions=8),
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
-    "data": Launch(2, 1, 1, seed=22, count=3, questions=8, experts=2, dealt=2),
-    "data and pipeline": Launch(4, 1, 2, seed=22, count=3, questions=8),
+    "data": Launch(2, 1, 1, seed=22, count=3, questions=8, experts=2, dealt=2, adapted=2),
+    "data and pipeline": Launch(4, 1, 2, seed=22, count=3, questions=8, adapted=1),
 }
 """Launches that take optimizer steps."""
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import accumulate
 from typing import Any
+from zlib import crc32
 
 import torch
 from megatron.core import parallel_state
@@ -28,6 +29,7 @@ from megatron.vlm.arguments import expert_defaults, parse_arguments
 from megatron.vlm.data.loader import Needs
 from megatron.vlm.loss import token_loss, weigh_samples
 from megatron.vlm.microbatch import Microbatch, segment_ids
+from megatron.vlm.models.adapters import adapters_in
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.executor import Executor
@@ -35,6 +37,7 @@ from megatron.vlm.pipeline.executor import open_channels as open_channels_along
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.platform import CPU
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import (
     Architecture,
@@ -48,6 +51,7 @@ from omnibal_ext.architectures.architecture import (
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Schedule
 from omnibal_ext.schedules.placement import Placement
+from tests.distributed.cases import Question
 from tests.engine.names import weights_by_checkpoint_name
 
 SMALL = Architecture(
@@ -252,12 +256,20 @@ def only_needed(batch: Microbatch, needs: Needs) -> Microbatch:
     )
 
 
-def build_chain(args: Namespace, architecture: Architecture, frozen: tuple[str, ...] = ()) -> Chain:
-    """The chain that all plans of this process cut."""
+def build_chain(
+    args: Namespace, architecture: Architecture, frozen: tuple[str, ...] = (), adapted: tuple[str, ...] = ()
+) -> Chain:
+    """The chain that all plans of this process cut; with adapters on some parts, nothing else is trained."""
     ranks = parallel_state.get_expert_model_parallel_world_size() if architecture.language.experts else 1
     dealt = {"expert_model_parallel_size": ranks, **expert_defaults(architecture.language)}
     args = Namespace(**{**vars(args), **dealt})
-    return replace(Chain.of(args, architecture), frozen=frozen)
+    adapters = Adapters(3, 7.0, adapted) if adapted else NO_ADAPTERS
+    return replace(Chain.of(args, architecture), frozen=adapters.frozen(frozen), adapters=adapters)
+
+
+def chain_of(args: Namespace, question: Question) -> Chain:
+    """The chain that a question is asked of."""
+    return build_chain(args, MODELS[question.model], question.freeze, question.adapted)
 
 
 def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
@@ -266,7 +278,7 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
     def provide(vp_stage: int | None = None, **_: object) -> Stage:
         stage = plan.stages[stage_number(plan.placement, vp_stage)]
         own = replace(chain, language=copy(chain.language))  # as Megatron's providers: every chunk has its own
-        return Stage(own, *stage.layers, *stage.recomputed, vp_stage)
+        return stirred(Stage(own, *stage.layers, *stage.recomputed, vp_stage))
 
     _regroup(chain, plan)
     model = get_model(provide, ModelType.encoder_or_decoder)
@@ -277,6 +289,15 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
     if model[0].ddp_config.overlap_param_gather:
         config.param_sync_func = [chunk.start_param_sync for chunk in model]
     return model
+
+
+def stirred(stage: Stage) -> Stage:
+    """With numbers in the adapters' B, where all would begin as zero and leave A without gradients."""
+    for name, adapter in adapters_in(stage):
+        generator = torch.Generator().manual_seed(crc32(name.encode()))
+        whole = 0.1 * torch.randn(adapter.matrix.rows, adapter.b.shape[1], generator=generator)
+        adapter.b.data.copy_(shard(whole, adapter.b))
+    return stage
 
 
 def finalize_what_is_under_way(modules: list[Any], *arguments: Any, **options: Any) -> None:
@@ -388,7 +409,7 @@ def reference(
 
     `weights` take the place of those that the chain starts with.
     """
-    stage = Stage(chain, 0, len(chain.kinds))
+    stage = stirred(Stage(chain, 0, len(chain.kinds)))
     for name, weight in stage.named_parameters() if weights is not None else ():
         weight.data.copy_(weights[name])
     MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))  # an iteration before may have left another

@@ -41,7 +41,7 @@ def main() -> None:
 
 def answer(question: cases.Question) -> harness.Result:
     """One process's loss and gradients."""
-    chain = harness.build_chain(get_args(), harness.MODELS[question.model], question.freeze)
+    chain = harness.chain_of(get_args(), question)
     return harness.reference(chain, harness.sample_packs(question.packs, model=question.model), question.reduction)
 
 
@@ -56,7 +56,7 @@ def difference(
     args.sequence_parallel = case.sequence_parallel
     args.overlap_grad_reduce = case.overlap
     args.delay_wgrad_compute = platform.HAS_TRANSFORMER_ENGINE and splits_backward(case.schedule)
-    chain = harness.build_chain(args, harness.MODELS[case.question.model], case.question.freeze)
+    chain = harness.chain_of(args, case.question)
     plan = case.plan(chain.kinds, pipeline)
     plan.validate()
     model = harness.build_model(chain, plan)

@@ -54,8 +54,8 @@ def questions(names: list[str]) -> list[cases.Question]:
 
 def one_process(question: cases.Question) -> tuple[float, dict[str, Tensor]]:
     """The last loss and all weights."""
-    chain = harness.build_chain(get_args(), harness.MODELS[question.model], question.freeze)
-    plan = single_stage_plan(chain.kinds, frozen=question.freeze)
+    chain = harness.chain_of(get_args(), question)
+    plan = single_stage_plan(chain.kinds)
     loss, weights = train(chain, plan, Executor(plan.schedule), question.reduction, 1)
     weights = {name: weight.detach().clone() for name, weight in weights.items()}
     if chain.architecture.tied:
@@ -68,7 +68,7 @@ def difference(case: cases.Case, answers: dict, pipeline: int, make_executor: ha
     args = get_args()
     args.sequence_parallel, args.overlap_grad_reduce = case.sequence_parallel, case.overlap
     args.overlap_param_gather = args.align_param_gather = case.overlap and args.use_distributed_optimizer
-    chain = harness.build_chain(args, harness.MODELS[case.question.model], case.question.freeze)
+    chain = harness.chain_of(args, case.question)
     multiple = args.tensor_model_parallel_size if case.sequence_parallel else 1
     plan = case.plan(chain.kinds, pipeline)
     microbatches = len(harness.sample_packs(PACKS, multiple, case.question.model)) // args.data_parallel_size

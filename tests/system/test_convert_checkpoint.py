@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from megatron.vlm.hf.names import table_name
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.chain import PARTS
 from omnibal_ext.plan import Plan
 from tests.system.test_training import ROOT, tool
 from tests.system.test_training import folder as folder  # the demo dataset  # noqa: PLC0414
@@ -58,9 +60,13 @@ def train(
     pipeline: int = 2,
     tensor: int = 1,
     load: Path | None = None,
+    adapted: tuple[str, ...] = (),
 ) -> list[dict[str, float]]:
     model = preset(str(ours))
-    plan = Plan.from_cuts(model.chain, (3,) if pipeline == 2 else (), model=model.name, model_hash=model.hash)
+    fields = {"frozen": tuple(PARTS), "lora_rank": 4, "lora_targets": adapted} if adapted else {}
+    cuts = (3,) if pipeline == 2 else ()
+    plan = Plan.from_cuts(model.chain, cuts, model=model.name, model_hash=model.hash, **fields)
+    flags = (*flags, *(("--lora-rank", 4, "--lora-alpha", 6, "--lora-targets", *adapted) if adapted else ()))
     plan.save(folder / f"{run}.json")
     tool(
         "launch.py", "--preset", ours, "--data", folder / "data", "--packs", folder / "packs", "--run-dir",
@@ -141,3 +147,40 @@ def test_wrong_input_is_one_line_and_exit_code_two(tmp_path: Path, flags: tuple[
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert words in line
     assert "Traceback" not in done.stderr
+
+
+def test_adapters_are_trained_resumed_exactly_written_as_peft_does_and_merged(
+    folder: Path, theirs: Path, ours: Path
+) -> None:
+    """On two pipeline ranks, from weights that have none; the base weights stay as they are, bit by bit."""
+    parts = ("vit", "llm")
+    lines = train(folder, "adapted", ours, "1e-2", "--train-iters", 4, adapted=parts)
+    saved, again = folder / "adapted/saved", folder / "adapted-again/saved"
+    shutil.copytree(saved / "iter_0000002", again / "iter_0000002")
+    (again / "latest_checkpointed_iteration.txt").write_text("2")
+    resumed = train(folder, "adapted-again", ours, "1e-2", "--train-iters", 4, load=again, adapted=parts)
+    assert [line["loss"] for line in resumed] == [line["loss"] for line in lines[2:]]
+    for run in ("adapted", "adapted-again"):
+        convert("--to-peft", folder / run / "saved", "--output-dir", folder / f"{run}-peft")
+    adapters = load_file(folder / "adapted-peft/adapter_model.safetensors")
+    assert all(
+        torch.equal(tensor, adapters[name])
+        for name, tensor in load_file(folder / "adapted-again-peft/adapter_model.safetensors").items()
+    )
+    done = convert("--to-hf", saved, "--output-dir", folder / "merged", "--check", "--json")
+    assert json.loads(done.stdout)["logit_difference"] < 1e-4
+    before, after, touched = weights(theirs), weights(folder / "merged"), set()
+    for name in adapters:
+        layer = name.removesuffix(".lora_A.weight")
+        if layer != name:
+            touched.add(f"{layer.removeprefix('base_model.model.')}.weight")
+            product = adapters[f"{layer}.lora_B.weight"] @ adapters[name]
+            assert product.any(), name
+            changed = f"{layer.removeprefix('base_model.model.')}.weight"
+            stored = next(one for one in before if table_name(one) == table_name(changed))
+            assert torch.allclose(after[stored], before[stored] + 6 / 4 * product, atol=1e-6), name
+            del before[stored]
+    assert len(touched) == 2 * (6 + 7)
+    assert all(torch.equal(before[name], after[name]) for name in before), "the base has changed"
+    refused = convert("--from-hf", theirs, "--adapters", folder, "--output-dir", folder / "no", check=False)
+    assert refused.returncode == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.chain import PARTS
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -96,6 +97,11 @@ def test_it_profiles_for_the_precision_and_the_frozen_parts_of_the_run(folder: P
     assert Plan.load(folder / "frozen/plan.json").frozen == ("vit",)
     assert launch(folder, "frozen", 4, "--analytic", "a100", "--dry-run", "--", "--lr", "1e-3").returncode == 0
     assert Plan.load(folder / "frozen/plan.json").frozen == ()
+    words = ("--", "--lora-rank", 4, "--lora-targets", "llm", "vit", "--lr", "1e-3")
+    done = launch(folder, "frozen", 4, "--analytic", "a100", "--dry-run", *words)
+    assert done.returncode == 0, done.stderr
+    for found in (Profile.load(folder / "frozen/profile.json"), Plan.load(folder / "frozen/plan.json")):
+        assert (found.frozen, found.lora_rank, found.lora_targets) == (tuple(PARTS), 4, ("vit", "llm"))
 
 
 def test_packed_again_ranks_wait_for_the_seconds_of_the_profile(folder: Path) -> None:

@@ -39,7 +39,7 @@ LAUNCH = [
     ),
     (f"--model T {BASE} --num-train-epochs 3", "--num-train-epochs: no such flag; here it is --epochs"),
     (f"--model-name-or-path T {BASE}", "--model-name-or-path: no such flag; here it is --model"),
-    (f"--model T {BASE} --lora-rank 8", "--lora-rank: no such flag; .*adapters are not trained"),
+    (f"--model T {BASE} --lora-r 8", "--lora-r: no such flag; here it is --lora-rank, flags of Megatron's follow --"),
     (f"--model T {BASE} --deepspeed ds.json", "--deepspeed: no such flag; .*--use-distributed-optimizer"),
     (f"--model T {BASE} 8", "'8' belongs to no flag"),
     (f"tiny {BASE} --model T", "'tiny' belongs to no flag"),
@@ -92,7 +92,7 @@ TOOLS: list[tuple[Any, str, str]] = [
 ]
 TRAINER = [
     ("--learning-rate 1e-4", "--learning-rate: no such flag; here it is --lr"),
-    ("--lora-rank 8", "--lora-rank: no such flag; .*adapters are not trained"),
+    ("--lora-target-modules q_proj", "--lora-target-modules: no such flag; here it is --lora-targets"),
     ("--train-iter 8", "--train-iter: no such flag; the nearest is --train-iters"),
     ("--weight-deacy .1", "--weight-deacy: no such flag; the nearest is --weight-decay"),
     ("--max-grad-norm 1", "--max-grad-norm: no such flag; here it is --clip-grad"),

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibal_ext.chain import layer_chain, layer_names
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters
+from omnibal_ext.chain import PARTS, layer_chain, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, Stage, single_stage_plan
 
@@ -122,11 +123,21 @@ def test_a_plan_for_another_model_is_refused() -> None:
 
 def test_a_plan_with_other_frozen_parts_is_refused() -> None:
     plan = single_stage_plan(CHAIN, frozen=("vit",))
-    plan.check_frozen(("vit",))
+    plan.check_trained(("vit",), NO_ADAPTERS)
     with pytest.raises(UserError, match="made with vit frozen, this run freezes nothing"):
-        plan.check_frozen(())
+        plan.check_trained((), NO_ADAPTERS)
     with pytest.raises(UserError, match="made with vit frozen, this run freezes projector vit"):
-        plan.check_frozen(("vit", "projector"))
+        plan.check_trained(("vit", "projector"), NO_ADAPTERS)
+
+
+def test_a_plan_with_other_adapters_is_refused() -> None:
+    """Their scale is no matter of cost."""
+    plan = single_stage_plan(CHAIN, frozen=tuple(PARTS), lora_rank=8, lora_targets=("vit", "llm"))
+    plan.check_trained(tuple(PARTS), Adapters(8, 1.0, ("llm", "vit")))
+    for other, said in ((NO_ADAPTERS, "no adapters"), (Adapters(4, 1.0, ("llm", "vit")), "rank 4 in llm vit"),
+                        (Adapters(8, 1.0, ("llm",)), "rank 8 in llm;")):  # fmt: skip
+        with pytest.raises(UserError, match=f"made with adapters of rank 8 in llm vit, this run has .*{said}"):
+            plan.check_trained(tuple(PARTS), other)
 
 
 def test_a_plan_that_was_changed_since_it_was_written_is_refused(tmp_path: Path) -> None:

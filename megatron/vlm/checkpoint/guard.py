@@ -12,7 +12,7 @@ import os
 import shutil
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from megatron.vlm.checkpoint import background
 from megatron.vlm.checkpoint.folder import ASIDE, INTEGRITY, Checkpoints, Save, none_whole, not_given
 from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, seal_together
 from megatron.vlm.checkpoint.safe import guarded
+from megatron.vlm.models.adapters import left_out
 from omnibal_ext.errors import UserError
 from omnibal_ext.output import say
 from omnibal_ext.units import GIB
@@ -84,15 +85,18 @@ def is_full(folder: Path, error: BaseException) -> bool:
 def load_whole(*arguments: Any, **named: Any) -> Any:
     """Megatron's `load_checkpoint`, of the newest save that is whole to the last byte; every rank calls it.
 
-    Raises UserError if there is none, or it cannot be loaded safely.
+    Adapters that it has none of stay as they were drawn. Raises UserError if there is none, or it cannot be loaded
+    safely.
     """
     args = get_args()
-    believe(args)
-    with guarded(args.trust):
+    save = believe(args)
+    has_adapters = (save.path / INTEGRITY).exists() and save.integrity["run"].get("adapters")
+    modules = () if has_adapters else (arguments[0] if isinstance(arguments[0], Sequence) else arguments[:1])
+    with guarded(args.trust), left_out(modules):
         return load_checkpoint(*arguments, **named)
 
 
-def believe(args: Namespace) -> None:
+def believe(args: Namespace) -> Save:
     """Let the tracker of --load name a save that is whole. Weights that were given must be whole as they are."""
     own = args.load is not None
     checkpoints = Checkpoints(Path(args.load if own else args.pretrained_checkpoint))
@@ -114,6 +118,7 @@ def believe(args: Namespace) -> None:
         say(f"warning: going on from the newest whole save, {save.path}")
     if own and not args.ckpt_step:
         once(lambda: _track(checkpoints, save))
+    return save
 
 
 def _track(checkpoints: Checkpoints, save: Save) -> None:

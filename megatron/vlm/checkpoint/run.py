@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.flags.obeyed import OBEYED
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
@@ -39,6 +40,7 @@ def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dic
         "global_batch_size": args.global_batch_size,
         "consumed_packs": args.consumed_train_samples,
         "expert_ranks": args.expert_model_parallel_size,
+        "adapters": Adapters.of(args).to_record(),
         "optimizer": None if args.no_save_optim else _optimizer(args),
         "buckets": None if args.dist_ckpt_optim_fully_reshardable else _buckets(args, plan),
         "flags": _flags(args),

@@ -6,6 +6,7 @@ A flag that is given as it would be anyway needs nothing.
 from argparse import Namespace
 
 from megatron.vlm import platform
+from omnibal_ext import adapters
 from omnibal_ext.flags import Need, is_whole
 
 
@@ -247,4 +248,16 @@ GPU = (
     Need("log_energy", "the package nvidia-ml-py", lambda _: platform.installed("pynvml")),
     Need("profile", "a GPU, or --use-pytorch-profiler", lambda args: platform.HAS_CUDA or args.use_pytorch_profiler),
 )
-NEEDS = (*LEARNING_RATE, *OPTIMIZER, *PRECISION, *EVALUATION, *CHECKPOINTS, *LOGS, *PROFILERS, *PROCESSES, *GPU)
+TRAINED = (*adapters.NEEDS, Need("lora_alpha", "--lora-rank", lambda args: args.lora_rank))
+NEEDS = (
+    *TRAINED,
+    *LEARNING_RATE,
+    *OPTIMIZER,
+    *PRECISION,
+    *EVALUATION,
+    *CHECKPOINTS,
+    *LOGS,
+    *PROFILERS,
+    *PROCESSES,
+    *GPU,
+)

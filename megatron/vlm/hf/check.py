@@ -1,6 +1,7 @@
 """Does a converted model answer as Hugging Face's own? Both in fp32 on random images and words."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ from torch import Tensor
 from megatron.vlm import platform
 from megatron.vlm.data.media.anyres import FeatureOrder, feature_order, order_tensors
 from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, Tiling, tile_image
+from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.microbatch import Grid, Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture, NativeResolution
 from omnibal_ext.architectures.huggingface import config_path, image_token_id, read_config
 from omnibal_ext.architectures.presets import preset
@@ -26,26 +29,30 @@ WORDS = 16
 IMAGES: tuple[tuple[tuple[float, float], ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.0),))
 
 
-def check_possible(theirs: Path) -> None:
+def check_possible(theirs: Path, with_adapters: bool = False) -> None:
     """Raises UserError where there is no model of transformers to compare with."""
     if read_config(config_path(theirs))["model_type"] == "internvl_chat":
         raise UserError(
             f"{theirs}: --check runs transformers' own models; this one's code is in its repository, and is not run. "
             "Leave --check out, or convert the model's -hf variant"
         )
-    try:
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise UserError("--check needs transformers: pip install transformers") from error
+    for package in ("transformers", *["peft"] * with_adapters):
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise UserError(f"--check needs {package}: pip install {package}") from error
 
 
-def logit_difference(ours: Path, theirs: Path) -> float:
-    """Largest absolute difference of the logits of one pack by us, of its samples one by one by transformers."""
+def logit_difference(ours: Path, theirs: Path, peft: Path | None = None) -> float:
+    """Largest absolute difference of the logits of one pack by us, of its samples one by one by transformers.
+
+    `peft`: theirs with the adapters in that folder.
+    """
     architecture = preset(str(theirs))
     image_token = _image_token(theirs)
     samples = [_Sample(architecture, sizes, image_token, seed) for seed, sizes in enumerate(IMAGES)]
     mine = _our_logits(ours, theirs, architecture, samples, image_token)
-    return largest([(a - b).abs() for a, b in zip(mine, _their_logits(theirs, samples), strict=True)])
+    return largest([(a - b).abs() for a, b in zip(mine, _their_logits(theirs, samples, peft), strict=True)])
 
 
 def largest(differences: Sequence[torch.Tensor]) -> float:
@@ -117,6 +124,7 @@ def _our_logits(
     ours: Path, theirs: Path, architecture: Architecture, samples: list[_Sample], image_token: int
 ) -> tuple[Tensor, ...]:
     flags = ["--load", str(ours), "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"]
+    flags += Adapters.from_record(OurCheckpoint(ours).run.get("adapters")).flags
     platform.multiply_exactly()
     with single_process(str(theirs), [*flags, "--ckpt-format", "torch_dist"]) as inputs, torch.no_grad():
         chain = Chain.of(inputs.args, architecture)
@@ -147,10 +155,14 @@ def _pack(samples: list[_Sample], image_token: int) -> Microbatch:
 
 
 @torch.no_grad()
-def _their_logits(theirs: Path, samples: list[_Sample]) -> list[Tensor]:
+def _their_logits(theirs: Path, samples: list[_Sample], peft: Path | None) -> list[Tensor]:
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(theirs, dtype=torch.float32).eval()
+    if peft:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, peft, torch_device="cpu").merge_and_unload()
     found = []
     for sample in samples:
         images: dict[str, Tensor] = {}

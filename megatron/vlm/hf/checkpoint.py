@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from megatron.vlm.checkpoint.folder import INTEGRITY, RELEASE, TRACKER, Checkpoints
 from megatron.vlm.checkpoint.integrity import seal_alone
 from megatron.vlm.checkpoint.safe import read_contents
+from omnibal_ext.adapters import SUFFIX
 from omnibal_ext.files.checksums import verify_checksums
 
 COMMON = "common_state/shard_0_1"
@@ -39,8 +40,13 @@ class _Lazily(DefaultSavePlanner):
         return self.make(write_item.index.fqn)
 
 
-def write_release(folder: Path, shapes: Mapping[str, Tensor], make: Callable[[str], Tensor]) -> None:
-    """Write a checkpoint of the weights named in `shapes` (tensors on the meta device), each given by `make`(name)."""
+def write_release(
+    folder: Path, shapes: Mapping[str, Tensor], make: Callable[[str], Tensor], run: Mapping[str, Any] | None = None
+) -> None:
+    """Write a checkpoint of the weights named in `shapes` (tensors on the meta device), each given by `make`(name).
+
+    `run` is what it says of itself.
+    """
     release = folder / RELEASE
     release.mkdir(parents=True)
     state: dict[str, Any] = {**shapes, COMMON: [{"checkpoint_version": 3.0, "iteration": 0}]}
@@ -52,7 +58,7 @@ def write_release(folder: Path, shapes: Mapping[str, Tensor], make: Callable[[st
         no_dist=True,
     )
     (release / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
-    seal_alone(release, {})
+    seal_alone(release, run or {})
     (folder / TRACKER).write_text(RELEASE)
 
 
@@ -72,6 +78,11 @@ class OurCheckpoint:
             for name, entry in metadata.items()
             if isinstance(entry, TensorStorageMetadata) and name.startswith("links.")
         }
+
+    @property
+    def adapters(self) -> set[str]:
+        """Of `weights`, those of adapters."""
+        return {name for name in self.weights if name.rpartition(".")[0].endswith(SUFFIX)}
 
     def verify(self) -> None:
         """Read every byte and compare with the checksums. Raises UserError naming the file."""

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, read_peft, write_peft
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.hf.folder import DTYPE_NAMES, DTYPES, Stored, WeightFolder, write_index, write_weights
 from megatron.vlm.hf.forms import join, settled, split
 from megatron.vlm.hf.names import Source, is_idle, sources, table_name
 from megatron.vlm.hf.shapes import weight_shape
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.huggingface import (
     CONFIG,
@@ -86,6 +88,11 @@ class KeyMap:
             shapes[ours] = _joined(ours, found[ours], stored, architecture)
         return cls(architecture, found, idle, shapes)
 
+    @property
+    def layers(self) -> dict[str, AdaptedLayer]:
+        """The layers that can have adapters, by the name of our weight."""
+        return adapted_layers(self.architecture, self.sources)
+
     def join(self, ours: str, tensors: Iterable[Tensor]) -> Tensor:
         """Our weight of that name, of theirs."""
         return join(self.sources[ours].form, list(tensors), self.architecture)
@@ -132,22 +139,25 @@ def _empty(entry: Stored) -> Tensor:
     return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
 
 
-def from_hugging_face(folder: Path, output: Path) -> KeyMap:
-    """Convert a folder of Hugging Face's to a checkpoint that the trainer loads at any layout.
+def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> KeyMap:
+    """Convert a folder of Hugging Face's to a checkpoint that the trainer loads at any layout; with the adapters in
+    `peft`, if that is given.
 
     Raises UserError if the model or its weights cannot be honoured, or the output is there already.
     """
     config_path(folder)  # says so if this is no model's folder at all
     theirs = WeightFolder(folder)
     keys = KeyMap.of(folder, theirs.stored)
+    adapters, added = read_peft(peft, keys.layers, keys.architecture) if peft else (NO_ADAPTERS, {})
     _make_empty(output)
-    turns = track(keys.shapes, "converting", len(keys.shapes))
+    shapes = {**keys.shapes, **{name: tensor.to("meta") for name, tensor in added.items()}}
+    turns = track(shapes, "converting", len(shapes))
 
     def make(ours: str) -> Tensor:
         next(turns)
-        return keys.join(ours, map(theirs.tensor, keys.sources[ours].theirs))
+        return added[ours] if ours in added else keys.join(ours, map(theirs.tensor, keys.sources[ours].theirs))
 
-    write_release(output, keys.shapes, make)
+    write_release(output, shapes, make, {"adapters": adapters.to_record()} if peft else {})
     next(turns, None)  # closes the progress bar
     _write_side(folder, output / SIDE, theirs, keys)
     return keys
@@ -183,16 +193,12 @@ def _copy_all_but_weights(folder: Path, output: Path) -> None:
 def to_hugging_face(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
     """Write the latest checkpoint of a folder as Hugging Face's, with names and files of the model it came from.
 
+    Adapters are merged into the weights that they stand beside.
     That model is found beside the checkpoint, or where the training run took it from (its --model), or it is `like`:
     a Hugging Face folder or one of ours. Raises UserError if it is not found or is another model.
     """
-    ours = OurCheckpoint(folder)
-    ours.verify()
-    side = _find_side(folder, ours, like)
+    ours, side, keys = _opened(folder, like)
     stored, idle_weights = _listing(side)
-    keys = KeyMap.of(side, stored)
-    if lacking := [name for name in keys.sources if name not in ours.weights]:
-        raise UserError(f"{ours.folder}: has no weight {lacking[0]}; {side / CONFIG} describes another model")
     _make_empty(output)
     for name, source in keys.sources.items():
         dtype = DTYPE_NAMES[ours.weights[name].properties.dtype]
@@ -204,6 +210,35 @@ def to_hugging_face(folder: Path, output: Path, like: Path | None = None) -> Key
     write_index(output, stored)
     _copy_all_but_weights(side, output)
     return keys
+
+
+def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
+    """Write the adapters of the latest checkpoint of a folder as peft does, for the model that they were trained on.
+
+    Raises UserError if there are none, or as `to_hugging_face`.
+    """
+    ours, side, keys = _opened(folder, like)
+    adapters = Adapters.from_record(ours.run.get("adapters"))
+    if not adapters.rank:
+        raise UserError(f"{ours.folder}: has no adapters; --to-hf writes its weights")
+    _make_empty(output)
+    layers = {weight: layer for weight, layer in keys.layers.items() if layer.part in adapters.targets}
+    tensors = {name: ours.tensor(name) for name in sorted(ours.adapters)}
+    in_repository = read_config(side / CONFIG)["model_type"] == "internvl_chat"
+    base = str(ours.preset or side)
+    write_peft(output, layers, adapters, tensors, keys.architecture, base, in_repository)
+    return keys
+
+
+def _opened(folder: Path, like: Path | None) -> tuple[OurCheckpoint, Path, KeyMap]:
+    """The latest checkpoint of a folder, every byte of it read; where the model it came from is described, and how."""
+    ours = OurCheckpoint(folder)
+    ours.verify()
+    side = _find_side(folder, ours, like)
+    keys = KeyMap.of(side, _listing(side)[0])
+    if lacking := [name for name in keys.sources if name not in ours.weights]:
+        raise UserError(f"{ours.folder}: has no weight {lacking[0]}; {side / CONFIG} describes another model")
+    return ours, side, keys
 
 
 def _find_side(folder: Path, ours: OurCheckpoint, like: Path | None) -> Path:
@@ -229,10 +264,15 @@ def _listing(side: Path) -> tuple[dict[str, Stored], Path]:
 def _tensors(
     here: Mapping[str, Stored], keys: KeyMap, ours: OurCheckpoint, idle_weights: Path
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights of one file, in the chain's order."""
+    """The weights of one file, in the chain's order, adapters merged into them."""
+    adapters, layers = Adapters.from_record(ours.run.get("adapters")), keys.layers
     for name, source in keys.sources.items():
         if here.keys() & set(source.theirs):
-            parts = keys.split(name, ours.tensor(name))
+            weight, layer = ours.tensor(name), layers.get(name)
+            if layer and layer.part in adapters.targets:
+                a, b = (ours.tensor(f"{layer.beside}.{one}") for one in "ab")
+                weight = layer.merged(weight, a, b, adapters.scale)
+            parts = keys.split(name, weight)
             yield from ((theirs, part) for theirs, part in parts.items() if theirs in here)
     if idle := [name for name in keys.idle if name in here]:
         kept = WeightFolder(idle_weights)

@@ -15,6 +15,7 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import transformer_engine
+from megatron.vlm.models.adapters import adapters_in, attach
 from megatron.vlm.models.again import compute_cheap_again
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.models.language import (
@@ -27,6 +28,7 @@ from megatron.vlm.models.language import (
 from megatron.vlm.models.native import NativePatchEmbed, PatchMerger
 from megatron.vlm.models.projector import PooledProjector, Projector
 from megatron.vlm.models.vision import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import GradientMode, gradient_mode, layer_names
 
@@ -44,14 +46,18 @@ class Chain:
     vocab_size: int  # padded, so that every tensor-parallel rank gets the same share
     seed: int
     frozen: tuple[str, ...] = ()
-    """Parts that are not trained, of `omnibal_ext.chain.PARTS`."""
+    """Parts whose weights are not trained, of `omnibal_ext.chain.PARTS`."""
+    adapters: Adapters = NO_ADAPTERS
+    """Of frozen parts, those that are trained through adapters."""
 
     @classmethod
     def of(cls, args: Namespace, architecture: Architecture, language: TransformerConfig | None = None) -> "Chain":
         """The chain of `architecture` under Megatron's arguments; `language` where core has made it already."""
         language = language or language_config(args, architecture)
         vision = vision_config(language, architecture)
-        return cls(architecture, language, vision, args.padded_vocab_size, args.seed, tuple(args.freeze))
+        adapters = Adapters.of(args)
+        frozen = adapters.frozen(args.freeze)
+        return cls(architecture, language, vision, args.padded_vocab_size, args.seed, frozen, adapters)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -69,12 +75,16 @@ class Chain:
         Drawn on the device, they are this tensor-parallel rank's part and depend on the rank too. `again`: of a
         transformer layer, norm outputs and activations are computed again instead of kept.
         """
-        module = self._build(link, again)
-        return module if self.gradient_mode(link) == "trained" else module.requires_grad_(False)
+        module, mode = self._build(link, again), self.gradient_mode(link)
+        if mode != "trained":
+            module.requires_grad_(False)
+        for _, adapter in adapters_in(module):
+            adapter.requires_grad_(True)
+        return module
 
     def gradient_mode(self, link: int) -> GradientMode:
         """What the backward pass does in a link."""
-        return gradient_mode(self.kinds[link], self.frozen)
+        return gradient_mode(self.kinds[link], self.frozen, self.adapters.targets)
 
     def _build(self, link: int, again: bool) -> torch.nn.Module:
         vision = self.architecture.vision
@@ -84,20 +94,22 @@ class Chain:
                     build = NativePatchEmbed if vision.native else PatchEmbed
                     return build(self.vision, vision)
                 case "vit":
-                    layer = self._layer(self.vision, vision_layer_spec(self.vision, vision, again), link, again)
+                    spec = vision_layer_spec(self.vision, vision, self._norms_apart(link, again))
+                    layer = self._layer(self.vision, spec, link, again)
                     assert isinstance(layer, VisionLayer)
                     layer.place(vision, self.kinds[:link].count("vit"))
                     return layer
                 case "projector":
                     plain = PooledProjector if self.architecture.pools else Projector
                     join = PatchMerger if vision.native else plain
-                    return join(self.vision, self.language, self.architecture)
+                    return self._adapted(link, join(self.vision, self.language, self.architecture))
                 case "word_embed":
                     return WordEmbedding(self.language, self.vocab_size, self.architecture)
                 case "llm":
                     language = self.architecture.language
                     config = language_layer_config(self.language, language)
-                    layer = self._layer(config, language_layer_spec(config, language, again), link, again)
+                    spec = language_layer_spec(config, language, self._norms_apart(link, again))
+                    layer = self._layer(config, spec, link, again)
                     assert isinstance(layer, LanguageLayer)
                     layer.place(language, self.kinds[:link].count("llm"))
                     return layer
@@ -108,9 +120,20 @@ class Chain:
         number = self.kinds[:link].count(self.kinds[link]) + 1
         layer: torch.nn.Module = build_module(spec, config=config, layer_number=number, add_layer_offset=False)
         transformer_engine.mark_delayed(layer)
+        self._adapted(link, layer)
         if again:
             compute_cheap_again(layer)
         return layer
+
+    def _norms_apart(self, link: int, again: bool) -> bool:
+        """Whether what a projection of a layer multiplies is seen outside of it."""
+        return again or self.gradient_mode(link) == "adapted"
+
+    def _adapted(self, link: int, module: torch.nn.Module) -> torch.nn.Module:
+        """A link, with adapters where its part has them."""
+        if self.gradient_mode(link) == "adapted":
+            attach(module, adapted_matrices(self.architecture)[self.kinds[link]], self.adapters, self.seed + link)
+        return module
 
     def shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
         """Shape of the tensor that enters `link` (not the first one), core's order (sequence, batch, width).

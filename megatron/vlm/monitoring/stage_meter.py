@@ -185,6 +185,8 @@ def drift_warning(plan: Plan, iterations: Sequence[Sequence[float]]) -> str:
     if abs(surely[worst]) <= TOLERATED:
         return ""
     freeze = f"--freeze {' '.join(plan.frozen)} " if plan.frozen else ""
+    if plan.lora_rank:
+        freeze = f"--lora-rank {plan.lora_rank} --lora-targets {' '.join(plan.lora_targets)} "
     memory = f" --memory-gib {plan.memory_gib:g}" if plan.memory_gib is not None else ""
     return (
         f" stage {worst} drifts from the plan by {quartiles[worst][1]:+.0%}: the cut is not level here. Measure "

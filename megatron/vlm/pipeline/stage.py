@@ -98,6 +98,8 @@ class Stage(MegatronModule):
             if batch.tiles == 0 and self.chain.kinds[link] in VISION_KINDS:
                 hidden = _pass_by(module, hidden, self.chain.shape_before(link + 1, batch))
             elif link in recomputed:
+                if self.chain.gradient_mode(link) == "adapted":
+                    hidden = _with_gradient(hidden)
                 hidden = tensor_parallel.checkpoint(step, False, hidden)
             else:
                 hidden = step(hidden)
@@ -139,6 +141,12 @@ class Stage(MegatronModule):
         state = super().sharded_state_dict(prefix, *arguments, **options)
         share_in_checkpoint(self.chain, self.links, state, f"{prefix}links.")
         return state
+
+
+def _with_gradient(hidden: Tensor | None) -> Tensor:
+    """What enters the first adapters: nobody asks for its gradient, but core recomputes only what somebody does."""
+    assert hidden is not None
+    return hidden if hidden.requires_grad else hidden.detach().requires_grad_()
 
 
 def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Any) -> Tensor:

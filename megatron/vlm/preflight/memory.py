@@ -7,6 +7,7 @@ import psutil
 
 from megatron.vlm import platform
 from megatron.vlm.preflight.findings import Note
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_numbers
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.chain import gradient_mode
@@ -17,12 +18,16 @@ from omnibal_ext.plan import Plan
 from omnibal_ext.units import GIB
 
 
-def parameters(architecture: Architecture, frozen: tuple[str, ...]) -> tuple[int, int]:
+def parameters(
+    architecture: Architecture, frozen: tuple[str, ...], adapters: Adapters = NO_ADAPTERS
+) -> tuple[int, int]:
     """Parameters of the model, and those of them that are trained (biases of linear layers left out)."""
-    of_kind = analytic_profile(architecture, "h100", 1, 1).parameters
+    of_kind, frozen = analytic_profile(architecture, "h100", 1, 1).parameters, adapters.frozen(frozen)
+    added = adapter_numbers(architecture, adapters)
+    more = sum(int(added.get(kind, 0)) for kind in architecture.chain)
     total = sum(of_kind[kind] for kind in architecture.chain)
     trained = sum(of_kind[kind] for kind in architecture.chain if gradient_mode(kind, frozen) == "trained")
-    return total, trained
+    return total + more, trained + more
 
 
 def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory_gib: float | None) -> str:
@@ -49,9 +54,10 @@ def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory
 
 def _state_bytes(args: Namespace, architecture: Architecture) -> float:
     """Bytes of weights, gradients and optimizer state on a rank, if the cut divides them evenly."""
-    (total, trained), dealt = parameters(architecture, tuple(args.freeze)), args.expert_model_parallel_size
+    adapters, dealt = Adapters.of(args), args.expert_model_parallel_size
+    total, trained = parameters(architecture, tuple(args.freeze), adapters)
     experts = layer_works(architecture, 1, 1, 1)["llm"].expert_parameters * architecture.language.layers
-    trained_experts = 0 if "llm" in args.freeze else experts
+    trained_experts = 0 if "llm" in adapters.frozen(args.freeze) else experts
     half = args.bf16 or args.fp16
     weight, gradient, state = (2, 4, 12) if half else (4, 4, 8)
     tensor, data, needed = args.tensor_model_parallel_size, args.data_parallel_size, 0.0

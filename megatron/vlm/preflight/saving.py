@@ -8,6 +8,7 @@ from pathlib import Path
 from megatron.vlm.checkpoint.folder import Checkpoints
 from megatron.vlm.preflight.findings import Note
 from megatron.vlm.preflight.memory import parameters
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_within
@@ -83,7 +84,7 @@ def existing(folder: Path) -> Path:
 
 def checkpoint_bytes(args: Namespace, architecture: Architecture) -> int:
     """Weights, and of those that are trained the optimizer's state: with half precision also their fp32 copies."""
-    weights, trained = parameters(architecture, tuple(args.freeze))
+    weights, trained = parameters(architecture, tuple(args.freeze), Adapters.of(args))
     half = args.bf16 or args.fp16
     state = 0 if args.no_save_optim else 12 if half else 8
     return weights * (2 if half else 4) + trained * state

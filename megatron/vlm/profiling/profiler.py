@@ -23,6 +23,7 @@ from megatron.vlm.profiling.layer_costs import KindMeasurement
 from megatron.vlm.profiling.stopwatch import Stopwatch
 from megatron.vlm.profiling.transfers import Links, measure_links
 from megatron.vlm.single import single_process
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.costs.profile import Profile
 
@@ -44,13 +45,14 @@ class Job:
     frozen: tuple[str, ...] = ()
     steps: int = 5
     expert_parallel: int = 1
+    adapters: Adapters = NO_ADAPTERS
 
     def flags(self) -> list[str]:
         """Megatron's."""
         flags = ["--tensor-model-parallel-size", str(self.tensor_parallel), *["--bf16"] * self.bf16]
         flags += ["--sequence-parallel"] * self.sequence_parallel
         flags += ["--expert-model-parallel-size", str(self.expert_parallel)]
-        return flags + (["--freeze", *self.frozen] if self.frozen else [])
+        return flags + (["--freeze", *self.frozen] if self.frozen else self.adapters.size_flags)
 
 
 def profile_on_this_machine(job: Job, measured_with: dict[str, Any]) -> Profile | None:
@@ -98,7 +100,9 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         parameters={kind: k.parameters for kind, k in measured.items()},
         tensor_model_parallel_size=job.tensor_parallel,
         expert_model_parallel_size=job.expert_parallel,
-        frozen=job.frozen,
+        frozen=job.adapters.frozen(job.frozen),
+        lora_rank=job.adapters.rank,
+        lora_targets=job.adapters.targets,
         device=str(measured_with.get("device", "")),
         dtype=str(args.params_dtype).removeprefix("torch."),
         transfer_seconds_per_byte=links.transfer_seconds_per_byte,

@@ -27,6 +27,8 @@ ELSEWHERE = {
     "expert_model_parallel_size": "chooses what is measured",
     "tensor_model_parallel_size": "chooses what is measured",
     "frozen": "modes: test_tables.py",
+    "lora_rank": "chooses what is measured",
+    "lora_targets": "modes: test_tables.py",
     "full_layers": "test_full_layers.py",
 }
 NO_PLANNER = {f"recompute_{part}_{figure}" for part in ("attention", "mlp") for figure in ("seconds", "kept_bytes")}

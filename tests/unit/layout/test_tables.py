@@ -20,6 +20,8 @@ def test_only_trained_layers_have_weight_gradients_and_those_are_half_of_a_backw
     assert dict(zip(KINDS, weight.tolist(), strict=False)) == pytest.approx(
         {"patch_embed": 0.0, "vit": 0.0, "projector": 0.0, "word_embed": 0.1, "llm": 1.0, "head": 0.1}
     )
+    adapted = replace(frozen, frozen=("vit", "projector", "llm"), lora_rank=4, lora_targets=("vit", "llm"))
+    assert not kind_tables(adapted, None, microbatches=2, split_backward=True).weight.any()
 
 
 def test_without_packs_every_microbatch_fills_the_budgets() -> None:

@@ -25,6 +25,7 @@ TINY, GIB = preset("tiny"), 2**30
 
 def arguments(**changes: Any) -> Namespace:
     values = {"save": None, "save_interval": None, "save_retain_interval": None, "train_iters": 100, "freeze": [],
+              "lora_rank": 0,
               "tensorboard_dir": None, "metrics_file": None, "bf16": False, "fp16": False, "no_save_optim": False,
               "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "data_parallel_size": 1,
               "expert_model_parallel_size": 1, "use_distributed_optimizer": False, "world_size": 1,

@@ -1,0 +1,161 @@
+"""Low-rank adapters (`omnibal_ext.adapters`) on linear layers that tensor-parallel ranks share.
+
+    column-parallel    A whole on every rank, B cut as the layer's rows
+    row-parallel       A cut as the layer's columns, B whole: what ranks get by A is added up before B
+
+What travels between the ranks is `rank` numbers a token, not a width. Under sequence parallelism A multiplies this
+rank's tokens before they are gathered, and B of a row-parallel layer those that are left: gradients of these two are of
+this rank's tokens, and marked for Megatron to add up.
+
+Adapters stand beside the layer that they belong to, `linear_qkv_adapter` beside `linear_qkv`; the layer's `forward`
+adds what they give. So what recomputes, multiplies late or saves the layer knows nothing of them.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.tensor_parallel.mappings import (
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor
+from torch.nn.functional import linear as multiply
+from torch.nn.functional import pad
+
+from megatron.vlm.models.padding import loads_without_padding
+from omnibal_ext.adapters import SUFFIX, Adapters, Matrix
+
+
+class Adapter(torch.nn.Module):
+    """The adapters of one linear layer: alpha / rank * B (A x), B in the order of the layer's rows.
+
+    a [parts * rank, columns here], b [rows here, rank]. B begins as zero, A as in peft: uniform up to one over the root
+    of its columns, drawn whole from `generator`, so that all ranks of any group have their parts of the same.
+    """
+
+    mask: Tensor
+    """[rows here, parts], one where a row is of a part."""
+    is_left_out = False
+    """A checkpoint that has none of it is being read: it stays as it was drawn."""
+
+    def __init__(self, layer: Any, matrix: Matrix, adapters: Adapters, generator: torch.Generator) -> None:
+        super().__init__()
+        self.matrix, self.scale = matrix, adapters.scale
+        self.shares_sequence = bool(layer.sequence_parallel)
+        rows, columns = layer.weight.shape
+        drawn = torch.rand(matrix.parts * adapters.rank, matrix.columns, generator=generator, device="cpu")
+        whole = (2 * drawn - 1) / matrix.columns**0.5
+        like = {"dtype": layer.weight.dtype, "device": layer.weight.device}
+        self.a = torch.nn.Parameter(_here(whole, matrix, columns).to(**like))
+        self.b = torch.nn.Parameter(torch.zeros(rows, adapters.rank, **like))
+        mask = rows_and_parts(matrix, rows, parallel_state.get_tensor_model_parallel_rank())
+        self.register_buffer("mask", mask.to(**like), persistent=False)
+        cut, whole_one = (self.a, self.b) if matrix.by_rows else (self.b, self.a)
+        stride = 2 if matrix.is_stacked else 1
+        tensor_parallel.set_tensor_model_parallel_attributes(cut, True, int(matrix.by_rows), stride)
+        setattr(whole_one, "sequence_parallel", self.shares_sequence)  # noqa: B010 (Megatron marks weights so)
+
+    def forward(self, entering: Tensor, out: Tensor) -> Tensor:
+        """What enters the layer [tokens, 1, columns here], and what it gives -> the sum, in one product [tokens, 1,
+        rows here]."""
+        inner = multiply(entering, self.a)
+        if self.matrix.by_rows:
+            add_up = reduce_from_tensor_model_parallel_region
+            inner = reduce_scatter_to_sequence_parallel_region(inner) if self.shares_sequence else add_up(inner)
+        elif self.shares_sequence:
+            inner = tensor_parallel.gather_from_sequence_parallel_region(inner)
+        else:
+            inner = tensor_parallel.copy_to_tensor_model_parallel_region(inner)
+        rows = out.flatten(end_dim=-2), (inner * self.scale).flatten(end_dim=-2)
+        return torch.addmm(*rows, wide(self.b, self.mask).t()).view_as(out)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
+    ) -> ShardedStateDict:
+        """What a checkpoint holds of it; one whose heads fill up other ranks can be read."""
+        if self.is_left_out:
+            return {}
+        assert metadata is not None
+        groups = {"tp_group": parallel_state.get_tensor_model_parallel_group(), "dp_cp_group": metadata["dp_cp_group"]}
+        cut = {"a": 1} if self.matrix.by_rows else {"b": 0}
+        weights = self.state_dict(prefix="", keep_vars=True)
+        state = make_sharded_tensors_for_checkpoint(weights, prefix, cut, sharded_offsets, **groups)
+        if self.matrix.is_stacked:
+            state[f"{prefix}b"] = apply_swiglu_sharded_factory(
+                state[f"{prefix}b"], sharded_offsets, tp_group=groups["tp_group"], dp_group=groups["dp_cp_group"]
+            )
+        return state if self.matrix.name.startswith("mlp.") else loads_without_padding(state)
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        if not self.is_left_out:
+            super()._load_from_state_dict(*arguments, **options)
+
+
+def attach(link: Any, matrices: tuple[Matrix, ...], adapters: Adapters, seed: int) -> None:
+    """Give the linear layers of a link that `matrices` name their adapters; drawn as `seed` says, in this order."""
+    generator = torch.Generator().manual_seed(seed)
+    for matrix in matrices:
+        above, _, name = matrix.name.rpartition(".")
+        layer = link.get_submodule(matrix.name)
+        adapter = Adapter(layer, matrix, adapters, generator)
+        link.get_submodule(above).add_module(f"{name}{SUFFIX}", adapter)
+        layer.forward = partial(_adapted, layer.forward, adapter)
+
+
+def adapters_in(module: torch.nn.Module) -> Iterator[tuple[str, Adapter]]:
+    """All of a module, by their names in it."""
+    return ((name, found) for name, found in module.named_modules() if isinstance(found, Adapter))
+
+
+@contextmanager
+def left_out(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Meanwhile checkpoints have no adapters of these modules."""
+    found = [adapter for module in modules for _, adapter in adapters_in(module)]
+    for adapter in found:
+        adapter.is_left_out = True
+    try:
+        yield
+    finally:
+        for adapter in found:
+            adapter.is_left_out = False
+
+
+def wide(b: Tensor, mask: Tensor) -> Tensor:
+    """B over the outputs of all parts' A: [rows, parts * rank], zero where a row is of another part (`mask`)."""
+    return b if mask.shape[1] == 1 else (mask[:, :, None] * b[:, None]).flatten(1)
+
+
+def rows_and_parts(matrix: Matrix, rows: int, rank: int) -> Tensor:
+    """[rows, parts], whether a row of this rank's is of a part."""
+    return part_of_rows(matrix, rows, rank)[:, None] == torch.arange(matrix.parts)
+
+
+def part_of_rows(matrix: Matrix, rows: int, rank: int) -> Tensor:
+    """Of each of a rank's `rows`, which of the matrix's parts it is of."""
+    parts = torch.arange(matrix.parts)
+    if matrix.is_stacked:
+        return parts.repeat_interleave(rows // 2)
+    group = parts.repeat_interleave(torch.tensor(matrix.shares))
+    return group[torch.arange(rank * rows, (rank + 1) * rows) % len(group)]
+
+
+def _adapted(layer: Any, adapter: Adapter, entering: Tensor, *others: Any, **options: Any) -> Any:
+    """Takes the place of a layer's `forward`."""
+    out, bias = layer(entering, *others, **options)
+    return adapter(entering, out), bias
+
+
+def _here(whole: Tensor, matrix: Matrix, columns: int) -> Tensor:
+    """This rank's part of a whole A; columns of heads that fill up the last ranks are zero, and stay so."""
+    if not matrix.by_rows:
+        return whole
+    group = parallel_state.get_tensor_model_parallel_group()
+    filled = pad(whole, (0, columns * group.size() - whole.shape[1]))
+    return filled.narrow(1, group.rank() * columns, columns)

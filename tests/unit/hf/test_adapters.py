@@ -1,0 +1,143 @@
+"""Adapters are peft's: logits, loss and gradients, the files they are kept in, and the weights they are merged into."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, in_memory, read_peft, write_peft
+from megatron.vlm.hf.names import sources
+from omnibal_ext.adapters import Adapters
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.errors import UserError
+from tests.distributed.conftest import run_program
+from tests.programs import ENGINE, PLAIN
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+TOLERANCE = 1e-5  # seen: 3e-6
+TINY = preset("tiny")
+
+UNEVEN = "internvl yarn, groups of heads that two ranks do not share evenly"
+WAYS = {
+    "one rank": (1, PLAIN, ("internvl", "internvl qwen3-moe", "gemma 3", "qwen2.5-vl", "qwen3-vl-moe")),
+    "two tensor-parallel ranks": (2, PLAIN, ("internvl", UNEVEN, "internvl qwen3-moe", "qwen2.5-vl")),
+    "two tensor-parallel ranks, Transformer Engine": (2, ENGINE, ("internvl", "qwen2.5-vl")),
+}
+
+
+@cache
+def differences(way: str) -> dict[str, Any]:
+    ranks, server, families = WAYS[way]
+    return run_program("tests.unit.hf.adapted", ranks, *families, server=server)
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize(("way", "family"), [(way, one) for way, (_, _, every) in WAYS.items() for one in every])
+def test_a_family_with_adapters_equals_peft(way: str, family: str) -> None:
+    """Read from peft's folder, computed, saved by Megatron, written as peft's again and merged."""
+    found = differences(way)[family]
+    assert found["scale"] > 0.5, "adapters that change nothing"
+    figures = {name: found[name] for name in ("logits", "loss", "gradients", "merged", "by peft")}
+    assert {name: value for name, value in figures.items() if not value < TOLERANCE} == {}
+    assert not found["bits lost"]
+
+
+LAYERS = adapted_layers(TINY, sources(TINY, "internvl", "llama"))
+PACKED = adapted_layers(TINY, sources(TINY, "internvl_chat", "internlm2"))
+"""Of InternVL's own files, whose query, key and value are one matrix."""
+ADAPTERS = Adapters(2, 6.0, ("vit", "llm"))
+
+
+def some_adapters(layers: dict[str, AdaptedLayer]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {n: s for x in layers.values() if x.part in ADAPTERS.targets for n, s in x.shapes(ADAPTERS.rank).items()}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def written(folder: Path, layers: dict[str, AdaptedLayer], in_repository: bool = False) -> dict[str, torch.Tensor]:
+    ours = some_adapters(layers)
+    chosen = {name: layer for name, layer in layers.items() if layer.part in ADAPTERS.targets}
+    write_peft(folder, chosen, ADAPTERS, ours, TINY, "the model", in_repository)
+    return ours
+
+
+def test_matrices_that_are_packed_have_adapters_of_as_many_times_the_rank(tmp_path: Path) -> None:
+    """B A of what is written is that of ours, part by part; and it is read back bit by bit."""
+    ours = written(tmp_path, PACKED, in_repository=True)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    name = "language_model.model.layers.0.attention.wqkv"
+    assert (config["rank_pattern"][name], config["alpha_pattern"][name]) == (6, 18.0)
+    assert name in config["target_modules"]
+    theirs = load_file(tmp_path / "adapter_model.safetensors")
+    product = theirs[f"base_model.model.{name}.lora_B.weight"] @ theirs[f"base_model.model.{name}.lora_A.weight"]
+    a, b = (ours[f"links.llm_0.self_attention.linear_qkv_adapter.{one}"] for one in "ab")
+    language, rows = TINY.language, []
+    group = [language.heads // language.kv_heads * language.head_dim, language.head_dim, language.head_dim]
+    for number, part in enumerate(b.split(group * language.kv_heads)):
+        rows.append(part @ a.chunk(3)[number % 3])
+    assert torch.allclose(product, torch.cat(rows), atol=1e-5)
+    adapters, back = read_peft(tmp_path, PACKED, TINY)
+    assert adapters == ADAPTERS
+    assert back.keys() == ours.keys()
+    assert all(torch.equal(back[one], ours[one]) for one in ours)
+
+
+def test_one_a_of_a_packed_matrix_serves_query_key_and_value(tmp_path: Path) -> None:
+    """As peft trains it: three A alike, and the function is the same."""
+    layer = PACKED["links.llm_0.self_attention.linear_qkv.weight"]
+    a, b = torch.randn(2, layer.matrix.columns), torch.randn(layer.matrix.rows, 2)
+    stem = f"base_model.model.{layer.theirs[0]}"
+    save_file({f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    adapters, ours = read_peft(tmp_path, PACKED, TINY)
+    assert adapters == Adapters(2, 4.0, ("llm",))
+    found = layer.merged(
+        torch.zeros(layer.matrix.rows, layer.matrix.columns), *(ours[f"{layer.beside}.{one}"] for one in "ab"), 2.0
+    )
+    assert torch.allclose(found, 2 * b @ a, atol=1e-5)  # InternLM2's rows lie as ours
+    others = [tensor for name, tensor in ours.items() if not name.startswith(layer.beside)]
+    assert others
+    assert not any(tensor.any() for tensor in others), "what peft did not adapt stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA' is read"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"use_rslora": True}, "use_rslora is True"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+        ({"r": 0}, "r must be"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern gives 'q_proj' 4"),
+        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern gives 'q_proj' 4"),
+        ({"r": 3}, "has rank 2, others 3"),
+    ],
+)
+def test_adapters_of_another_kind_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    written(tmp_path, LAYERS)
+    config = json.loads((tmp_path / "adapter_config.json").read_text()) | changed
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=said):
+        read_peft(tmp_path, LAYERS, TINY)
+
+
+def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, LAYERS)
+    wider = replace(TINY, language=replace(TINY.language, ffn_hidden_size=2 * TINY.language.ffn_hidden_size))
+    with pytest.raises(UserError, match=r"mlp\.gate_proj.*of another model"):
+        read_peft(tmp_path, adapted_layers(wider, sources(wider, "internvl", "llama")), wider)
+    few = {name: layer for name, layer in LAYERS.items() if "llm_0" not in name}
+    with pytest.raises(UserError, match=r"adapters of language_model.model.layers.0.mlp.down_proj, for which"):
+        read_peft(tmp_path, few, TINY)
+
+
+def test_names_are_those_of_transformers_in_memory() -> None:
+    assert in_memory("language_model.model.layers.0.mlp.up_proj") == "model.language_model.layers.0.mlp.up_proj"
+    assert in_memory("visual.blocks.0.attn.qkv") == "model.visual.blocks.0.attn.qkv"
