@@ -197,9 +197,7 @@ NEEDS = (
 def add_trained_flags(parser: Any) -> None:
     """The flags that choose what of a model is trained, for a parser or a group of one's."""
     parser.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
-    parser.add_argument(
-        "--lora-rank", type=int, default=0, metavar="R", help="train adapters of this rank, and nothing else"
-    )
+    parser.add_argument("--lora-rank", type=int, metavar="R", help="train adapters of this rank, and nothing else")
     parser.add_argument(
         "--lora-targets", nargs="+", choices=tuple(PARTS), metavar="PART", help="parts that get them (default: llm)"
     )

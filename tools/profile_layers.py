@@ -143,7 +143,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
         "sequence_parallel": arguments.sequence_parallel and arguments.tensor_model_parallel_size > 1,
         "distributed_optimizer": arguments.use_distributed_optimizer,
         "freeze": sorted(arguments.freeze),
-        **({"adapters": asdict(adapters)} if (adapters := Adapters.of(arguments)).rank else {}),
+        **({"adapters": adapters} if (adapters := Adapters.of(arguments).to_record()) else {}),
         **{name: getattr(arguments, name) for name in names},
     }
 

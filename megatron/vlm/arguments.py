@@ -19,6 +19,7 @@ from megatron.vlm.evaluation import set_evaluation
 from megatron.vlm.flags.check import check_given, check_together
 from megatron.vlm.flags.parser import Parser
 from megatron.vlm.flags.refusals import megatron_refusals
+from megatron.vlm.rates import add_rate_flags
 from omnibal_ext.adapters import Adapters, add_trained_flags, check_adapters
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
@@ -39,7 +40,7 @@ NCCL_TRACE = "nccl_trace_rank_"
 _UNLESS_GIVEN: dict[str, Any] = {
     "plan": None,
     "freeze": [],
-    "lora_rank": 0,
+    "lora_rank": None,
     "lora_alpha": None,
     "lora_targets": None,
     "pipeline_model_parallel_size": None,
@@ -100,6 +101,7 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument(
         "--lora-alpha", type=float, metavar="A", help="what adapters give is scaled by A / R (default: twice the rank)"
     )
+    add_rate_flags(group)
     group.add_argument(
         "--loss-reduction",
         default="token",

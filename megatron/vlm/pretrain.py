@@ -21,7 +21,7 @@ from megatron.training import get_args, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from torch import Tensor
 
-from megatron.vlm import platform
+from megatron.vlm import platform, rates
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.checkpoint import guard
 from megatron.vlm.checkpoint.run import describe_run
@@ -237,6 +237,7 @@ def train(trainer: Trainer) -> None:
     guard.install(describe, args.save_retain_interval, args.async_save)
     args.save_retain_interval = None  # Megatron would keep no older save to fall back on
     trainer.bad_steps.install(trainer.trained)
+    rates.install()
     install(trainer.forward_backward)
     provider = partial(trainer.datasets)
     setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)

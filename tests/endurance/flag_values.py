@@ -5,7 +5,7 @@ from functools import cache
 
 from omnibal_ext.flags import Numbers
 
-MANY = ("--freeze", "--profile-ranks", "--moe-aux-loss-coeff", "--input")
+MANY = ("--freeze", "--lora-targets", "--profile-ranks", "--moe-aux-loss-coeff", "--input")
 """Flags that take several words."""
 FEW = {
     "--train-iters": ("1", "2", "4"), "--exit-interval": ("1", "2", "3", "99"), "--log-interval": ("1", "2", "7"),
@@ -23,6 +23,9 @@ FEW = {
     "--max-bad-samples": ("0", "9"), "--profile-step-start": ("0", "1"),
     "--profile-step-end": ("2", "3"), "--profile-ranks": ("0",),
     "--tensor-model-parallel-size": ("1", "2"), "--expert-model-parallel-size": ("1", "2"), "--freeze": ("vit", "llm"),
+    "--lora-rank": ("1", "4"), "--lora-alpha": ("0.5", "8"), "--lora-targets": ("vit", "llm"),
+    "--lr-vit": ("0", "5e-4"), "--lr-projector": ("0", "3e-3"),
+    "--weight-decay-vit": ("0.5", "0"), "--weight-decay-projector": ("0.5", "0"),
     "--distributed-timeout-minutes": ("1", "30", "525600"), "--logging-level": ("10", "40"), "--ckpt-step": ("2",),
     "--ddp-num-buckets": ("1", "3"), "--ddp-bucket-size": ("1", "5000"), "--dist-ckpt-workers": ("1",),
     "--exit-duration-in-mins": ("30",), "--manual-gc-interval": ("0", "1", "5"), "--initial-loss-scale": ("64", "4096"),
@@ -54,6 +57,7 @@ _NEEDED: tuple[tuple[dict[str, str], str], ...] = (
         use-checkpoint-opt_param-scheduler no-ckpt-load-validate-sharding-integrity
         """,
     ),
+    ({"--lora-rank": "4"}, "lora-alpha lora-targets"),
     (_EVALUATES, "eval-interval start-eval-at-iter skip-train eval-data eval-packs"),
     (
         _PROFILES | _BOARD,

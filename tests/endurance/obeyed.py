@@ -17,7 +17,8 @@ MAY_CHANGE = """
     lr-wsd-decay-style weight-decay start-weight-decay end-weight-decay clip-grad weight-decay-incr-style adam-beta1
     adam-beta2 adam-eps sgd-momentum optimizer loss-scale initial-loss-scale min-loss-scale loss-scale-window hysteresis
     fp16 bf16 grad-reduce-in-bf16 accumulate-allreduce-grads-in-fp32 seed init-method-std embedding-init-method-std
-    hidden-dropout attention-dropout make-vocab-size-divisible-by freeze loss-reduction cross-entropy-loss-fusion
+    hidden-dropout attention-dropout make-vocab-size-divisible-by freeze lora-rank lora-alpha
+    lora-targets lr-vit lr-projector weight-decay-vit weight-decay-projector loss-reduction cross-entropy-loss-fusion
     cross-entropy-fusion-impl no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion use-distributed-optimizer
     use-cpu-initialization disable-bf16-reduced-precision-matmul disable-jit-fuser tensor-model-parallel-size
     pipeline-model-parallel-size virtual-pipeline-model-parallel-size nproc-per-node sequence-parallel train-iters

@@ -22,6 +22,7 @@ FLOORS = [
         "megatron.vlm.arguments",
         "megatron.vlm.microbatch",
         "megatron.vlm.loss",
+        "megatron.vlm.rates",
     ),
     ("megatron.vlm.models", "megatron.vlm.data", "megatron.vlm.checkpoint"),
     ("megatron.vlm.pipeline", "megatron.vlm.preprocessing"),

@@ -48,6 +48,8 @@ NEEDS = {
         ("--measured lines.json", "--measured lines.json needs --analytic"),
         ("--analytic a100 --steps 7", "--steps 7 needs no --analytic"),
         ("--analytic a100 --force", "--force needs no --analytic"),
+        ("--lora-targets vit llm", "--lora-targets vit llm needs --lora-rank"),
+        ("--lora-rank 8 --freeze vit", "--freeze vit needs no --lora-rank"),
     ],
     "plan_layout": [
         *[(f"{flag} 8", f"{flag} 8 needs --sweep") for flag in ("--gpus", "--global-batch-samples")],

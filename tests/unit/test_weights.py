@@ -10,6 +10,7 @@ import torch
 from megatron.vlm.checkpoint.folder import seal
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.weights import Weights, apply_weights, check_weights, starting_weights
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 
@@ -136,6 +137,27 @@ def test_weights_are_of_the_model_that_is_built(checkpoint: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             check_weights(given, changed)
+
+
+def test_adapters_of_a_checkpoint_are_those_of_the_run(checkpoint: Path, tmp_path: Path) -> None:
+    names = [*OurCheckpoint(checkpoint).weights, "links.llm_0.mlp.linear_fc2_adapter.a"]
+    sizes = {name: tuple(entry.size) for name, entry in OurCheckpoint(checkpoint).weights.items()}
+    shapes = {name: torch.empty(sizes.get(name, (4, 352)), device="meta") for name in names}
+    adapters = Adapters(4, 8.0, ("llm",))
+    run = {"adapters": adapters.to_record()}
+    write_release(tmp_path, shapes, lambda name: torch.zeros(shapes[name].shape), run)
+    check_weights(Weights("given", tmp_path), TINY, adapters=adapters)
+    check_weights(Weights("own", tmp_path, 4), TINY, adapters=adapters)
+    others = (Adapters(4, 9.0, ("llm",)), Adapters(8, 8.0, ("llm",)), Adapters(4, 8.0, ("vit", "llm")))
+    for other in (NO_ADAPTERS, *others):
+        with pytest.raises(UserError, match="has adapters; give --lora-rank 4 --lora-targets llm --lora-alpha 8, or"):
+            check_weights(Weights("given", tmp_path), TINY, adapters=other)
+    check_weights(Weights("given", checkpoint), TINY, adapters=adapters)  # new ones are added
+    write_release(
+        tmp_path / "own", {n: shapes[n] for n in sizes}, lambda n: torch.zeros(shapes[n].shape), {"flags": {}}
+    )
+    with pytest.raises(UserError, match="has trained no adapters so far; leave them out, or begin another run"):
+        check_weights(Weights("own", tmp_path / "own", 4), TINY, adapters=adapters)
 
 
 def test_a_folders_own_model_is_compared_beyond_its_shapes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.flags.obeyed import OBEYED
+from megatron.vlm.rates import DECAYS, RATES
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
@@ -26,6 +27,7 @@ WITHOUT_EFFECT = {
 SCHEDULES = {
     "train_iters", "lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_warmup_iters", "weight_decay",
     "start_weight_decay", "end_weight_decay", "weight_decay_incr_style", "lr_wsd_decay_style", "lr_wsd_decay_iters",
+    *RATES, *DECAYS,
 }  # fmt: skip
 """Of the learning rate and weight decay: Megatron asks which of two to take."""
 
@@ -96,6 +98,7 @@ def _optimizer(args: Namespace) -> dict[str, Any]:
         "--use-distributed-optimizer": bool(args.use_distributed_optimizer),
         "loss scale": scaler,
         "frozen": sorted(args.freeze),
+        "rates of parts": [f"{name} {vars(args)[name]}" for name in (*RATES, *DECAYS) if vars(args)[name] is not None],
     }
 
 
@@ -146,6 +149,7 @@ def _check_buckets(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _flags(args: Namespace) -> dict[str, str]:
-    names = {name for group in OBEYED for name in group.flags} - WITHOUT_EFFECT | {"freeze", "loss_reduction"}
+    ours = {"freeze", "loss_reduction", *RATES, *DECAYS}
+    names = {name for group in OBEYED for name in group.flags} - WITHOUT_EFFECT | ours
     values = {**vars(args), "lr_decay_iters": args.lr_decay_iters or args.train_iters}
     return {name: str(values[name]) for name in sorted(names) if name in values}

@@ -232,7 +232,7 @@ WITHOUT_MEANING = (
         """,
     ),
     Group(
-        "one learning rate serves all that is trained",
+        "--lr-vit and --lr-projector give these parts rates of their own, --lr is that of all others",
         """
         decoupled_lr decoupled_min_lr
         """,

@@ -5,7 +5,7 @@ A flag that is given as it would be anyway needs nothing.
 
 from argparse import Namespace
 
-from megatron.vlm import platform
+from megatron.vlm import platform, rates
 from omnibal_ext import adapters
 from omnibal_ext.flags import Need, is_whole
 
@@ -251,6 +251,7 @@ GPU = (
 TRAINED = (*adapters.NEEDS, Need("lora_alpha", "--lora-rank", lambda args: args.lora_rank))
 NEEDS = (
     *TRAINED,
+    *rates.NEEDS,
     *LEARNING_RATE,
     *OPTIMIZER,
     *PRECISION,

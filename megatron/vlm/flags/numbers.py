@@ -1,10 +1,12 @@
 """The numbers that flags take which may be given: Megatron's, and our own."""
 
+from megatron.vlm import rates
 from omnibal_ext import adapters
 from omnibal_ext.flags import Numbers
 
 NUMBERS = (
     *adapters.NUMBERS,
+    *rates.NUMBERS,
     Numbers("(0, 1e30]", "lora_alpha"),
     Numbers(
         "[1, inf)",

@@ -17,6 +17,7 @@ from megatron.vlm.preflight.findings import Finding, Note, run_checks
 from megatron.vlm.preflight.machine import check_devices
 from megatron.vlm.preflight.saving import check_saving
 from megatron.vlm.weights import Weights, check_weights, starting_weights
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
@@ -136,7 +137,7 @@ def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> st
 
 def _check_weights(run: Run) -> str:
     args, weights = run.inputs.args, run.weights
-    checkpoint = check_weights(weights, run.inputs.architecture, args.trust, args.ckpt_step)
+    checkpoint = check_weights(weights, run.inputs.architecture, args.trust, args.ckpt_step, Adapters.of(args))
     if not run.converts:
         weights.refuse_unconverted()
     if weights.kind == "own" and checkpoint:

@@ -22,6 +22,8 @@ FLAGS = {
     "overlap_grad_reduce": True,
     "optimizer": "adam", "sgd_momentum": 0.9, "loss_scale": None, "no_save_optim": False,
     "freeze": [], "bf16": True, "fp16": False, "finetune": False, "no_load_optim": False, "lr": 1e-3,
+    "lora_rank": None,
+    "lr_vit": None, "lr_projector": None, "weight_decay_vit": None, "weight_decay_projector": None,
     "override_opt_param_scheduler": False, "use_checkpoint_opt_param_scheduler": False,
 }  # fmt: skip
 
@@ -192,3 +194,15 @@ def test_another_learning_rate_needs_megatrons_word(args: Namespace) -> None:
     with pytest.raises(UserError, match=r"lr 0\.0001 \(was 0\.001\)"):
         check_goes_on(saved(args), other, TINY, PLAN)
     assert check_goes_on(saved(args), changed(other, override_opt_param_scheduler=True), TINY, PLAN)
+
+
+@pytest.mark.parametrize("name", ["lr_vit", "lr_projector", "weight_decay_vit", "weight_decay_projector"])
+def test_the_state_of_parts_with_other_rates_is_refused(args: Namespace, name: str) -> None:
+    """Core finds groups of weights in a save by their rates."""
+    own = changed(args, **{name: 1e-5})
+    check_goes_on(saved(own), own, TINY, PLAN)
+    for before, now in ((args, own), (own, args)):
+        with pytest.raises(UserError, match=rf"unlike the run so far: {name}"):
+            check_goes_on(saved(before), now, TINY, PLAN)
+        with pytest.raises(UserError, match=r"rates of parts \[.*--no-load-optim"):
+            check_goes_on(saved(before), changed(now, override_opt_param_scheduler=True), TINY, PLAN)

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.utils import get_model_config
-from megatron.training.training import (
-    destroy_global_state,
-    get_megatron_optimizer_config,
-    get_optimizer_param_scheduler,
-)
+from megatron.training import training
+from megatron.training.training import destroy_global_state, get_optimizer_param_scheduler
 from torch import Tensor
 
+from megatron.vlm import rates
 from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.plan import single_stage_plan
 from tests.distributed import harness
@@ -22,6 +20,8 @@ from tests.distributed import harness
 CASES = {
     "adam": "--lr 1e-2 --min-lr 2e-3 --lr-decay-style cosine --lr-warmup-iters 2 --lr-warmup-init 1e-3 "
     "--lr-decay-iters 5 --weight-decay 0.3 --adam-beta1 0.8 --adam-beta2 0.95 --adam-eps 1e-3 --clip-grad 0.5",
+    "parts": "--lr 1e-2 --min-lr 2e-3 --lr-decay-style cosine --lr-decay-iters 5 --lr-vit 1e-3 --lr-projector 3e-2 "
+    "--weight-decay 0.3 --weight-decay-vit 0.1 --weight-decay-projector 0 --clip-grad 0",
     "sgd": "--lr 1e-1 --optimizer sgd --sgd-momentum 0.7 --lr-warmup-fraction 0.4 --lr-decay-iters 5 --clip-grad 0 "
     "--weight-decay-incr-style linear --start-weight-decay 0.1 --end-weight-decay 0.5",
     "wsd": "--lr 1e-2 --lr-decay-style WSD --lr-decay-iters 6 --lr-wsd-decay-iters 3 --lr-wsd-decay-style minus_sqrt",
@@ -54,6 +54,7 @@ class Trace:
 
 def main() -> None:
     (path,) = sys.argv[1:]
+    rates.install()
     found = {name: train(words.split(), 1 if name in LOOKED_AT_ONCE else STEPS) for name, words in CASES.items()}
     torch.save({name: vars(trace) for name, trace in found.items()}, path)
     torch.distributed.destroy_process_group()
@@ -65,7 +66,7 @@ def train(flags: list[str], steps: int) -> Trace:
     chain = harness.build_chain(args, harness.SMALL)
     plan = single_stage_plan(chain.kinds)
     model = harness.build_model(chain, plan)
-    config, overrides = get_megatron_optimizer_config(args)
+    config, overrides = training.get_megatron_optimizer_config(args)
     optimizer = get_megatron_optimizer(config, model, overrides)
     get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
     scheduler = get_optimizer_param_scheduler(optimizer)

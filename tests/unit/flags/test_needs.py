@@ -14,6 +14,16 @@ COMPLETE = "--preset tiny --lr 1e-3 --train-iters 8"
 SAVED = "--save here --save-interval 2"
 PROFILED = "--profile --profile-step-start 2 --profile-step-end 4"
 CASES = [  # what is refused, and what is missing
+    ("--freeze vit --lr-vit 1e-5", None),
+    ("--freeze vit --weight-decay-vit 0.1", None),
+    ("--freeze projector --lr-projector 1e-5", None),
+    ("--lora-rank 4 --weight-decay-projector 0.1", "--lora-targets projector"),
+    ("--freeze llm projector --lr-vit 1e-5", None),
+    ("--freeze llm --lr-vit 1e-5 --lr-projector 1e-5", None),
+    ("--lr-warmup-iters 2 --lr-warmup-init 1e-4 --lr-vit 1e-5", "--lr-vit 1e-4"),
+    ("--lora-alpha 8", "--lora-rank 4"),
+    ("--lora-targets vit", "--lora-rank 4"),
+    ("--lora-rank 4 --freeze vit", None),
     ("--lr-warmup-iters 8", "--lr-decay-iters 9"),
     ("--lr-warmup-fraction 0.5 --lr-warmup-iters 2", None),
     ("--lr-warmup-init 1e-4", "--lr-warmup-iters 2"),

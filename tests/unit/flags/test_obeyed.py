@@ -59,6 +59,26 @@ def test_adam_takes_the_steps_that_the_flags_say(traces: dict[str, Trace]) -> No
     assert clipped
 
 
+def test_parts_take_steps_at_their_own_rates(traces: dict[str, Trace]) -> None:
+    """AdamW, each part at its share of the run's half cosine from 1e-2 to 2e-3, and with its own decay."""
+    trace, shares, decays = traces["parts"], {"vit": 0.1, "projector": 3.0}, {"vit": 0.1, "projector": 0.0}
+    weights = {name: weight.double() for name, weight in trace["weights"][0].items()}
+    mean = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    square = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    for step in range(5):
+        rate = 2e-3 + 8e-3 * (1 + math.cos(math.pi * step / 5)) / 2
+        for name, whole in trace["gradients"][step].items():
+            gradient, link = whole.double(), name.partition("links.")[2]
+            part = "vit" if link.startswith(("vit_", "patch_embed.")) else link.partition(".")[0]
+            mean[name] = 0.9 * mean[name] + 0.1 * gradient
+            square[name] = 0.999 * square[name] + 0.001 * gradient.square()
+            direction = mean[name] / (1 - 0.9 ** (step + 1))
+            direction = direction / ((square[name] / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
+            decay = decays.get(part, 0.3) * weights[name] if decayed(weights[name]) else 0.0
+            weights[name] = weights[name] - rate * shares.get(part, 1.0) * (direction + decay)
+        assert_equal(trace["weights"][step + 1], weights)
+
+
 def test_sgd_takes_the_steps_that_the_flags_say(traces: dict[str, Trace]) -> None:
     """Momentum, a decay that grows linearly over all steps, a warm-up over 2 of 5 and down a line to zero."""
     trace = traces["sgd"]

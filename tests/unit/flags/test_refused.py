@@ -47,7 +47,7 @@ def refusal(words: str) -> str:
         ("--bf16 --fp32-residual-connection", ("--bf16",)),
         ("--eval-iters 3", ("--eval-packs",)),
         ("--ckpt-format torch", ("torch_dist",)),
-        ("--decoupled-lr 1e-4", ("one learning rate",)),
+        ("--decoupled-lr 1e-4", ("--lr-vit",)),
         ("--recompute-granularity full", ("the plan",)),
         ("--recompute-activations", ("the plan",)),
         ("--no-overlap-p2p-communication", ("the plan",)),

@@ -13,6 +13,7 @@ import pytest
 
 from megatron.vlm import platform
 from megatron.vlm.profiling import profiler
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
@@ -63,7 +64,7 @@ def launched(*words: object) -> argparse.Namespace:
 def start(tmp_path: Path) -> Planning:
     """The first start: profiled and packed, not planned yet."""
     flags = launched("--model", "tiny", "--run-dir", tmp_path, "--pipeline-model-parallel-size", 2, "--data", "DATA")
-    job = argparse.Namespace(bf16=False, use_distributed_optimizer=False, sequence_parallel=False, freeze=[])
+    job = launch._megatron_flags(argparse.Namespace(megatron=[]))
     analytic_profile(TINY, "a100", *BUDGETS).save(tmp_path / "profile.json")
     return Planning(flags, job, TINY, pack(tmp_path / "packs-first"), 1, 4, Path("tools"))
 
@@ -111,6 +112,8 @@ OF_A_PLAN: dict[str, Callable[[Planning], Planning]] = {
     "use_distributed_optimizer": lambda s: with_job(s, "use_distributed_optimizer", True),
     "sequence_parallel": lambda s: with_job(s, "sequence_parallel", True),
     "freeze": lambda s: with_job(s, "freeze", ["vit"]),
+    "lora_rank": lambda s: with_job(s, "lora_rank", 4),
+    "lora_targets": lambda s: with_job(s, "lora_targets", ["vit"]),
 }
 """Every input of a plan, and another start in which it alone is different."""
 NOT_OF_A_PLAN = {
@@ -154,6 +157,7 @@ def test_every_flag_of_the_launcher_is_an_input_of_plans_or_known_to_be_none() -
     inputs = {name for name in OF_A_PLAN if name in flags} - {"packs"}
     assert flags - inputs == NOT_OF_A_PLAN, "does a plan depend on it?"
     assert inputs == inputs | {"freeze"}
+    inputs |= {"lora_rank", "lora_targets"}
     assert inputs | {"num_microbatches", "data_parallel_size", "packs", "profile_hash", "model_hash", "bf16", "freeze",
                      "use_distributed_optimizer", "sequence_parallel"} == set(OF_A_PLAN)  # fmt: skip
     assert set(vars(launch._megatron_flags(argparse.Namespace(megatron=[])))) <= set(OF_A_PLAN)
@@ -190,13 +194,15 @@ def test_the_profiler_is_asked_for_the_run(start: Planning, calls: Calls) -> Non
     assert switches == ["--bf16", "--sequence-parallel", "--freeze", "vit"]
     with_flag(start, "profile", "given.json")._ensure_profile()
     assert len(calls) == 1
+    with_job(with_job(start, "lora_rank", 4), "lora_targets", ["vit"])._ensure_profile()
+    assert calls[1][2] == ["--lora-rank", "4", "--lora-targets", "vit"]
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"model_hash": "other"}, {"vit_budget": 41}, {"llm_budget": 321}, {"tensor_model_parallel_size": 2},
-        {"expert_model_parallel_size": 2}, {"frozen": ("vit",)},
+        {"expert_model_parallel_size": 2}, {"frozen": ("vit",)}, {"lora_rank": 4}, {"lora_targets": ("vit",)},
     ],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
@@ -278,6 +284,8 @@ OF_A_PROFILE: dict[str, tuple[object, ...]] = {
     "use_distributed_optimizer": ("--use-distributed-optimizer",),
     "bf16": ("--bf16",),
     "freeze": ("--freeze", "vit"),
+    "lora_rank": ("--lora-rank", 4),
+    "lora_targets": ("--lora-rank", 4, "--lora-targets", "vit"),
     "steps": ("--steps", 6),
 }
 """Every flag that measured figures depend on, and what makes it another one."""
@@ -367,13 +375,13 @@ def test_the_profiler_measures_for_what_was_asked(name: str, tmp_path: Path, mon
         profile_layers._measured(arguments, preset(arguments.model))
     fields = {"model": "preset", "tensor_model_parallel_size": "tensor_parallel", "freeze": "frozen",
               "expert_model_parallel_size": "expert_parallel", "data_parallel_size": "data_parallel",
-              "use_distributed_optimizer": "distributed_optimizer"}  # fmt: skip
+              "use_distributed_optimizer": "distributed_optimizer", "lora_rank": "adapters",
+              "lora_targets": "adapters"}  # fmt: skip
     before, now = map(vars, jobs)
     assert {field for field in before if before[field] != now[field]} == {fields.get(name, name)}
-    word = OF_A_PROFILE[name][-1]
-    assert now[fields.get(name, name)] == (
-        ("vit",) if name == "freeze" else word if len(OF_A_PROFILE[name]) > 1 else True
-    )
+    word = OF_A_PROFILE[name][-1] if len(OF_A_PROFILE[name]) > 1 else True
+    others = {"freeze": ("vit",), "lora_rank": Adapters(4, 8.0, ("llm",)), "lora_targets": Adapters(4, 8.0, ("vit",))}
+    assert now[fields.get(name, name)] == others.get(name, word)
 
 
 def conversation(folder: Path, *words: object) -> argparse.Namespace:

@@ -1,0 +1,86 @@
+"""Learning rates and weight decay of parts of the model, through core's own overrides of groups of weights.
+
+A part's rate rises and falls as the run's does, down to the same share of its own: --min-lr is scaled with it. What is
+not decayed, vectors and biases, is not decayed in any part.
+"""
+
+from argparse import ArgumentParser, Namespace, _ArgumentGroup
+from typing import Any
+
+from megatron.core.optimizer import ParamKey
+from megatron.core.optimizer_param_scheduler import ParamGroupOverride
+from megatron.training import training
+
+from omnibal_ext.adapters import Adapters
+from omnibal_ext.chain import PARTS
+from omnibal_ext.flags import Need, Numbers
+
+OWN = ("vit", "projector")
+"""The parts that can have their own; the language model's are the run's."""
+RATES = tuple(f"lr_{part}" for part in OWN)
+DECAYS = tuple(f"weight_decay_{part}" for part in OWN)
+NUMBERS = (Numbers("[0, 1e30]", " ".join((*RATES, *DECAYS))),)
+
+
+def add_rate_flags(group: ArgumentParser | _ArgumentGroup) -> None:
+    """`--lr-vit` and the like."""
+    for part in OWN:
+        group.add_argument(f"--lr-{part}", type=float, metavar="RATE", help=f"learning rate of the {part}, not --lr")
+        group.add_argument(
+            f"--weight-decay-{part}", type=float, metavar="W", help=f"weight decay of the {part}, not --weight-decay"
+        )
+
+
+def trained_parts(args: Namespace) -> set[str]:
+    """The parts of the model of which weights or adapters are trained."""
+    adapters = Adapters.of(args)
+    return set(adapters.targets) if adapters.rank else set(PARTS) - set(args.freeze)
+
+
+def _rated(args: Namespace) -> set[str]:
+    return {part for part in OWN if getattr(args, f"lr_{part}") is not None}
+
+
+def _trains(part: str) -> Any:
+    return lambda args: part in trained_parts(args)
+
+
+NEEDS = (
+    *(Need(f"lr_{part} weight_decay_{part}", f"a {part} that is trained", _trains(part)) for part in OWN),
+    Need(
+        " ".join(RATES),
+        "a part beside it that is trained at --lr; give that one rate as --lr",
+        lambda args: bool(trained_parts(args) - _rated(args)),
+    ),
+    Need(
+        "lr_warmup_init",
+        "rates of parts that are no lower",
+        lambda args: all(args.lr_warmup_init <= getattr(args, f"lr_{part}") for part in _rated(args)),
+    ),
+)
+
+
+def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
+    """What core's optimizer and scheduler take for the weights of parts that have a rate or decay of their own."""
+    found = {}
+    for part in OWN:
+        rate, decay = getattr(args, f"lr_{part}"), getattr(args, f"weight_decay_{part}")
+        override = ParamGroupOverride()
+        if rate is not None:
+            override |= {"max_lr": rate, "min_lr": args.min_lr * rate / args.lr if args.lr else 0.0}
+        if decay is not None:
+            override |= {"start_wd": decay, "end_wd": decay}
+        if override:
+            found[ParamKey(name=tuple(f"*links.{kind}[._]*" for kind in PARTS[part]))] = override
+    return found
+
+
+def install() -> None:
+    """Let Megatron's loop make its optimizer with the overrides of parts."""
+    plain = training.get_megatron_optimizer_config
+
+    def with_parts(args: Namespace) -> Any:
+        config, overrides = plain(args)
+        return config, {**overrides, **part_overrides(args)}
+
+    training.get_megatron_optimizer_config = with_parts
