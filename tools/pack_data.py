@@ -25,8 +25,8 @@ from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.histograms import bar_line, distributions, waste_by_kind
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
-from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions, read_budget
-from omnibal_ext.packing.packers.budgets import Trial, choose_budgets
+from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
+from omnibal_ext.packing.packers.budgets import Trial, choose_budgets, read_budget
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import packing_report

@@ -18,7 +18,7 @@ from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.output import say
-from omnibal_ext.packing.options import read_budget
+from omnibal_ext.packing.packers.budgets import read_budget
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 

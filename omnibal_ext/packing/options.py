@@ -12,11 +12,6 @@ OVERSIZE = ("reject", "alone")
 WAIT = 0.003
 
 
-def read_budget(text: str) -> int | None:
-    """Read a budget: a number, or "auto" (None). Raises ValueError."""
-    return None if text == "auto" else int(text)
-
-
 @dataclass(frozen=True, slots=True)
 class PackOptions:
     """How to pack."""
