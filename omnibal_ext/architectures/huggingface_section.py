@@ -48,9 +48,7 @@ class Section:
         values = self.take_if(name, mapping(any_value)) or {}
         if always:
             return section(where, default_type, values, self.faults)
-        architectures = maybe(listing(text))(f"{where}.architectures", values.get("architectures")) or ()
-        kind = "internlm2" if "InternLM2ForCausalLM" in architectures else values.get("model_type") or default_type
-        return section(where, kind, values, self.faults)
+        return section(where, part_type(where, values, default_type), values, self.faults)
 
     def section_of(self, name: str, kind: str, values: Mapping[str, Any]) -> "Section":
         """A section of that name and type with these fields, wherever in the file they stand."""
@@ -86,6 +84,12 @@ class Section:
                     f"{self.where}.{field} is {str(value)[:60]!r}, which is not known here; "
                     "remove it from the file if the model computes the same without it"
                 )
+
+
+def part_type(where: str, values: Mapping[str, Any], default_type: str) -> Any:
+    """The model type of a part; InternLM2's own files do not say it. Raises UserError for architectures of no names."""
+    architectures = maybe(listing(text))(f"{where}.architectures", values.get("architectures")) or ()
+    return "internlm2" if "InternLM2ForCausalLM" in architectures else values.get("model_type") or default_type
 
 
 def section(where: str, kind: Any, values: Mapping[str, Any], faults: list[str]) -> Section:

@@ -1,15 +1,17 @@
-"""The short forms of `tests.endurance`: killed runs, flipped bits, changed saves; and a disk that fills up."""
+"""The short forms of `tests.endurance`: killed runs, flipped bits, changed saves, random folders; and a full disk."""
 
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron.vlm.checkpoint.folder import Checkpoints
 from omnibal_ext.run_metrics import training_intervals
+from tests.distributed.conftest import run_program
 from tests.endurance import flags, flips, kills, saves
 from tests.programs import warm_interpreter
 from tests.slurm_cluster import until
@@ -46,6 +48,13 @@ def test_what_is_changed_in_the_folder_of_a_save_is_not_loaded_unseen(folder: Pa
         "passed over for an older save", "holds what was written"
     }  # fmt: skip
     assert sum(count for verdict, count in found.items() if "holds" in verdict) < 10
+
+
+def test_random_folders_are_read_as_transformers_reads_them_or_refused() -> None:
+    pytest.importorskip("transformers")
+    found: Any = run_program("tests.endurance.folders", 1, "--count", "20", "--seed", "1")
+    assert found["wrong"] == []
+    assert found["fates"]["equal"] >= 8
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from omnibal_ext.architectures.huggingface import (
     read_config,
     weight_file,
 )
+from omnibal_ext.architectures.huggingface_section import part_type
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import anything, listing, mapping, one_of, whole
@@ -114,9 +115,8 @@ class KeyMap:
 
 
 def _language_type(config: Mapping[str, Any]) -> str:
-    inner = config.get("text_config") or config.get("llm_config") or {}
-    original = "InternLM2ForCausalLM" in (inner.get("architectures") or ())
-    return "internlm2" if original else str(inner.get("model_type", "llama"))
+    name = "text_config" if config.get("text_config") else "llm_config"
+    return str(part_type(f"{CONFIG}.{name}", config.get(name) or {}, "llama"))
 
 
 def _joined(ours: str, source: Source, stored: Mapping[str, Stored], architecture: Architecture) -> Tensor:

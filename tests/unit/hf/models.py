@@ -249,8 +249,8 @@ def classes(family: str) -> tuple[Any, Any]:
     return getattr(transformers, f"{prefix}Config"), getattr(transformers, f"{prefix}ForConditionalGeneration")
 
 
-def build(family: str, seed: int) -> torch.nn.Module:
-    """A model of that family; every weight is random, those too that transformers starts from zero or one."""
+def config_fields(family: str) -> dict[str, Any]:
+    """What transformers' configuration of that family is made of."""
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith("Qwen"):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
@@ -265,8 +265,17 @@ def build(family: str, seed: int) -> torch.nn.Module:
     if prefix == "LlavaOnevision":
         side = vision["image_size"]
         fields = {"image_grid_pinpoints": [[side * h, side * w] for h in range(1, 7) for w in range(1, 7)], **fields}
+    return {**fields, "vision_config": vision, "text_config": text}
+
+
+def build(family: str, seed: int) -> torch.nn.Module:
+    """A model of that family; every weight is random, those too that transformers starts from zero or one."""
     make_config, make_model = classes(family)
-    model: torch.nn.Module = make_model(make_config(vision_config=vision, text_config=text, **fields))
+    return randomised(make_model(make_config(**config_fields(family))), seed)
+
+
+def randomised(model: torch.nn.Module, seed: int) -> torch.nn.Module:
+    """The model with every weight drawn, about one where transformers starts from one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
