@@ -146,7 +146,9 @@ def changed(draw: random.Random, whole: dict[str, Any]) -> str:
     """Give a field of some section another value; returns what was done."""
     name = draw.choice(("", "text_config", "text_config", "vision_config"))
     section = whole[name] if name else whole
-    field = draw.choice(sorted(set(section) - KEPT - {"text_config", "vision_config"}))
+    fields = sorted(set(section) - KEPT - {"text_config", "vision_config"})
+    known = [field for field in fields if field in WORDS or field in NUMBERS or field.startswith("rope")]
+    field = draw.choice(draw.choice([fields, known or fields]))
     section[field] = another(draw, field, section[field])
     return f"{name}.{field}={section[field]!r}"
 
@@ -154,8 +156,8 @@ def changed(draw: random.Random, whole: dict[str, Any]) -> str:
 def another(draw: random.Random, field: str, value: Any) -> Any:
     """A value that a field may have: one of those known for it, or one of its kind."""
     if field == "rope_parameters" and isinstance(value, dict) and "rope_type" in value:
-        kept = {name: value[name] for name in ("rope_theta", "mrope_section", "mrope_interleaved") if name in value}
-        return {**kept, **draw.choice(ROTATIONS)}
+        kept = {name: value[name] for name in ("mrope_section", "mrope_interleaved") if name in value}
+        return {"rope_theta": draw.choice([1e4, 1e6, 77.0]), **kept, **draw.choice(ROTATIONS)}
     if field == "layer_types" and value:
         return [draw.choice(("full_attention", "sliding_attention")) for _ in value]
     if field in WORDS or field in NUMBERS:
