@@ -173,6 +173,11 @@ def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
     """Raise UserError for parts that cannot have adapters, and a rank that no matrix is as large as."""
     if not adapters.rank:
         return
+    if architecture.language.linear and "llm" in adapters.targets:
+        raise UserError(
+            f"--lora-targets llm: {architecture.name} has layers of linear attention, which have no adapters here; "
+            "give vit or projector, or train whole weights"
+        )
     matrices = adapted_matrices(architecture)
     for part in adapters.targets:
         if not matrices[part]:

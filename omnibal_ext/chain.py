@@ -13,6 +13,10 @@ KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
 FULL = "vit_full"
 """What the costs of a ViT layer stand under that sees whole images among layers that see windows of them; in a chain it
 is a "vit" as those are."""
+LINEAR = "llm_linear"
+"""What the costs of a language layer of linear attention stand under; in a chain it is an "llm" as the others are."""
+KIND_OF = {FULL: "vit", LINEAR: "llm"}
+"""What a layer whose costs stand under another name is in a chain."""
 VISION_KINDS = ("patch_embed", "vit", FULL, "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
@@ -38,7 +42,7 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collect
     """
     frozen = {kind for part in frozen_parts for kind in PARTS[part]}
     adapted = {kind for kind in ADAPTABLE_KINDS if PART_OF[kind] in adapted_parts}
-    kind = "vit" if kind == FULL else kind
+    kind = KIND_OF.get(kind, kind)
     if kind in adapted:
         return "adapted"
     if kind not in frozen:
@@ -61,10 +65,18 @@ def features_after(chain: Sequence[str], feature_layers: Sequence[int]) -> tuple
     return tuple(counts)
 
 
-def cost_kinds(chain: Sequence[str], full_layers: Collection[int]) -> tuple[str, ...]:
-    """What the costs of every layer stand under; `full_layers` are numbers among the ViT's layers."""
-    vit = iter(range(len(chain)))
-    return tuple(FULL if kind == "vit" and next(vit) in full_layers else kind for kind in chain)
+def cost_kinds(
+    chain: Sequence[str], full_layers: Collection[int], linear_layers: Collection[int] = ()
+) -> tuple[str, ...]:
+    """What the costs of every layer stand under; `full_layers` are numbers among the ViT's layers, `linear_layers` of
+    the language model's."""
+    apart = {"vit": (FULL, full_layers), "llm": (LINEAR, linear_layers)}
+    seen, kinds = Counter[str](), []
+    for kind in chain:
+        other, layers = apart.get(kind, (kind, ()))
+        kinds.append(other if seen[kind] in layers else kind)
+        seen[kind] += 1
+    return tuple(kinds)
 
 
 def layer_names(chain: Sequence[str]) -> tuple[str, ...]:

@@ -85,6 +85,7 @@ PROFILE = record(
         "lora_targets": listing(one_of(*PARTS)),
         "feature_layers": _LAYERS,
         "full_layers": _LAYERS,
+        "linear_layers": _LAYERS,
         "device": text,
         "dtype": text,
         "measured_with": mapping(anything),

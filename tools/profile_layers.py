@@ -23,7 +23,7 @@ from omnibal_ext.adapters import Adapters, add_trained_flags, check_adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
-from omnibal_ext.chain import FULL, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import measured_device
@@ -175,7 +175,7 @@ def _show(profile: Profile, output: str) -> None:
             profile.cost_kinds.count(kind),
             f"{cost.forward_seconds * 1e3:.3f}",
             f"{cost.backward_seconds * 1e3:.3f}",
-            f"{cost.extra_seconds * 1e3:.3f}" if kind in (*RECOMPUTABLE_KINDS, FULL) else "-",
+            f"{cost.extra_seconds * 1e3:.3f}" if KIND_OF.get(kind, kind) in RECOMPUTABLE_KINDS else "-",
             f"{cost.kept_bytes / 2**20:.2f}",
             f"{cost.weight_bytes / 2**20:.2f}",
             f"{cost.output_bytes / 2**20:.2f}",
@@ -194,7 +194,7 @@ def _show(profile: Profile, output: str) -> None:
     say(
         f"transfer {profile.transfer_latency_seconds * 1e6:.0f} us + {bandwidth:.2f} GB/s; an iteration adds "
         f"{profile.iteration_seconds * 1e3:.2f} ms and the layers' optimizer steps, "
-        f"{sum(profile.layers[kind].step_seconds for kind in profile.chain) * 1e3:.2f} ms over all stages"
+        f"{sum(profile.layers[kind].step_seconds for kind in profile.cost_kinds) * 1e3:.2f} ms over all stages"
     )
 
 

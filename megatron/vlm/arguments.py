@@ -153,7 +153,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
         args = parse_args(lambda _: parser)
         check_together(given, args, parser)
         args = validate_args(args)
-    _check_fp8(args)
+    _check_fp8(args, architecture)
     stage_ranks = args.tensor_model_parallel_size, args.data_parallel_size
     check_expert_ranks(architecture, args.expert_model_parallel_size, stage_ranks)
     _check_experts(args)
@@ -198,10 +198,15 @@ def _check_split_backward(plan: Plan) -> None:
         )
 
 
-def _check_fp8(args: Namespace) -> None:
-    """Refuse FP8 that would reach no layer, or whose scales would be wrong."""
+def _check_fp8(args: Namespace, architecture: Architecture) -> None:
+    """Refuse FP8 that would reach no layer, or whose scales would be wrong, or that was not tried."""
     if not args.fp8:
         return
+    if architecture.language.linear:
+        raise UserError(
+            f"--fp8-format {args.fp8}: what linear attention projects to makes no whole blocks of eight bits; leave it "
+            "out"
+        )
     if not platform.HAS_TRANSFORMER_ENGINE:
         raise UserError(f"--fp8-format {args.fp8} needs Transformer Engine, which is not here; leave it out")
     if args.fp8_recipe == "delayed":

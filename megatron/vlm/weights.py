@@ -201,6 +201,8 @@ def _families(architecture: Architecture) -> tuple[str, str]:
     vision, language = architecture.vision, "gemma3_text" if architecture.language.branch_norms else "llama"
     if architecture.language.experts:
         language = "qwen3_moe"
+    if architecture.language.output_gate:
+        language = "qwen3_5_moe_text" if architecture.language.experts else "qwen3_5_text"
     if vision.native and vision.native.learned_positions:
         return "qwen3_vl", language
     if vision.native:

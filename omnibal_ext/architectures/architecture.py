@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import log
 from typing import Any
 
+from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.chain import cost_kinds, features_after, layer_chain
 from omnibal_ext.errors import UserError
 
@@ -153,6 +154,8 @@ class Experts:
     """What a token's experts weigh adds up to 1; else they weigh as likely as they are among all."""
     balance: float = 0.001
     """What the routers' balance loss weighs in training."""
+    shared: int = 0
+    """Width of one more perceptron, through which every token goes, times a gate of its own; 0: there is none."""
 
 
 @dataclass(frozen=True)
@@ -193,11 +196,27 @@ class LanguageArchitecture:
     """Tokens of an image see those of the same image behind them too."""
     experts: Experts | None = None
     """Every layer has so many perceptrons of width `ffn_hidden_size`, and a router."""
+    linear: LinearAttention | None = None
+    """Layers of another kind among those of attention."""
+    output_gate: bool = False
+    """What attention gives is multiplied with a gate for each number, projected beside the query (arXiv 2505.06708)."""
+    rotated: int | None = None
+    """Numbers of a head that turn, the first ones; None: all."""
 
     @property
     def head_dim(self) -> int:
         """Width of one head."""
         return self.head_size or self.hidden_size // self.heads
+
+    @property
+    def rotary_width(self) -> int:
+        """Numbers of a head that turn."""
+        return self.rotated or self.head_dim
+
+    @property
+    def linear_layers(self) -> tuple[int, ...]:
+        """Layers of linear attention; none in most models."""
+        return self.linear.layers if self.linear else ()
 
     def groups_over(self, ranks: int) -> int:
         """Groups of heads that share key and value, on tensor-parallel ranks: the model's, where `ranks` divides the
@@ -292,7 +311,7 @@ class Architecture:
     @property
     def cost_kinds(self) -> tuple[str, ...]:
         """What the costs of every layer of the chain stand under."""
-        return cost_kinds(self.chain, self.vision.full_layers)
+        return cost_kinds(self.chain, self.vision.full_layers, self.language.linear_layers)
 
     @cached_property
     def features_after(self) -> tuple[int, ...]:

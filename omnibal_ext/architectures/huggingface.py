@@ -2,8 +2,9 @@
 
 Known: `InternVLForConditionalGeneration`, `LlavaForConditionalGeneration`, `LlavaNextForConditionalGeneration`,
 `LlavaOnevisionForConditionalGeneration`, `Qwen2VLForConditionalGeneration`, `Qwen2_5_VLForConditionalGeneration`,
-`Qwen3VLForConditionalGeneration`, `Qwen3VLMoeForConditionalGeneration`, `Gemma3ForConditionalGeneration`, and the
-original InternVL (`InternVLChatModel`, whose code lives in its repository).
+`Qwen3VLForConditionalGeneration`, `Qwen3VLMoeForConditionalGeneration`, `Qwen3_5ForConditionalGeneration`,
+`Qwen3_5MoeForConditionalGeneration`, `Gemma3ForConditionalGeneration`, and the original InternVL (`InternVLChatModel`,
+whose code lives in its repository).
 """
 
 from collections.abc import Mapping

@@ -175,6 +175,41 @@ DEFAULTS |= {
     },
     "qwen3_vl_moe_vision": DEFAULTS["qwen3_vl_vision"],
 }
+_QWEN3_5_TEXT: dict[str, Any] = {
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 248320,
+    "rms_norm_eps": 1e-6,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+DEFAULTS |= {
+    "qwen3_5": {"image_token_id": 248056, "tie_word_embeddings": False},
+    "qwen3_5_text": _QWEN3_5_TEXT,
+    "qwen3_5_vision": {
+        name: value for name, value in DEFAULTS["qwen3_vl_vision"].items() if name != "deepstack_visual_indexes"
+    },
+    "qwen3_5_moe_text": {
+        **{name: value for name, value in _QWEN3_5_TEXT.items() if name != "intermediate_size"},
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "router_aux_loss_coef": 0.001,
+    },
+}
+DEFAULTS |= {"qwen3_5_moe": DEFAULTS["qwen3_5"], "qwen3_5_moe_vision": DEFAULTS["qwen3_5_vision"]}
 DEFAULTS["siglip_vision_model"] = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -209,7 +244,8 @@ DEFAULTS["llava_onevision"] = {
 DEFAULTS["llava_next"] = {**DEFAULTS["llava"], "image_grid_pinpoints": None}
 MODELS = (
     "internvl", "internvl_chat", "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
-    "qwen3_vl_moe", "gemma3",
+    "qwen3_vl_moe", "qwen3_5",
+    "qwen3_5_moe", "gemma3",
 )  # fmt: skip
 """Model types of whole models; the others are of their parts."""
 
@@ -248,6 +284,8 @@ _DATA = _names(  # how images were cut: the dataset's own
     """
 )
 _QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+_QWEN3_5 = ("qwen3_5", "qwen3_5_moe")
+_MORE_TOKENS = _names("mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype")  # of layers for generation
 _DENSE = _names("intermediate_size output_router_logits")  # of layers without experts, and of what is handed out
 _QWEN_MARKS = _names("image_token_id vision_start_token_id vision_end_token_id vision_token_id video_token_id")
 WITHOUT_EFFECT: dict[str, frozenset[str]] = {
@@ -261,6 +299,9 @@ WITHOUT_EFFECT: dict[str, frozenset[str]] = {
     "qwen3_vl_moe_text": _LANGUAGE | {"sliding_window"} | _DENSE | _QWEN_MARKS,
     **{f"{one}_vision": _GENERAL for one in _QWEN_VL},
     **dict.fromkeys(_QWEN_VL, _GENERAL | _QWEN_MARKS),
+    **{f"{one}_text": _LANGUAGE | _MORE_TOKENS | _DENSE for one in _QWEN3_5},
+    **{f"{one}_vision": _GENERAL for one in _QWEN3_5},
+    **dict.fromkeys(_QWEN3_5, _GENERAL | _QWEN_MARKS),
     "clip_vision_model": _GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
     "internvl_vision": _GENERAL | {"layer_scale_init_value", "use_mean_pooling"},  # read where the last norm is
     "intern_vit_6b": _GENERAL | _EXPERTS,

@@ -11,6 +11,7 @@ from omnibal_ext.reading.checks import finite, flag, listing, maybe, record, sho
 BASES = {"qwen2_vl_text": 1e6, "qwen2_5_vl_text": 1e6, "qwen3_vl_text": 5e5, "qwen3_vl_moe_text": 5e5}
 """Of the rotation where a config.json has none; elsewhere 10,000."""
 QWEN_VL_TEXTS = tuple(BASES)
+QWEN3_5_TEXTS = ("qwen3_5_text", "qwen3_5_moe_text")
 QWEN3 = ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text")
 WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text")
 ROPE_FIELDS = (
@@ -51,8 +52,8 @@ def read_language(section: Section) -> LanguageArchitecture:
     if kind not in ("llama", "mistral", "qwen2", "internlm2", *QWEN3, *QWEN_VL_TEXTS):
         raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")
     section.must(bias=False) if kind == "internlm2" else section.must(attention_bias=False)
-    rope, base = _rotation(section)
-    sections, interleaved = _rotary_sections(section, rope)
+    rope, base = rotation_fields(section)
+    sections, interleaved = rotary_sections(section, rope)
     scaling = read_rope(section, rope, sections)
     window = section.take_if("sliding_window", POSITIONS) if _slides(section) else None
     hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
@@ -99,7 +100,7 @@ def _slides(section: Section) -> bool:
     return SLIDING in kinds if kinds else first < section.take("num_hidden_layers", LAYERS)
 
 
-def _rotation(section: Section) -> tuple[dict[str, Any], float]:
+def rotation_fields(section: Section) -> tuple[dict[str, Any], float]:
     """The fields that describe the rotation, and its base, from where transformers takes them.
 
     1. Of `rope_scaling` and `rope_parameters` the first that is there; the other is not read.
@@ -196,17 +197,19 @@ def _yarn(section: Section, rope: dict[str, Any]) -> RopeScaling:
     return scaling
 
 
-def _rotary_sections(section: Section, rope: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
+def rotary_sections(section: Section, rope: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
     """Of M-RoPE: frequencies for time, row and column, none in other models; and whether they are interleaved.
 
     Raises UserError if they are not as the model's code has them, whatever the file says.
     """
-    if section["model_type"] not in QWEN_VL_TEXTS:
+    kind = section["model_type"]
+    if kind not in (*QWEN_VL_TEXTS, *QWEN3_5_TEXTS):
         return (), False
-    interleaved = section["model_type"] in QWEN3
+    interleaved = kind in (*QWEN3, *QWEN3_5_TEXTS)
     if rope.get("mrope_interleaved", interleaved) != interleaved:
         section.faults.append(
             f"{section.where}.mrope_interleaved is {shown(rope['mrope_interleaved'])}; supported: {interleaved}"
         )
-    given = rope.get("mrope_section") or ([24, 20, 20] if interleaved else [16, 24, 24])
+    usual = [11, 11, 10] if kind in QWEN3_5_TEXTS else [24, 20, 20] if interleaved else [16, 24, 24]
+    given = rope.get("mrope_section") or usual
     return tuple(listing(whole(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given)), interleaved

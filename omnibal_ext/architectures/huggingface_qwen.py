@@ -1,7 +1,7 @@
-"""Reads the config.json of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a ViT at native resolution, M-RoPE in the language model.
+"""Reads the config.json of Qwen2-VL to Qwen3.5: a ViT at native resolution, M-RoPE in the language model.
 
-Qwen3-VL has learned positions, and features of its ViT's layers enter the first language layers; of its language model
-there are dense ones and mixtures of experts.
+From Qwen3-VL on the ViT has learned positions, and there are dense language models and mixtures of experts. Features
+of Qwen3-VL's ViT enter its first language layers; most of Qwen3.5's language layers are linear attention.
 """
 
 from dataclasses import fields
@@ -14,12 +14,16 @@ from omnibal_ext.architectures.architecture import (
     PromptFormat,
     VisionArchitecture,
 )
-from omnibal_ext.architectures.huggingface_language import read_language
+from omnibal_ext.architectures.huggingface_language import QWEN3_5_TEXTS, read_language
+from omnibal_ext.architectures.huggingface_qwen3_5 import read_linear_language
 from omnibal_ext.architectures.huggingface_section import Section, section
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import anything, finite, listing, mapping, record, shown, whole
 
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
+FEATURED = ("qwen3_vl", "qwen3_vl_moe")
+"""Whose ViT's layers give features that enter the language model later."""
+LATEST = (*FEATURED, "qwen3_5", "qwen3_5_moe")
 NORM_EPSILON = 1e-6  # of every norm of the ViT, whatever the config says
 SIZE, LAYERS, RATIO = whole(1, 2**20), listing(whole(0, 2**10), most=2**10), finite(1e-3, 1e3)
 ROPE = record({}, {"rope_theta": finite(1, 1e12)})
@@ -31,7 +35,7 @@ OUTER = (
 
 
 def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
-    """The model of a qwen2_vl's, qwen2_5_vl's, qwen3_vl's or qwen3_vl_moe's config.json.
+    """The model of a qwen2_vl's, qwen2_5_vl's, qwen3_vl's, qwen3_5's config.json, or of one with experts.
 
     Raises UserError naming a field that cannot be honoured.
     """
@@ -39,7 +43,7 @@ def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
     tower = config.inner("vision_config", f"{kind}_vision", always=True)
     model = _language(config, f"{kind}_text")
     tower.must(in_channels=3, in_chans=3)
-    later, latest = kind != "qwen2_vl", kind in ("qwen3_vl", "qwen3_vl_moe")
+    later, latest = kind != "qwen2_vl", kind in LATEST
     width = tower.take("hidden_size" if later else "embed_dim", SIZE)
     if (out := tower.take("out_hidden_size" if later else "hidden_size", SIZE)) != model.hidden_size:
         raise UserError(f"{tower.where}: gives features of width {out}, the language model has {model.hidden_size}")
@@ -62,10 +66,12 @@ def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
         layer_scale=False,
         pixels="half" if latest else "clip",
         native=_native(tower, patch, kind),
-        feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if latest else (),
+        feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if kind in FEATURED else (),
     )
     tower.refuse_unread()
-    template = "qwen3-vl" if latest else "qwen2.5-vl" if later else "qwen-vl"
+    template = {"qwen2_vl": "qwen-vl", "qwen2_5_vl": "qwen2.5-vl"}.get(
+        kind, "qwen3-vl" if kind in FEATURED else "chatml"
+    )
     markup = "qwen3-vl" if latest else "qwen-vl"
     prompt = PromptFormat(markup, config.take("image_token_id", whole(0, 2**24)), template, "native")
     return Architecture(name, vision, model, shuffle=2, projector_norm=False, tied=tied, prompt=prompt)
@@ -77,15 +83,16 @@ def _language(config: Section, kind: str) -> LanguageArchitecture:
     Folders saved by transformers 4.52 to 4.55 have both. The section is what counts: raises UserError where the fields
     beside it say something else.
     """
+    read = read_linear_language if kind in QWEN3_5_TEXTS else read_language
     beside = {name: value for name, value in config.values.items() if name not in OUTER}
     config.asked.update(beside)
     inner = config.take_if("text_config", mapping(anything))
     if not inner:
-        return read_language(config.section_of("text_config", kind, beside))
-    model = read_language(config.section_of("text_config", kind, inner))
+        return read(config.section_of("text_config", kind, beside))
+    model = read(config.section_of("text_config", kind, inner))
     repeated = {name: value for name, value in beside.items() if value is not None}
     faults: list[str] = []
-    other = read_language(section(config.where, kind, {**inner, **repeated}, faults))
+    other = read(section(config.where, kind, {**inner, **repeated}, faults))
     config.faults.extend(faults if not config.faults else ())
     for name in (field.name for field in fields(model)):
         if (value := getattr(model, name)) != (besides := getattr(other, name)):
@@ -101,7 +108,7 @@ def _native(tower: Section, patch: int, kind: str) -> NativeResolution:
     frames, merge = tower.take("temporal_patch_size", SIZE), 2
     if kind == "qwen2_vl":
         return NativeResolution(merge, frames, theta=theta)
-    if kind in ("qwen3_vl", "qwen3_vl_moe"):
+    if kind in LATEST:
         positions = tower.take("num_position_embeddings", SIZE)
         if isqrt(positions) ** 2 != positions:
             raise UserError(f"{tower.where}.num_position_embeddings is {positions}; supported: squares of a number")

@@ -20,6 +20,7 @@ from omnibal_ext.architectures.architecture import (
     VisionArchitecture,
 )
 from omnibal_ext.architectures.huggingface import find_config, read_architecture
+from omnibal_ext.architectures.presets_qwen3_5 import QWEN3_5, qwen3_5
 from omnibal_ext.errors import UserError
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -259,6 +260,7 @@ PRESETS: dict[str, Architecture] = {
     **{name: _onevision(name, *parts) for name, parts in ONEVISION.items()},
     **{name: _qwen_vl(name, *parts) for name, parts in QWEN_VL.items()},
     **{name: _qwen3_vl(name, LANGUAGE_MODELS[parts[0]], *parts[1:]) for name, parts in QWEN3_VL.items()},
+    **{name: qwen3_5(name, QWEN3_VIT_LARGE, *parts) for name, parts in QWEN3_5.items()},
     **{name: _gemma(name, *parts) for name, parts in GEMMA.items()},
 }
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, Matrix, adapted_matrices, adapter_numbers
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
-from omnibal_ext.chain import FULL, VISION_KINDS, GradientMode, gradient_mode
+from omnibal_ext.chain import FULL, LINEAR, VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.works import BYTES, Work, cost_works
 from omnibal_ext.errors import UserError
@@ -36,7 +36,7 @@ OVERHEAD_BYTES = 4.0 * GIB
 """Of a GPU: driver context, communication buffers, fragmentation, which an empty job already takes."""
 EXPOSED_REDUCTION = 0.25
 """Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
-HOST_SECONDS = {"vit": (7e-4, 6e-4), FULL: (7e-4, 6e-4), "llm": (1e-3, 8e-4)}
+HOST_SECONDS = {"vit": (7e-4, 6e-4), FULL: (7e-4, 6e-4), "llm": (1e-3, 8e-4), LINEAR: (1e-3, 8e-4)}
 """What a host takes to ask for a layer, forward and backward (benchmarks/host.py, on one core of a shared server)."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention backward over forward (FlashAttention-2)."""
@@ -144,6 +144,7 @@ def analytic_profile(
         chain=architecture.chain,
         feature_layers=vision.feature_layers,
         full_layers=vision.full_layers,
+        linear_layers=architecture.language.linear_layers,
         layers=layers,
         vit_budget=vit_budget,
         llm_budget=llm_budget,

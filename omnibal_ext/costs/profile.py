@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.chain import (
-    FULL,
+    KIND_OF,
     KINDS,
     PARTS,
     RECOMPUTABLE_KINDS,
@@ -39,6 +39,8 @@ from omnibal_ext.reading.checks import is_number, shown
 from omnibal_ext.reading.seal import check_if_sealed, sealed
 
 SCHEMA_VERSION = 1
+LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "full_layers", "linear_layers")
+"""Fields that are tuples here and lists in a file."""
 Fit = tuple[float, float, float]
 
 
@@ -137,6 +139,8 @@ class Profile:
     full_layers: tuple[int, ...] = ()
     """ViT layers (numbers among the ViT's) that see whole images where the others see windows; they cost other seconds,
     which stand under `omnibal_ext.chain.FULL`, and as many bytes."""
+    linear_layers: tuple[int, ...] = ()
+    """Language layers of linear attention; what they cost stands under `omnibal_ext.chain.LINEAR`."""
     feature_layers: tuple[int, ...] = ()
     """ViT layers whose output enters the language model too: until then it travels beside the hidden states."""
     device: str = ""
@@ -177,13 +181,12 @@ class Profile:
         values = {name: value for name, value in record.items() if name in known}
         layers = {kind: _layer_cost(kind, cost) for kind, cost in record["layers"].items()}
         values |= {"chain": tuple(record["chain"]), "layers": layers, "frozen": tuple(record.get("frozen", ()))}
-        values |= {name: tuple(record.get(name, ())) for name in ("lora_targets", "feature_layers", "full_layers")}
+        values |= {name: tuple(record.get(name, ())) for name in LISTS[2:]}
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         """What profile.json holds."""
-        names = ("chain", "frozen", "lora_targets", "feature_layers", "full_layers")
-        lists = {name: list(getattr(self, name)) for name in names}
+        lists = {name: list(getattr(self, name)) for name in LISTS}
         return dataclasses.asdict(self) | lists
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -212,8 +215,8 @@ class Profile:
                 if part not in PARTS:
                     raise UserError(f"{name}: {part!r} is no part of a model; parts are {', '.join(PARTS)}")
         for kind, cost in self.layers.items():
-            if kind not in (*KINDS, FULL):
-                raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join((*KINDS, FULL))}")
+            if kind not in (*KINDS, *KIND_OF):
+                raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join((*KINDS, *KIND_OF))}")
             _validate_cost(kind, cost, self.mode(kind))
         for name, check in PROFILE_COUNTS.items():
             check(name, getattr(self, name))
@@ -221,7 +224,7 @@ class Profile:
     @property
     def cost_kinds(self) -> tuple[str, ...]:
         """What the costs of every layer of the chain stand under in `layers`."""
-        return cost_kinds(self.chain, self.full_layers)
+        return cost_kinds(self.chain, self.full_layers, self.linear_layers)
 
     @property
     def features_after(self) -> tuple[int, ...]:
@@ -314,7 +317,7 @@ def _validate_cost(kind: str, cost: LayerCost, mode: GradientMode) -> None:
     positive = {
         "forward_seconds": True,
         "backward_seconds": has_backward,
-        "kept_bytes": has_backward and kind in RECOMPUTABLE_KINDS,
+        "kept_bytes": has_backward and KIND_OF.get(kind, kind) in RECOMPUTABLE_KINDS,
     }
     for entry in dataclasses.fields(cost):
         value = getattr(cost, entry.name)

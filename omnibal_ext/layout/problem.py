@@ -16,14 +16,14 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import FULL, KINDS
+from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.frontier import StageBytes, fits
 from omnibal_ext.layout.tables import (
+    APART,
     BY_KIND,
     COLUMNS,
-    FULL_COLUMN,
     KIND_OF_WAY,
     WAYS,
     WHOLE,
@@ -171,7 +171,8 @@ class LayoutProblem:
     def _columns(self) -> Ints:
         """int64 [layers, columns]: where each layer counts."""
         found = (self.kind_ids[:, None] == np.arange(COLUMNS)).astype(np.int64)
-        found[:, FULL_COLUMN] = [kind == FULL for kind in self.profile.cost_kinds]
+        for other, column in APART.items():
+            found[:, column] = [kind == other for kind in self.profile.cost_kinds]
         return found
 
     def per_layer(self, table: Floats) -> Floats:

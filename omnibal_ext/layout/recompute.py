@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
-from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE
+from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE, prefix_sums
 from omnibal_ext.units import GIB
 
 Ints = NDArray[np.int64]
@@ -86,7 +86,7 @@ def leanest_edges(problem: LayoutProblem) -> Edges:
     kept[KIND_OF_WAY[WHOLE]] -= tables.saved[WHOLE]
     places = map(problem.placement.rank_and_chunk, range(stages))
     in_flight = [problem.held[rank][:, chunk].max() for rank, chunk in places]
-    prefix = [np.concatenate([[0.0], np.cumsum((tables.fixed + n * kept)[kinds])]) for n in in_flight]
+    prefix = [prefix_sums(problem.per_layer(tables.fixed + n * kept)) for n in in_flight]
 
     def fill(level: float) -> Edges:
         edges = [0]

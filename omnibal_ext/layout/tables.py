@@ -1,30 +1,31 @@
 """Costs of every kind of layer on every microbatch, as tables that a layout's figures are sums of.
 
 A stage is a row of counts, `COLUMNS` of them: its layers of each kind; then the features that it receives, of which one
-beside the output of a layer takes as many bytes as that output until its backward; and those of its ViT layers that see
-whole images where the others see windows: what such a layer takes longer.
+beside the output of a layer takes as many bytes as that output until its backward; and those of its layers whose costs
+stand apart (`APART`: ViT layers that see whole images where others see windows, language layers of linear attention):
+what such a layer takes more, or less.
 
 What of a stage is recomputed is a row of counts too, one for each of `WAYS`: a level and a kind of layer.
 
     kept < cheap (outputs of norms and of the activation function) < whole (everything but the layer's input)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import FULL, KINDS, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import FULL, KIND_OF, KINDS, LINEAR, RECOMPUTABLE_KINDS
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 
 Floats = NDArray[np.float64]
 
 
-FULL_COLUMN = 2 * len(KINDS)
-COLUMNS = FULL_COLUMN + 1
-_VIT = KINDS.index("vit")
+APART = {FULL: 2 * len(KINDS), LINEAR: 2 * len(KINDS) + 1}
+"""Layers whose costs stand apart, and their columns."""
+COLUMNS = 2 * len(KINDS) + len(APART)
 LEVELS = ("cheap", "whole")
 WAYS = tuple(product(LEVELS, RECOMPUTABLE_KINDS))
 KIND_OF_WAY = np.array([KINDS.index(kind) for _, kind in WAYS])
@@ -67,17 +68,36 @@ def prefix_sums(per_layer: NDArray) -> NDArray:
 
 def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, split_backward: bool) -> KindTables:
     """The tables for packs int64 [iterations, data-parallel ranks, microbatches]; without, all fill both budgets."""
+    profile = _alike(profile)
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in KINDS]
     rows += [_received(profile, row, kind) for row, kind in zip(rows, KINDS, strict=True)]
-    full = _row(profile, packs, microbatches, split_backward, FULL) if profile.full_layers else rows[_VIT]
-    rows[_VIT], longer = _apart(rows[_VIT], full, len(profile.full_layers) / max(1, profile.chain.count("vit")))
-    rows.append(longer)
+    for other in APART:
+        place = KINDS.index(KIND_OF[other])
+        apart = _row(profile, packs, microbatches, split_backward, other) if _share(profile, other) else rows[place]
+        rows[place], more = _apart(rows[place], apart, _share(profile, other))
+        rows.append(more)
     *by_column, again = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
     ways = [_way(profile.layers.get(kind), level) for level, kind in WAYS]
     shares, saved, saved_late, offered = (np.array(values) for values in zip(*ways, strict=True))
     recompute = again[KIND_OF_WAY] * shares[:, None, None]
     figures: list[Any] = [*by_column, recompute, saved, saved_late, offered]
     return KindTables(*figures)
+
+
+def _share(profile: Profile, other: str) -> float:
+    """Of the layers of a kind those whose costs stand under `other`."""
+    return profile.cost_kinds.count(other) / max(1, profile.chain.count(KIND_OF[other]))
+
+
+def _alike(profile: Profile) -> Profile:
+    """With the most bytes of both kinds of language layers for either: no less is promised than is held."""
+    if not profile.linear_layers:
+        return profile
+    pair = {kind: profile.layers[kind] for kind in ("llm", LINEAR) if kind in profile.layers}
+    names = ("kept_bytes", "recompute_kept_bytes", "late_bytes", "recompute_cheap_kept_bytes")
+    most = {name: [value for cost in pair.values() if (value := getattr(cost, name)) is not None] for name in names}
+    alike = {name: max(values) for name, values in most.items() if len(values) == len(pair)}
+    return replace(profile, layers=profile.layers | {kind: replace(cost, **alike) for kind, cost in pair.items()})
 
 
 def _way(cost: LayerCost | None, level: str) -> tuple[float, float, float, bool]:
@@ -120,13 +140,14 @@ def _row(
     return forward, backward, weight, transfer, load, *map(np.asarray, _bytes(cost)), recompute
 
 
-def _apart(vit: tuple[Floats, ...], full: tuple[Floats, ...], share: float) -> tuple[tuple[Floats, ...], ...]:
-    """The row of a ViT layer, and of what one of the `share` of them that is `full` takes longer; running one again
-    takes the mean of both, for counts of recomputed layers do not tell them apart."""
-    more = [f - v for f, v in zip(full, vit, strict=True)]
-    seconds, others, recompute = vit[:3], vit[3:-1], vit[-1]
-    row = (*seconds, *others, recompute + share * more[-1])
-    return row, (*more[:3], *map(np.zeros_like, others), np.zeros_like(recompute))
+def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -> tuple[tuple[Floats, ...], ...]:
+    """The row of a layer of a kind, and of what one of the `share` of them that stands `apart` takes more: seconds,
+    weights, its step. Running one again takes the mean of both, for counts of recomputed layers do not tell them apart.
+    """
+    more = [other - one for other, one in zip(apart, plain, strict=True)]
+    alike = map(np.zeros_like, plain[3:7])  # transfers, loads, bytes kept and late
+    row = (*plain[:-1], plain[-1] + share * more[-1])
+    return row, (*more[:3], *alike, *more[7:-1], np.zeros_like(more[-1]))
 
 
 def _received(profile: Profile, row: tuple[Floats, ...], kind: str) -> tuple[Floats, ...]:

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from omnibal_ext.chain import KINDS, PART_OF
+from omnibal_ext.chain import KIND_OF, KINDS, PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import COLUMNS, FULL_COLUMN, KIND_OF_WAY
+from omnibal_ext.layout.tables import APART, COLUMNS, KIND_OF_WAY
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Action, giver
 from omnibal_ext.schedules.placement import Placement
@@ -176,7 +176,8 @@ class _Pieces:
         totals = dict.fromkeys(dict.fromkeys(PART_OF[kind] for kind in kinds), 0.0)
         for kind in kinds:
             totals[PART_OF[kind]] += float(seconds[KINDS.index(kind)])
-        totals["vit"] += float(seconds[FULL_COLUMN])
+        for other, column in APART.items():
+            totals[PART_OF[KIND_OF[other]]] += float(seconds[column])
         return [Piece(part, phase, total) for part, total in totals.items() if total > 0]
 
 

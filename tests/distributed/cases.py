@@ -42,7 +42,7 @@ ADAPTED = (("llm",), ("llm",), ("vit",), ("projector",), ("vit", "projector", "l
 """Parts with adapters, where nothing else is trained."""
 PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
-MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma", "experts")
+MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma", "linear", "experts")
 SHARING = ("experts",)
 """Those whose tensor-parallel ranks share the tokens between blocks, and have to."""
 

@@ -48,6 +48,7 @@ from omnibal_ext.architectures.architecture import (
     SlidingWindow,
     VisionArchitecture,
 )
+from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Schedule
 from omnibal_ext.schedules.placement import Placement
@@ -106,13 +107,24 @@ GEMMA = replace(
     tied=True,
 )  # fmt: skip
 """Norms around both branches, windows in three of four layers, images seen in both directions, as in Gemma 3."""
+LINEAR = replace(
+    FEATURES,
+    name="linear",
+    vision=replace(FEATURES.vision, feature_layers=()),
+    language=replace(
+        FEATURES.language, rotary_sections=(2, 1, 1), rotated=8, norm_epsilon=1e-2, centred_norms=True,
+        output_gate=True,
+        linear=LinearAttention((0, 2, 3), groups=2, heads=4, key_width=8, value_width=6, kernel=3),
+    ),
+)  # fmt: skip
+"""Linear attention in three of four layers, gated attention that turns in part in the other, as in Qwen3.5."""
 EXPERTS = replace(
     FEATURES,
     name="experts",
-    language=replace(FEATURES.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3)),
+    language=replace(LINEAR.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3, shared=16)),
 )
-"""The same with experts, their routers balanced hard enough to be seen."""
-MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, EXPERTS)}
+"""The same with experts, one of them shared, their routers balanced hard enough to be seen; and features."""
+MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, LINEAR, EXPERTS)}
 IMAGE_TOKEN = 127
 
 

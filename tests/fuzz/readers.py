@@ -192,6 +192,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "qwen3_vl_text", "hidden_size": 4096,
                         "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20]}},
     },
+    "qwen3_5_moe": {
+        "vision_config": {"depth": 27, "out_hidden_size": 2048},
+        "text_config": {"model_type": "qwen3_5_moe_text", "full_attention_interval": 4, "linear_num_key_heads": 16,
+                        "rope_parameters": {"mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}},
+    },
 }  # fmt: skip
 
 

@@ -27,13 +27,13 @@ LAUNCH = ("--nproc-per-node", 2, "--analytic", "a100")
 LIMITS = ("--max-pixels", 256, "--max-tokens", 300, "--shorten", "truncate", "--vit-budget", 96, "--llm-budget", 400)
 LIMITED = {"qwen3-vl": (*LIMITS, "--held-out", 0.1)}
 """Families of which the command is given limits, and a share to evaluate on."""
-WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
+WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert", "qwen3.5-moe": "tensor"}
 """How two ranks train a family, the others as a pipeline."""
 
 
 FAMILIES = (
     "internvl3.5", "llava-1.5", "llava-1.6", "llava-onevision", "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe",
-    "gemma-3",
+    "gemma-3", "qwen3.5", "qwen3.5-moe",
 )  # fmt: skip
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
 ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
@@ -141,6 +141,8 @@ def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
         "qwen2.5-vl": ("Qwen2_5_VL", {**models.QWEN2_5_VL, "window_size": 32}, MROPE_TEXT, QWEN_SYSTEM),
         "qwen3-vl": ("Qwen3VL", models.QWEN3_VL, models.QWEN3_VL_TEXT, ""),
         "qwen3-vl-moe": ("Qwen3VLMoe", models.QWEN3_VL, {**models.QWEN3_VL_TEXT, **models.EXPERTS}, ""),
+        "qwen3.5": ("Qwen3_5", models.QWEN3_5, models.QWEN3_5_TEXT, ""),
+        "qwen3.5-moe": ("Qwen3_5Moe", models.QWEN3_5, {**models.QWEN3_5_TEXT, **models.EXPERTS, **models.SHARED}, ""),
     }[family]
     config = getattr(transformers, f"{name}Config")(
         vision_config={**vision, "patch_size": 8}, text_config={**text, **words}, image_token_id=image_token
@@ -150,7 +152,7 @@ def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     limits = {"size": {"shortest_edge": 1024, "longest_edge": 8192}, "patch_size": 8}
     (folder / "model/video_preprocessor_config.json").write_text(json.dumps(limits))
     film(folder)
-    pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if family.startswith("qwen3-vl") else CLIP_PIXELS
+    pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if family.startswith("qwen3") else CLIP_PIXELS
     return {**pixels, "min_pixels": 256, "max_pixels": 4096, "patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
 
 

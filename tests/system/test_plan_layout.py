@@ -67,7 +67,12 @@ def test_sweep_plans_the_fastest_setting_and_lists_the_others(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("name", "tensor", "experts", "layers"),
-    [("qwen3-vl-8b", 2, 1, 67), ("qwen3-vl-30b-a3b", 2, 8, 79), ("internvl3.5-30b-a3b", 4, 1, 76)],
+    [
+        ("qwen3-vl-8b", 2, 1, 67),
+        ("qwen3-vl-30b-a3b", 2, 8, 79),
+        ("internvl3.5-30b-a3b", 4, 1, 76),
+        ("qwen3.5-35b-a3b", 2, 8, 71),
+    ],
 )
 def test_plans_a_model_on_an_analytic_device_and_says_what_of_the_ideal_it_reaches(
     tmp_path: Path, name: str, tensor: int, experts: int, layers: int

@@ -137,14 +137,16 @@ torch.cuda.is_available = lambda: True
 from megatron.vlm import platform
 platform.prepare()
 import apex, flash_attn
-print(json.dumps([platform.HAS_FLASH_ATTENTION, platform.HAS_APEX, apex.__name__, platform.UNUSABLE]))
+kernels = platform.HAS_FLASH_ATTENTION, platform.HAS_LINEAR_ATTENTION
+print(json.dumps([*kernels, platform.HAS_APEX, apex.__name__, platform.UNUSABLE]))
 """
 
 
 @pytest.mark.starts
 def test_apex_and_flash_attention_count_where_they_work(tmp_path: Path) -> None:
     """And Megatron finds them."""
-    for module in ("apex", "flash_attn", "amp_C", "fused_weight_gradient_mlp_cuda"):
+    for module in ("apex", "flash_attn", "fla", "fla/ops", "fla/ops/gated_delta_rule", "amp_C",
+                   "fused_weight_gradient_mlp_cuda"):  # fmt: skip
         (tmp_path / module).mkdir()
         (tmp_path / module / "__init__.py").touch()
     found = environment(PYTHONPATH=":".join([*PATH, str(tmp_path)]))
@@ -152,7 +154,7 @@ def test_apex_and_flash_attention_count_where_they_work(tmp_path: Path) -> None:
         [sys.executable, "-W", "ignore", "-c", ASK], env=found, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == [True, True, "apex", {}]
+    assert json.loads(done.stdout) == [True, True, True, "apex", {}]
 
 
 @pytest.mark.parametrize(("name", "file"), [("NVIDIA L4", "nvidia-l4"), ("NVIDIA H100 80GB HBM3", "h100")])

@@ -74,7 +74,7 @@ class KeyMap:
         """
         architecture, config = read_architecture(folder), read_config(config_path(folder))
         own = {table_name(name): name for name in stored}
-        wanted = sources(architecture, config["model_type"], _language_type(config))
+        wanted = sources(architecture, config["model_type"], _language_type(config), own)
         taken = {name for source in wanted.values() for name in source.theirs}
         if lacking := sorted(taken - own.keys()):
             raise UserError(f"{folder}: lacks {len(lacking)} weights that its {CONFIG} asks for, {lacking[0]} first")

@@ -1,9 +1,12 @@
 """How the tensors of one weight lie in ours and in theirs. Every form only moves numbers: back and forth is bit-exact.
 
 query, key, value    theirs  q0 q1 q2 q3 | k0 k1 | v0 v1        ours  q0 q1 k0 v0 | q2 q3 k1 v1    (two groups)
+with a gate          theirs  q0 g0 q1 g1 q2 ... | k0 k1 | ...   ours  q0 q1 g0 g1 k0 v0 | q2 q3 g2 g3 k1 v1
 gate, up             theirs  gate | up                          ours  gate up
 transposed           theirs  [in, out]                          ours  [out, in]
 experts              theirs  [out, in] each                     ours  [experts, out, in]
+linear               theirs  q | k | v, z, b, a                 ours  q0 k0 v0 v1 z0 z1 b0 b1 a0 a1 | q1 k1 v2 v3 ...
+convolution          theirs  q | k | v                          ours  q0 k0 v0 v1 | q1 k1 v2 v3
 either way           theirs  [experts, in, out], as published   ours  [experts, out, in]
                      or as ours, as transformers 5 saves
 """
@@ -58,16 +61,66 @@ def _split_experts(tensor: Tensor, _: Architecture) -> tuple[Tensor, ...]:
     return tuple(half for expert in tensor for half in expert.chunk(2))
 
 
-def _join_qkv(tensors: Sequence[Tensor], groups: int) -> Tensor:
-    """q [heads * d, ...], k and v [groups * d, ...] -> [groups * (heads / groups + 2) * d, ...]."""
+def _join_groups(tensors: Sequence[Tensor], groups: int) -> Tensor:
+    """Parts [groups * of each, ...], such as q, k and v -> [groups * of all, ...], group by group."""
     parts = [tensor.reshape(groups, -1, *tensor.shape[1:]) for tensor in tensors]
     return torch.cat(parts, dim=1).flatten(0, 1)
 
 
-def _split_qkv(tensor: Tensor, groups: int, width: int) -> tuple[Tensor, ...]:
-    grouped = tensor.reshape(groups, -1, *tensor.shape[1:])
-    parts = grouped.split([grouped.shape[1] - 2 * width, width, width], dim=1)
+def _split_groups(tensor: Tensor, groups: int, sizes: list[int]) -> tuple[Tensor, ...]:
+    parts = tensor.reshape(groups, -1, *tensor.shape[1:]).split(sizes, dim=1)
     return tuple(part.flatten(0, 1) for part in parts)
+
+
+def _split_qkv(tensor: Tensor, groups: int, width: int) -> tuple[Tensor, ...]:
+    return _split_groups(tensor, groups, [len(tensor) // groups - 2 * width, width, width])
+
+
+def _gated(tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
+    """Each head's query and gate, behind each other -> queries, gates, key and value of each group."""
+    both, *others = tensors
+    width = architecture.language.head_dim
+    heads = both.reshape(-1, 2, width, *both.shape[1:])
+    return _join_groups([heads[:, 0].flatten(0, 1), heads[:, 1].flatten(0, 1), *others], architecture.language.kv_heads)
+
+
+def _split_gated(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
+    groups, width = _language(architecture)
+    queries = architecture.language.heads // groups * width
+    query, gate, key, value = _split_groups(tensor, groups, [queries, queries, width, width])
+    heads = [part.reshape(-1, 1, width, *part.shape[1:]) for part in (query, gate)]
+    return torch.cat(heads, dim=1).flatten(0, 2), key, value
+
+
+def _linear_parts(architecture: Architecture) -> tuple[int, list[int]]:
+    """Groups of a layer of linear attention, and the numbers of each part of one."""
+    linear = architecture.language.linear
+    assert linear is not None
+    values, heads = linear.heads_a_group * linear.value_width, linear.heads_a_group
+    return linear.groups, [linear.key_width, linear.key_width, values, values, heads, heads]
+
+
+def _join_linear(tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
+    groups, parts = _linear_parts(architecture)
+    mixed, *others = tensors
+    return _join_groups([*mixed.split([groups * part for part in parts[:3]]), *others], groups)
+
+
+def _split_linear(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
+    groups, parts = _linear_parts(architecture)
+    *mixed, gate, rate, alpha = _split_groups(tensor, groups, parts)
+    return torch.cat(mixed), gate, rate, alpha
+
+
+def _join_convolution(tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
+    groups, parts = _linear_parts(architecture)
+    (weight,) = tensors
+    return _join_groups(weight.flatten(1).split([groups * part for part in parts[:3]]), groups)
+
+
+def _split_convolution(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
+    groups, parts = _linear_parts(architecture)
+    return (torch.cat(_split_groups(tensor, groups, parts[:3])),)
 
 
 def _vision(architecture: Architecture) -> tuple[int, int]:
@@ -88,17 +141,20 @@ FORMS = {
     "stacked_experts": Form(_stack_experts, _split_experts),
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
     "vision_qkv": Form(
-        lambda tensors, model: _join_qkv(tensors, model.vision.heads),
+        lambda tensors, model: _join_groups(tensors, model.vision.heads),
         lambda tensor, model: _split_qkv(tensor, *_vision(model)),
     ),
     "vision_packed_qkv": Form(
-        lambda tensors, model: _join_qkv(_same(tensors, model).chunk(3), model.vision.heads),
+        lambda tensors, model: _join_groups(_same(tensors, model).chunk(3), model.vision.heads),
         lambda tensor, model: (torch.cat(_split_qkv(tensor, *_vision(model))),),
     ),
     "language_qkv": Form(
-        lambda tensors, model: _join_qkv(tensors, model.language.kv_heads),
+        lambda tensors, model: _join_groups(tensors, model.language.kv_heads),
         lambda tensor, model: _split_qkv(tensor, *_language(model)),
     ),
+    "gated_qkv": Form(_gated, _split_gated),
+    "linear": Form(_join_linear, _split_linear),
+    "convolution": Form(_join_convolution, _split_convolution),
 }
 
 

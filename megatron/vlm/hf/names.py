@@ -7,17 +7,18 @@ checkpoints on disk; other spellings are brought to them first.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import layer_names
+from omnibal_ext.chain import FULL, LINEAR, layer_names
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of ours; `form` is a name of `forms.FORMS`, `when` a field of the architecture that must be true."""
+    """One weight of ours, in layers whose costs stand under `kind`; `form` is a name of `forms.FORMS`, `when` a field
+    of the architecture that must be true."""
 
     kind: str
     ours: str
@@ -165,25 +166,34 @@ def _qwen3_vision() -> Iterator[Weight]:
 
 def _llama_language(branch_norms: bool = False) -> Iterator[Weight]:
     """With norms behind both branches, the one in front of the perceptron is called otherwise (Gemma)."""
-    layer = "language_model.model.layers.{n}"
     yield from _llama_all_but_perceptrons(branch_norms)
-    halves = (f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight")
-    yield Weight("llm", "mlp.linear_fc1.weight", halves, "stacked")
-    yield Weight("llm", "mlp.linear_fc2.weight", (f"{layer}.mlp.down_proj.weight",))
+    yield from _perceptron("llm", "mlp", "language_model.model.layers.{n}.mlp")
+
+
+def _perceptron(kind: str, ours: str, theirs: str) -> Iterator[Weight]:
+    """A gated one of a language layer."""
+    halves = (f"{theirs}.gate_proj.weight", f"{theirs}.up_proj.weight")
+    yield Weight(kind, f"{ours}.linear_fc1.weight", halves, "stacked")
+    yield Weight(kind, f"{ours}.linear_fc2.weight", (f"{theirs}.down_proj.weight",))
 
 
 def _language_of_experts(apart: bool) -> Iterator[Weight]:
     """Qwen3-MoE's, whose experts' weights have a name each (`apart`), and Qwen3-VL-MoE's."""
-    mlp, ours = "language_model.model.layers.{n}.mlp", "mlp.experts.experts"
     yield from _llama_all_but_perceptrons()
-    yield Weight("llm", "mlp.router.weight", (f"{mlp}.gate.weight",))
+    yield from _experts("llm", "language_model.model.layers.{n}.mlp", apart, together="either_way")
+
+
+def _experts(kind: str, mlp: str, apart: bool, together: str) -> Iterator[Weight]:
+    """Of a layer, and their router; `together` is the form of weights that are not `apart`."""
+    ours = "mlp.experts.experts"
+    yield Weight(kind, "mlp.router.weight", (f"{mlp}.gate.weight",))
     if apart:
         halves = (f"{mlp}.experts.{{e}}.gate_proj.weight", f"{mlp}.experts.{{e}}.up_proj.weight")
-        yield Weight("llm", f"{ours}.linear_fc1.weight", halves, "stacked_experts")
-        yield Weight("llm", f"{ours}.linear_fc2.weight", (f"{mlp}.experts.{{e}}.down_proj.weight",), "experts")
+        yield Weight(kind, f"{ours}.linear_fc1.weight", halves, "stacked_experts")
+        yield Weight(kind, f"{ours}.linear_fc2.weight", (f"{mlp}.experts.{{e}}.down_proj.weight",), "experts")
     else:
-        yield Weight("llm", f"{ours}.linear_fc1.weight", (f"{mlp}.experts.gate_up_proj",), "either_way")
-        yield Weight("llm", f"{ours}.linear_fc2.weight", (f"{mlp}.experts.down_proj",), "either_way")
+        yield Weight(kind, f"{ours}.linear_fc1.weight", (f"{mlp}.experts.gate_up_proj",), together)
+        yield Weight(kind, f"{ours}.linear_fc2.weight", (f"{mlp}.experts.down_proj",), together)
 
 
 def _llama_all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
@@ -202,6 +212,38 @@ def _llama_all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
             yield Weight("llm", f"{branch}_bda.norm.weight", (f"{layer}.{theirs}_layernorm.weight",))
     yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
     yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
+
+
+def _linear_language(experts: bool, apart: bool = False) -> Iterator[Weight]:
+    """Qwen3.5's: linear attention in some layers; perceptrons or experts, each with weights of its own or together."""
+    model, layer = "language_model.model", "language_model.model.layers.{n}"
+    attention, net = f"{layer}.self_attn", f"{layer}.linear_attn"
+    yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
+    for kind in ("llm", LINEAR):
+        yield Weight(kind, "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
+        yield Weight(kind, "pre_mlp_layernorm.weight", (f"{layer}.post_attention_layernorm.weight",))
+        yield from _with_shared_expert(kind, apart) if experts else _perceptron(kind, "mlp", f"{layer}.mlp")
+    queries = tuple(f"{attention}.{one}_proj.weight" for one in "qkv")
+    yield Weight("llm", "self_attention.linear_qkv.weight", queries, "gated_qkv")
+    for one in "qk":
+        yield Weight("llm", f"self_attention.{one}_layernorm.weight", (f"{attention}.{one}_norm.weight",))
+    yield Weight("llm", "self_attention.linear_proj.weight", (f"{attention}.o_proj.weight",))
+    projected = tuple(f"{net}.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a"))
+    yield Weight(LINEAR, "self_attention.linear_qkv.weight", projected, "linear")
+    yield Weight(LINEAR, "self_attention.convolution", (f"{net}.conv1d.weight",), "convolution")
+    yield Weight(LINEAR, "self_attention.a_log", (f"{net}.A_log",))
+    yield Weight(LINEAR, "self_attention.dt_bias", (f"{net}.dt_bias",))
+    yield Weight(LINEAR, "self_attention.norm_weight", (f"{net}.norm.weight",))
+    yield Weight(LINEAR, "self_attention.linear_proj.weight", (f"{net}.out_proj.weight",))
+    yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
+    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
+
+
+def _with_shared_expert(kind: str, apart: bool) -> Iterator[Weight]:
+    mlp = "language_model.model.layers.{n}.mlp"
+    yield from _experts(kind, mlp, apart, together="same")
+    yield from _perceptron(kind, "mlp.shared_experts", f"{mlp}.shared_expert")
+    yield Weight(kind, "mlp.shared_experts.gate_weight", (f"{mlp}.shared_expert_gate.weight",))
 
 
 def _internlm2_language() -> Iterator[Weight]:
@@ -226,14 +268,20 @@ VISION_TABLES = {
     "gemma3": (*_llava_vision(), *_gemma_projector()),
     "qwen2_vl": tuple(_qwen_vision(later=False)),
     "qwen2_5_vl": tuple(_qwen_vision(later=True)),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), tuple(_qwen3_vision())),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), tuple(_qwen3_vision())),
 }
 LANGUAGE_TABLES = {
     "internlm2": tuple(_internlm2_language()),
     "gemma3_text": tuple(_llama_language(branch_norms=True)),
     "qwen3_moe": tuple(_language_of_experts(apart=True)),
     "qwen3_vl_moe_text": tuple(_language_of_experts(apart=False)),
+    "qwen3_5_text": tuple(_linear_language(experts=False)),
+    "qwen3_5_moe_text": tuple(_linear_language(experts=True)),
 }
+APART = {"qwen3_5_moe_text": tuple(_linear_language(experts=True, apart=True))}
+"""Where the weights of experts lie together as published, and apart as transformers 5 saves them."""
+FIRST_EXPERT = r"^language_model\.model\.layers\.\d+\.mlp\.experts\.0\."
+"""In a name of the tables: they lie apart."""
 LLAMA_TABLE = tuple(_llama_language())
 """Also Qwen's, Mistral's, Vicuna's and Yi's."""
 
@@ -254,6 +302,7 @@ IDLE = (
     r"vision_model\.encoder\.layers\.\d+\.",
     r"(vision_tower|vision_model)\.embeddings\.position_ids$",
     r".*rotary_emb\.inv_freq$",
+    r"mtp\.",
 )
 """Weights that a checkpoint has and the model never uses (beyond those in the tables): kept aside for the way back."""
 
@@ -278,15 +327,17 @@ def is_idle(name: str) -> bool:
     return any(re.match(pattern, name) for pattern in IDLE)
 
 
-def sources(architecture: Architecture, vision: str, language: str) -> dict[str, Source]:
+def sources(architecture: Architecture, vision: str, language: str, stored: Collection[str] = ()) -> dict[str, Source]:
     """Every weight of the chain by its name in our checkpoints, in the chain's order.
 
-    `vision` is the model type of a config.json, `language` that of its language model.
+    `vision` is the model type of a config.json, `language` that of its language model, `stored` the names that are
+    there, as in the tables.
     """
-    table = (*VISION_TABLES[vision], *LANGUAGE_TABLES.get(language, LLAMA_TABLE))
+    tables = LANGUAGE_TABLES | (APART if any(re.search(FIRST_EXPERT, name) for name in stored) else {})
+    table = (*VISION_TABLES[vision], *tables.get(language, LLAMA_TABLE))
     found = {}
-    for kind, link in zip(architecture.chain, layer_names(architecture.chain), strict=True):
-        number = link.partition(".")[2]
+    for cost, link in zip(architecture.cost_kinds, layer_names(architecture.chain), strict=True):
+        kind, number = "vit" if cost == FULL else cost, link.partition(".")[2]
         for weight in _present(table, kind, architecture):
             features = range(len(architecture.vision.feature_layers)) if "{f}" in weight.ours else (0,)
             for feature in map(str, features):

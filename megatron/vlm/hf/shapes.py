@@ -2,7 +2,8 @@
 
 from functools import lru_cache
 
-from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
+from omnibal_ext.chain import LINEAR
 
 Shape = tuple[int, ...]
 
@@ -10,7 +11,10 @@ Shape = tuple[int, ...]
 def weight_shape(ours: str, model: Architecture) -> Shape:
     """The whole shape of a weight by its name in our checkpoints, such as `links.vit_3.mlp.linear_fc1.weight`."""
     _, link, weight = ours.split(".", 2)
-    return _shapes(link if link in _KINDS else link.rpartition("_")[0], model)[weight]
+    kind, _, number = link.rpartition("_")
+    if kind == "llm" and int(number) in model.language.linear_layers:
+        kind = LINEAR
+    return _shapes(link if link in _KINDS else kind, model)[weight]
 
 
 @lru_cache(maxsize=16)
@@ -92,18 +96,44 @@ def _word_embed(model: Architecture) -> dict[str, Shape]:
 def _llm(model: Architecture) -> dict[str, Shape]:
     language = model.language
     width, heads = language.hidden_size, language.heads * language.head_dim
-    experts, inner = language.experts.count if language.experts else 0, language.ffn_hidden_size
+    projected = heads * (1 + language.output_gate) + 2 * language.kv_heads * language.head_dim
     return {
-        "mlp.router.weight": (experts, width),
-        "mlp.experts.experts.linear_fc1.weight": (experts, 2 * inner, width),
-        "mlp.experts.experts.linear_fc2.weight": (experts, width, inner),
-        **_layer(width, 2 * inner, inner),
-        **_linear("self_attention.linear_qkv", heads + 2 * language.kv_heads * language.head_dim, width),
+        **_perceptrons(language),
+        **_linear("self_attention.linear_qkv", projected, width),
         **_linear("self_attention.linear_proj", width, heads),
         **_norm("self_attention.q_layernorm", language.head_dim),
         **_norm("self_attention.k_layernorm", language.head_dim),
         **_norm("self_attn_bda.norm", width),
         **_norm("mlp_bda.norm", width),
+    }
+
+
+def _perceptrons(language: LanguageArchitecture) -> dict[str, Shape]:
+    """Norms and perceptrons of a layer, and experts."""
+    width, inner = language.hidden_size, language.ffn_hidden_size
+    experts, shared = (language.experts.count, language.experts.shared) if language.experts else (0, 0)
+    return {
+        "mlp.router.weight": (experts, width),
+        "mlp.experts.experts.linear_fc1.weight": (experts, 2 * inner, width),
+        "mlp.experts.experts.linear_fc2.weight": (experts, width, inner),
+        **_linear("mlp.shared_experts.linear_fc1", 2 * shared, width),
+        **_linear("mlp.shared_experts.linear_fc2", width, shared),
+        "mlp.shared_experts.gate_weight": (1, width),
+        **_layer(width, 2 * inner, inner),
+    }
+
+
+def _llm_linear(model: Architecture) -> dict[str, Shape]:
+    width, linear = model.language.hidden_size, model.language.linear
+    assert linear is not None
+    return {
+        **_perceptrons(model.language),
+        **_linear("self_attention.linear_qkv", linear.groups * linear.projected, width),
+        "self_attention.convolution": (linear.groups * linear.convolved, linear.kernel),
+        "self_attention.a_log": (linear.heads,),
+        "self_attention.dt_bias": (linear.heads,),
+        "self_attention.norm_weight": (linear.value_width,),
+        **_linear("self_attention.linear_proj", width, linear.heads * linear.value_width),
     }
 
 
@@ -118,5 +148,6 @@ _KINDS = {
     "projector": _projector,
     "word_embed": _word_embed,
     "llm": _llm,
+    LINEAR: _llm_linear,
     "head": _head,
 }

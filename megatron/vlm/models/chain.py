@@ -107,11 +107,11 @@ class Chain:
                     return WordEmbedding(self.language, self.vocab_size, self.architecture)
                 case "llm":
                     language = self.architecture.language
-                    config = language_layer_config(self.language, language)
-                    spec = language_layer_spec(config, language, self._norms_apart(link, again))
+                    config, number = language_layer_config(self.language, language), self.kinds[:link].count("llm")
+                    spec = language_layer_spec(config, language, self._norms_apart(link, again), number)
                     layer = self._layer(config, spec, link, again)
                     assert isinstance(layer, LanguageLayer)
-                    layer.place(language, self.kinds[:link].count("llm"))
+                    layer.place(language, number)
                     return layer
                 case _:
                     return Head(self.language, self.vocab_size, self.architecture.language.vocab_size)

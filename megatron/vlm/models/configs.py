@@ -44,6 +44,9 @@ def _set_norms_and_activation(config: TransformerConfig, language: LanguageArchi
     """What Megatron has other flags for than those that a preset fills in."""
     config.layernorm_zero_centered_gamma = language.centred_norms
     config.softmax_scale = None if language.query_scale is None else language.query_scale**-0.5
+    config.attention_output_gate = language.output_gate
+    if language.experts and language.experts.shared:
+        config.moe_shared_expert_intermediate_size, config.moe_shared_expert_gate = language.experts.shared, True
     if language.activation != "silu":
         config.activation_func = ACTIVATIONS[language.activation]
         config.bias_activation_fusion = False  # core's is another GELU; `perceptron.Perceptron` fuses the model's own
@@ -70,6 +73,7 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.activation_func = ACTIVATIONS[vision.activation]
     config.add_bias_linear = True
     config.num_moe_experts = None
+    config.attention_output_gate = False
     config.fp8 = None  # 1025 tokens a tile make no whole blocks of eight bits
     config.add_qkv_bias = vision.qkv_bias
     config.qk_layernorm = vision.qk_norm

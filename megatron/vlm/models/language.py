@@ -23,12 +23,14 @@ from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.cross_entropy import token_losses
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.language_view import LanguageView
+from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet
 from megatron.vlm.models.mixture.experts import experts_builder
 from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
 from megatron.vlm.models.padding import loads_without_padding
 from megatron.vlm.models.perceptron import Perceptron
-from megatron.vlm.models.specs import layer_submodules, set_projections
+from megatron.vlm.models.specs import layer_submodules, perceptron_projections, projections, set_projections
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
+from omnibal_ext.architectures.linear_attention import LinearAttention
 
 
 class WordEmbedding(MegatronModule):
@@ -86,18 +88,22 @@ class LanguageLayer(TransformerLayer):
 
     slides = False
     """A token sees no further back than the model's window."""
+    linear = False
+    """A state is carried from token to token, in the place of attention."""
 
     def place(self, language: LanguageArchitecture, number: int) -> None:
         """Say which of the language model's layers this is."""
         self.slides = language.sliding is not None and number in language.sliding.layers
+        self.linear = number in language.linear_layers
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: LanguageView) -> Tensor:
         """[T, 1, width] -> the same."""
+        seen = view.runs if self.linear else view.near if self.slides else view.far
         with own_draws(self), get_fp8_context(self.config, self.layer_number - 1):
             return super().forward(
                 hidden,
                 attention_mask=None,
-                packed_seq_params=view.near if self.slides else view.far,
+                packed_seq_params=seen,
                 padding_mask=view.balance,
             )[0]
 
@@ -114,21 +120,34 @@ def language_layer_config(config: TransformerConfig, architecture: LanguageArchi
     return layer
 
 
-def language_layer_spec(config: TransformerConfig, architecture: LanguageArchitecture, again: bool) -> ModuleSpec:
-    """Core's layer with attention isolated per sample and, where the model has them, QK-norm of every head, norms
-    behind both branches, experts. `again`: built so that its cheap outputs can be computed again."""
+def language_layer_spec(
+    config: TransformerConfig, architecture: LanguageArchitecture, again: bool, number: int
+) -> ModuleSpec:
+    """Core's layer with attention isolated per sample or linear attention, as layer `number` has it, and, where the
+    model has them, QK-norm of every head, norms behind both branches, experts. `again`: built so that its cheap outputs
+    can be computed again."""
     submodules = layer_submodules(config, again)
     if architecture.branch_norms:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
     if architecture.activation != "silu":
         submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
     if architecture.experts:
-        submodules.mlp, submodules.pre_mlp_layernorm = experts_builder(), build_norm
+        submodules.mlp, submodules.pre_mlp_layernorm = experts_builder(perceptron_projections(config)), build_norm
+    if architecture.linear and number in architecture.linear.layers:
+        submodules.self_attention = linear_attention_spec(config, architecture.linear, again)
+        return ModuleSpec(LanguageLayer, submodules=submodules)
     attention = submodules.self_attention.submodules
     attention.core_attention = IsolatedAttention
     set_projections(attention, config, architecture.kv_heads, architecture.qkv_bias, again)
     attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp
     return ModuleSpec(LanguageLayer, submodules=submodules)
+
+
+def linear_attention_spec(config: TransformerConfig, linear: LinearAttention, again: bool) -> ModuleSpec:
+    """What core's layer builds in the place of its attention."""
+    filled = linear.groups_over(config.tensor_model_parallel_size)
+    into, out_of = projections(config, linear.groups, filled, has_bias=False, again=again)
+    return ModuleSpec(GatedDeltaNet, params={"linear": linear, "into": into, "out_of": out_of})
 
 
 class Head(MegatronModule):

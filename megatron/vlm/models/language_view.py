@@ -23,6 +23,7 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch, Segments, segments_of
+from megatron.vlm.models.linear.gated_delta_net import Runs
 from megatron.vlm.models.mixture.router import Balance
 from megatron.vlm.models.rotary import Rotary
 from megatron.vlm.models.rotation import Rotation
@@ -41,6 +42,8 @@ class LanguageView:
     near: Segments
     balance: Balance | None = None
     """Of the routers of experts."""
+    runs: Runs | None = None
+    """Of the layers of linear attention."""
 
 
 class LanguageViewer(torch.nn.Module):
@@ -50,6 +53,7 @@ class LanguageViewer(torch.nn.Module):
         super().__init__()
         language, self.dtype = architecture.language, dtype
         self.sliding, self.image_attention = language.sliding, language.image_attention
+        self.linear = language.linear
         self.image_tokens = architecture.image_tokens_per_tile
         native = architecture.vision.native
         self.rotary = Rotary(language, architecture.shuffle, native.positions_per_second if native else None)
@@ -61,16 +65,16 @@ class LanguageViewer(torch.nn.Module):
         """Rotation and segments of both kinds of layers. UserError where a sample is too long for the model."""
         samples = [*zip(batch.lengths, self._images(batch), strict=True)]
         masks = [self._mask(length, images, None) for length, images in samples]
-        far = _segments(batch, masks, self.rotary(batch, self.dtype))
+        far, balance = _segments(batch, masks, self.rotary(batch, self.dtype)), Balance.of(batch)
         if not self.sliding:
-            return LanguageView(far, far, Balance.of(batch))
+            return LanguageView(far, far, balance, Runs.of(batch, self.dtype) if self.linear else None)
         window = self.sliding.tokens
         nearer = [
             mask if length <= window else self._mask(length, images, window)
             for (length, images), mask in zip(samples, masks, strict=True)
         ]
         near = _segments(batch, nearer, self.near_rotary(batch, self.dtype))
-        return LanguageView(far, near, Balance.of(batch))
+        return LanguageView(far, near, balance)
 
     def _images(self, batch: Microbatch) -> list[tuple[Span, ...]]:
         """Of each sample, where in it are the tokens of its images that see each other."""

@@ -36,7 +36,8 @@ def loads_without_padding(state: ShardedStateDict) -> ShardedStateDict:
 
 
 class QueryKeyValue:
-    """Mixed into a column-parallel class: the projection to query, key and value, for `groups` true groups of heads.
+    """Mixed into a column-parallel class: the projection to query, key and value, for `groups` true groups of heads of
+    `filled` with those of zeros.
 
     Its bias is the model's own choice.
     """
@@ -50,12 +51,13 @@ class QueryKeyValue:
         *,
         config: TransformerConfig,
         groups: int,
+        filled: int,
         has_bias: bool,
         init_method: Initialization,
         tp_group: ProcessGroup,
         **core: Any,
     ) -> None:
-        true_size = output_size // _groups(config) * groups
+        true_size = output_size // filled * groups
         draw = partial(_draw, init_method, 0, true_size)
         core |= {"bias": has_bias, "tp_group": tp_group}
         super().__init__(input_size, output_size, config=config, init_method=draw, **core)  # type: ignore[call-arg]
@@ -67,7 +69,7 @@ class QueryKeyValue:
 
 
 class AttentionOutput:
-    """Mixed into a row-parallel class: the projection behind the attention, for `groups` true groups of heads."""
+    """Mixed into a row-parallel class: the projection behind the attention, for `groups` true groups of `filled`."""
 
     weight: Tensor
 
@@ -78,11 +80,12 @@ class AttentionOutput:
         *,
         config: TransformerConfig,
         groups: int,
+        filled: int,
         init_method: Initialization,
         tp_group: ProcessGroup,
         **core: Any,
     ) -> None:
-        true_size = input_size // _groups(config) * groups
+        true_size = input_size // filled * groups
         draw, core = partial(_draw, init_method, 1, true_size), core | {"tp_group": tp_group}
         super().__init__(input_size, output_size, config=config, init_method=draw, **core)  # type: ignore[call-arg]
         zero_padding(self.weight, 1, true_size, tp_group)
@@ -90,11 +93,6 @@ class AttentionOutput:
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
         """As core's."""
         return loads_without_padding(super().sharded_state_dict(*arguments, **options))  # type: ignore[misc]
-
-
-def _groups(config: TransformerConfig) -> int:
-    assert config.num_query_groups is not None
-    return config.num_query_groups
 
 
 @cache

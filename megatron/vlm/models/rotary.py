@@ -37,7 +37,7 @@ class Rotary(torch.nn.Module):
         return rotation(self.angles(batch), dtype, scaling.attention_factor if scaling else 1.0)
 
     def angles(self, batch: Microbatch) -> Tensor:
-        """Angles of every position, [T, 1, 1, width of a head]. UserError where a sample is too long for the model."""
+        """Angles of every position, [T, 1, 1, numbers that turn]. UserError where a sample is too long for it."""
         longest = max(batch.lengths)
         if self.max_positions is not None and longest > self.max_positions:
             raise UserError(
@@ -81,9 +81,9 @@ def rotary_axes(sections: Sequence[int], interleaved: bool) -> list[int]:
 
 
 def stretched_frequencies(language: LanguageArchitecture, scaling: RopeScaling, length: int) -> Tensor:
-    """Radians a position of a sample that is so long, fp32 [head width / 2]: the base grows with it (NTK-aware)."""
+    """Radians a position of a sample so long, fp32 [numbers that turn / 2]: the base grows with it (NTK-aware)."""
     longer = max(length, scaling.original_positions) / scaling.original_positions
-    width = language.head_dim
+    width = language.rotary_width
     base = (scaling.factor * longer - (scaling.factor - 1)) ** (width / (width - 2))
     return _plain_frequencies(language.rope_theta * base, width)
 
@@ -93,8 +93,8 @@ def _plain_frequencies(theta: float, width: int) -> Tensor:
 
 
 def rotary_frequencies(language: LanguageArchitecture) -> Tensor:
-    """Radians a position, fp32 [head width / 2], scaled as the model asks; of short samples, where that matters."""
-    frequencies = _plain_frequencies(language.rope_theta, language.head_dim)
+    """Radians a position, fp32 [numbers that turn / 2], scaled as the model asks; of short samples, if that matters."""
+    frequencies = _plain_frequencies(language.rope_theta, language.rotary_width)
     match language.rope_scaling:
         case None | RopeScaling(kind="dynamic"):
             return frequencies

@@ -9,7 +9,7 @@ from megatron.core.jit import jit_fuser
 from torch import Tensor
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the angle of every row and number of a head, [rows, 1, 1, head width]."""
+"""Cosines and sines of the angle of every row and number of a head that turns, [rows, 1, 1, numbers]."""
 
 
 def rotation(angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Rotation:
@@ -19,11 +19,19 @@ def rotation(angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Rotatio
 
 @jit_fuser
 def turned(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-    """Query [rows, 1, heads, width] and key [rows, 1, groups, width], each pair of numbers turned by its angle."""
-    return query * cosines + _a_quarter_on(query) * sines, key * cosines + _a_quarter_on(key) * sines
+    """Query [rows, 1, heads, width] and key [rows, 1, groups, width], each pair of numbers turned by its angle; where
+    there are fewer angles than numbers, the others stay as they are."""
+    return _turned(query, cosines, sines), _turned(key, cosines, sines)
+
+
+def _turned(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    if (width := cosines.shape[-1]) == rows.shape[-1]:
+        return rows * cosines + _a_quarter_on(rows) * sines
+    turning, others = rows[..., :width], rows[..., width:]
+    return torch.cat((turning * cosines + _a_quarter_on(turning) * sines, others), dim=-1)
 
 
 def _a_quarter_on(rows: Tensor) -> Tensor:
-    """A pair is a number of the first half of a head and one of the second."""
+    """A pair is a number of the first half of those that turn and one of the second."""
     first, second = rows.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)

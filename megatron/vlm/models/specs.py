@@ -11,6 +11,7 @@ of a norm in front of it. Layers whose cheap outputs are computed again (`again`
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_submodules,
@@ -18,6 +19,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttentionSubmodules
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
@@ -59,14 +61,30 @@ def layer_submodules(config: TransformerConfig, again: bool) -> TransformerLayer
     return submodules
 
 
-def set_projections(
-    attention: SelfAttentionSubmodules, config: TransformerConfig, groups: int, has_bias: bool, again: bool
-) -> None:
-    """Let what projects into the attention, norm included where it is inside, and out of it fill up the last ranks,
-    where these do not divide the `groups` of heads that the model has."""
+def projections(
+    config: TransformerConfig, groups: int, filled: int | None, has_bias: bool, again: bool
+) -> tuple[partial[Any], partial[Any]]:
+    """What projects into the attention, norm included where it is inside, and out of it. They fill up the last ranks to
+    `filled` groups of heads, where these do not divide the `groups` that the model has."""
     into, out_of = ColumnParallelLinear, RowParallelLinear
     if by_transformer_engine(config):
         into = transformer_engine.Columns if again else transformer_engine.NormAndColumns
         out_of = transformer_engine.Rows
-    attention.linear_qkv = partial(mixed(QueryKeyValue, into), groups=groups, has_bias=has_bias)
-    attention.linear_proj = partial(mixed(AttentionOutput, out_of), groups=groups)
+    return (
+        partial(mixed(QueryKeyValue, into), groups=groups, filled=filled, has_bias=has_bias),
+        partial(mixed(AttentionOutput, out_of), groups=groups, filled=filled),
+    )
+
+
+def perceptron_projections(config: TransformerConfig) -> MLPSubmodules:
+    """Both projections of a perceptron that has no norm inside."""
+    found: MLPSubmodules = layer_submodules(config, again=True).mlp.keywords["submodules"]
+    return found
+
+
+def set_projections(
+    attention: SelfAttentionSubmodules, config: TransformerConfig, groups: int, has_bias: bool, again: bool
+) -> None:
+    """Give core's attention these projections."""
+    found = projections(config, groups, config.num_query_groups, has_bias, again)
+    attention.linear_qkv, attention.linear_proj = found

@@ -18,7 +18,7 @@ from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.step import SplitBackward, Step, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, timed
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
+from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, VISION_KINDS
 from omnibal_ext.costs.profile import Fit, LayerCost
 
 SAMPLES = 4  # of the pack that is measured at the budgets
@@ -182,7 +182,9 @@ def _some(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
     for count in range(LAYERS, 0, -1):
         places = [i for i in range(len(kinds)) if tuple(kinds[i : i + count]) == (kind,) * count]
         if places:
-            return places[-1 if kind == "llm" else 0], count  # no features enter behind the last language layers
+            return places[
+                -1 if KIND_OF.get(kind, kind) == "llm" else 0
+            ], count  # no features enter behind the last language layers
     raise ValueError(f"no layer of kind {kind}")
 
 

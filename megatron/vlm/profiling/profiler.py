@@ -94,6 +94,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         chain=chain.kinds,
         feature_layers=chain.architecture.vision.feature_layers,
         full_layers=chain.architecture.vision.full_layers,
+        linear_layers=chain.architecture.language.linear_layers,
         layers=layers,
         vit_budget=job.vit_budget,
         llm_budget=job.llm_budget,

@@ -6,6 +6,7 @@ import pytest
 
 from omnibal_ext.architectures.architecture import Experts
 from omnibal_ext.architectures.presets import PRESETS, preset
+from omnibal_ext.chain import LINEAR
 from omnibal_ext.costs import analytic
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.works import layer_works
@@ -61,6 +62,32 @@ def test_experts_weigh_all_and_work_by_the_chosen(name: str, weights: int, activ
     assert (more.matrix_weights - works["llm"].matrix_weights, more.parameters) == (expert, works["llm"].parameters)
     sizes = 2 * 4096 * (model.language.hidden_size + 3 * model.language.ffn_hidden_size)
     assert more.kept - works["llm"].kept == sizes, "a sorted copy, and what goes in and out of its perceptron"
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "sizes"),
+    [
+        ("qwen3.5-9b", "Qwen3_5", {}),
+        ("qwen3.5-35b-a3b", "Qwen3_5Moe", {}),
+        (
+            "qwen3.5-27b",
+            "Qwen3_5",
+            {
+                "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24, "intermediate_size": 17408,
+                "linear_num_value_heads": 48,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_linear_layers_weigh_what_those_of_transformers_do(name: str, theirs: str, sizes: dict[str, int]) -> None:
+    """The language model to the last weight; theirs holds none, on the meta device."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = getattr(transformers, f"{theirs}TextConfig")(**sizes)
+    with torch.device("meta"):
+        model = getattr(transformers, f"{theirs}ForCausalLM")(config)
+    profile = analytic_profile(PRESETS[name], "h100", 4, 4096)
+    kinds = [kind for kind in profile.cost_kinds if kind in ("word_embed", "llm", LINEAR, "head")]
+    assert sum(map(profile.parameters.__getitem__, kinds)) == sum(weight.numel() for weight in model.parameters())
 
 
 MOE = PRESETS["qwen3-vl-30b-a3b"]

@@ -66,6 +66,22 @@ QWEN3_VL = {
 MROPE_INTERLEAVED = {"rope_type": "default", "mrope_section": [3, 2, 3], "mrope_interleaved": True, "rope_theta": 1e4}
 QWEN3_VL_TEXT = {**TEXT, "num_hidden_layers": 3, "head_dim": 16, "rope_parameters": MROPE_INTERLEAVED}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+QWEN3_5 = {name: value for name, value in QWEN3_VL.items() if name != "deepstack_visual_indexes"}
+QWEN3_5_TEXT = {
+    **TEXT,
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {**MROPE_INTERLEAVED, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+    "rms_norm_eps": 1e-3,
+}
+"""What a linear layer says of a sample's first tokens goes with one product of a query and a key; where that is next to
+nothing the norm behind blows rounding up: with transformers' own epsilon a word's last bit moves logits by 5e-5."""
+SHARED = {"shared_expert_intermediate_size": 24}
 GRIDS = [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]]
 QWEN = {**TEXT, "model_type": "qwen2"}
 QWEN3 = {**TEXT, "model_type": "qwen3", "head_dim": 16}
@@ -232,6 +248,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     ),
     "qwen3-vl": ("Qwen3VL", QWEN3_VL, QWEN3_VL_TEXT, {}),
     "qwen3-vl-moe": ("Qwen3VLMoe", QWEN3_VL, {**QWEN3_VL_TEXT, **EXPERTS}, {}),
+    "qwen3.5": ("Qwen3_5", QWEN3_5, QWEN3_5_TEXT, {}),
+    "qwen3.5-moe": ("Qwen3_5Moe", QWEN3_5, {**QWEN3_5_TEXT, **EXPERTS, **SHARED}, {}),
+    "qwen3.5 tied, groups of heads of linear attention that two ranks do not share evenly": (
+        "Qwen3_5",
+        QWEN3_5,
+        {
+            **QWEN3_5_TEXT,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 6,
+            "linear_conv_kernel_dim": 3,
+        },
+        {"tie_word_embeddings": True},
+    ),
     "qwen3-vl tied, one feature": (
         "Qwen3VL",
         {**QWEN3_VL, "deepstack_visual_indexes": [1], "num_position_embeddings": 4},

@@ -130,6 +130,24 @@ def test_experts_lie_either_way_as_transformers_reads_them(tmp_path: Path) -> No
     assert_same(dict(read.state_dict()), dict(saved.state_dict()))
 
 
+def test_experts_lie_together_as_published_or_apart_as_transformers_saves_them(tmp_path: Path) -> None:
+    """And layers that predict several tokens, which a model of transformers does not have, come back."""
+    model = models.build("qwen3.5-moe", seed=2)
+    model.save_pretrained(tmp_path / "saved")
+    published = tmp_path / "published"
+    published.mkdir()
+    weights = {name: weight for name, weight in weights_of(tmp_path / "saved").items() if ".experts." not in name}
+    weights |= {name: weight.detach().clone() for name, weight in model.state_dict().items() if ".experts." in name}
+    weights["mtp.layers.0.mlp.experts.0.down_proj.weight"] = torch.ones(3, 2)
+    safetensors.save_file(weights, published / "model.safetensors", {"format": "pt"})
+    (published / "config.json").write_text((tmp_path / "saved/config.json").read_text())
+    for name in ("saved", "published"):
+        from_hugging_face(tmp_path / name, tmp_path / f"ours_{name}")
+        to_hugging_face(tmp_path / f"ours_{name}", tmp_path / f"back_{name}")
+        assert_same(weights_of(tmp_path / f"back_{name}"), weights_of(tmp_path / name))
+    assert_same(ours_of(tmp_path / "ours_published"), ours_of(tmp_path / "ours_saved"))
+
+
 def test_other_spellings_are_the_same_model(tmp_path: Path) -> None:
     """Names as in memory, and with the inner `vision_model` that older checkpoints have."""
     model = models.build("llava-next vicuna", seed=3)

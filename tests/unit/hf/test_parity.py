@@ -11,12 +11,15 @@ from tests.unit.hf.models import FAMILIES
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.starts
 TOLERANCE = 2e-5  # seen: 2e-6
+OF_DECAY = 2e-4
+"""Of gradients of models with linear attention: that of what a state keeps is a small difference of large sums."""
 
 
 OF_A_KIND = (
     "internvl", "internvl qk-norm rmsnorm", "internvl qk-norm layernorm, biases, last norm", "internvl 3.5-38b",
     "internvl yarn, groups of heads that two ranks do not share evenly", "internvl qwen3-moe", "llava",
-    "llava-onevision tied", "gemma 3", "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe",
+    "llava-onevision tied", "gemma 3", "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "qwen3.5",
+    "qwen3.5-moe",
 )  # fmt: skip
 """One family of every kind of layer: Transformer Engine has its own layers, all else is as without it."""
 WAYS = {
@@ -39,7 +42,7 @@ def test_a_family_equals_transformers(way: str, family: str) -> None:
     assert found["scale"] > 1, "logits so small that any model would pass"
     assert found["logits"] < TOLERANCE
     assert found["loss"] < TOLERANCE
-    assert found["gradients"] < TOLERANCE
+    assert found["gradients"] < (OF_DECAY if family.startswith("qwen3.5") else TOLERANCE)
 
 
 @pytest.mark.parametrize(("way", "family"), CASES)

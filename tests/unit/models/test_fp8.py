@@ -70,6 +70,7 @@ def test_as_many_layers_at_each_end_stay_out_of_eight_bits_as_are_asked_for(
     [
         ("--fp8-format hybrid --fp8-recipe tensorwise", False, ("Transformer Engine", "leave it out")),
         ("--fp8-format hybrid", True, ("delayed", "--fp8-recipe tensorwise")),
+        ("--model qwen3.5-9b --fp8-format hybrid --fp8-recipe mxfp8", True, ("linear attention", "leave it out")),
     ],
 )
 def test_fp8_that_reaches_no_layer_is_refused(

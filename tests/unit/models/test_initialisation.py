@@ -87,7 +87,8 @@ def test_the_host_draws_from_the_seed_and_the_place_in_the_chain(inputs: Trainin
 def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, drawn_on: str, model: str) -> None:
     """Matrices 0.02, those that write to the residual stream 0.02 / sqrt(2 layers); norms, LayerScale 1; biases 0.
 
-    Norms of 1 + weight start from 0.
+    Norms of 1 + weight start from 0, convolutions within 1 / sqrt(tokens seen); a head of linear attention keeps
+    e^(-A dt) of its state, A up to 16, dt from 0.001 to 0.1.
     """
     known = harness.MODELS[model]
     shallow = replace(known, vision=replace(known.vision, layers=3))  # fewer than the language model has
@@ -95,14 +96,22 @@ def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, 
     layers = {"vit": chain.architecture.vision.layers, "llm": chain.architecture.language.layers}
     for link, name in enumerate(chain.names):
         for weight_name, weight in chain.build(link).named_parameters():
+            if weight_name.endswith(("a_log", "dt_bias")):
+                least, most = (0.01, 16) if weight_name.endswith("a_log") else (1e-3, 1e-1)
+                drawn = weight.exp() if weight_name.endswith("a_log") else torch.nn.functional.softplus(weight)
+                assert len(set(drawn.tolist())) == len(drawn)
+                assert ((least <= drawn) & (drawn <= most)).all()
+                continue
             if weight.dim() == 1:
                 whole = f"{name}.{weight_name}"
-                centred = model == "gemma" and whole.startswith(("llm", "projector.norm", "head"))
+                norms = ("llm", "head") if weight_name != "self_attention.norm_weight" else ()
+                centred = known.language.centred_norms and whole.startswith((*norms, *["projector.norm"] * known.pools))
                 wanted = 0.0 if centred or weight_name.endswith("bias") else 1.0
                 assert torch.equal(weight, torch.full_like(weight, wanted)), f"{name}.{weight_name}"
                 continue
             writes = name[:3] in layers and weight_name.endswith(OUTPUT_LAYERS)
             spread = STD / math.sqrt(2 * layers[name[:3]]) if writes else STD
+            spread = (3 * weight.shape[1]) ** -0.5 if weight_name.endswith("convolution") else spread
             count = weight.numel()
             assert weight.std().item() == pytest.approx(spread, rel=4 / math.sqrt(2 * count)), f"{name}.{weight_name}"
             assert abs(weight.mean().item()) < 4.5 * spread / math.sqrt(count), f"{name}.{weight_name}"

@@ -8,15 +8,18 @@ from megatron.vlm.models.rotation import rotation, turned
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("factor", [1.0, 1.25])
-def test_pairs_turn_by_their_angles(seed: int, factor: float) -> None:
+@pytest.mark.parametrize("still", [0, 5])
+def test_pairs_turn_by_their_angles(seed: int, factor: float, still: int) -> None:
+    """The last `still` numbers of a head do not."""
     generator = torch.Generator().manual_seed(seed)
     rows, width = 11, 6
-    query, key = (torch.randn(rows, 1, heads, 2 * width, generator=generator).double() for heads in (4, 2))
+    query, key = (torch.randn(rows, 1, heads, 2 * width + still, generator=generator).double() for heads in (4, 2))
     angles = (100 * torch.rand(rows, 1, 1, width, generator=generator)).double()
     ours = turned(query, key, *rotation(torch.cat([angles, angles], dim=-1), torch.float64, factor))
     for before, after in zip((query, key), ours, strict=True):
-        numbers = torch.complex(*before.chunk(2, dim=-1)) * torch.polar(torch.full_like(angles, factor), angles)
-        assert torch.allclose(after, torch.cat([numbers.real, numbers.imag], dim=-1), atol=1e-12)
+        turning, others = before.split([2 * width, still], dim=-1)
+        numbers = torch.complex(*turning.chunk(2, dim=-1)) * torch.polar(torch.full_like(angles, factor), angles)
+        assert torch.allclose(after, torch.cat([numbers.real, numbers.imag, others], dim=-1), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -24,6 +24,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -96,18 +97,18 @@ def _drawn(
 ) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
     """First weights [count, out, in] of both linear layers, marked as core marks those of one expert.
 
-    Core's own layers draw them, one expert after the other; those of the ranks before are drawn first and let go, so
-    that an expert starts alike at every expert-parallel size.
+    Core's own layers draw them, one expert after the other; those of other ranks are drawn too and let go, so that an
+    expert, and what is drawn after them, starts alike at every expert-parallel size.
     """
     alone = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     config, first = core_multiplies(config), groups.ep.rank() * count
     config.ffn_hidden_size = config.moe_ffn_hidden_size
     drawn: list[torch.nn.Parameter] = []
-    for number in range(first + count):
+    for number in range(groups.ep.size() * count):
         one = MLP(config, alone, True, ffn_hidden_size=config.moe_ffn_hidden_size, tp_group=groups.expt_tp)
         weights = (one.linear_fc1.weight, one.linear_fc2.weight)
         drawn = drawn or [_for_all(weight, count) for weight in weights]
-        if number >= first:
+        if first <= number < first + count:
             for whole, weight in zip(drawn, weights, strict=True):
                 whole.data[number - first] = weight.data
     return drawn[0], drawn[1]
@@ -121,7 +122,8 @@ def _for_all(weight: torch.nn.Parameter, count: int) -> torch.nn.Parameter:
 
 
 class Experts(MoELayer):
-    """Core's layer of experts, every one a perceptron of its own: [tokens here, 1, width] -> the same.
+    """Core's layer of experts, every one a perceptron of its own: [tokens here, 1, width] -> the same. An expert that
+    all tokens share is core's, gated token by token.
 
     Core hands a layer's `padding_mask` on to its perceptron, recomputed or not; ours is the pack's `Balance`. Core's
     dispatcher is not asked: its copies are counted on the host.
@@ -144,7 +146,8 @@ class Experts(MoELayer):
         out = self._through_experts(rows, likely, chosen)
         if cut.size() > 1:
             out = reduce_scatter_to_sequence_parallel_region(out, group=cut)
-        return out.view_as(hidden_states), None
+        out = out.view_as(hidden_states)
+        return out if self.shared_experts is None else out + self.shared_experts(hidden_states), None
 
     def _through_experts(self, rows: Tensor, likely: Tensor, chosen: Tensor) -> Tensor:
         """Rows [n, width], what each expert weighs for them and whether it is chosen [n, experts] -> [n, width]."""
@@ -158,6 +161,8 @@ class Experts(MoELayer):
         return order.sums(out if travel is None else travel.back(out))
 
 
-def experts_builder() -> partial[Experts]:
-    """What core's layer builds in the place of its perceptron."""
-    return partial(Experts, submodules=MoESubmodules(experts=Perceptrons, router=Router))
+def experts_builder(shared: MLPSubmodules) -> partial[Experts]:
+    """What core's layer builds in the place of its perceptron; `shared` are the projections of the expert that all
+    tokens share, where the configuration has one."""
+    both = partial(SharedExpertMLP, submodules=shared)
+    return partial(Experts, submodules=MoESubmodules(experts=Perceptrons, router=Router, shared_experts=both))

@@ -1,0 +1,28 @@
+"""A causal convolution over the tokens of a pack, every number by itself, which sees nothing of other samples."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from megatron.vlm.microbatch import Segments
+
+
+def by_shifts(rows: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
+    """Rows [T, width], weight [width, kernel] from the farthest token to the last one, place of each row in its sample
+    [T] -> silu of the convolution [T, width]."""
+    out = rows * weight[:, -1]
+    for back in range(1, min(weight.shape[1], len(rows))):
+        earlier = torch.cat([rows.new_zeros(back, rows.shape[1]), rows[:-back]])
+        out = out + torch.where(positions[:, None] >= back, earlier, 0) * weight[:, -1 - back]
+    return silu(out)
+
+
+def by_kernel(rows: Tensor, weight: Tensor, segments: Segments) -> Tensor:
+    """The same by flash-linear-attention."""
+    from fla.modules.convolution import causal_conv1d
+
+    out, _ = causal_conv1d(
+        x=rows.unsqueeze(0), weight=weight, bias=None, activation="silu", cu_seqlens=segments.cu_seqlens_q
+    )
+    found: Tensor = out.squeeze(0)
+    return found

@@ -1,0 +1,119 @@
+"""The gated delta rule over a pack (arXiv 2412.06464): a state for each sample and head, told token by token.
+
+    S[t] = e^d[t] S[t-1] + k[t] r[t] (v[t] - e^d[t] S[t-1]^T k[t])^T        out[t] = S[t]^T q[t] / sqrt(width)
+
+How much a state keeps is e^d, how much it learns of a value r; queries and keys have length 1. Samples are cut into
+chunks. What the tokens of a chunk do to each other is one triangular system, solved for all chunks of the pack at once
+(arXiv 2406.06484); then states go from chunk to chunk, those of all samples that have one more, side by side:
+
+    sample a   | a0 | a1 | a2 |
+    sample b   | b0 |                  steps: a0 c0 b0, a1 c1, a2
+    sample c   | c0 | c1 |
+
+Where flash-linear-attention is installed, its kernels do the same in half precision.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from megatron.vlm import platform
+from megatron.vlm.microbatch import Segments
+
+CHUNK = 64
+"""Tokens, as in transformers and in the kernels: rounding is theirs."""
+EPSILON = 1e-6
+"""Beside the squared length of a query or key."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Where the rows of a pack lie in chunks, ordered by step, in a step by the length of the sample."""
+
+    rows: Tensor
+    """[chunks, tokens of one], rows of the pack; behind a sample's end the row behind the pack's last one."""
+    places: Tensor
+    """[T], where each row of the pack is among those."""
+    steps: tuple[int, ...]
+    """Chunks of each step."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], size: int = CHUNK) -> "Chunks":
+        """Of samples of these lengths, end to end."""
+        begins = [*accumulate(lengths, initial=0)]
+        longest_first = sorted(range(len(lengths)), key=lambda sample: -lengths[sample])
+        parts, steps = [], []
+        for done in range(0, max(lengths), size):
+            going_on = [sample for sample in longest_first if lengths[sample] > done]
+            parts += [
+                (begins[sample] + done, min(begins[sample] + done + size, begins[sample + 1])) for sample in going_on
+            ]
+            steps.append(len(going_on))
+        rows = torch.full((len(parts), size), begins[-1])
+        for row, (first, end) in zip(rows, parts, strict=True):
+            row[: end - first] = torch.arange(first, end)
+        flat = rows.flatten()
+        places = torch.empty(begins[-1] + 1, dtype=torch.long).scatter_(0, flat, torch.arange(len(flat)))[:-1]
+        return cls(platform.to_device(rows), platform.to_device(places), tuple(steps))
+
+    def cut(self, rows: Tensor) -> Tensor:
+        """[T, heads, ...] -> [chunks, heads, tokens, ...] in fp32, zero behind a sample's end."""
+        filled = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
+        return filled[self.rows].float().transpose(1, 2)
+
+    def joined(self, chunks: Tensor) -> Tensor:
+        """[chunks, heads, tokens, width] -> [T, heads, width]."""
+        return chunks.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
+
+
+def in_chunks(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, chunks: Chunks) -> Tensor:
+    """Query and key [T, heads, key width], value [T, heads, value width], logarithm of what is kept and share that is
+    learned [T, heads] -> [T, heads, value width] in the values' precision; computed in fp32."""
+    q, k = (_unit(chunks.cut(one)) for one in (query, key))
+    v, d, r = chunks.cut(value), chunks.cut(decay).cumsum(-1), chunks.cut(rate)[..., None]
+    q = q * q.shape[-1] ** -0.5
+    upper = torch.ones(d.shape[-1], d.shape[-1], dtype=torch.bool, device=d.device).triu(1)
+    kept = (d[..., :, None] - d[..., None, :]).masked_fill(upper, -torch.inf).exp()  # from token to token of a chunk
+    seen = (q @ k.mT) * kept
+    # In the place of each value, what of it is new; and of each key, what it would find in the state before the chunk.
+    asked = torch.cat([v * r, k * r * d.exp()[..., None]], dim=-1)
+    new, found = torch.linalg.solve_triangular(
+        (k * r) @ k.mT * kept, asked, upper=False, unitriangular=True
+    ).split([v.shape[-1], k.shape[-1]], dim=-1)  # fmt: skip
+    q, k = q * d.exp()[..., None], k * (d[..., -1:] - d).exp()[..., None]
+    left = d[..., -1, None, None].exp()
+    state, out = None, []
+    for first, end in pairwise(accumulate(chunks.steps, initial=0)):
+        learned = new[first:end]
+        given = None
+        if state is not None:
+            state = state[: end - first]
+            learned = learned - found[first:end] @ state
+            given = q[first:end] @ state
+        told = seen[first:end] @ learned
+        out.append(told if given is None else told + given)
+        added = k[first:end].mT @ learned
+        state = added if state is None else state * left[first:end] + added
+    return chunks.joined(torch.cat(out)).to(value.dtype)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + EPSILON)
+
+
+def by_kernel(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor, segments: Segments) -> Tensor:
+    """The same as `in_chunks`, by flash-linear-attention."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    out, _ = chunk_gated_delta_rule(
+        *(one.unsqueeze(0) for one in (query, key, value)),
+        g=decay.unsqueeze(0),
+        beta=rate.unsqueeze(0),
+        use_qk_l2norm_in_kernel=True,
+        cu_seqlens=segments.cu_seqlens_q,
+    )
+    found: Tensor = out.squeeze(0)
+    return found

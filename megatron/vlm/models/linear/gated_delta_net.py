@@ -1,0 +1,182 @@
+"""Gated DeltaNet in the place of a layer's attention: Qwen3.5's linear layers (arXiv 2412.06464).
+
+    hidden ── linear_qkv ──┬─ query, key, values ── convolution ──┐
+                           ├─ what is kept, what is learned ──────┴─ delta rule ── norm ──┐
+                           └─ gate of every value ────────────────────────── silu ────────*── linear_proj ── out
+
+A head of queries and keys with its heads of values is a group. Weights lie group by group, so that tensor-parallel
+ranks cut between groups; where their number divides no groups, groups of zeros fill up (`models.padding`). Core's own
+layer needs flash-linear-attention, and cuts where ranks divide the heads alone.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.jit import jit_fuser
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, make_sharded_tensors_for_checkpoint
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from megatron.vlm import platform
+from megatron.vlm.microbatch import Microbatch, Segments
+from megatron.vlm.models.again import run_again
+from megatron.vlm.models.linear import convolution, delta_rule
+from megatron.vlm.models.linear.delta_rule import Chunks
+from megatron.vlm.models.padding import loads_without_padding
+from omnibal_ext.architectures.linear_attention import LinearAttention
+
+CUT = {"convolution": 0, "a_log": 0, "dt_bias": 0}
+"""Weights of its own that are cut over tensor-parallel ranks, and along which axis."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Where the samples of a pack lie, as linear layers need it: made once for all of them."""
+
+    segments: Segments
+    positions: Tensor
+    """[T], place of each row in its sample."""
+    chunks: Chunks | None
+    """None where kernels are told the segments alone."""
+
+    @classmethod
+    def of(cls, batch: Microbatch, dtype: torch.dtype) -> "Runs":
+        """Of a pack, for layers of this precision."""
+        chunks = None if by_kernels(dtype) else Chunks.of(batch.lengths)
+        return cls(batch.segments, batch.positions, chunks)
+
+
+def by_kernels(dtype: torch.dtype) -> bool:
+    """Whether flash-linear-attention computes layers of this precision here; it rounds fp32 to TF32."""
+    return platform.HAS_LINEAR_ATTENTION and dtype in (torch.bfloat16, torch.float16)
+
+
+class GatedDeltaNet(MegatronModule):
+    """This rank's rows [s, 1, width] -> the same. `into` and `out_of` are classes of its two projections."""
+
+    checkpoint_core_attention = False
+    """Nothing between the two projections is kept."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        linear: LinearAttention,
+        into: Any,
+        out_of: Any,
+        pg_collection: ProcessGroupCollection,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(config)
+        self.linear, self.layer_number, self.tp_group = linear, layer_number, pg_collection.tp
+        groups = linear.groups_over(self.tp_group.size())
+        self.groups = groups // self.tp_group.size()
+        common = {"config": config, "is_expert": False, "tp_group": self.tp_group}
+        self.linear_qkv = into(
+            config.hidden_size, groups * linear.projected, init_method=config.init_method, gather_output=False,
+            skip_bias_add=False, tp_comm_buffer_name="qkv", **common,
+        )  # fmt: skip
+        self.linear_proj = out_of(
+            groups * linear.heads_a_group * linear.value_width, config.hidden_size,
+            init_method=config.output_layer_init_method, bias=False, input_is_parallel=True, skip_bias_add=True,
+            tp_comm_buffer_name="proj", **common,
+        )  # fmt: skip
+        # As in the paper's code: a convolution's usual draw; a head keeps e^(-A dt), dt from 0.001 to 0.1.
+        bound, heads = linear.kernel**-0.5, groups * linear.heads_a_group
+        channels = torch.empty(linear.groups * linear.convolved, linear.kernel).uniform_(-bound, bound)
+        self.convolution = self._part(channels, groups * linear.convolved)
+        self.a_log = self._part(torch.empty(linear.heads).uniform_(0.01, 16).log(), heads)
+        steps = torch.empty(linear.heads).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+        self.dt_bias = self._part(steps.expm1().log(), heads)  # softplus of it is the step
+        self.norm_weight = torch.nn.Parameter(torch.ones(linear.value_width, dtype=config.params_dtype))
+
+    def _part(self, whole: Tensor, filled: int) -> torch.nn.Parameter:
+        """This rank's part of a weight that zeros fill up to so many rows."""
+        rows = torch.cat([whole, whole.new_zeros(filled - len(whole), *whole.shape[1:])])
+        part = rows.chunk(self.tp_group.size())[self.tp_group.rank()].to(self.config.params_dtype, copy=True)
+        parameter = torch.nn.Parameter(part)
+        tensor_parallel.set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
+        return parameter
+
+    def forward(self, hidden: Tensor, packed_seq_params: Runs, **_: Any) -> tuple[Tensor, Tensor | None]:
+        """This rank's rows [s, 1, width] -> the same, and no bias: as core's attention."""
+        projected, _ = self.linear_qkv(hidden)
+
+        def core(rows: Tensor) -> Tensor:
+            return self._core(rows, packed_seq_params)
+
+        again = self.checkpoint_core_attention and self.training
+        inner = tensor_parallel.checkpoint(core, False, projected) if again else core(projected)
+        out: tuple[Tensor, Tensor | None] = self.linear_proj(inner)
+        return out
+
+    def _core(self, projected: Tensor, runs: Runs) -> Tensor:
+        """[T, 1, groups here x numbers of one] -> [T, 1, values of all heads here]."""
+        linear, values = self.linear, self.linear.heads_a_group * self.linear.value_width
+        rows = projected.view(len(projected), self.groups, linear.projected)
+        # Tensors of their own: as parts of what was projected they would keep all of it.
+        mixed, gate, rate, alpha = (
+            part.contiguous()
+            for part in rows.split([linear.convolved, values, linear.heads_a_group, linear.heads_a_group], dim=-1)
+        )
+        decay, rate = _paces(alpha.flatten(1), rate.flatten(1), self.a_log, self.dt_bias)
+        mixed = self._convolved(mixed.flatten(1), runs).view_as(mixed)
+        if runs.chunks is None:
+            out = delta_rule.by_kernel(*_heads(mixed, linear), decay, rate, runs.segments)
+        else:
+            out = run_again(_in_chunks, mixed, decay, rate, linear, runs.chunks)
+        # Under tensor parallelism a rank has some of the heads that share the weight.
+        weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.norm_weight)
+        return run_again(_gated_norm, out, gate.view_as(out), weight, self.config.layernorm_epsilon).unsqueeze(1)
+
+    def _convolved(self, rows: Tensor, runs: Runs) -> Tensor:
+        if runs.chunks is None:
+            return convolution.by_kernel(rows, self.convolution, runs.segments)
+        return run_again(convolution.by_shifts, rows, self.convolution, runs.positions)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None
+    ) -> ShardedStateDict:
+        """Its own weights are cut along their first axis; a checkpoint of another group size can be read."""
+        state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        own = {name: getattr(self, name) for name in CUT}
+        groups = ensure_metadata_has_dp_cp_group(metadata)["dp_cp_group"]
+        cut = make_sharded_tensors_for_checkpoint(
+            own, prefix, CUT, sharded_offsets, tp_group=self.tp_group, dp_cp_group=groups
+        )
+        return state | loads_without_padding(cut)
+
+
+def _heads(mixed: Tensor, linear: LinearAttention) -> tuple[Tensor, Tensor, Tensor]:
+    """What passed the convolution [T, groups, numbers] -> query and key, one for each head of values, and values, [T,
+    heads, width]."""
+    query, key, value = mixed.split(
+        [linear.key_width, linear.key_width, linear.heads_a_group * linear.value_width], dim=-1
+    )
+    query, key = (one.repeat_interleave(linear.heads_a_group, dim=1) for one in (query, key))
+    return query, key, value.reshape(len(value), -1, linear.value_width)
+
+
+def _in_chunks(mixed: Tensor, decay: Tensor, rate: Tensor, linear: LinearAttention, chunks: Chunks) -> Tensor:
+    return delta_rule.in_chunks(*_heads(mixed, linear), decay, rate, chunks)
+
+
+@jit_fuser
+def _paces(alpha: Tensor, rate: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Logarithm of what a state keeps of a token to the next, in fp32, and the share of a value that it learns."""
+    return -a_log.float().exp() * softplus(alpha.float() + dt_bias), rate.sigmoid()
+
+
+@jit_fuser
+def _gated_norm(out: Tensor, gate: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMSNorm of each head's values, times silu of their gates: [T, heads, width] twice -> [T, heads x width]."""
+    wide = out.float()
+    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(out.dtype) * weight
+    return (normed * silu(gate.float())).to(out.dtype).flatten(1)

@@ -1,0 +1,116 @@
+"""Reads the language model of Qwen3.5 and Qwen3.6: Gated DeltaNet in most layers, gated attention in the others.
+
+Heads turn in part, norms are around zero, and of the mixtures one expert is shared by all tokens.
+"""
+
+from typing import Any
+
+from omnibal_ext.architectures.architecture import Experts, LanguageArchitecture
+from omnibal_ext.architectures.huggingface_language import (
+    EPSILON,
+    EXPERTS,
+    HEADS,
+    LAYERS,
+    WIDTH,
+    WORDS,
+    read_rope,
+    rotary_sections,
+    rotation_fields,
+)
+from omnibal_ext.architectures.huggingface_section import Section
+from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import finite, listing, shown, text, whole
+
+LINEAR, FULL = "linear_attention", "full_attention"
+SHARE = finite(0, 1)
+
+
+def read_linear_language(section: Section) -> LanguageArchitecture:
+    """The language model that a section describes. Raises UserError naming the field that cannot be honoured."""
+    section.must(hidden_act="silu", attention_bias=False, attention_dropout=0.0, attn_output_gate=True)
+    heads, kv_heads = section.take("num_attention_heads", HEADS), section.take("num_key_value_heads", HEADS)
+    hidden_size, head_size = section.take("hidden_size", WIDTH), section.take("head_dim", WIDTH)
+    if heads % kv_heads:
+        raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
+    rope, base = rotation_fields(section)
+    rotated = _rotated(section, rope, head_size)
+    sections, interleaved = rotary_sections(section, rope)
+    if 2 * sum(sections) != rotated:
+        raise UserError(
+            f"{section.where}: mrope_section {list(sections)} is not half of the {rotated} numbers of a head that turn"
+        )
+    scaling = read_rope(section, {name: rope[name] for name in rope if name != "partial_rotary_factor"}, sections)
+    layers = section.take("num_hidden_layers", LAYERS)
+    experts = _experts(section) if section["model_type"] == "qwen3_5_moe_text" else None
+    language = LanguageArchitecture(
+        layers=layers,
+        hidden_size=hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_hidden_size=section.take("moe_intermediate_size" if experts else "intermediate_size", WIDTH),
+        vocab_size=section.take("vocab_size", WORDS),
+        rope_theta=base,
+        norm_epsilon=section.take("rms_norm_eps", EPSILON),
+        qk_norm=True,
+        head_size=None if head_size * heads == hidden_size else head_size,
+        rope_scaling=scaling,
+        rotary_sections=sections,
+        rotary_interleaved=interleaved,
+        centred_norms=True,
+        experts=experts,
+        linear=_linear(section, layers),
+        output_gate=True,
+        rotated=None if rotated == head_size else rotated,
+    )
+    section.refuse_unread()
+    return language
+
+
+def _rotated(section: Section, rope: dict[str, Any], head_size: int) -> int:
+    """Numbers of a head that turn, by the share inside the rotation's fields, else the one beside them, else 1/4."""
+    beside, inside = section.take_if("partial_rotary_factor", SHARE), rope.get("partial_rotary_factor")
+    share = SHARE(f"{section.where}.partial_rotary_factor", 0.25 if beside is None else beside)
+    if inside is not None:
+        share = SHARE(f"{section.where}.rope_parameters.partial_rotary_factor", inside)
+    rotated = int(head_size * share)
+    if rotated % 2 or not rotated:
+        raise UserError(
+            f"{section.where}: of {head_size} numbers of a head {rotated} turn (partial_rotary_factor {share}); "
+            "supported: an even number from 2"
+        )
+    return rotated
+
+
+def _linear(section: Section, layers: int) -> LinearAttention | None:
+    """None where all layers are full attention."""
+    interval = section.take_if("full_attention_interval", whole(1, 2**10)) or 4
+    kinds = section.take_if("layer_types", listing(text))
+    kinds = kinds or [FULL if (number + 1) % interval == 0 else LINEAR for number in range(layers)]
+    if len(kinds) != layers or set(kinds) - {LINEAR, FULL} or FULL not in kinds:
+        raise UserError(
+            f"{section.where}.layer_types are {shown(kinds)}; supported: {LINEAR!r} or {FULL!r} for each layer, at "
+            "least one of the latter"
+        )
+    groups, heads = section.take("linear_num_key_heads", HEADS), section.take("linear_num_value_heads", HEADS)
+    if heads % groups:
+        raise UserError(f"{section.where}: {heads} heads of values are no multiple of {groups} of keys (linear_num_*)")
+    linear = LinearAttention(
+        layers=tuple(number for number, kind in enumerate(kinds) if kind == LINEAR),
+        groups=groups,
+        heads=heads,
+        key_width=section.take("linear_key_head_dim", WIDTH),
+        value_width=section.take("linear_value_head_dim", WIDTH),
+        kernel=section.take("linear_conv_kernel_dim", whole(1, 2**10)),
+    )
+    return linear if linear.layers else None
+
+
+def _experts(section: Section) -> Experts:
+    """Of every layer; what a token's experts weigh adds up to 1, whatever the file says."""
+    section.must(decoder_sparse_step=1, norm_topk_prob=True)
+    count, chosen = section.take("num_experts", EXPERTS), section.take("num_experts_per_tok", EXPERTS)
+    if not 2 <= chosen <= count:
+        raise UserError(f"{section.where}.num_experts_per_tok is {chosen}; supported: 2 up to the {count} experts")
+    balance, shared = section.take("router_aux_loss_coef", finite(0, 1e3)), "shared_expert_intermediate_size"
+    return Experts(count, chosen, balance=balance, shared=section.take(shared, WIDTH))

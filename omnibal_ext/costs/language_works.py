@@ -1,0 +1,119 @@
+"""What a language model's layers ask for: attention or linear attention, and perceptrons or experts behind it."""
+
+from dataclasses import dataclass
+
+from omnibal_ext.architectures.architecture import Experts, LanguageArchitecture
+from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.chain import LINEAR
+from omnibal_ext.costs.work import BYTES, Work, cheap_passes
+
+SCORES = 2
+"""fp32 numbers a token and expert that a router's backward needs: how likely it is for the choice, and for the balance.
+"""
+CHUNK = 64
+"""Tokens whose influence on each other linear attention computes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixer:
+    """What mixes the tokens of a layer, between its norm and its residual connection, a token unless said."""
+
+    weights: int
+    """Of its matrices."""
+    others: int
+    """Other parameters."""
+    kept: int
+    """Numbers that its backward needs beside its input."""
+    late: int
+    """Numbers from B to W beside those of the layer's width: outputs' gradients into it, inputs out of it."""
+    moved: int
+    """Numbers that elementwise operations read and write, forward."""
+    operations: int
+    """Beside those of its matrices, forward."""
+    per_square: int = 0
+    """The same for each token squared of a sample's length."""
+
+
+def attention(language: LanguageArchitecture, t: int) -> Mixer:
+    """Softmax attention, with heads filled up for `t` tensor-parallel ranks."""
+    groups = language.groups_over(t)
+    heads = groups * (language.heads // language.kv_heads) * language.head_dim
+    key_value, gates = 2 * groups * language.head_dim, heads * language.output_gate
+    rotated = heads + key_value // 2  # query and key, which are also what QK-norm normalises
+    repeated = (2 * heads - key_value) * language.image_attention  # under a mask every head has its key and value
+    return Mixer(
+        weights=language.hidden_size * (2 * heads + key_value + gates),
+        others=2 * language.head_dim * language.qk_norm,
+        # Query, key, value and output; before their norm query and key; gates, and what they are applied to.
+        kept=2 * heads + key_value + repeated + rotated * language.qk_norm + 2 * gates,
+        late=2 * heads + key_value + gates,
+        moved=2 * heads + key_value + (2 + 2 * language.qk_norm) * rotated + 3 * gates,
+        operations=0,
+        per_square=2 * heads,
+    )
+
+
+def linear_attention(linear: LinearAttention, width: int, t: int) -> Mixer:
+    """Gated DeltaNet, with groups filled up for `t` tensor-parallel ranks, by flash-linear-attention's kernels.
+
+    Of a chunk's tokens the products of keys and of queries with keys, the system that is solved and what is read of its
+    solution; of the state what is read for keys and queries, and what is added.
+    """
+    groups = linear.groups_over(t)
+    heads, convolved, projected = (groups * one for one in (linear.heads_a_group, linear.convolved, linear.projected))
+    key, value = linear.key_width, linear.value_width
+    values, repeated = heads * value, 2 * heads * key  # query and key once for each head of values
+    return Mixer(
+        weights=width * (projected + values),
+        others=convolved * linear.kernel + 2 * heads + value,
+        # Before the convolution; query, key, value; a chunk's solved system; rates; output, gates, and both together.
+        kept=convolved + repeated + values + CHUNK * heads + 4 * heads + 3 * values,
+        late=projected + values,
+        moved=2 * projected + 2 * convolved + 2 * repeated + 2 * values + 3 * values,
+        operations=heads * (2 * CHUNK * (3 * key + 2 * value) + 6 * key * value),
+    )
+
+
+def language_works(language: LanguageArchitecture, tokens: int, t: int, e: int = 1) -> dict[str, Work]:
+    """The layers by kind, as `works.layer_works` has them."""
+    works = {"llm": _work(language, attention(language, t), tokens, t, e)}
+    if language.linear:
+        mixer = linear_attention(language.linear, language.hidden_size, t)
+        works[LINEAR] = _work(language, mixer, tokens, t, e)
+    return works
+
+
+def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: int) -> Work:
+    g, experts = language.hidden_size, language.experts or Experts(1, 1)
+    routed, shares = language.experts is not None, experts.shared > 0
+    perceptron, router = 3 * g * language.ffn_hidden_size, experts.count * g * routed
+    shared = 3 * g * experts.shared + g * shares
+    matrices = mixer.weights + experts.chosen * perceptron + router + shared
+    inner = experts.chosen * 3 * language.ffn_hidden_size + 3 * experts.shared
+    sorted_tokens = experts.chosen * g * routed  # a copy for each of a token's experts
+    dealt = e > 1
+    copies = sorted_tokens * (1 if dealt else t)  # of all ranks; dealt ones are sorted again where they have come
+    # Two norms and two residual connections; of what an expert that all tokens share gives the gate, and the sum.
+    passes = 10 + inner / g + 4 * language.branch_norms + 5 * shares + (8 if dealt else 4) * sorted_tokens / g
+    # Inputs of both norms, of the mixer and of the perceptron; branches before their norms; a gated expert's output.
+    kept = 4 * g + inner + 2 * g * language.branch_norms + g * shares + copies + 2 * SCORES * experts.count * routed
+    late = inner + (2 * copies + 2 * g * t * (1 + shares) if routed else 4 * g * t)
+    # Routers and sorted copies keep what the norm in front of experts gives, and so does each expert.
+    cheap, again = (g, 2.0) if routed else (2 * g + language.ffn_hidden_size, cheap_passes(g, inner))
+    parameters = mixer.weights + mixer.others + experts.count * perceptron + router + shared
+    return Work(
+        parameters=parameters + 2 * g * (1 + language.branch_norms),
+        matrix_weights=matrices,
+        tokens=tokens,
+        width=g,
+        kept=tokens * (kept + mixer.kept) * BYTES,
+        late=tokens * (late + mixer.late) * BYTES,
+        attention=tokens * mixer.operations + mixer.per_square * tokens**2,
+        per_square=mixer.per_square,
+        passes=passes + mixer.moved / g,
+        blocks=2 + shares,
+        cheap=tokens * cheap * BYTES,
+        cheap_passes=again,
+        routed=sorted_tokens,
+        expert_parameters=experts.count * perceptron * routed,
+    )

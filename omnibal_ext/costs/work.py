@@ -1,0 +1,64 @@
+"""What a layer asks for, as data, and what transformer layers of all towers have alike."""
+
+from dataclasses import dataclass
+
+BYTES = 2  # of a bf16 number
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One layer of a kind at the budget, of all tensor-parallel ranks together; or, of `copies`, of each of them."""
+
+    parameters: int
+    matrix_weights: int
+    """Parameters that every token is multiplied with."""
+    tokens: int
+    width: int
+    kept: float
+    """Bytes saved for the backward."""
+    late: float = 0.0
+    """Bytes held from B to W; 0: B computes the gradients of all weights."""
+    cheap: float = 0.0
+    """Bytes of `kept` that elementwise operations give again."""
+    cheap_passes: float = 0.0
+    """Reads and writes of the stream by these."""
+    attention: float = 0.0
+    """Operations forward."""
+    per_square: float = 0.0
+    """Attention operations for each token squared, where samples share a pack; 0 where attention grows with tiles."""
+    passes: float = 2.0
+    """Reads and writes of the stream by elementwise operations, forward."""
+    blocks: int = 0
+    """Tensor-parallel blocks (attention, MLP) that end in an all-reduce."""
+    expert_parameters: int = 0
+    """Parameters of experts, among `parameters`."""
+    routed: int = 0
+    """Numbers a token that its experts take, and as many that they give."""
+    copies: bool = False
+    """Whether every tensor-parallel rank does all of it: the first link, which has no gradient of its input."""
+
+    def shares(self, t: int) -> int:
+        """Among how many of `t` tensor-parallel ranks it is divided."""
+        return 1 if self.copies else t
+
+
+def passes(h: int, key_value: int, activations: int, others: float) -> float:
+    """Reads and writes of n h numbers, unfused: two norms (4), two residuals (6), attention in and out (2 and key and
+    value), the activation function in and out; `others`: norm of query and key (4), of both branches (4), LayerScale
+    (4), or rotation."""
+    return 4 + 6 + 2 + (key_value + activations) / h + others
+
+
+def cheap_passes(h: int, activations: int) -> float:
+    """Of `passes` those of two norms and of the activation function, in and out."""
+    return 4 + activations / h
+
+
+def kept(h: int, key_value: int, activations: int, normed: int = 0, layer_scale: bool = False) -> int:
+    """Numbers a token that a layer's backward needs.
+
+    The inputs of both norms, of QKV and of the MLP (4 h); query and attention output (2 h); key and value; what goes in
+    and out of the activation function; query and key before their norm, branches before theirs (`normed`); branches
+    before LayerScale (2 h).
+    """
+    return 6 * h + key_value + activations + normed + 2 * h * layer_scale

@@ -1,0 +1,191 @@
+"""Linear attention of a pack: what its samples give alone, token by token, by the rule as published."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron.vlm import platform
+from megatron.vlm.arguments import TrainingInputs
+from megatron.vlm.microbatch import segments_of
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.linear import convolution, delta_rule
+from megatron.vlm.models.linear.delta_rule import CHUNK, Chunks
+from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet, Runs
+from megatron.vlm.profiling.kept import KeptBytes
+from omnibal_ext.costs.language_works import linear_attention
+from tests.distributed import harness
+from tests.unit.alone import megatron_alone
+
+LENGTHS = (1, 63, 64, 2, 65, 200, 7)
+"""Around one chunk and the next, in no order of length."""
+HEADS, KEY, VALUE = 3, 6, 5
+
+
+def inputs(seed: int = 1) -> list[Tensor]:
+    """Query, key, value, logarithm of what is kept, share that is learned, of all tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = sum(LENGTHS)
+    query, key, value = (torch.randn(rows, HEADS, width, generator=generator) for width in (KEY, KEY, VALUE))
+    decay, rate = (torch.rand(rows, HEADS, generator=generator) for _ in range(2))
+    return [one.requires_grad_() for one in (query, key, value, -0.2 * decay, rate)]
+
+
+def token_by_token(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor) -> Tensor:
+    """One sample, in fp64: S = e^d S + k r (v - k e^d S), out = q S / sqrt(width); heads are a batch."""
+    state, out = torch.zeros(HEADS, KEY, VALUE, dtype=torch.float64), []
+    query, key = (one / (one.square().sum(-1, keepdim=True) + 1e-6).sqrt() for one in (query.double(), key.double()))
+    for q, k, v, d, r in zip(query, key, value.double(), decay.double(), rate.double(), strict=True):
+        kept = d.exp()[:, None, None] * state
+        found = torch.einsum("hkv,hk->hv", kept, k)
+        state = kept + torch.einsum("hk,hv->hkv", k, r[:, None] * (v - found))
+        out.append(torch.einsum("hkv,hk->hv", state, q) / KEY**0.5)
+    return torch.stack(out)
+
+
+def by_samples(parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    return [*zip(*(part.split(LENGTHS) for part in parts), strict=True)]
+
+
+@pytest.mark.parametrize("size", [CHUNK, 16])
+def test_chunks_of_a_pack_are_its_samples_token_by_token(size: int) -> None:
+    mine, theirs = inputs(), inputs()
+    out = delta_rule.in_chunks(*mine, Chunks.of(LENGTHS, size))
+    wanted = torch.cat([token_by_token(*sample) for sample in by_samples(theirs)])
+    assert (out - wanted).abs().max() < 2e-6
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+    (out * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    for found, exact in zip(mine, theirs, strict=True):
+        assert found.grad is not None
+        assert exact.grad is not None
+        assert (found.grad - exact.grad).abs().max() < 2e-6 * max(1.0, exact.grad.abs().max().item())
+
+
+def test_a_sample_knows_nothing_of_the_others() -> None:
+    """Bit for bit: another sample's tokens change nothing, first or in the middle, longer or shorter."""
+    chunks, plain = Chunks.of(LENGTHS), inputs()
+    out = delta_rule.in_chunks(*plain, chunks).split(LENGTHS)
+    for changed in range(len(LENGTHS)):
+        other = [
+            torch.cat([b if number == changed else a for number, (a, b) in enumerate(zip(*both, strict=True))])
+            for both in zip(
+                (one.split(LENGTHS) for one in plain), (one.split(LENGTHS) for one in inputs(2)), strict=True
+            )
+        ]
+        found = delta_rule.in_chunks(*other, chunks).split(LENGTHS)
+        assert [torch.equal(a, b) for a, b in zip(out, found, strict=True)] == [
+            number != changed for number in range(len(LENGTHS))
+        ]
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 4])
+def test_the_convolution_of_a_pack_is_torchs_of_its_samples(kernel: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows, weight = torch.randn(sum(LENGTHS), 8, generator=generator), torch.randn(8, kernel, generator=generator)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    out = convolution.by_shifts(rows, weight, positions)
+    wanted = [
+        torch.nn.functional.silu(
+            torch.nn.functional.conv1d(sample.T[None], weight[:, None], padding=kernel - 1, groups=8)[
+                0, :, : len(sample)
+            ].T
+        )
+        for sample in rows.split(LENGTHS)
+    ]
+    assert (out - torch.cat(wanted)).abs().max() < 2e-6
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins with the arguments of flash-linear-attention's functions, which compute by transformers."""
+    qwen = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+
+    def rule(q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, cu_seqlens: Tensor, **how: Any) -> Any:
+        assert how == {"use_qk_l2norm_in_kernel": True}
+        lengths = cu_seqlens.diff().tolist()
+        samples = zip(*(one.split(lengths, dim=1) for one in (q, k, v, g, beta)), strict=True)
+        each = [qwen.torch_chunk_gated_delta_rule(*sample, use_qk_l2norm_in_kernel=True)[0] for sample in samples]
+        return torch.cat(each, dim=1), None
+
+    def convolve(x: Tensor, weight: Tensor, bias: None, activation: str, cu_seqlens: Tensor) -> Any:
+        each = [
+            qwen.causal_conv1d_fn(sample.transpose(1, 2), weight, bias, activation).transpose(1, 2)
+            for sample in x.split(cu_seqlens.diff().tolist(), dim=1)
+        ]
+        return torch.cat(each, dim=1), None
+
+    for name, found in (("fla.ops.gated_delta_rule", rule), ("fla.modules.convolution", convolve)):
+        module: Any = ModuleType(name)
+        module.chunk_gated_delta_rule = module.causal_conv1d = found
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_kernels_are_asked_for_what_torch_computes(kernels: None) -> None:
+    segments, plain = segments_of(LENGTHS), inputs()
+    wanted = delta_rule.in_chunks(*plain, Chunks.of(LENGTHS))
+    assert (delta_rule.by_kernel(*plain, segments) - wanted).abs().max() < 2e-6
+    rows, weight = torch.randn(sum(LENGTHS), 8), torch.randn(8, 4)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    convolved = convolution.by_shifts(rows, weight, positions)
+    assert (convolution.by_kernel(rows, weight, segments) - convolved).abs().max() < 2e-6
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[TrainingInputs]:
+    with megatron_alone("linear") as inputs:
+        yield inputs
+
+
+def test_kernels_are_for_half_precision(small: TrainingInputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp32 they would round to TF32; without them torch has chunks to go by."""
+    pack = harness.sample_packs(model="linear")[2]
+    assert Runs.of(pack, torch.bfloat16).chunks is not None
+    monkeypatch.setattr(platform, "HAS_LINEAR_ATTENTION", True)
+    assert Runs.of(pack, torch.bfloat16).chunks is None
+    assert Runs.of(pack, torch.float32).chunks is not None
+
+
+def test_a_layer_of_kernels_is_that_of_torch(small: TrainingInputs, kernels: None) -> None:
+    layer, pack = mixer_of(small), harness.sample_packs(model="linear")[7]
+    chunks = Runs.of(pack, torch.float32)
+    found = []
+    for runs in (chunks, replace(chunks, chunks=None)):
+        layer.zero_grad()
+        hidden = torch.randn(pack.tokens, 1, 48, generator=torch.Generator().manual_seed(4), requires_grad=True)
+        out, bias = layer(hidden, packed_seq_params=runs)
+        assert bias is None
+        out.square().sum().backward()
+        found.append([out, hidden.grad, *(weight.grad for weight in layer.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() < 1e-5 * one.abs().max()
+
+
+def test_plans_count_the_bytes_that_are_kept(small: TrainingInputs) -> None:
+    """Of the kernels' own tensors torch's form keeps one copy of what they take, and computes the rest again."""
+    pack, linear, width = harness.sample_packs(model="linear")[7], harness.LINEAR.language.linear, 48
+    assert linear is not None
+    layer, hidden = mixer_of(small), torch.randn(pack.tokens, 1, width, requires_grad=True)
+    runs = Runs.of(pack, torch.float32)
+    with KeptBytes(layer.parameters()) as kept:
+        out = layer(hidden, packed_seq_params=runs)
+    counted, heads = linear_attention(linear, width, 1).kept, linear.heads
+    by_kernel = 2 * heads * linear.key_width + heads * linear.value_width + CHUNK * heads
+    by_torch = linear.groups * linear.convolved
+    wanted = pack.tokens * (width + counted - by_kernel + by_torch) * 4
+    places = sum(one.untyped_storage().nbytes() for one in (runs.positions,))
+    assert kept.bytes - places == pytest.approx(wanted, rel=0.05)
+    del out
+
+
+def mixer_of(small: TrainingInputs) -> GatedDeltaNet:
+    """What the first language layer has in the place of attention."""
+    chain = Chain.of(small.args, small.architecture)
+    found = chain.build(chain.kinds.index("llm")).self_attention
+    assert isinstance(found, GatedDeltaNet)
+    return found
