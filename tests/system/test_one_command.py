@@ -27,7 +27,7 @@ LAUNCH = ("--nproc-per-node", 2, "--analytic", "a100")
 LIMITS = ("--max-pixels", 256, "--max-tokens", 300, "--shorten", "truncate", "--vit-budget", 96, "--llm-budget", 400)
 LIMITED = {"qwen3-vl": (*LIMITS, "--held-out", 0.1)}
 """Families of which the command is given limits, and a share to evaluate on."""
-WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert", "qwen3.5-moe": "tensor"}
+WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 """How two ranks train a family, the others as a pipeline."""
 
 
