@@ -44,12 +44,14 @@ def measure(shape: Shape, order: dict[str, Any]) -> Any:
     torch.set_num_threads(1)
     presets.PRESETS[shape.name] = shape.architecture
     if "cases" in order:
-        return _train_all(shape, order["cases"], order["rounds"], order["pipeline"])
+        return _train_all(shape, order["cases"], order["rounds"], order["pipeline"], order["count_bytes"])
     profile = profile_on_this_machine(Job(shape.name, shape.vit_budget, shape.llm_budget, steps=order["steps"]), {})
     return profile.to_record() if profile else None
 
 
-def _train_all(shape: Shape, cases: Sequence[dict[str, Any]], rounds: int, pipeline: int) -> list[dict[str, Any]]:
+def _train_all(
+    shape: Shape, cases: Sequence[dict[str, Any]], rounds: int, pipeline: int, count_bytes: bool
+) -> list[dict[str, Any]]:
     harness.MODELS[shape.name] = shape.architecture
     args = harness.start(shape.architecture, 1, pipeline)
     chain = harness.build_chain(args, shape.architecture)
@@ -66,23 +68,28 @@ def _train_all(shape: Shape, cases: Sequence[dict[str, Any]], rounds: int, pipel
             models[key] = _Training(args, harness.build_model(chain, plan), plan, communicator)
         jobs.append((models[key], packs))
     seconds: list[list[float]] = [[] for _ in jobs]
+    work: list[list[float]] = [[] for _ in jobs]
     losses: list[list[float]] = [[] for _ in jobs]
     for number in range(rounds):
         for index in _turns([case["name"] for case in cases], random.Random(number)):
             job, packs = jobs[index]
             torch.distributed.barrier()
-            started = time.perf_counter()
+            started, worked = time.perf_counter(), time.process_time()
             losses[index].append(job.iterate(packs))
             seconds[index].append(time.perf_counter() - started)
-    peaks = [job.peak_bytes(packs) for job, packs in jobs]
-    everyone: list[Any] = [None, None]
-    torch.distributed.all_gather_object(everyone, (seconds, peaks))
+            work[index].append(time.process_time() - worked)
+    peaks = [job.peak_bytes(packs) for job, packs in jobs] if count_bytes else [0.0] * len(jobs)
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, list(zip(seconds, work, peaks, strict=True)))
     torch.distributed.destroy_process_group()
-    (first, first_peaks), (second, second_peaks) = everyone
-    return [
-        {"seconds": [max(pair) for pair in zip(a, b, strict=True)], "peak_bytes": [p, q], "losses": mean}
-        for a, b, p, q, mean in zip(first, second, first_peaks, second_peaks, losses, strict=True)
-    ]
+    return [_found(of_ranks, mean) for of_ranks, mean in zip(zip(*everyone, strict=True), losses, strict=True)]
+
+
+def _found(of_ranks: Sequence[tuple[list[float], list[float], float]], losses: list[float]) -> dict[str, Any]:
+    """Of one case, from what each rank has of it."""
+    seconds, work, peaks = zip(*of_ranks, strict=True)
+    slowest = [max(ranks) for ranks in zip(*seconds, strict=True)]
+    return {"seconds": slowest, "work": list(zip(*work, strict=True)), "peak_bytes": peaks, "losses": losses}
 
 
 def _turns(names: Sequence[str], generator: random.Random) -> Iterator[int]:

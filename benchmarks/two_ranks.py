@@ -1,4 +1,4 @@
-"""What the benchmarks of the planner share: a model profiled and trained on two gloo ranks of this machine.
+"""What benchmarks share: a model profiled and trained on two gloo ranks of this machine, or more.
 
 `profile` and `train` start torchrun on `ranks.py` and read what the ranks found; nothing of torch is loaded here.
 """
@@ -74,8 +74,10 @@ class Trained:
 
     seconds: list[float]
     """Of each iteration, the slower rank's."""
+    work: list[list[float]]
+    """Of each iteration, seconds of the processor that each rank took: those in which it waits are not among them."""
     peak_bytes: list[float]
-    """Counted on each rank: weights, gradients, optimizer state, and the most that autograd held at once."""
+    """Of each rank: weights, gradients, optimizer state, and the most that autograd held at once; 0: not counted."""
     losses: list[float]
     """Of each iteration, warm-up included: the mean over its tokens."""
 
@@ -85,21 +87,37 @@ def profile(shape: Shape, steps: int = 9) -> Profile:
     return Profile.from_record(_torchrun({"shape": asdict(shape), "steps": steps}))
 
 
-def train(shape: Shape, cases: Sequence[Case], rounds: int, warm_up: int = 2, pipeline: int = 2) -> list[Trained]:
+def train(
+    shape: Shape,
+    cases: Sequence[Case],
+    rounds: int,
+    warm_up: int = 2,
+    pipeline: int = 2,
+    ranks: int = 2,
+    count_bytes: bool = True,
+) -> list[Trained]:
     """Train all cases in turns: a round is one iteration of each, so that they see the same weather.
 
-    The two ranks are a pipeline, or with `pipeline` 1 data-parallel: of a case's packs they take every other one.
+    The ranks are a pipeline, or with `pipeline` 1 data-parallel: of a case's packs they take turns.
     """
     listed = [{**asdict(case), "plan": case.plan.to_record()} for case in cases]
-    found = _torchrun({"shape": asdict(shape), "cases": listed, "rounds": rounds + warm_up, "pipeline": pipeline})
-    return [Trained(one["seconds"][warm_up:], one["peak_bytes"], one["losses"]) for one in found]
+    order = {"cases": listed, "rounds": rounds + warm_up, "pipeline": pipeline, "count_bytes": count_bytes}
+    found = _torchrun({"shape": asdict(shape), **order}, ranks)
+    return [Trained(one["seconds"][warm_up:], one["work"][warm_up:], one["peak_bytes"], one["losses"]) for one in found]
 
 
-def _torchrun(order: dict[str, Any]) -> Any:
+def _torchrun(order: dict[str, Any], ranks: int = 2) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "order.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(order))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(RANKS)]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+            str(RANKS),
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
         done = subprocess.run(
             [*command, str(asked), str(answered)], env=environment, capture_output=True, text=True, check=False

@@ -30,6 +30,10 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
         r"over the paper's method: \S+ at 128 packs",
     ),
     "partition.py": (("--launches", 1, "--rounds", 1, "--models", 1), r"joint against the best other method: \S+x .*"),
+    "peers.py": (
+        ("--tokens", 800, "--ranks", 2),
+        r"ours / the best of the others \(.*\), useful tokens a second: \S+x",
+    ),
     "preprocess.py": (("--copies", 1, "--repeats", 1), r"two workers against one: \S+x \(\S+ of linear\)"),
     "rebalance.py": (("--draws", 2, "--shapes", 2), r"seconds of steps, ours over as read: 0\.\d+"),
     "schedule.py": (("--rounds", 1), r"ours / megatron-core: \S+, losses equal"),
@@ -37,12 +41,13 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "timeline.py": (("--output", "PICTURE"), r"after / before samples per second: \S+x"),
 }  # fmt: skip
 """Of each its arguments, and its last line."""
-NARROW = ("end_to_end.py", "partition.py", "simulator.py")
+NARROW = ("end_to_end.py", "partition.py", "peers.py", "simulator.py")
 """What trains models, here narrower ones."""
 ELSEWHERE = {
     "host.py": "below",
     "gpu.py": "tests/unit/test_gpu_benchmark.py",
     "gpu_parts.py": "by gpu.py",
+    "peer_orders.py": "by peers.py",
     "ranks.py": "by two_ranks.py",
 }
 """What needs a GPU, or is started by others."""
