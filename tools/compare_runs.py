@@ -1,6 +1,6 @@
-"""Two runs over the same samples side by side; the ratio of their samples a second comes last.
+"""Runs over the same samples side by side; the ratios of their samples a second, that to the baseline last.
 
-python tools/compare_runs.py --baseline RUN --run RUN
+python tools/compare_runs.py --baseline RUN [--run RUN ...] --run RUN
 """
 
 import argparse
@@ -24,21 +24,24 @@ EVALUATION = record({"share_right": finite(0, 1)})
 
 
 def main() -> None:
-    """Read both runs' plan, metrics and evaluation; print them side by side."""
+    """Read the runs' plan, metrics and evaluation; print them side by side."""
     parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baseline", required=True, help="folder of tools/launch.py --run-dir")
-    parser.add_argument("--run", required=True, help="the run to compare with it")
+    parser.add_argument("--run", required=True, action="append", help="compared with the others: the last one")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    baseline, run = summary(Path(arguments.baseline)), summary(Path(arguments.run))
-    ratio = run["samples_per_second"] / baseline["samples_per_second"]
+    folders = [arguments.baseline, *arguments.run]
+    *others, last = runs = [summary(Path(folder)) for folder in folders]
+    ratios = [last["samples_per_second"] / other["samples_per_second"] for other in others]
     if arguments.json:
-        print_json({"baseline": baseline, "run": run, "ratio": ratio})
+        print_json({"runs": dict(zip(folders, runs, strict=True)), "ratios": dict(zip(folders, ratios, strict=False))})
         return
-    names = {name: name.replace("_", " ") for name in run if name in baseline}
-    rows = [(text, shown(baseline[name]), shown(run[name])) for name, text in names.items()]
-    print_table("Same samples, same machine", ("", "baseline", "balanced"), rows)
-    say(f"balanced / baseline samples per second: {ratio:.2f}x")
+    figures = dict.fromkeys(name for run in runs for name in run)
+    rows = [(name.replace("_", " "), *(shown(run[name]) if name in run else "-" for run in runs)) for name in figures]
+    names = [Path(folder).name for folder in folders]
+    print_table("Same samples, same machine", ("", *names), rows)
+    for name, ratio in reversed(list(zip(names, ratios, strict=False))):
+        say(f"{names[-1]} / {name} samples per second: {ratio:.2f}x")
 
 
 def summary(folder: Path) -> dict[str, Any]:

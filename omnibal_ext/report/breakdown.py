@@ -43,13 +43,14 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
     found[LATE] = max(0.0, timeline.seconds - prompt.seconds) * len(timeline.lanes)
     for lanes in replicas(prompt).values():
         end, slowest = max(lane.end for lane in lanes), max(lane.worked for lane in lanes)
+        last = max(lane.last for lane in lanes)
         for lane in lanes:
-            idle, uneven = lane.last - lane.worked, slowest - lane.worked
-            update = lane.end - lane.last
+            through = min(last, lane.updates)  # its replica is, or it does not wait for that
+            uneven = slowest - lane.worked
             found[UNEVEN] += uneven
-            found[FILL] += idle - uneven + end - lane.end
-            found[UPDATE] += update
-            found[REPLICAS] += prompt.seconds - end
+            found[FILL] += through - lane.worked - uneven + end - lane.end
+            found[UPDATE] += lane.end - lane.updates
+            found[REPLICAS] += prompt.seconds - end + lane.updates - through
     return {cause: seconds / lanes_seconds for cause, seconds in found.items()}
 
 

@@ -37,8 +37,8 @@ def _lane(lane: Lane, number: int, seconds: float) -> Markup:
     drawn += [_rect("read", start, end - start, seconds, top, ROW, "waits for a pack") for start, end in lane.reads]
     for span in lane.spans:
         drawn.append(_span(span, lane, seconds, top))
-    if lane.end > lane.last:
-        drawn.append(_rect("step", lane.last, lane.end - lane.last, seconds, top, ROW, "gradients and weights"))
+    if lane.end > lane.updates:
+        drawn.append(_rect("step", lane.updates, lane.end - lane.updates, seconds, top, ROW, "gradients and weights"))
     return Markup("<g>{}</g>").format(Markup("").join(drawn))
 
 

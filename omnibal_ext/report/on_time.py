@@ -35,8 +35,13 @@ def on_time(timeline: Timeline) -> Timeline:
         spans[place].append(moved)
     lanes = [replace(lane, spans=tuple(spans[_place(lane)]), reads=()) for lane in timeline.lanes]
     earlier = max(lane.last for lane in timeline.lanes) - max(lane.last for lane in lanes)
-    ended = tuple(replace(lane, end=max(lane.last, lane.end - earlier)) for lane in lanes)
-    return replace(timeline, lanes=ended)
+    return replace(timeline, lanes=tuple(_earlier(lane, earlier) for lane in lanes))
+
+
+def _earlier(lane: Lane, seconds: float) -> Lane:
+    """The lane with its update so much earlier, but not before its last action."""
+    meets = None if lane.meets is None else max(lane.last, lane.meets - seconds)
+    return replace(lane, end=max(lane.last, lane.end - seconds), meets=meets)
 
 
 def _steps(lanes: tuple[Lane, ...]) -> Iterator[tuple[Lane, float, Span]]:

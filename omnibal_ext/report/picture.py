@@ -31,7 +31,7 @@ def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
                     axis.barh(row, piece.seconds * 1e3, left=at * 1e3, height=0.8, color=COLOURS[piece.part],
                               alpha=SHADES[piece.phase], hatch=hatch, edgecolor="white", linewidth=0.3)  # fmt: skip
                     at += piece.seconds
-            axis.barh(row, (lane.end - lane.last) * 1e3, left=lane.last * 1e3, height=0.8, color="#cccccc")
+            axis.barh(row, (lane.end - lane.updates) * 1e3, left=lane.updates * 1e3, height=0.8, color="#cccccc")
         names = [f"replica {lane.data_parallel_rank} rank {lane.rank}" for lane in timeline.lanes]
         axis.set_yticks(range(len(names)), names)
         axis.invert_yaxis()

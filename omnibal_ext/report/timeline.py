@@ -6,7 +6,7 @@ lane (data-parallel 0, rank 1)            F0: llm   B0: llm ...                 
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -59,6 +59,8 @@ class Lane:
     """(seconds, bytes held from then on)."""
     reads: tuple[tuple[float, float], ...] = ()
     """(start, end) of every time in which it waits for a pack; none where it is not recorded."""
+    meets: float | None = None
+    """When the last of all ranks is through, which this one waits for; None: it begins its update alone."""
 
     @property
     def worked(self) -> float:
@@ -69,6 +71,11 @@ class Lane:
     def last(self) -> float:
         """When its last action ends."""
         return max((span.end for span in self.spans), default=0.0)
+
+    @property
+    def updates(self) -> float:
+        """When its gradients are reduced, or its weights updated, without waiting for others."""
+        return self.last if self.meets is None else self.meets
 
 
 @dataclass(frozen=True)
@@ -182,7 +189,10 @@ class _Pieces:
 
 
 def recorded(record: Mapping[str, Any], placement: Placement) -> Timeline:
-    """The timeline in a line of timeline.jsonl, see `megatron.vlm.monitoring.recorder`."""
+    """The timeline in a line of timeline.jsonl, see `megatron.vlm.monitoring.recorder`.
+
+    Ranks that all end behind the last action of all have met there: in the gradients' norm, or their reduction.
+    """
     lanes = []
     for lane in record["lanes"]:
         spans = tuple(
@@ -198,6 +208,9 @@ def recorded(record: Mapping[str, Any], placement: Placement) -> Timeline:
         held = tuple((seconds, held) for seconds, held in lane["held"])
         reads = tuple((start, end) for start, end in lane.get("reads", ()))
         lanes.append(Lane(lane["data_parallel_rank"], lane["rank"], spans, lane["end"], held, reads))
+    last = max(lane.last for lane in lanes)
+    if all(lane.end >= last for lane in lanes):
+        lanes = [replace(lane, meets=last) for lane in lanes]
     return Timeline(f"measured, iteration {record['iteration']}", tuple(lanes), placement)
 
 
@@ -209,6 +222,6 @@ def packs_of_record(record: Mapping[str, Any]) -> PackSizes:
 
 
 def waits(lane: Lane) -> list[tuple[float, float]]:
-    """(start, end) of every time in which a lane waits between the iteration's start and its last action."""
-    edges = [0.0, *(edge for span in lane.spans for edge in (span.start, span.end))]
+    """(start, end) of every time in which a lane waits between the iteration's start and its update."""
+    edges = [0.0, *(edge for span in lane.spans for edge in (span.start, span.end)), lane.updates]
     return [(one, other) for one, other in list(pairwise(edges))[::2] if other > one]

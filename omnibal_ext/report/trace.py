@@ -42,8 +42,8 @@ def _lane_events(lane: Lane, process: int, thread: int) -> Iterator[dict[str, An
             at = end
     for start, end in lane.reads:
         yield _slice("waits for a pack", "read", start, end, process, thread, {})
-    if lane.end > lane.last:
-        yield _slice("gradients and weights", "step", lane.last, lane.end, process, thread, {})
+    if lane.end > lane.updates:
+        yield _slice("gradients and weights", "step", lane.updates, lane.end, process, thread, {})
     for seconds, held in lane.held:
         name = f"bytes of replica {lane.data_parallel_rank}, rank {lane.rank}"
         yield {"ph": "C", "name": name, "pid": process, "ts": _micro(seconds), "args": {"held": held}}

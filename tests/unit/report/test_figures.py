@@ -21,13 +21,14 @@ from omnibal_ext.report.against_random import contributions, loads_of, random_in
 from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, in_time, limit_of
 from omnibal_ext.report.on_time import on_time
 from omnibal_ext.report.packing import PackingView, _saved
-from omnibal_ext.report.timeline import Lane, Piece, Span, Timeline, predicted
+from omnibal_ext.report.timeline import Lane, Piece, Span, Timeline, predicted, recorded
 from omnibal_ext.schedules.actions import Action, Schedule, check_schedule, dependencies
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
 from tests.unit.layout.instances import make_profile, random_problem
+from tools import compare_runs
 from tools.compare_runs import summary
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4}})
@@ -68,6 +69,34 @@ def test_the_time_of_all_ranks_is_divided_by_its_causes() -> None:
     }
     assert sum(expected.values()) == whole
     assert breakdown(by_hand()) == pytest.approx({cause: expected[cause] / whole for cause in CAUSES})
+
+
+def test_ranks_that_meet_in_the_update_have_waited_for_each_other_before_it() -> None:
+    """Replica 0 works 8 and 5 until 12 and 9, replica 1 works 7 and 4 until 7 and 9; all begin the update at 12."""
+    record = {
+        "iteration": 5,
+        "lanes": [
+            {"data_parallel_rank": lane.data_parallel_rank, "rank": lane.rank, "end": 13.0, "held": [], "packs": [],
+             "reads": [], "actions": [[s.action.kind, s.action.microbatch, 0, s.start, s.end,
+                                       [[p.part, p.phase, p.seconds] for p in s.pieces]] for s in lane.spans]}
+            for lane in by_hand().lanes
+        ],
+    }  # fmt: skip
+    shares = breakdown(recorded(record, Placement.interleaved(2)))
+    whole = 4 * 13.0
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["update"] * whole == pytest.approx(4 * 1)
+    assert shares["other replicas"] * whole == pytest.approx(2 * (12 - 9))
+    assert shares["uneven stages"] * whole == pytest.approx(3 + 3)
+    assert shares["fill and drain"] * whole == pytest.approx((12 - 8) + (12 - 5 - 3) + (9 - 7) + (9 - 4 - 3))
+    alone = recorded(
+        {**record, "lanes": [{**record["lanes"][0], "end": 12.5}, *record["lanes"][1:]]}, Placement.interleaved(2)
+    )
+    assert {lane.updates for lane in alone.lanes} == {12.0}
+    early = recorded(
+        {**record, "lanes": [*record["lanes"][:3], {**record["lanes"][3], "end": 9.5}]}, Placement.interleaved(2)
+    )
+    assert [lane.updates for lane in early.lanes] == [12, 9, 7, 9]  # one has not waited: each begins alone
 
 
 def late(timeline: Timeline, seconds: float) -> Timeline:
@@ -282,6 +311,29 @@ def test_runs_are_compared_by_all_that_followed_their_first_interval(tmp_path: P
         "final_loss": pytest.approx((20 * 4.0 + 60 * 1.0) / 80), "recomputed_layers": 3, "held-out_loss": 6.5,
         "held-out_digits_read_right": 0.75,
     }  # fmt: skip
+
+
+def test_the_last_run_is_compared_with_all_others_and_with_the_baseline_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain = make_profile().chain
+    for name, samples in (("baseline", 10), ("careful", 25), ("balanced", 40)):
+        (tmp_path / name).mkdir()
+        lines = [{"iteration": n, "samples": samples, "seconds": 2.0, "padding": 0.0, "loss": 1.0} for n in (1, 2)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        Plan.from_cuts(chain, (4,), num_microbatches=2).save(tmp_path / name / "plan.json")
+    (tmp_path / "balanced/evaluation.json").write_text('{"share_right": 0.75}')
+    runs = ["--run", str(tmp_path / "careful"), "--run", str(tmp_path / "balanced")]
+    monkeypatch.setattr("sys.argv", ["compare_runs.py", "--baseline", str(tmp_path / "baseline"), *runs])
+    compare_runs.main()
+    *table, second, last = capsys.readouterr().out.splitlines()
+    assert second == "balanced / careful samples per second: 1.60x"
+    assert last == "balanced / baseline samples per second: 4.00x"
+    shown = {
+        line.rsplit(maxsplit=3)[0].strip(): line.split()[-3:] for line in table if line.count(" ") > 6 and line.strip()
+    }
+    assert shown["samples per second"] == ["5", "12.500", "20"]
+    assert shown["held-out digits read right"] == ["-", "-", "0.750"]
 
 
 def test_a_predicted_timeline_is_what_was_played() -> None:
