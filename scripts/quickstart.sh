@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything once, on a laptop: demo data, preprocess, pack, profile, plan, train on two pipeline ranks, evaluate;
-# the balanced way and the unbalanced one, on the same samples. What is there already is not done again.
+# the balanced way and the unbalanced one, on the same samples; and, for its speed, an epoch of what a careful user does
+# today: ISF packs, the paper's cuts, nothing recomputed. What is there already is not done again.
 #   [EPOCHS=6] bash scripts/quickstart.sh [output folder, default runs/quickstart]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 OUT="${1:-runs/quickstart}"
@@ -36,9 +37,9 @@ pack() { # NAME FLAGS...
         --llm-budget "$LLM_BUDGET" "${@:2}"
 }
 
-launch() { # NAME FLAGS...
+launch() { # NAME EPOCHS FLAGS...
     python tools/launch.py --model tiny --from-scratch --data "$OUT/train" --packs "$OUT/packs-$1" --run-dir "$OUT/$1" \
-        --nproc-per-node 2 --pipeline-model-parallel-size 2 --epochs "$EPOCHS" "${@:2}" -- --lr 3e-3 --min-lr 1e-4 \
+        --nproc-per-node 2 --pipeline-model-parallel-size 2 --epochs "$2" "${@:3}" -- --lr 3e-3 --min-lr 1e-4 \
         --lr-decay-style cosine --lr-warmup-iters 40 --init-method-std 0.1 --adam-beta2 0.95 --weight-decay 0.01 \
         --clip-grad 1.0 --log-interval 20 --save "$OUT/$1/checkpoints" --save-interval 100000
 }
@@ -48,8 +49,10 @@ evaluate() { # NAME
         --tokenizer-model "$OUT/demo/tokenizer.model" --json >"$OUT/$1/evaluation.json"
 }
 
-# The same samples an iteration both ways: 4 packs of about 13, or 13 padded microbatches of 4.
-BALANCED=(--method joint)
+# An iteration is 4 packs of about 9 samples, or 13 padded microbatches of 4.
+BALANCED=(balanced "$EPOCHS" --method joint)
+CAREFUL=(careful 1 --method bmp --profile "$OUT/balanced/profile.json")
+BASELINE=(baseline "$EPOCHS" --method parameters --recompute full)
 
 step demo "demo data: real handwriting, 1 to 30 digits a picture" \
     python tools/make_demo_data.py --output-dir "$OUT/demo" --samples "$SAMPLES" --heldout-samples "$HELDOUT"
@@ -58,14 +61,16 @@ step heldout "preprocess the held-out pictures" preprocess heldout
 step packs-balanced "pack, balanced" pack balanced --method balanced --micro-batches 4
 step packs-baseline "pack, baseline: random batches of 4, padded" \
     pack baseline --method random --samples-per-pack 4 --micro-batches 13
-step plan-balanced "profile and plan, balanced" launch balanced "${BALANCED[@]}" --dry-run
-step plan-baseline "plan, baseline: cut by parameters, all recomputed" \
-    launch baseline --method parameters --recompute full --dry-run
-step train-balanced "train, balanced" launch balanced "${BALANCED[@]}" --progress
-step train-baseline "train, baseline" launch baseline --method parameters --recompute full --progress
+step packs-careful "pack, careful: ISF" pack careful --method isf --micro-batches 4
+step plan-balanced "profile and plan, balanced" launch "${BALANCED[@]}" --dry-run
+step plan-careful "plan, careful: the paper's cuts, nothing recomputed" launch "${CAREFUL[@]}" --dry-run
+step plan-baseline "plan, baseline: cut by parameters, all recomputed" launch "${BASELINE[@]}" --dry-run
+step train-balanced "train, balanced" launch "${BALANCED[@]}" --progress
+step train-careful "train, careful: an epoch, for its speed" launch "${CAREFUL[@]}" --progress
+step train-baseline "train, baseline" launch "${BASELINE[@]}" --progress
 step eval-balanced "read the held-out pictures, balanced" evaluate balanced
 step eval-baseline "read the held-out pictures, baseline" evaluate baseline
 printf '\n== summary ==\n'
-python tools/compare_runs.py --baseline "$OUT/baseline" --run "$OUT/balanced"
+python tools/compare_runs.py --baseline "$OUT/baseline" --run "$OUT/careful" --run "$OUT/balanced"
 python tools/report.py --run "$OUT/balanced" --run "$OUT/baseline" --output "$OUT/report.html" >/dev/null
 printf '\nwhere the time went, both runs side by side: %s\n' "$OUT/report.html"
