@@ -14,7 +14,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron.vlm.data.markup import IMAGE_MARK, MARKS, ImageMarkup
-from megatron.vlm.data.turns import ASSISTANT, HERMES, SYSTEM, USER, Message, ToolForm, plain
+from megatron.vlm.data.tool_forms import (
+    ALWAYS,
+    HERMES,
+    PARAMETERS,
+    PRINTED_PARAMETERS,
+    WHERE_THOUGHT,
+    ThoughtForm,
+    ToolForm,
+)
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message, plain
 from omnibal_ext.errors import UserError
 
 
@@ -42,7 +51,7 @@ class ChatTemplate:
     system: str | None = None  # what the model was trained with, for conversations that bring no system turn
     system_opens: bool = False  # the system's words stand, as they are, at the head of the first user's turn
     tools: ToolForm | None = None  # how tools, calls and results are written; None: the model never saw any
-    thinks: bool = False  # reasoning stands before the words, by Qwen3's rule
+    thoughts: ThoughtForm | None = None  # how reasoning is written; None: the model never saw any
 
     @property
     def end_of_turn(self) -> str:
@@ -111,9 +120,11 @@ TEMPLATES = {
         _chatml("hermes-2"),
         _chatml("chatml"),
         _chatml("qwen-vl", system="You are a helpful assistant."),
-        replace(_chatml("qwen2.5-vl", system="You are a helpful assistant."), tools=HERMES),
-        replace(_chatml("qwen3-vl"), tools=replace(HERMES, pictures=True)),
-        replace(_chatml("qwen3-vl-thinking"), tools=replace(HERMES, pictures=True), thinks=True),
+        replace(_chatml("qwen2.5-vl", system="You are a helpful assistant."), tools=replace(HERMES, pictures=False)),
+        replace(_chatml("qwen3-vl"), tools=HERMES),
+        replace(_chatml("qwen3-vl-thinking"), tools=HERMES, thoughts=WHERE_THOUGHT),
+        replace(_chatml("qwen3.5"), tools=PRINTED_PARAMETERS, thoughts=ALWAYS, strips_words=True),
+        replace(_chatml("qwen3.6"), tools=PARAMETERS, thoughts=ALWAYS, strips_words=True),
         _chatml("hermes-2-llama3", beginning="<|begin_of_text|>"),
         _llama3("llama3"),
         _llama3("llava-llama3", LLAVA_LLAMA3_SYSTEM),
@@ -145,15 +156,22 @@ def render_chat(
     """
     pieces, trained, length, opened = [template.beginning], [], len(template.beginning), False
     left = iter(videos)
-    for message in plain(messages, tools, template.tools, template.thinks):
+    stripped = [_stripped(message, template) for message in messages]
+    for message in plain(stripped, tools, template.tools, template.thoughts):
         turn = template.turns[message.role]
         turn = replace(turn, opening="") if opened else turn
         opened = template.system_opens and message.role == SYSTEM
-        words = message.words.strip() if template.strips_words and not opened else message.words
-        words = MARKS.sub(lambda mark: markup.text if mark[0] == IMAGE_MARK else markup.video_text(next(left)), words)
+        words = MARKS.sub(
+            lambda mark: markup.text if mark[0] == IMAGE_MARK else markup.video_text(next(left)), message.words
+        )
         if message.role == ASSISTANT and message.trained:
             start = length + len(turn.opening)
             trained.append((start, start + len(words) + len(turn.end)))
         pieces.append(turn.opening + words + turn.end + turn.gap)
         length += len(pieces[-1])
     return RenderedChat("".join(pieces), tuple(trained))
+
+
+def _stripped(message: Message, template: ChatTemplate) -> Message:
+    as_it_is = template.system_opens and message.role == SYSTEM
+    return replace(message, words=message.words.strip()) if template.strips_words and not as_it_is else message

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, render_chat
-from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Call, Message
+from megatron.vlm.data.tool_forms import Call
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Message
 from omnibal_ext.architectures.huggingface import read_config
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.document import decode
 
 JINJA, JSON, TOKENIZER = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
@@ -44,7 +44,7 @@ PROBES = (
     Probe((Message(SYSTEM, "Be brief."), Message(USER, "Why?"), Message(ASSISTANT, "Because."))),
 )
 """One turn, several, and one with a system message."""
-CALLS = (Call("look", '{"at": "Zürich <b>", "days": [2, 1]}'), Call("wait", "{}"))
+CALLS = (Call("look", {"at": "Zürich <b>", "days": [2, 1], "wet": True}), Call("wait", {}))
 LOOK = {"type": "function", "function": {"name": "look", "description": "Sees <all>", "parameters": {"z": 1, "a": "é"}}}
 WAIT = {"type": "function", "function": {"name": "wait"}}
 TOOL_PROBES = (
@@ -110,7 +110,7 @@ def folder_template(folder: Path) -> tuple[str, str] | None:
     for template in sorted(TEMPLATES.values(), key=lambda template: template.tools is None):
         if not all(told.agrees(template, probe) for probe in PROBES):
             continue
-        asked = (TOOL_PROBES if template.tools else ()) + (THOUGHT_PROBES if template.thinks else ())
+        asked = (TOOL_PROBES if template.tools else ()) + (THOUGHT_PROBES if template.thoughts else ())
         if any(all(program.agrees(template, probe) for probe in asked) for program in programs):
             return template.name, file.name
     raise UserError(
@@ -204,8 +204,7 @@ class _Program:
 def _as_openai(message: Message, wrap: Callable[[str], Any]) -> dict[str, Any]:
     """A message as transformers' chat templates are given it; where there are no words, the content is empty."""
     calls = [
-        {"type": "function", "function": {"name": call.name, "arguments": decode(call.arguments.encode())}}
-        for call in message.calls
+        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.calls
     ]
     said = {"tool_calls": calls, "reasoning_content": message.reasoning}
     content = wrap(message.words) if message.words else ""

@@ -12,9 +12,7 @@
                        {"from": "function_call", "value": "{\\"name\\": \\"look\\", \\"arguments\\": {\\"at\\": 3}}"},
                        {"from": "observation", "value": "A cat."}, {"from": "gpt", "value": "A cat is."}]}
 
-Both become the same. JSON is written as transformers' chat templates write it (`json.dumps` of what was read, other
-characters than ASCII as they are), arguments that are texts like those that are objects, and tools that are named
-without `type` as functions.
+Both become the same: arguments that are texts are those objects, and tools without a `type` are functions.
 """
 
 import json
@@ -24,7 +22,8 @@ from typing import Any
 from megatron.vlm.data.markup import MARKS
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ChatTemplate
-from megatron.vlm.data.turns import TOOL, Call, Message
+from megatron.vlm.data.tool_forms import Call, as_json
+from megatron.vlm.data.turns import TOOL, Message
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.document import decode
 
@@ -54,7 +53,8 @@ def _call(said: Any, where: str) -> Call:
     arguments = _read(where, function.get("arguments") or {})
     if not isinstance(arguments, dict):
         raise Rejected("malformed_line", f"{where}: 'arguments' of {name[:40]!r} are no object, nor its JSON text")
-    return Call(name, _written(where, arguments))
+    _written(where, arguments)
+    return Call(name, arguments)
 
 
 def check_forms(messages: tuple[Message, ...], tools: tuple[str, ...], template: ChatTemplate) -> None:
@@ -62,7 +62,7 @@ def check_forms(messages: tuple[Message, ...], tools: tuple[str, ...], template:
     name, results = f"chat template {template.name!r}", [message for message in messages if message.role == TOOL]
     if not template.tools and (tools or results or any(message.calls for message in messages)):
         raise Rejected("unsupported_field", f"{name} has no form for tools, calls and tool turns")
-    if not template.thinks and any((message.reasoning or "").strip() for message in messages):
+    if not template.thoughts and any((message.reasoning or "").strip() for message in messages):
         raise Rejected("unsupported_field", f"{name} has no form for reasoning ('reasoning_content')")
     if template.tools and not template.tools.pictures and any(MARKS.search(message.words) for message in results):
         raise Rejected("unsupported_media", f"{name} has no form for images in tool turns")
@@ -80,6 +80,7 @@ def _read(where: str, value: Any) -> Any:
 
 def _written(where: str, value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False)
-    except (ValueError, TypeError, RecursionError) as error:  # of a table's cells: times, bytes
+        decode(json.dumps(value).encode())  # which bounds its depth
+        return as_json(value)
+    except (UserError, TypeError, RecursionError) as error:  # TypeError: of a table's cells, times and bytes
         raise Rejected("malformed_line", f"{where} cannot be written as JSON: {error}"[:250]) from error

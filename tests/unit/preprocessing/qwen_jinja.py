@@ -1,4 +1,4 @@
-"""Chat templates that write as Qwen2.5's, Qwen3-VL's and Qwen3-VL-Thinking's published ones do, made for the tests.
+"""Chat templates that write as those of Qwen2.5, Qwen3-VL, Qwen3-VL-Thinking, Qwen3.5 and 3.6 do, made for the tests.
 
 `{% generation %}` stands around what the assistant says, so that transformers tells which tokens it generates.
 """
@@ -99,6 +99,61 @@ _THINKING_TURNS = r"""
 {%- endgeneration -%}
 {{- '\n' -}}
 """
+_PARAMETERS_OFFER = r"""# Tools
+
+You have access to the following functions:
+
+<tools>{% for tool in tools %}{{ '\n' ~ (tool | tojson) }}{% endfor %}{{ '\n' }}</tools>
+
+If you choose to call a function ONLY reply in the following format with NO suffix:
+
+<tool_call>
+<function=example_function_name>
+<parameter=example_parameter_1>
+value_1
+</parameter>
+<parameter=example_parameter_2>
+This is the value for the second parameter
+that can span
+multiple lines
+</parameter>
+</function>
+</tool_call>
+
+<IMPORTANT>
+Reminder:
+- Function calls MUST follow the specified format: an inner <function=...></function> block must be nested within \
+<tool_call></tool_call> XML tags
+- Required parameters MUST be specified
+- You may provide optional reasoning for your function call in natural language BEFORE the function call, but NOT after
+- If there is no function call available, answer the question like normal with your current knowledge and do not tell \
+the user about function calls
+</IMPORTANT>""".replace("\\\n", "")
+_PARAMETERS_SYSTEM = (
+    r"""
+{%- set system = written(messages[0].content) if messages[0].role == 'system' -%}
+{%- if tools -%}
+{{- '<|im_start|>system\n' -}}
+"""
+    + _PARAMETERS_OFFER
+    + r"""{{- ('\n\n' ~ system if system else '') ~ '<|im_end|>\n' -}}
+{%- elif messages[0].role == 'system' -%}
+{{- '<|im_start|>system\n' ~ system ~ '<|im_end|>\n' -}}
+{%- endif -%}
+"""
+)
+_PARAMETERS_CALLS = r"""{%- macro calls(message, said) -%}
+{%- for call in message.tool_calls or [] -%}
+{%- set call = call.function if call.function is defined else call -%}
+{{- '\n' if not loop.first else '\n\n' if said | trim -}}
+{{- '<tool_call>\n<function=' ~ call.name ~ '>\n' -}}
+{%- for name, value in call.arguments.items() -%}
+{{- '<parameter=' ~ name ~ '>\n' ~ (VALUE) ~ '\n</parameter>\n' -}}
+{%- endfor -%}
+{{- '</function>\n</tool_call>' -}}
+{%- endfor -%}
+{%- endmacro -%}
+"""
 
 
 def _with_default(default: str) -> str:
@@ -111,6 +166,23 @@ QWEN25 = _CALLS + _TEXTS + _with_default("You are a helpful assistant.") + _TURN
 """Of Qwen2.5-VL's tokenizer: texts alone."""
 QWEN3 = _CALLS + _PARTS + _with_default("") + _TURNS + _RESULT
 THINKING = _CALLS + _PARTS + _with_default("") + _THINKING_TURNS + _RESULT
+_TRIMMED = _PARTS.replace("macro written(", "macro untrimmed(") + (
+    "{%- macro written(content) -%}{{- untrimmed(content) | trim -}}{%- endmacro -%}"
+)
+_ALWAYS_THINKING_TURNS = (
+    _THINKING_TURNS.replace("asked.last and (loop.last or thought)", "asked.last")
+    .replace(r"thought.strip('\n')", "thought | trim")
+    .replace(r"words.lstrip('\n')", "words")
+)
+
+
+def _by_parameters(value: str) -> str:
+    calls = _PARAMETERS_CALLS.replace("VALUE", value)
+    return calls + _TRIMMED + _PARAMETERS_SYSTEM + _ALWAYS_THINKING_TURNS + _RESULT
+
+
+QWEN35 = _by_parameters("value | tojson if value is mapping or value is sequence and value is not string else value")
+QWEN36 = _by_parameters("value if value is string else value | tojson")
 WITHOUT_TOOLS = (
     _PARTS
     + _with_default("You are a helpful assistant.").split("{%- if tools -%}")[0]

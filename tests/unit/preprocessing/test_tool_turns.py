@@ -16,12 +16,18 @@ from megatron.vlm.data.templates import TEMPLATES, chat_template
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
-from tests.unit.preprocessing.qwen_jinja import QWEN3, QWEN25, THINKING, WITHOUT_TOOLS
+from tests.unit.preprocessing.qwen_jinja import QWEN3, QWEN25, QWEN35, QWEN36, THINKING, WITHOUT_TOOLS
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-FAMILIES = {"qwen2.5-vl": QWEN25, "qwen3-vl": QWEN3, "qwen3-vl-thinking": THINKING}
+FAMILIES = {
+    "qwen2.5-vl": QWEN25,
+    "qwen3-vl": QWEN3,
+    "qwen3-vl-thinking": THINKING,
+    "qwen3.5": QWEN35,
+    "qwen3.6": QWEN36,
+}
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 WORDS_OF_FORMS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 LOOK = {"type": "function", "function": {"name": "look", "description": "Sieht <alles> & mehr", "parameters": {"z": 1}}}
@@ -68,7 +74,9 @@ def theirs(root: Path, name: str, record: dict[str, Any]) -> tuple[list[int], li
 
 
 def call(draw: random.Random) -> dict[str, Any]:
-    arguments = draw.choice([{}, {"at": 3}, {"of": 'Zürich <b>\n"x"', "and": {"z": [1, None], "a": 1.5}}])
+    arguments = draw.choice(
+        [{}, {"at": 3}, {"of": 'Zürich <b>\n"x"', "and": {"z": [1, None], "a": 1.5}, "wet": True, "n": None}]
+    )
     return {"type": "function", "function": {"name": draw.choice(["look", "wait"]), "arguments": arguments}}
 
 
@@ -106,13 +114,13 @@ def test_tokens_and_masks_are_those_of_the_family_s_own_template(root: Path, nam
     assert template.tools is not None
     opened, calls, thoughts = maker(root, name), 0, 0
     for seed in range(150):
-        record = drawn(seed, template.thinks, template.tools.pictures)
+        record = drawn(seed, bool(template.thoughts), template.tools.pictures)
         ids, mask = made(opened, record)
         assert (ids, mask) == theirs(root, name, record), record
         text = opened.tokenizer._model.decode(ids, skip_special_tokens=False)  # type: ignore[attr-defined]
         calls, thoughts = calls + text.count("</tool_call>"), thoughts + text.count("</think>")
     assert calls > 150
-    assert (thoughts > 150) == template.thinks
+    assert (thoughts > 150) == bool(template.thoughts)
 
 
 def test_what_tools_answer_is_never_trained_and_what_the_assistant_says_is(root: Path) -> None:
@@ -231,6 +239,7 @@ def called(arguments: Any, name: Any = "look") -> list[dict[str, Any]]:
         ("image_mark_mismatch", "1 elsewhere, for 1 images", called({"of": "<image>"}), {"images": ["a.png"]}),
         ("not_utf8", "surrogate", called('{"of": "\\\\ud83d"}'.replace("\\\\", "\\")), {}),
         ("too_many_characters", "limit", called({"of": "a" * 2**20}), {}),
+        ("malformed_line", "nested deeper", called(json.loads('{"of": ' * 70 + "1" + "}" * 70)), {}),
     ],
 )  # fmt: skip
 def test_every_fault_has_its_reason(
@@ -274,6 +283,8 @@ def test_a_result_shows_images_where_the_family_has_a_form_for_it(root: Path) ->
     [
         ({"chat_template.jinja": QWEN3}, "qwen3-vl"),
         ({"chat_template.jinja": THINKING}, "qwen3-vl-thinking"),
+        ({"chat_template.jinja": QWEN35}, "qwen3.5"),
+        ({"chat_template.jinja": QWEN36}, "qwen3.6"),
         ({"tokenizer_config.json": QWEN25}, "qwen2.5-vl"),
         ({"chat_template.json": WITHOUT_TOOLS, "tokenizer_config.json": QWEN25}, "qwen2.5-vl"),
         ({"chat_template.json": WITHOUT_TOOLS}, "qwen-vl"),

@@ -1,0 +1,140 @@
+"""How models' texts show tools, calls, results and thoughts: forms as data, of the families' own chat templates.
+
+HERMES (Qwen2.5, Qwen3)    <tool_call>
+                           {"name": "look", "arguments": {"at": 3}}
+                           </tool_call>
+PARAMETERS (Qwen3.5, 3.6)  <tool_call>
+                           <function=look>
+                           <parameter=at>
+                           3
+                           </parameter>
+                           </function>
+                           </tool_call>
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """A tool that the assistant calls."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Name, and arguments as JSON."""
+        return self.name, as_json(self.arguments)
+
+
+def as_json(value: Any) -> str:
+    """As transformers' chat templates write it: characters as they are, keys in their order."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """What stands around tools, calls and results; several calls, or results, stand a line apart."""
+
+    offer: tuple[str, str]
+    """Around the tools; each stands on a line of its own, as JSON."""
+    call: Callable[[Call], str]
+    result: tuple[str, str] = ("<tool_response>\n", "\n</tool_response>")
+    offers_first: bool = False
+    """Tools stand before the system's words, not behind."""
+    gap: str = "\n"
+    """Between the assistant's words and its first call."""
+    pictures: bool = True
+    """A result may hold images and videos."""
+
+    def offered(self, tools: Sequence[str], system: str | None) -> str:
+        """The system's words (None: it says nothing) with tools, each the JSON text of one."""
+        before, after = self.offer
+        written = before + "".join(f"\n{tool}" for tool in tools) + after
+        if system is None or (self.offers_first and not system):
+            return written
+        return f"{written}\n\n{system}" if self.offers_first else f"{system}\n\n{written}"
+
+    def called(self, words: str, calls: Sequence[Call]) -> str:
+        """What stands behind the assistant's words where it calls tools."""
+        return (self.gap if words and calls else "") + "\n".join(map(self.call, calls))
+
+    def returned(self, words: str) -> str:
+        """A tool's result as a user's turn says it."""
+        return self.result[0] + words + self.result[1]
+
+    def is_result(self, words: str) -> bool:
+        """Whether a user's words are a result, written out: they are no question then."""
+        return words.startswith(self.result[0].rstrip()) and words.endswith(self.result[1].lstrip())
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtForm:
+    """Thoughts before the assistant's words, behind the user's last question: `<think>\\n...\\n</think>\\n\\n`."""
+
+    always: bool
+    """Every answer behind that question has a place for them; otherwise the last one, and those with thoughts."""
+    stripped: str | None
+    """Which characters are taken off both ends; None: all white space."""
+
+    def written(self, reasoning: str, words: str) -> str:
+        """Thoughts and words."""
+        return f"<think>\n{reasoning.strip(self.stripped)}\n</think>\n\n" + words.lstrip("\n")
+
+
+def _as_object(call: Call) -> str:
+    name, arguments = call.texts
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def _by_parameters(value_of: Callable[[Any], str]) -> Callable[[Call], str]:
+    def written(call: Call) -> str:
+        given = call.arguments.items()
+        parameters = (f"<parameter={name}>\n{value_of(value)}\n</parameter>\n" for name, value in given)
+        return f"<tool_call>\n<function={call.name}>\n{''.join(parameters)}</function>\n</tool_call>"
+
+    return written
+
+
+def _json_but_texts(value: Any) -> str:
+    return value if isinstance(value, str) else as_json(value)
+
+
+def _json_of_several(value: Any) -> str:
+    """As Qwen3.5's template has it: what is one value is written as Jinja prints it, True and None by these names."""
+    return as_json(value) if isinstance(value, dict | list) else str(value)
+
+
+HERMES = ToolForm(
+    offer=(
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>",
+        "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+        '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+        "</tool_call>",
+    ),
+    call=_as_object,
+)
+PARAMETERS = ToolForm(
+    offer=(
+        "# Tools\n\nYou have access to the following functions:\n\n<tools>",
+        "\n</tools>\n\nIf you choose to call a function ONLY reply in the following format with NO suffix:\n\n"
+        "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>\n"
+        "<parameter=example_parameter_2>\nThis is the value for the second parameter\nthat can span\nmultiple lines\n"
+        "</parameter>\n</function>\n</tool_call>\n\n<IMPORTANT>\nReminder:\n"
+        "- Function calls MUST follow the specified format: an inner <function=...></function> block must be nested "
+        "within <tool_call></tool_call> XML tags\n- Required parameters MUST be specified\n"
+        "- You may provide optional reasoning for your function call in natural language BEFORE the function call, but "
+        "NOT after\n- If there is no function call available, answer the question like normal with your current "
+        "knowledge and do not tell the user about function calls\n</IMPORTANT>",
+    ),
+    call=_by_parameters(_json_but_texts),
+    offers_first=True,
+    gap="\n\n",
+)
+PRINTED_PARAMETERS = replace(PARAMETERS, call=_by_parameters(_json_of_several))
+WHERE_THOUGHT = ThoughtForm(always=False, stripped="\n")
+ALWAYS = ThoughtForm(always=True, stripped=None)
