@@ -40,7 +40,7 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
         cause = EXECUTOR if part == OTHER else RECOMPUTED if phase == "recompute" else NEEDED
         found[cause] += seconds
     prompt = on_time(timeline)
-    found[LATE] = max(0.0, timeline.seconds - prompt.seconds) * len(timeline.lanes)
+    found[LATE] = late_seconds(timeline) * len(timeline.lanes)
     for lanes in replicas(prompt).values():
         end, slowest = max(lane.end for lane in lanes), max(lane.worked for lane in lanes)
         last = max(lane.last for lane in lanes)
@@ -52,6 +52,11 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
             found[UPDATE] += lane.end - lane.updates
             found[REPLICAS] += prompt.seconds - end + lane.updates - through
     return {cause: seconds / lanes_seconds for cause, seconds in found.items()}
+
+
+def late_seconds(timeline: Timeline) -> float:
+    """By which an iteration would have been shorter had data and hosts been in time."""
+    return max(0.0, timeline.seconds - on_time(timeline).seconds)
 
 
 def replicas(timeline: Timeline) -> dict[int, list[Lane]]:
@@ -102,7 +107,7 @@ class Change:
 
 def in_time(timeline: Timeline) -> Change | None:
     """What packs that are there in time would have gained in a recorded iteration; None where that is not worth it."""
-    gain = timeline.seconds / on_time(timeline).seconds - 1
+    gain = timeline.seconds / (timeline.seconds - late_seconds(timeline)) - 1
     how = "tools/launch.py -- --num-workers N, or smaller images"
     return Change("data and host in time", how, gain) if gain >= WORTH_TRYING else None
 

@@ -30,6 +30,7 @@ from omnibal_ext.report.breakdown import (
     breakdown,
     changes,
     in_time,
+    late_seconds,
     limit_of,
 )
 from omnibal_ext.report.heading import heading
@@ -44,6 +45,8 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+STALLED = 0.5
+"""Of a usual iteration: what another one must have lost to be named."""
 BECAUSE = {
     "needed": "forwards and backwards of the layers, once",
     "recomputation": "layers are run again to save memory",
@@ -107,7 +110,17 @@ class SubjectView:
             said.append(f"Rank {limit.lane.rank} ({layers}) limits the pipeline: it works longest{more}.")
         if limit.share > 0 and limit.cause != LATE:
             said.append(f"Most is lost to {limit.cause}, {limit.share:.0%}: {BECAUSE[limit.cause]}.")
-        return " ".join(said)
+        return " ".join([*said, *self.stall])
+
+    @property
+    def stall(self) -> list[str]:
+        """The recorded iteration that lost most to late data or a host, where that is as much as a usual one's half."""
+        late = [(late_seconds(self.subject.measured_of(record)), record) for record in self.subject.records]
+        most, worst = max(late, key=lambda one: one[0], default=(0.0, None))
+        usual = self.subject.seen.seconds
+        if worst is None or worst is self.subject.typical or most < STALLED * usual:
+            return []
+        return [f"Iteration {worst['iteration']} waited {most * 1e3:,.0f} ms for data or host."]
 
     @property
     def how(self) -> str:
