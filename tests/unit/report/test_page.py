@@ -191,7 +191,7 @@ def test_a_late_run_says_so_first_and_a_plan_without_packs_says_what_it_fills(ru
 
 
 def test_an_iteration_that_stalled_is_named(folder: Path) -> None:
-    """The usual one says nothing of it; lateness of half a usual iteration is worth a sentence, a smaller one is not."""
+    """The usual one says nothing of it. Half a usual iteration is worth a sentence, less is not."""
     usual = Subject.of_plan(folder / "plan.json", None, folder / "packs").predicted.seconds
     for share, named in ((0.49, False), (0.51, True)):
         run = ran(folder, 0.0, share * usual)
