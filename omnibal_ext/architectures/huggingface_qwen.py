@@ -69,9 +69,8 @@ def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
         feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if kind in FEATURED else (),
     )
     tower.refuse_unread()
-    template = {"qwen2_vl": "qwen-vl", "qwen2_5_vl": "qwen2.5-vl"}.get(
-        kind, "qwen3-vl" if kind in FEATURED else "chatml"
-    )
+    templates = {"qwen2_vl": "qwen-vl", "qwen2_5_vl": "qwen2.5-vl"} | dict.fromkeys(FEATURED, "qwen3-vl")
+    template = templates.get(kind, "qwen3.5")  # where the folder does not say it
     markup = "qwen3-vl" if latest else "qwen-vl"
     prompt = PromptFormat(markup, config.take("image_token_id", whole(0, 2**24)), template, "native")
     return Architecture(name, vision, model, shuffle=2, projector_norm=False, tied=tied, prompt=prompt)

@@ -77,6 +77,25 @@ def test_presets_have_the_template_of_their_language_model() -> None:
         assert template.turns["user"].opening.startswith(opening), name
 
 
+@pytest.mark.parametrize(
+    ("kind", "width", "preset_name", "template"),
+    [
+        ("qwen2_vl", None, "qwen2-vl-2b", "qwen-vl"),
+        ("qwen2_5_vl", 8192, "qwen2.5-vl-3b", "qwen2.5-vl"),
+        ("qwen3_vl", 4096, "qwen3-vl-8b", "qwen3-vl"),
+        ("qwen3_5", 4096, "qwen3.5-9b", "qwen3.5"),
+    ],
+)
+def test_each_qwen_has_the_template_of_its_generation(
+    tmp_path: Path, kind: str, width: int | None, preset_name: str, template: str
+) -> None:
+    tower = {"hidden_size": 8192} if width is None else {"out_hidden_size": width}
+    config = {"model_type": kind, "vision_config": tower, "text_config": {"model_type": f"{kind}_text"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for known in (PRESETS[preset_name], read_architecture(tmp_path)):
+        assert needs(known, None)["chat-template"].value == template
+
+
 def test_what_nobody_says_is_the_models_or_usual() -> None:
     given = {"tokenizer-model": TOKENIZER, "tiling": None}
     assert settle(given, "llava-1.6-mistral-7b") == {
