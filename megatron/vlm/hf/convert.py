@@ -7,7 +7,7 @@ with their files and shapes, and the few that the model never uses. What goes ba
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from megatron.vlm.hf.adapters import AdaptedLayer, adapted_layers, read_peft, write_peft
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
-from megatron.vlm.hf.folder import DTYPE_NAMES, DTYPES, Stored, WeightFolder, write_index, write_weights
+from megatron.vlm.hf.folder import DTYPES, Stored, WeightFolder, write_index, write_weights
 from megatron.vlm.hf.forms import join, settled, split
 from megatron.vlm.hf.names import Source, is_idle, sources, table_name
+from megatron.vlm.hf.precision import as_kept, say_type
 from megatron.vlm.hf.shapes import weight_shape
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
@@ -200,15 +201,14 @@ def to_hugging_face(folder: Path, output: Path, like: Path | None = None) -> Key
     ours, side, keys = _opened(folder, like)
     stored, idle_weights = _listing(side)
     _make_empty(output)
-    for name, source in keys.sources.items():
-        dtype = DTYPE_NAMES[ours.weights[name].properties.dtype]
-        stored |= {theirs: replace(stored[theirs], dtype=dtype) for theirs in source.theirs}
+    stored = as_kept(stored, ours, keys.sources, keys.shapes)
     files = sorted({entry.file for entry in stored.values()})
     for file in track(files, "writing", len(files)):
         here = {name: entry for name, entry in stored.items() if entry.file == file}
         write_weights(output / file, here, _tensors(here, keys, ours, idle_weights))
     write_index(output, stored)
     _copy_all_but_weights(side, output)
+    say_type(output, stored)
     return keys
 
 
@@ -273,7 +273,9 @@ def _tensors(
                 a, b = (ours.tensor(f"{layer.beside}.{one}") for one in "ab")
                 weight = layer.merged(weight, a, b, adapters.scale)
             parts = keys.split(name, weight)
-            yield from ((theirs, part) for theirs, part in parts.items() if theirs in here)
+            yield from (
+                (theirs, part.to(DTYPES[here[theirs].dtype])) for theirs, part in parts.items() if theirs in here
+            )
     if idle := [name for name in keys.idle if name in here]:
         kept = WeightFolder(idle_weights)
         yield from ((name, kept.tensor(name)) for name in idle)

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.vlm.hf.checkpoint import OurCheckpoint
+from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
 from megatron.vlm.hf.names import table_name
@@ -78,6 +80,51 @@ def test_weights_go_back_in_the_type_they_were_trained_in(internvl: Path, tmp_pa
     from_hugging_face(tmp_path / "half", tmp_path / "ours")
     to_hugging_face(tmp_path / "ours", tmp_path / "back", like=internvl)
     assert_same(weights_of(tmp_path / "back"), weights_of(tmp_path / "half"))
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype", None])
+def test_the_config_says_the_type_that_the_weights_have(internvl: Path, tmp_path: Path, field: str | None) -> None:
+    """A run in bf16 that began with a folder in fp32: wherever the folder said it, else at the head."""
+    config = json.loads((internvl / "config.json").read_text())
+    sections = [config, config["text_config"], config["vision_config"]]
+    for section in sections:
+        section.update({name: None for name in ("dtype", "torch_dtype") if name in section})
+        section.update({field: "float32"} if field else {})
+    (internvl / "config.json").write_text(json.dumps(config))
+    from_hugging_face(internvl, tmp_path / "ours")
+    whole = OurCheckpoint(tmp_path / "ours")
+    half = {name: whole.tensor(name).bfloat16() for name in whole.weights}
+    write_release(tmp_path / "run", {name: tensor.to("meta") for name, tensor in half.items()}, half.__getitem__)
+    for run, name in (("ours", "float32"), ("run", "bfloat16")):
+        to_hugging_face(tmp_path / run, tmp_path / f"{run}-back", like=tmp_path / "ours")
+        found = json.loads((tmp_path / f"{run}-back/config.json").read_text())
+        wanted = field or "dtype"
+        assert found[wanted] == name
+        inner = (found["text_config"], found["vision_config"])
+        assert {section.get(wanted) for section in inner} == ({name} if field else {None})
+        loaded = pytest.importorskip("transformers").AutoModelForImageTextToText.from_pretrained(
+            tmp_path / f"{run}-back", dtype="auto"
+        )
+        assert {str(weight.dtype) for weight in loaded.parameters()} == {f"torch.{name}"}
+
+
+def test_weights_of_several_types_go_back_each_in_its_own(internvl: Path, tmp_path: Path) -> None:
+    """Query in bf16, key and value in fp32 are one weight of ours; what a run has trained is of one type."""
+    for file in internvl.glob("*.safetensors"):
+        tensors = safetensors.load_file(file)
+        tensors |= {name: tensor.bfloat16() for name, tensor in tensors.items() if "q_proj" in name or "fc1" in name}
+        safetensors.save_file(tensors, file, {"format": "pt"})
+    from_hugging_face(internvl, tmp_path / "ours")
+    to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    assert_same(weights_of(tmp_path / "back"), weights_of(internvl))
+    assert {tensor.dtype for tensor in weights_of(internvl).values()} == {torch.float32, torch.bfloat16}
+    shutil.copytree(tmp_path / "ours/release", tmp_path / "run/iter_0000007")
+    (tmp_path / "run/iter_0000007/integrity.json").unlink()
+    (tmp_path / "run/latest_checkpointed_iteration.txt").write_text("7")
+    seal_alone(tmp_path / "run/iter_0000007", {})
+    to_hugging_face(tmp_path / "run", tmp_path / "trained", like=internvl)
+    trained = weights_of(tmp_path / "trained")
+    assert all(trained[name].dtype == torch.float32 for name in trained if "q_proj" in name)
 
 
 def test_transformers_loads_what_goes_back(internvl: Path, tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""The types in which weights go back to Hugging Face's, and what the config.json beside them says of them."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from megatron.vlm.checkpoint.folder import RELEASE
+from megatron.vlm.hf.checkpoint import OurCheckpoint
+from megatron.vlm.hf.folder import DTYPE_NAMES, DTYPES, Stored
+from megatron.vlm.hf.names import Source
+from omnibal_ext.architectures.huggingface import CONFIG, read_config
+
+FIELDS = ("dtype", "torch_dtype")
+"""Of config.json and its sections, as transformers 5 and 4 write them."""
+
+
+def as_kept(
+    stored: Mapping[str, Stored], ours: OurCheckpoint, sources: Mapping[str, Source], joined: Mapping[str, Any]
+) -> dict[str, Stored]:
+    """Their weights, `stored`, in the types that they are written in: those of our checkpoint.
+
+    Where nothing was trained, and one of ours was joined of weights of several types (into `joined`, the widest), each
+    goes back in its own.
+    """
+    untouched, found = ours.folder.name == RELEASE and not ours.adapters, dict(stored)
+    for name, source in sources.items():
+        dtype = ours.weights[name].properties.dtype
+        if not (untouched and dtype == joined[name].dtype):
+            found |= {theirs: replace(stored[theirs], dtype=DTYPE_NAMES[dtype]) for theirs in source.theirs}
+    return found
+
+
+def say_type(folder: Path, stored: Mapping[str, Stored]) -> None:
+    """Let a folder's config.json say the type of most parameters, wherever it says one; else at its head."""
+    counts: Counter[str] = Counter()
+    for entry in stored.values():
+        if DTYPES[entry.dtype].is_floating_point:
+            counts[entry.dtype] += entry.bytes // DTYPES[entry.dtype].itemsize
+    name = str(DTYPES[counts.most_common(1)[0][0]]).removeprefix("torch.")
+    before = read_config(folder / CONFIG)
+    config = _saying(name, before)
+    if not any(isinstance(config.get(field), str) for field in FIELDS):
+        config[FIELDS[0]] = name
+    if config != before:
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _saying(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    said = {field: name for field in FIELDS if isinstance(section.get(field), str)}
+    return {key: _saying(name, value) if isinstance(value, dict) else value for key, value in section.items()} | said
