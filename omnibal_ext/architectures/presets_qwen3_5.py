@@ -38,5 +38,5 @@ def qwen3_5(
         rotary_interleaved=True, centred_norms=True, experts=experts,
         linear=LinearAttention(linear, 16, linear_heads, 128, 128, 4), output_gate=True, rotated=64,
     )  # fmt: skip
-    prompt = PromptFormat("qwen3-vl", 248056, "qwen3.5", "native")
+    prompt = PromptFormat("qwen3-vl", 248056, name.partition("-")[0], "native")  # the template's name is the model's
     return Architecture(name, replace(vision, feature_layers=()), language, projector_norm=False, prompt=prompt)

@@ -45,7 +45,9 @@ NUMBERS = {
     "image_size": [16, 19, 24], "patch_size": [4, 8], "rope_theta": [100.0, 1e6], "num_experts_per_tok": [1, 2, 6],
     "window_size": [8, 16, 24], "mm_tokens_per_image": [1, 4, 16], "downsample_ratio": [0.25, 0.5, 1.0],
     "vision_feature_layer": [-1, -2, 1, 2, [-1, -2]], "num_position_embeddings": [4, 25],
-    "query_pre_attn_scalar": [7, 16],
+    "query_pre_attn_scalar": [7, 16], "linear_num_key_heads": [1, 2, 4], "linear_num_value_heads": [4, 8],
+    "linear_key_head_dim": [7, 16], "linear_value_head_dim": [7, 16], "linear_conv_kernel_dim": [1, 2, 4],
+    "shared_expert_intermediate_size": [8, 40], "full_attention_interval": [1, 2],
 }  # fmt: skip
 ROTATIONS: list[dict[str, Any]] = [
     {"rope_type": "default"},
@@ -58,6 +60,10 @@ ROTATIONS: list[dict[str, Any]] = [
     {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
     {"rope_type": "default", "partial_rotary_factor": 0.5},
 ]
+
+
+MROPE = ("mrope_section", "mrope_interleaved", "partial_rotary_factor")
+"""What the rotation keeps, whatever else it gets."""
 
 
 class NotBuiltError(Exception):
@@ -156,10 +162,11 @@ def changed(draw: random.Random, whole: dict[str, Any]) -> str:
 def another(draw: random.Random, field: str, value: Any) -> Any:
     """A value that a field may have: one of those known for it, or one of its kind."""
     if field == "rope_parameters" and isinstance(value, dict) and "rope_type" in value:
-        kept = {name: value[name] for name in ("mrope_section", "mrope_interleaved") if name in value}
+        kept = {name: value[name] for name in MROPE if name in value}
         return {"rope_theta": draw.choice([1e4, 1e6, 77.0]), **kept, **draw.choice(ROTATIONS)}
     if field == "layer_types" and value:
-        return [draw.choice(("full_attention", "sliding_attention")) for _ in value]
+        other = "linear_attention" if "linear_attention" in value else "sliding_attention"
+        return [draw.choice(("full_attention", other)) for _ in value]
     if field in WORDS or field in NUMBERS:
         return draw.choice(WORDS.get(field) or NUMBERS[field])
     return draw.choice(_near(value))
