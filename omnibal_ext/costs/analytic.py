@@ -14,20 +14,22 @@ by `works.layer_works`; of it, on one of t tensor-parallel ranks:
                 as if they were trained (an upper bound), though no linear layer keeps its input: there is nothing that
                 is cheap to compute again. Idle layers have no backward and keep nothing.
     adapted     as frozen, and beside every matrix two of a low rank (`adapters`): what the first gives is kept, and so
-                is what enters. What the matrix gives is read and written once more to be added to, and its gradient
-                read twice; what enters is read once forward, and its gradient passed 5 times
+                is what enters, but not what only weights without adapters ask for. What the matrix gives is read and
+                written once more to be added to, and its gradient read twice; what enters is read once forward, and its
+                gradient passed 5 times
     host        a layer takes no less than the host does to ask for it
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from omnibal_ext.adapters import NO_ADAPTERS, Adapters, Matrix, adapted_matrices, adapter_numbers
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
 from omnibal_ext.chain import FULL, LINEAR, VISION_KINDS, GradientMode, gradient_mode
+from omnibal_ext.costs.adapted import AdaptersWork, adapters_works
 from omnibal_ext.costs.profile import LayerCost, Profile
-from omnibal_ext.costs.works import BYTES, Work, cost_works
+from omnibal_ext.costs.work import BYTES, Work
+from omnibal_ext.costs.works import cost_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.units import GIB
 
@@ -38,6 +40,8 @@ EXPOSED_REDUCTION = 0.25
 """Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
 HOST_SECONDS = {"vit": (7e-4, 6e-4), FULL: (7e-4, 6e-4), "llm": (1e-3, 8e-4), LINEAR: (1e-3, 8e-4)}
 """What a host takes to ask for a layer, forward and backward (benchmarks/host.py, on one core of a shared server)."""
+HOST_SECONDS_OF_ADAPTERS = 1.6e-4
+"""The same for those of a matrix, forward or backward: nine launches in all, at the pace of the layers' own."""
 BACKWARD_ATTENTION = 2.5
 """Operations of attention backward over forward (FlashAttention-2)."""
 
@@ -122,21 +126,12 @@ def analytic_profile(
         works["llm"] = replace(llm, attention=2 * llm.attention, per_square=2 * llm.per_square)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
     frozen = adapters.frozen(frozen)
+    added = adapters_works(architecture, adapters, works, t)
+    modes = {kind: gradient_mode(kind, frozen, adapters.targets) for kind in works}
     layers = {
-        kind: _in_mode(
-            _cost(work, units[kind], gpu, ranks),
-            sum(weights for weights, _ in ranks.weights(work)),
-            units[kind],
-            gradient_mode(kind, frozen, adapters.targets),
-        )
+        kind: _layer_cost(kind, work, units[kind], gpu, ranks, modes[kind], added.get(kind))
         for kind, work in works.items()
     }
-    numbers, matrices = adapter_numbers(architecture, adapters, t), adapted_matrices(architecture)
-    for kind, cost in layers.items():
-        if (plain := "vit" if kind == FULL else kind) in numbers:
-            added = _adapters_work(works[kind], matrices[plain], numbers[plain], adapters.rank, t)
-            layers[kind] = _with_adapters(cost, added, units[kind], gpu, ranks)
-    layers = {kind: _as_asked(cost, *HOST_SECONDS.get(kind, (0.0, 0.0))) for kind, cost in layers.items()}
     waited_for = [kind for kind, cost in layers.items() if cost.least_forward_seconds > cost.forward_seconds]
     return Profile(
         model=architecture.name,
@@ -169,6 +164,18 @@ def analytic_profile(
             "distributed_optimizer": distributed_optimizer,
         },
     )
+
+
+def _layer_cost(
+    kind: str, work: Work, units: int, gpu: Device, ranks: _Ranks, mode: GradientMode, added: AdaptersWork | None
+) -> LayerCost:
+    forward, backward = HOST_SECONDS.get(kind, (0.0, 0.0))
+    weights = sum(weights for weights, _ in ranks.weights(work))
+    cost = _in_mode(_cost(work, units, gpu, ranks), weights, units, mode)
+    if added is None:
+        return _as_asked(cost, forward, backward)
+    more = HOST_SECONDS_OF_ADAPTERS * added.matrices
+    return _as_asked(_with_adapters(cost, added, units, gpu, ranks), forward + more, backward + more)
 
 
 def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
@@ -228,32 +235,7 @@ def _in_mode(cost: LayerCost, weights: float, units: int, mode: GradientMode) ->
     return replace(cost, backward_seconds=cost.backward_seconds - matrices, backward_fit=fit)
 
 
-@dataclass(frozen=True, slots=True)
-class _AdaptersWork:
-    """What the adapters of a layer ask for on one tensor-parallel rank."""
-
-    weights: float
-    operations: float
-    """Forward, and the same for each of the two gradients."""
-    forward_bytes: float
-    """Read and written."""
-    backward_bytes: float
-    kept: float
-
-
-def _adapters_work(work: Work, matrices: Sequence[Matrix], numbers: float, rank: int, t: int) -> _AdaptersWork:
-    rows, columns = (sum(getattr(matrix, side) for matrix in matrices) for side in ("rows", "columns"))
-    inner = sum(matrix.parts / (t if matrix.by_rows else 1) for matrix in matrices)
-    return _AdaptersWork(
-        weights=numbers,
-        operations=2 * work.tokens * numbers,
-        forward_bytes=work.tokens * BYTES * (2 * rows + columns) / t,
-        backward_bytes=work.tokens * BYTES * (2 * rows + 5 * columns) / t,
-        kept=work.tokens * BYTES * rank * inner,
-    )
-
-
-def _with_adapters(cost: LayerCost, work: _AdaptersWork, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
+def _with_adapters(cost: LayerCost, work: AdaptersWork, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
     """A frozen layer's cost, and that of its adapters."""
     matrices = work.operations / (gpu.flops * gpu.matrix_efficiency)
     bytes_a_second = gpu.memory_bandwidth * gpu.bandwidth_efficiency

@@ -116,4 +116,5 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
         cheap_passes=again,
         routed=sorted_tokens,
         expert_parameters=experts.count * perceptron * routed,
+        for_weights=tokens * (copies + experts.chosen * language.ffn_hidden_size) * routed * BYTES,
     )

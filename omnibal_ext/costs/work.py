@@ -34,6 +34,8 @@ class Work:
     """Parameters of experts, among `parameters`."""
     routed: int = 0
     """Numbers a token that its experts take, and as many that they give."""
+    for_weights: float = 0.0
+    """Bytes of `kept` that only gradients of weights ask for which can have no adapters: of LayerScale, of experts."""
     copies: bool = False
     """Whether every tensor-parallel rank does all of it: the first link, which has no gradient of its input."""
 

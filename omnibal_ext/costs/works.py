@@ -74,6 +74,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
             vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES,
             vit_tokens * vit_late * BYTES, attention=4 * heads_h * tiles * _attended(vision), passes=vit_passes,
             blocks=2, cheap=vit_tokens * vit_cheap * BYTES, cheap_passes=cheap_passes(h, vit_inner),
+            for_weights=vit_tokens * 2 * h * vision.layer_scale * BYTES,
         ),
         "projector": Work(
             projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * inner) * streams * BYTES,

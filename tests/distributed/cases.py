@@ -43,7 +43,9 @@ ADAPTED = (("llm",), ("llm",), ("vit",), ("projector",), ("vit", "projector", "l
 PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
 MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma", "linear", "experts")
-SHARING = ("experts",)
+ADAPTED_MODELS = (*(name for name in MODELS if name not in ("linear", "experts")), "mixture")
+"""Those whose language layers can have adapters."""
+SHARING = ("experts", "mixture")
 """Those whose tensor-parallel ranks share the tokens between blocks, and have to."""
 
 
@@ -79,7 +81,7 @@ class Question:
     def draw_adapted(count: int, seed: int) -> list["Question"]:
         """The same of models of which adapters are trained; Gemma's projector can have none."""
         generator = random.Random(seed)
-        columns = (spread(values, count, generator) for values in (MODELS, PACKS, REDUCTIONS, ADAPTED))
+        columns = (spread(values, count, generator) for values in (ADAPTED_MODELS, PACKS, REDUCTIONS, ADAPTED))
         return [
             Question(model, (), packs, reduction, ("llm",) if model == "gemma" else adapted)
             for model, packs, reduction, adapted in zip(*columns, strict=True)

@@ -124,7 +124,13 @@ EXPERTS = replace(
     language=replace(LINEAR.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3, shared=16)),
 )
 """The same with experts, one of them shared, their routers balanced hard enough to be seen; and features."""
-MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, LINEAR, EXPERTS)}
+MIXTURE = replace(
+    FEATURES,
+    name="mixture",
+    language=replace(FEATURES.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3)),
+)
+"""Experts behind attention in every layer, which can have adapters."""
+MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, LINEAR, EXPERTS, MIXTURE)}
 IMAGE_TOKEN = 127
 
 

@@ -40,8 +40,9 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
 
     from megatron.vlm.pipeline.stage import Stage
     from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
+    from omnibal_ext.adapters import Adapters
     from omnibal_ext.architectures.presets import preset
-    from omnibal_ext.chain import RECOMPUTABLE_KINDS
+    from omnibal_ext.chain import ADAPTABLE_KINDS, PARTS, RECOMPUTABLE_KINDS
 
     args = start(name, tensor)
     model = preset(name)
@@ -51,6 +52,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     chain = padded_chain(args, one)
     args.delay_wgrad_compute = engine
     late = padded_chain(args, one)
+    trained_by_adapters = replace(chain, frozen=tuple(PARTS), adapters=Adapters(16, 32.0, tuple(PARTS)))
     weights = torch.empty(4, device="cuda") if one.language.experts else None  # their routers are balanced by them
     pack = replace(synthetic_pack(one, tiles, equal_lengths(tokens, 4)), sample_weights=weights)
     MoEAuxLossAutoScaler.main_loss_backward_scale = torch.ones(1, device="cuda")  # as in an iteration
@@ -68,6 +70,9 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         if kind in RECOMPUTABLE_KINDS:
             cheap, entering.grad = Stage(chain, link, link + 1, recompute_cheap=(link,)), None
             found[kind]["cheap"] = count(cheap, lambda s=cheap, e=entering: run(s, e, pack))
+        if kind in ADAPTABLE_KINDS:
+            adapted, entering.grad = Stage(trained_by_adapters, link, link + 1), None
+            found[kind]["adapted"] = count(adapted, lambda s=adapted, e=entering: run(s, e, pack))
         split = Stage(late, link, link + 1)
         found[kind]["late"] = held_until_w(split, lambda s=split, e=entering: run(s, e, pack))
     whole = Stage(chain, 0, len(chain.kinds))

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_numbers
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.chain import PARTS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.works import layer_works
 from tests.programs import ROOT, environment, result_of
@@ -112,6 +114,22 @@ def test_plans_count_what_cheap_outputs_give_back_and_take(machine: tuple[str, d
             assert cheap["operations"] == plain["operations"], (name, kind)
             assert cheap["attention"] == plain["attention"], (name, kind)
             assert not cheap["waits"] + cheap["wide"], (name, kind)
+
+
+def test_plans_count_what_adapters_keep_and_compute(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    """Of rank 16: bytes kept, weights and products, of inputs once backward and of adapters twice; nothing waits."""
+    adapters = Adapters(16, 32.0, tuple(PARTS))
+    for name in machine[1]:
+        tensor, tiles, tokens = MODELS[name]
+        profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, adapters=adapters)
+        for kind, numbers in adapter_numbers(preset(name), adapters, tensor).items():
+            found, work = machine[1][name][kind]["adapted"], layer_works(preset(name), tiles, tokens, tensor)[kind]
+            assert profile.layers[kind].kept_bytes == pytest.approx(found["kept"], rel=0.05), (name, kind)
+            products = 2 * work.tokens * (2 * work.matrix_weights / tensor + 3 * numbers)
+            assert products == pytest.approx(found["operations"], rel=0.05), (name, kind)
+            assert not found["waits"] + found["wide"], (name, kind)
+            launches = found["kernels"] - machine[1][name][kind]["kernels"]
+            assert launches <= 10 * len(adapted_matrices(preset(name))[kind]), (name, kind)
 
 
 def test_plans_count_the_operations(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:

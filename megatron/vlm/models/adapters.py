@@ -134,16 +134,14 @@ def wide(b: Tensor, mask: Tensor) -> Tensor:
 
 def rows_and_parts(matrix: Matrix, rows: int, rank: int) -> Tensor:
     """[rows, parts], whether a row of this rank's is of a part."""
-    return part_of_rows(matrix, rows, rank)[:, None] == torch.arange(matrix.parts)
+    return part_of_rows(matrix, rows, rank)[:, None] == torch.arange(matrix.parts, device="cpu")
 
 
 def part_of_rows(matrix: Matrix, rows: int, rank: int) -> Tensor:
     """Of each of a rank's `rows`, which of the matrix's parts it is of."""
-    parts = torch.arange(matrix.parts)
-    if matrix.is_stacked:
-        return parts.repeat_interleave(rows // 2)
-    group = parts.repeat_interleave(torch.tensor(matrix.shares))
-    return group[torch.arange(rank * rows, (rank + 1) * rows) % len(group)]
+    shares = (rows // 2, rows // 2) if matrix.is_stacked else matrix.shares
+    group = torch.tensor([part for part, share in enumerate(shares) for _ in range(share)], device="cpu")
+    return group[torch.arange(rank * rows, (rank + 1) * rows, device="cpu") % len(group)]
 
 
 def _adapted(layer: Any, adapter: Adapter, entering: Tensor, *others: Any, **options: Any) -> Any:

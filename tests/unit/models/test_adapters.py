@@ -43,7 +43,7 @@ def gradients(stage: Stage, late: list[Late] | None = None) -> dict[str, Tensor]
 
 
 @pytest.mark.parametrize("targets", [("llm",), ("vit",), PARTS])
-@pytest.mark.parametrize("name", ["small", "experts"])
+@pytest.mark.parametrize("name", ["small", "mixture"])
 def test_adapters_alone_have_gradients_which_no_recomputation_changes(name: str, targets: tuple[str, ...]) -> None:
     kept = gradients(build(name, tuple(targets)))
     adapters = [adapter for adapter, _ in adapters_in(build(name, tuple(targets)))]

@@ -1,0 +1,47 @@
+"""What the adapters of a layer ask for beside it, counted from their shapes (`omnibal_ext.adapters`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_numbers
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.chain import KIND_OF
+from omnibal_ext.costs.work import BYTES, Work
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersWork:
+    """The adapters of one layer of a kind at the budget, on one tensor-parallel rank."""
+
+    matrices: int
+    """Matrices that have them."""
+    weights: float
+    """Numbers in them."""
+    operations: float
+    """Forward, and the same for each of the two gradients."""
+    forward_bytes: float
+    """Read and written beside their products."""
+    backward_bytes: float
+    kept: float
+    """Bytes saved for the backward, less those of the layer that nobody asks for where its own weights are frozen."""
+
+
+def adapters_works(
+    architecture: Architecture, adapters: Adapters, works: Mapping[str, Work], t: int
+) -> dict[str, AdaptersWork]:
+    """Of one layer of each kind in `works` that has adapters, on one of `t` tensor-parallel ranks."""
+    matrices, numbers, found = adapted_matrices(architecture), adapter_numbers(architecture, adapters, t), {}
+    for kind, work in works.items():
+        if (plain := KIND_OF.get(kind, kind)) not in numbers:
+            continue
+        rows, columns = (sum(getattr(matrix, side) for matrix in matrices[plain]) for side in ("rows", "columns"))
+        inner = adapters.rank * sum(matrix.parts / (t if matrix.by_rows else 1) for matrix in matrices[plain])
+        found[kind] = AdaptersWork(
+            matrices=len(matrices[plain]),
+            weights=numbers[plain],
+            operations=2 * work.tokens * numbers[plain],
+            forward_bytes=work.tokens * BYTES * (2 * rows + columns) / t,
+            backward_bytes=work.tokens * BYTES * (2 * rows + 5 * columns) / t,
+            kept=work.tokens * BYTES * inner - work.for_weights / work.shares(t),
+        )
+    return found
