@@ -20,23 +20,19 @@ from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.choices import Choice, choices, faults
 from omnibal_ext.packing.corpus import DATASET_SOURCES, Corpus
 from omnibal_ext.packing.costs import DEFAULT_DEVICE, DEFAULT_MODEL, PackCosts
+from omnibal_ext.packing.held_out import HeldOut
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.histograms import bar_line, distributions, waste_by_kind
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
-from omnibal_ext.packing.packers.budgets import Trial, choose_budgets
+from omnibal_ext.packing.packers.budgets import Trial, choose_budgets, read_budget
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import packing_report
 from omnibal_ext.sizes import load_columns
 
 SHOWN_TRIALS = 12
-
-
-def budget(text: str) -> int | None:
-    """Read a budget: a number, or "auto" (None)."""
-    return None if text == "auto" else int(text)
 
 
 def named_budget(text: str) -> tuple[str, int]:
@@ -56,6 +52,7 @@ NUMBERS = (
     Numbers("[1, 10000]", "epochs"),
     Numbers("[0, 1e6]", "seconds"),
     Numbers("[0, 1)", "wait"),
+    Numbers("(0, 1)", "held_out"),
     Numbers("[0, 4294967295]", "seed"),
 )
 NEEDS = (
@@ -64,6 +61,11 @@ NEEDS = (
         "--llm-budget auto, and --method balanced or isf",
         lambda arguments: arguments.llm_budget in (None, "auto") and arguments.method in ("balanced", "isf"),
     ),
+    Need(
+        "held_out like",
+        "no --held-out-of beside it: that index says which samples, and how they are packed",
+        lambda arguments: not arguments.held_out_of,
+    ),
     Need("analytic model", "no --costs beside it: that has the seconds", lambda arguments: not arguments.costs),
 )
 
@@ -71,8 +73,8 @@ NEEDS = (
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = _parser()
-    like = parser.parse_args().like
-    if like:
+    given = parser.parse_args()
+    if like := given.like or given.held_out_of:
         parser.set_defaults(**options_of(PackedIndex.open(like)))
     return parser.parse_args()
 
@@ -89,13 +91,17 @@ def _parser() -> ToolParser:
     source.add_argument("--data", metavar="FOLDER", help="a dataset folder of tools/preprocess_data.py")
     source.add_argument("--sizes", nargs="+", metavar="FILE", help="sizes files, .json or .npz; several are one corpus")
     corpus.add_argument("--weights", nargs="+", type=float, help="times an epoch sees each input file")
+    corpus.add_argument("--held-out", type=float, metavar="SHARE", help="leave these samples out, drawn by --seed")
+    corpus.add_argument("--held-out-of", metavar="INDEX", help="pack those that this index left out, each once")
     apart = corpus.add_mutually_exclusive_group()
     apart.add_argument("--separate-sources", action="store_true", help="no pack has samples of two input files")
     apart.add_argument("--group-by", metavar="FIELD", help="no pack has samples that differ in this field of --sizes")
     packing = parser.add_argument_group("packing")
     packing.add_argument("--method", choices=METHODS, default=METHODS[0])
-    packing.add_argument("--vit-budget", type=budget, default="auto", metavar="TILES", help="most tiles of a pack")
-    packing.add_argument("--llm-budget", type=budget, default="auto", metavar="TOKENS", help="most tokens of a pack")
+    packing.add_argument("--vit-budget", type=read_budget, default="auto", metavar="TILES", help="most tiles of a pack")
+    packing.add_argument(
+        "--llm-budget", type=read_budget, default="auto", metavar="TOKENS", help="most tokens of a pack"
+    )
     packing.add_argument(
         "--size", dest="budgets", action="append", default=[], type=named_budget, metavar="NAME=BUDGET",
         help="a further size of samples, an array or field of that name (again for more); 0: no limit",
@@ -143,6 +149,7 @@ def options_of(index: PackedIndex) -> dict[str, Any]:
     options |= {"vit_budget": manifest["sample_vit_budget"], "llm_budget": manifest["sample_llm_budget"]}
     options["budgets"] = list(manifest.get("budgets", {}).items())
     options["weights"] = [source["weight"] for source in manifest["sources"]]
+    options["held_out"] = manifest["built_from"].get("held_out", {}).get("share")
     group_by = manifest["built_from"].get("group_by")
     return options | ({"separate_sources": True} if group_by == "source" else {"group_by": group_by})
 
@@ -160,10 +167,17 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
     elif arguments.group_by:
         columns = (load_columns(path, (arguments.group_by,))[0] for path in paths)
         corpus = corpus.grouped(chain.from_iterable(columns))
+    held_out = HeldOut(arguments.held_out, arguments.seed) if arguments.held_out else None
+    if arguments.held_out_of:
+        held_out = HeldOut.left_out_by(PackedIndex.open(arguments.held_out_of))
+    if held_out:
+        corpus = held_out.of(corpus)
     built_from: dict[str, Any] = {
         "sizes": {str(path): sha256_of(path) for path in paths},
         "group_by": "source" if arguments.separate_sources else arguments.group_by,
     }
+    if held_out:
+        built_from["held_out"] = held_out.to_record()
     if arguments.data:
         manifest = Path(arguments.data) / "manifest.json"
         content = read_json(manifest, DATASET_SOURCES, "preprocess again")
@@ -269,7 +283,7 @@ def main() -> None:
         check_rejects(corpus, options, arguments.max_rejects)
     costs = settle_costs(arguments)
     index, summary = build_index(corpus, arguments.output_dir, options, built_from, costs)
-    found = faults(summary, options)
+    found = [] if arguments.held_out_of else faults(summary, options)  # no order matters to an evaluation
     helping = choices(corpus, options, costs, summary) if found else []
     if arguments.dump_iterations:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)

@@ -15,25 +15,28 @@ from megatron.vlm.data.media.tiles import RULES, Tiling
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.folder_files import Choice
 from megatron.vlm.preprocessing.job import Shard, open_job
-from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, settle, with_video
+from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, settle, with_pixels, with_video
 from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from megatron.vlm.preprocessing.shorten import WAYS
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import run_tool
-from omnibal_ext.flags import Numbers, ToolParser
+from omnibal_ext.flags import Need, Numbers, ToolParser
 
 NUMBERS = (
-    Numbers("[1, inf)", "tile_size tokens_per_tile min_tiles max_tiles video_max_frames max_tokens"),
+    Numbers("[1, inf)", "tile_size tokens_per_tile min_tiles max_tiles max_pixels video_max_frames max_tokens"),
     Numbers("(0, inf)", "video_fps"),
     Numbers("[1, 1024]", "workers"),
     Numbers("[0, inf)", "max_rejects"),
 )
+NEEDS = (
+    Need("max_pixels", "no --max-tiles beside it: pixels of patches", lambda arguments: arguments.max_tiles is None),
+)
 
 
 def _parser() -> ToolParser:
-    parser = ToolParser(numbers=NUMBERS, description=__doc__)
+    parser = ToolParser(numbers=NUMBERS, needs=NEEDS, description=__doc__)
     usual = {flag: f"(default {value}, or the model's)" for flag, value in USUAL.items()}
     add = parser.add_argument
     add(
@@ -55,6 +58,7 @@ def _parser() -> ToolParser:
     add("--tokens-per-tile", type=int, help=f"LLM tokens a tile {usual['tokens-per-tile']}")
     add("--min-tiles", type=int, help=usual["min-tiles"])
     add("--max-tiles", type=int, help=f"a conversation, thumbnails not counted {usual['max-tiles']}")
+    add("--max-pixels", type=int, help="an image, for models that see it near its own size; instead of --max-tiles")
     add("--no-thumbnail", dest="thumbnail", action="store_const", const=False, help="no tile of the whole image")
     add("--video-fps", type=float, help="frames a second of a video that are seen (default: the model's)")
     add("--video-max-frames", type=int, help="most frames of a video that are seen (default: the model's)")
@@ -75,6 +79,7 @@ def choices_of(arguments: argparse.Namespace) -> dict[str, Choice]:
     """What flags and model say a line is to become, and who says it."""
     decided = ("tokenizer-model", "chat-template", *USUAL)
     choices = settle({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
+    choices = with_pixels(choices, arguments.max_pixels)
     fields = {"fps": arguments.video_fps, "max_frames": arguments.video_max_frames}
     return with_video(choices, {field: value for field, value in fields.items() if value is not None})
 

@@ -1,10 +1,10 @@
 """From conversations to packs inside the folder of a run: for whoever names a model and files, and no dataset.
 
     --input chat.jsonl   1. tools/preprocess_data.py -> RUN/data
-                         2. tools/pack_data.py       -> RUN/packs-by-size
+                         2. tools/pack_data.py       -> RUN/packs-by-size, and RUN/packs-held-out
 
-What is there and made from the same inputs is not made again. Flags of Megatron's that nobody gives are those of a
-usual fine-tuning: `USUAL_FLAGS`.
+What is there and made from the same inputs is not made again; within other limits it is, until a run starts on it.
+Flags of Megatron's that nobody gives are those of a usual fine-tuning: `USUAL_FLAGS`.
 """
 
 import argparse
@@ -18,10 +18,13 @@ from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.output import say
+from omnibal_ext.packing.packers.budgets import read_budget
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 
-DATA, PACKS = "data", "packs-by-size"
+DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
+LIMITS = ("max_tiles", "max_pixels", "max_tokens")
+"""Of preprocessing, by the names of its flags."""
 MICRO_BATCHES = 4
 """Packs of a rank and iteration, for each pipeline rank."""
 USUAL_FLAGS: dict[str, tuple[str, ...]] = {
@@ -45,6 +48,13 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--image-root", metavar="FOLDER", help="where image paths start from (default: at each file)")
     group.add_argument("--chat-template", help="where the model's folder does not say it")
+    group.add_argument("--max-tiles", type=int, help="of a conversation, or of an image where tiles are patches")
+    group.add_argument("--max-pixels", type=int, help="of an image, for models that see it near its own size")
+    group.add_argument("--max-tokens", type=int, help="of a sample; longer ones are left out, or shortened")
+    group.add_argument("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
+    group.add_argument("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
+    group.add_argument("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
+    group.add_argument("--held-out", type=float, metavar="SHARE", help="evaluate on these samples, train on the rest")
     group.add_argument("--workers", type=int, default=1, help="processes that preprocess")
     group.add_argument("--max-rejects", type=int, help="conversations that may be left out (default: 1%%, at least 10)")
     group.add_argument(
@@ -66,6 +76,8 @@ def check_conversation_flags(arguments: argparse.Namespace) -> None:
         raise UserError("--input makes dataset and packs in the run's folder; leave --data and --packs out")
     run_dir = Path(arguments.run_dir)
     arguments.data, arguments.packs = str(run_dir / DATA), str(run_dir / PACKS)
+    if arguments.held_out:
+        arguments.eval_data, arguments.eval_packs = arguments.data, str(run_dir / HELD_OUT)
     given = flags_in(arguments.megatron)
     for flag, values in USUAL_FLAGS.items():
         if flag not in given and not (flag == "--bf16" and "--fp16" in given):
@@ -80,6 +92,13 @@ def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -
         return
     if arguments.check and not (Path(arguments.packs) / "manifest.json").is_file():
         raise UserError(f"--check looks at packs, and {arguments.packs} is not made yet; --dry-run makes it")
+    _preprocess(arguments, tools)
+    _pack(arguments, tools, data_parallel)
+
+
+def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
+    """The tool knows by itself what is there; a dataset within other limits makes way first."""
+    limits = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in LIMITS}
     flags = {
         "--model": arguments.model,
         "--image-root": arguments.image_root,
@@ -88,10 +107,14 @@ def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -
         "--max-rejects": arguments.max_rejects,
         "--output-dir": arguments.data,
     }
-    named = {flag: value for flag, value in flags.items() if value is not None}
+    named = {flag: value for flag, value in (flags | limits).items() if value is not None}
+    shorten = ["--shorten", *arguments.shorten] if arguments.shorten else []
+    asked, note = {**limits, "--shorten": arguments.shorten}, Path(arguments.run_dir) / "data.inputs.json"
     _say(arguments, f"conversations -> {arguments.data}")
-    run_our_tool(tools / "preprocess_data.py", named, arguments.json, ["--input", *arguments.input])
-    _pack(arguments, tools, data_parallel)
+    if _made_from(note) not in (None, asked):
+        make_way(Path(arguments.run_dir), Path(arguments.data))
+    run_our_tool(tools / "preprocess_data.py", named, arguments.json, ["--input", *arguments.input, *shorten])
+    write_record(note, asked)
 
 
 def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
@@ -104,14 +127,22 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
         "--last-iteration": "empty",  # so that an epoch is one to the sample
         "--output-dir": arguments.packs,
     }
-    inputs = Path(arguments.run_dir) / "packs.inputs.json"
+    for name in ("vit_budget", "llm_budget", "held_out"):
+        if (value := getattr(arguments, name)) is not None:
+            flags[f"--{name.replace('_', '-')}"] = value
+    run_dir, packs = Path(arguments.run_dir), [Path(arguments.packs)]
+    held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": run_dir / HELD_OUT}
+    if arguments.held_out:
+        packs.append(run_dir / HELD_OUT)
+    inputs = run_dir / "packs.inputs.json"
     asked = {**flags, "dataset": sha256_of(Path(arguments.data) / "manifest.json")}
-    if _made_from(inputs) == asked and (Path(arguments.packs) / "manifest.json").is_file():
+    if _made_from(inputs) == asked and all((made / "manifest.json").is_file() for made in packs):
         _say(arguments, f"dataset -> {arguments.packs}: there, made from the same")
         return
-    _say(arguments, f"dataset -> {arguments.packs}")
-    make_way(Path(arguments.run_dir), Path(arguments.packs))
-    run_our_tool(tools / "pack_data.py", flags, arguments.json)
+    for made, named in zip(packs, (flags, held_out), strict=False):
+        _say(arguments, f"dataset -> {made}")
+        make_way(run_dir, made)
+        run_our_tool(tools / "pack_data.py", named, arguments.json)
     write_record(inputs, asked)
 
 

@@ -20,6 +20,10 @@ NUMBERS = (
     Numbers("[0, 1000]", "measure_top_k"),
     Numbers("[1, 1024]", "workers"),
     Numbers("[0, inf)", "max_rejects"),
+    Numbers("[1, inf)", "max_tiles max_pixels max_tokens"),
+    Numbers("[0, 1e9]", "vit_budget"),
+    Numbers("[1, 1e9]", "llm_budget"),
+    Numbers("(0, 1)", "held_out"),
 )
 
 
@@ -35,9 +39,17 @@ NEEDS = (
         lambda arguments: "--train-iters" not in flags_in(arguments.megatron),
     ),
     Need(
-        "image_root chat_template workers max_rejects micro_batches",
+        """
+        image_root chat_template workers max_rejects micro_batches max_tiles max_pixels max_tokens shorten vit_budget
+        llm_budget held_out
+        """,
         "--input: dataset and packs that are there already were made as they are",
         lambda arguments: arguments.input,
+    ),
+    Need(
+        "held_out",
+        "no --eval-data beside it: that is held out already",
+        lambda arguments: not (arguments.eval_data or arguments.eval_packs),
     ),
     Need(
         "no_save",

@@ -22,13 +22,13 @@ def refuse_used(folder: Path) -> None:
         )
 
 
-def make_way(folder: Path, packs: Path) -> None:
-    """Remove packs that were made in a run's folder, so that others can be; not those on which a run was started there.
+def make_way(folder: Path, made: Path) -> None:
+    """Remove a dataset or packs made in a run's folder, so that others can be; not those a run was started on there.
 
     It may have to go on with them: then it is for the user to remove them.
     """
-    if not (folder / INPUTS).exists() and (packs / "pack_offsets.npy").exists():
-        shutil.rmtree(packs)
+    if not (folder / INPUTS).exists() and (made / "manifest.json").exists():
+        shutil.rmtree(made)
 
 
 def put_aside(folder: Path) -> list[Path]:

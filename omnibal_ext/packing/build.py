@@ -55,11 +55,12 @@ def _build_index(
     corpus = Corpus.of(corpus) if isinstance(corpus, Sizes) else corpus
     costs = costs or PackCosts.of_model(vit_budget=options.vit_budget, llm_budget=options.llm_budget)
     options = options if options.epochs else replace(options, epochs=corpus.epochs_to_see_all())
-    reasons = reject_reasons(corpus.sizes, options)
+    kept = np.ones(len(corpus.sizes), np.bool_) if corpus.kept is None else corpus.kept
+    reasons = reject_reasons(corpus.sizes, options) * kept
     rejected = reasons > 0 if options.oversize == "reject" else np.zeros(len(reasons), np.bool_)
-    if rejected.all():
+    if rejected.sum() == kept.sum():
         limits = f"{options.vit_budget} tiles and {options.llm_budget} tokens"
-        raise UserError(f"none of {len(rejected)} samples fits {limits}: raise the budgets")
+        raise UserError(f"none of {kept.sum()} samples fits {limits}: raise the budgets")
     asked = {**asdict(options), "costs": costs.to_record(), "built_from": dict(built_from or {})}
     asked |= {"sample_vit_budget": options.vit_budget, "sample_llm_budget": options.llm_budget}
     del asked["vit_budget"], asked["llm_budget"]  # of what they come to

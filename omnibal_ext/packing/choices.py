@@ -100,7 +100,8 @@ def _part(corpus: Corpus, least: int) -> Corpus:
     groups, lines, supervised = (
         None if values is None else values[own] for values in (corpus.groups, corpus.lines, corpus.supervised)
     )
-    return Corpus(corpus.sizes.take(own), tuple(sources), groups, lines, supervised)
+    kept = None if corpus.kept is None else corpus.kept[own]
+    return Corpus(corpus.sizes.take(own), tuple(sources), groups, lines, supervised, kept)
 
 
 def _tried(part: Corpus, options: PackOptions, costs: PackCosts) -> Summary:

@@ -50,6 +50,8 @@ class Corpus:
     """[N]; the line of its source that each sample was, counted from 1. None: sample i of a source is its row i."""
     supervised: Ints | None = None
     """[N]; tokens of each sample that count in the loss, where they are known."""
+    kept: NDArray[np.bool_] | None = None
+    """[N]; the samples that are packed, where others are held out. None: all."""
 
     def __post_init__(self) -> None:
         """Raises UserError where the parts do not match."""

@@ -45,6 +45,7 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     """
     seed = options.seed + epoch
     packed = reasons == 0 if options.oversize == "reject" else np.ones(len(reasons), np.bool_)
+    packed = packed if corpus.kept is None else packed & corpus.kept
     most_parts = max(1, int(corpus.sizes.tokens.sum()) // (options.llm_budget * options.global_batch))
     parts = [samples for samples in corpus.epoch_samples(epoch, options.seed, packed, most_parts) if len(samples)]
     if not parts:

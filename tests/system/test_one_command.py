@@ -13,6 +13,9 @@ import torch
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.run_metrics import evaluations
+from omnibal_ext.sizes import Sizes
 from tests.system.test_training import tool
 from tests.unit.data.clips import TURNS as FILMED
 from tests.unit.data.clips import noise, write_frames, write_video
@@ -21,6 +24,9 @@ from tests.unit.preprocessing.test_processors import JINJA
 
 transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--analytic", "a100")
+LIMITS = ("--max-pixels", 256, "--max-tokens", 300, "--shorten", "truncate", "--vit-budget", 96, "--llm-budget", 400)
+LIMITED = {"qwen3-vl": (*LIMITS, "--held-out", 0.1)}
+"""Families of which the command is given limits, and a share to evaluate on."""
 WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 """How two ranks train a family, the others as a pipeline."""
 
@@ -178,7 +184,17 @@ def trained(request: pytest.FixtureRequest, demo: Path, tmp_path_factory: pytest
     inputs = ("--input", folder / "demo/train.jsonl", *films)
     way = WAYS.get(request.param, "pipeline")
     words = ("--model", folder / "model", *inputs, "--run-dir", folder / "run", *LAUNCH)
-    words = (*words, f"--{way}-model-parallel-size", 2, "--", "--save-interval", 2, "--log-interval", 1)
+    words = (
+        *words,
+        *LIMITED.get(request.param, ()),
+        f"--{way}-model-parallel-size",
+        2,
+        "--",
+        "--save-interval",
+        2,
+        "--log-interval",
+        1,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CI", "1")  # transformers then hands its warnings on, which Megatron would print to stdout
         yield Trained(folder, words, len(films), tool("launch.py", *words).stdout)
@@ -193,7 +209,17 @@ def test_one_command_trains_and_its_weights_are_transformers_own(trained: Traine
     manifest = json.loads((folder / "run/data/manifest.json").read_text())
     assert [source["samples"] for source in manifest["sources"][1:]] == [2] * trained.films
     assert manifest["video_files"] == trained.films
-    assert sum(line["samples"] for line in metrics) == manifest["samples"], "one epoch, to the sample"
+    held_out = round(0.1 * manifest["samples"]) if "--held-out" in trained.words else 0
+    lines = [line for line in metrics if "evaluation" not in line]
+    assert sum(line["samples"] for line in lines) == manifest["samples"] - held_out, "one epoch, to the sample"
+    evaluated = evaluations(folder / "run/metrics.jsonl").values()
+    assert [line["samples"] for line in evaluated] == [held_out] * (len(lines) if held_out else 0)
+    if held_out:
+        sizes = Sizes.load(folder / "run/data/sizes.npz")
+        assert manifest["tiling"]["max_tiles"] == 256 // 8**2
+        assert sizes.tokens.max() <= 300
+        packs = PackedIndex.open(folder / "run/packs-by-size")
+        assert (packs.vit_budget, packs.llm_budget) == (96, 400)
     words = ("--to-hf", folder / "run/checkpoints", "--output-dir", folder / "back", "--check", "--json")
     back = tool("convert_checkpoint.py", *words)
     assert json.loads(back.stdout)["logit_difference"] < 1e-4

@@ -35,6 +35,14 @@ NEEDS = {
         ("--plan plan.json --recompute full", "--recompute full needs no --plan"),
         ("--plan plan.json --virtual-pipeline-model-parallel-size 2", "needs no --plan"),
         ("--profile profile.json --analytic a100", "--analytic a100 needs no --profile"),
+        ("--max-tiles 6", "--max-tiles 6 needs --input"),
+        ("--max-pixels 60000", "--max-pixels 60000 needs --input"),
+        ("--max-tokens 600", "--max-tokens 600 needs --input"),
+        ("--shorten truncate", "--shorten truncate needs --input"),
+        ("--vit-budget 6", "--vit-budget 6 needs --input"),
+        ("--llm-budget 600", "--llm-budget 600 needs --input"),
+        ("--held-out .1", "--held-out 0.1 needs --input"),
+        ("--input chat.jsonl --held-out .1 --eval-data there", "--held-out 0.1 needs no --eval-data beside it"),
         ("--no-save -- --save there", "--no-save needs no --save beside it"),
         ("--freeze vit -- --freeze llm", "--freeze vit needs no --freeze behind --"),
     ],
@@ -43,6 +51,11 @@ NEEDS = {
         ("--max-llm-budget 9 --method random", "--max-llm-budget 9 needs --llm-budget auto"),
         ("--costs profile.json --analytic a100", "--analytic a100 needs no --costs"),
         ("--costs profile.json --model tiny", "--model tiny needs no --costs"),
+        ("--held-out .1 --held-out-of there", "--held-out 0.1 needs no --held-out-of beside it"),
+        ("--like here --held-out-of there", "--like here needs no --held-out-of beside it"),
+    ],
+    "preprocess_data": [
+        ("--max-pixels 60000 --max-tiles 9", "--max-pixels 60000 needs no --max-tiles beside it"),
     ],
     "profile_layers": [
         ("--measured lines.json", "--measured lines.json needs --analytic"),
@@ -74,6 +87,7 @@ NEEDS = {
 }
 REQUIRED = {
     "launch": ["--model", "tiny", "--run-dir", "run", "--data", "data", "--packs", "packs"],
+    "preprocess_data": ["--input", "chat.jsonl", "--output-dir", "data"],
     "pack_data": ["--sizes", "sizes.json", "--output-dir", "packs"],
     "profile_layers": ["--model", "tiny", "--vit-budget", "1", "--llm-budget", "1", "--output", "profile.json"],
     "plan_layout": ["--output", "plan.json"],

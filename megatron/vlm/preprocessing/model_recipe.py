@@ -91,6 +91,18 @@ def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Choice]:
     return settled
 
 
+def with_pixels(choices: dict[str, Choice], most: int | None) -> dict[str, Choice]:
+    """The same with `most` pixels of an image, as whole patches. Raises UserError where images have tiles instead."""
+    if most is None:
+        return choices
+    side, tiling = choices["tile-size"].value, choices["tiling"].value
+    if not RULES[tiling].native:
+        raise UserError(f"--max-pixels {most}: images become tiles of {side} pixels a side here; give --max-tiles")
+    if most < (least := choices["min-tiles"].value * side**2):
+        raise UserError(f"--max-pixels {most}: must be at least {least}, the fewest of an image; give more")
+    return choices | {"max-tiles": Choice(most // side**2, "--max-pixels")}
+
+
 def with_video(choices: dict[str, Choice], flags: Mapping[str, Any]) -> dict[str, Choice]:
     """The same with fields of the rule for videos as flags say. Raises UserError where there is none to change."""
     if not flags:

@@ -29,6 +29,11 @@ class Trial:
     samples_per_pack: float
 
 
+def read_budget(text: str) -> int | None:
+    """Read a budget: a number, or "auto" (None). Raises ValueError."""
+    return None if text == "auto" else int(text)
+
+
 def choose_budgets(
     sizes: Sizes,
     vit_budget: int | None = None,

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from omnibal_ext.launch.conversations import _made_from
+from omnibal_ext.launch.conversations import _made_from, check_conversation_flags
+from tools import launch
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[1]", "null", b"\xff"])
@@ -22,3 +23,13 @@ def test_a_note_that_cannot_be_read_says_nothing(tmp_path: Path, content: str | 
 def test_a_note_is_what_was_noted(tmp_path: Path) -> None:
     (tmp_path / "packs.inputs.json").write_text('{"--data": "x"}')
     assert _made_from(tmp_path / "packs.inputs.json") == {"--data": "x"}
+
+
+@pytest.mark.parametrize("held_out", [(), ("--held-out", "0.02")])
+def test_a_run_evaluates_on_what_it_holds_out(held_out: tuple[str, ...]) -> None:
+    words = ("--model", "tiny", "--run-dir", "run", "--input", "chat.jsonl", *held_out)
+    arguments = launch._parser().parse_args(words)
+    check_conversation_flags(arguments)
+    assert (arguments.data, arguments.packs) == ("run/data", "run/packs-by-size")
+    evaluated = ("run/data", "run/packs-held-out") if held_out else (None, None)
+    assert (arguments.eval_data, arguments.eval_packs) == evaluated

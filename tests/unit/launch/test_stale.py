@@ -50,6 +50,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             Path(flags["--output"]).write_text("{}")
         if "--like" in flags:
             pack(Path(flags["--output-dir"]))
+        if tool.name == "preprocess_data.py" or "--held-out-of" in flags:
+            manifest = Path(flags["--output-dir"]) / "manifest.json"
+            manifest.parent.mkdir(parents=True, exist_ok=True)
+            if not manifest.exists():
+                manifest.write_text("{}")
 
     monkeypatch.setattr(planning, "run_our_tool", run)
     monkeypatch.setattr(conversations, "run_our_tool", run)
@@ -120,7 +125,17 @@ NOT_OF_A_PLAN = {
     *("plan", "profile", "repack", "model", "from_scratch", "first_weights", "fresh", "data", "packs", "eval_data"),
     *("eval_packs", "run_dir", "epochs", "input", "image_root", "chat_template", "workers", "max_rejects"),
     *("nproc_per_node", "nnodes", "rdzv_endpoint", "rdzv_id", "check", "dry_run", "progress", "json", "megatron"),
-    *("micro_batches", "no_save"),
+    *(
+        "micro_batches",
+        "no_save",
+        "max_tiles",
+        "max_pixels",
+        "max_tokens",
+        "shorten",
+        "vit_budget",
+        "llm_budget",
+        "held_out",
+    ),
 }
 """Flags that name the things themselves, whose hashes are inputs, or that change nothing in a plan."""
 
@@ -400,8 +415,15 @@ def make(folder: Path, calls: Calls, *words: object, data_parallel: int = 1) -> 
     return [tool for tool, _, _ in calls[before:]]
 
 
+LIMITS_OF_PACKS = {
+    "vit budget": ("--vit-budget", "7"),
+    "llm budget": ("--llm-budget", "900"),
+}
+
+
 @pytest.mark.parametrize(
-    "change", ["pipeline", "micro batches", "data parallel", "dataset", "packs gone", "inputs gone"]
+    "change",
+    ["pipeline", "micro batches", "data parallel", "dataset", "packs gone", "inputs gone", *LIMITS_OF_PACKS],
 )
 def test_packs_of_conversations_are_made_again_for_another_input(change: str, tmp_path: Path, calls: Calls) -> None:
     (tmp_path / "data").mkdir()
@@ -413,15 +435,58 @@ def test_packs_of_conversations_are_made_again_for_another_input(change: str, tm
         (tmp_path / "data/manifest.json").write_text('{"of": 2}')
     if change.endswith("gone"):
         (tmp_path / {"packs gone": "packs-by-size/manifest.json"}.get(change, "packs.inputs.json")).unlink()
-    words = {"pipeline": ("--pipeline-model-parallel-size", 2), "micro batches": ("--micro-batches", 3)}.get(change, ())
+    counts = {"pipeline": ("--pipeline-model-parallel-size", 2), "micro batches": ("--micro-batches", 3)}
+    words: tuple[object, ...] = {**counts, **LIMITS_OF_PACKS}.get(change, ())
     replicas = 2 if change == "data parallel" else 1
     assert make(tmp_path, calls, *words, data_parallel=replicas) == both
     found = calls[-1][1]
+    for flag, value in LIMITS_OF_PACKS.values():
+        assert found.get(flag) == (value if flag in words else None)
     assert found["--micro-batches"] == {"pipeline": "8", "micro batches": "3"}.get(change, "4")
     assert found["--data-parallel-size"] == str(replicas)
     assert found["--pipeline-model-parallel-size"] == ("2" if change == "pipeline" else "1")
     assert found["--last-iteration"] == "empty", "an epoch is one to the sample"
     assert make(tmp_path, calls, *words, data_parallel=replicas) == both[:1]
+
+
+def test_what_is_held_out_is_packed_within_the_budgets_of_the_rest_and_again_with_it(
+    tmp_path: Path, calls: Calls
+) -> None:
+    once, thrice = ["preprocess_data.py"], ["preprocess_data.py", "pack_data.py", "pack_data.py"]
+    words, held = ("--held-out", 0.1), tmp_path / "packs-held-out"
+    assert make(tmp_path, calls, *words) == thrice
+    rest = str(tmp_path / "packs-by-size")
+    assert calls[-2][1]["--held-out"] == "0.1"
+    assert calls[-1][1] == {"--data": str(tmp_path / "data"), "--held-out-of": rest, "--output-dir": str(held)}
+    assert make(tmp_path, calls, *words) == once
+    (held / "manifest.json").write_text("of the share before")
+    assert make(tmp_path, calls, "--held-out", 0.2) == thrice
+    assert (held / "manifest.json").read_text() == "{}"
+    (held / "manifest.json").unlink()
+    assert make(tmp_path, calls, "--held-out", 0.2) == thrice
+
+
+@pytest.mark.parametrize(
+    "words", [("--max-tiles", "6"), ("--max-pixels", "60000"), ("--max-tokens", "600"), ("--shorten", "truncate")]
+)
+def test_a_dataset_within_other_limits_is_made_again_unless_a_run_was_started_on_it(
+    words: tuple[str, str], tmp_path: Path, calls: Calls
+) -> None:
+    """Then the tool refuses: it is for the user to remove what a run may go on with."""
+    data = tmp_path / "data/manifest.json"
+    for limits in ((), words):
+        make(tmp_path, calls, *limits)
+        data.write_text("made before")
+        make(tmp_path, calls, *limits)
+        assert data.read_text() == "made before"
+        flags, switches = next(call[1:] for call in reversed(calls) if call[0] == "preprocess_data.py")
+        assert (words in [*flags.items(), tuple(switches[2:])]) == (limits == words)
+    (tmp_path / "inputs.json").touch()
+    make(tmp_path, calls)
+    assert data.read_text() == "made before"
+    (tmp_path / "inputs.json").unlink()
+    make(tmp_path, calls, *words)
+    assert data.read_text() == "{}"
 
 
 def test_the_options_of_an_index_are_all_that_it_was_packed_with(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.media.tiles import RULES, Tiling
+from megatron.vlm.data.media.tiles import RULES, Tiling, native_grid
 from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.demo import train_tokenizer
 from megatron.vlm.preprocessing.folder_files import folder_choices
-from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, needs
+from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, needs, with_pixels
 from megatron.vlm.preprocessing.model_recipe import settle as settle_with_origins
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
 from omnibal_ext.architectures.huggingface import read_architecture
@@ -23,6 +23,8 @@ from omnibal_ext.architectures.presets import INTERNVL, LLAVA, PRESETS
 from omnibal_ext.errors import UserError
 
 TOKENIZER = Path("tokenizer.model")
+SIDES = {"qwen2-vl-7b": 14, "qwen2.5-vl-7b": 14, "qwen3-vl-8b": 16}
+"""Of a patch, in pixels."""
 LLAVA_CONFIG: dict[str, Any] = {
     "model_type": "llava",
     "text_config": {"model_type": "llama", "vocab_size": 32064},
@@ -154,6 +156,33 @@ def test_a_llavas_language_model_says_the_template(folder: Path, text: dict[str,
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}")
     chosen = settle_with_origins({}, str(folder))["chat-template"]
     assert (chosen.value, chosen.origin) == (template, "config.json")
+
+
+@pytest.mark.parametrize("model", ["qwen2-vl-7b", "qwen2.5-vl-7b", "qwen3-vl-8b"])
+@pytest.mark.parametrize("patches", [16, 100, 777, 4096])
+def test_most_pixels_of_an_image_are_those_of_the_processor(model: str, patches: int) -> None:
+    """transformers' own sizes, with the most that its processor is given."""
+    resize = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl").smart_resize
+    choices = with_pixels(settle_with_origins({"tokenizer-model": TOKENIZER}, model), patches * SIDES[model] ** 2)
+    side, *limits = (choices[flag].value for flag in ("tile-size", "min-tiles", "max-tiles"))
+    assert side == SIDES[model]
+    generator = np.random.default_rng(patches)
+    for width, height in generator.integers(20, 3000, (50, 2)).tolist():
+        columns, rows = native_grid(width, height, side, *limits)
+        pixels = [limit * side**2 for limit in limits]
+        assert resize(height, width, 2 * side, *pixels) == (rows * side, columns * side)
+
+
+def test_pixels_that_are_no_limit_of_a_model_are_refused() -> None:
+    choices = {
+        model: settle_with_origins({"tokenizer-model": TOKENIZER}, model) for model in ("qwen2-vl-7b", "internvl3-8b")
+    }
+    assert with_pixels(choices["internvl3-8b"], None) == choices["internvl3-8b"]
+    with pytest.raises(UserError, match="images become tiles of 448 pixels a side here; give --max-tiles"):
+        with_pixels(choices["internvl3-8b"], 10**6)
+    assert with_pixels(choices["qwen2-vl-7b"], 16 * 14**2)["max-tiles"].value == 16
+    with pytest.raises(UserError, match="--max-pixels 3135: must be at least 3136"):
+        with_pixels(choices["qwen2-vl-7b"], 16 * 14**2 - 1)
 
 
 def test_what_nobody_can_know_is_asked_for(folder: Path) -> None:
