@@ -49,6 +49,8 @@ CASES = (
     Case("qwen3-vl-8b", 2, 4, 16384),
     Case("qwen3-vl-32b", 4, 4, 16384),
     Case("qwen3-vl-30b-a3b", 4, 4, 16384),
+    Case("qwen3.5-27b", 4, 4, 16384),
+    Case("qwen3.5-35b-a3b", 4, 4, 16384),
     Case("internvl3.5-30b-a3b", 4, 4, 24),
     Case("gemma-3-12b", 4, 4, 24),
     Case("gemma-3-27b", 8, 4, 24),
