@@ -32,6 +32,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 ADAPTER = "adapter_config.json"
 """Of peft, which applies the weights beside it to those of a base model."""
+WITH_ADAPTERS = "tools/convert_checkpoint.py --from-hf MODEL --adapters FOLDER reads both"
 
 NORMALIZATIONS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
 ORIGINAL_TEMPLATES = {"internlm2-chat": "internlm2-chat", "Hermes-2": "hermes-2"}
@@ -55,7 +56,7 @@ def config_path(path: Path) -> Path:
     if found := find_config(path):
         return found
     if (path / ADAPTER).exists():
-        raise UserError(f"{path}: holds an adapter ({ADAPTER}) and no model; merge it into its base model first")
+        raise UserError(f"{path}: holds an adapter ({ADAPTER}) and no model; {WITH_ADAPTERS}")
     raise UserError(f"{path}: no {CONFIG} here; give a folder of Hugging Face's or one of tools/convert_checkpoint.py")
 
 
@@ -100,8 +101,8 @@ def read_architecture(path: Path) -> Architecture:
     folder = path.resolve().parent
     if (folder / ADAPTER).exists():
         raise UserError(
-            f"{folder}: an adapter ({ADAPTER}) lies beside the model, and would not be applied as peft does; merge it "
-            "into the weights, or move it away"
+            f"{folder}: an adapter ({ADAPTER}) lies beside the model, and would not be applied as peft does; move it "
+            f"to a folder of its own: {WITH_ADAPTERS}"
         )
     name = (folder.parent if folder.name == "huggingface" else folder).name
     try:
