@@ -68,6 +68,10 @@ def test_a_stage_that_drifts_is_named_with_what_to_run(plan: Plan, measured: lis
     assert "--freeze" not in warning
     other = drift_warning(replace(plan, frozen=("vit", "projector"), memory_gib=60.5), iterations)
     assert "--freeze vit projector --force" in other
+    adapted = replace(plan, frozen=("vit", "projector", "llm"), lora_rank=4, lora_targets=("vit", "llm"))
+    assert "--expert-model-parallel-size 1 --lora-rank 4 --lora-targets vit llm --force" in drift_warning(
+        adapted, iterations
+    )
     assert other.endswith(" --memory-gib 60.5")
 
 

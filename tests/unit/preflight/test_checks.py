@@ -16,6 +16,7 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.preflight import machine, memory, run, saving
 from megatron.vlm.preflight.findings import Note, refuse, run_checks
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
@@ -303,6 +304,23 @@ def test_what_is_frozen_needs_its_weights_alone(
     assert memory.check_memory(args, huge, bare, needs / GIB)
     with pytest.raises(UserError, match="weights, gradients and optimizer state need at least"):
         memory.check_memory(args, huge, bare, (needs - 64) / GIB)
+
+
+def test_adapters_alone_need_gradients_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rank 16 in InternVL2-76B's Llama 3 70B: 80 layers of 8192, 28672 inside, 64 heads of 128 in 8 groups."""
+    monkeypatch.setattr(platform, "device_memory", lambda: 2**50)
+    huge = preset("internvl2-76b")
+    a_layer = 16 * ((8192 + 8192) + 2 * (8192 + 1024) + (8192 + 8192) + 3 * (8192 + 28672))
+    base, _ = memory.parameters(huge, ())
+    assert memory.parameters(huge, (), Adapters(16, 32.0, ("llm",))) == (base + 80 * a_layer, 80 * a_layer)
+    args = arguments(lora_rank=16, lora_targets=None, tensor_model_parallel_size=4, bf16=True,
+                     use_distributed_optimizer=False)  # fmt: skip
+    needs = ((base + 80 * a_layer) * 2 + 80 * a_layer * 16) / 4
+    bare = Plan.from_cuts(huge.chain, ())
+    assert memory.check_memory(args, huge, bare, needs / GIB)
+    with pytest.raises(UserError, match="weights, gradients and optimizer state need at least"):
+        memory.check_memory(args, huge, bare, (needs - 64) / GIB)
+    assert saving.checkpoint_bytes(args, huge) == (base + 80 * a_layer) * 2 + 80 * a_layer * 12
 
 
 @pytest.mark.parametrize(("more", "refused"), [(0, False), (1, True), (-1, False)])
