@@ -9,8 +9,9 @@ import pytest
 
 from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_numbers
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.chain import PARTS
+from omnibal_ext.chain import LINEAR, PARTS
 from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.language_works import CHUNK
 from omnibal_ext.costs.works import layer_works
 from tests.programs import ROOT, environment, result_of
 
@@ -173,6 +174,23 @@ def test_elementwise_traffic_is_that_of_cores_own_layer(machine: tuple[str, dict
     head = tokens * 7 * vision.hidden_size // vision.heads * 2  # 28 heads on 4 ranks
     norms = 2 * ((1 + 2) + (2 + 3)) * head  # query and key: summed up, scaled; the same backward, with their gradients
     assert found["vit"]["bytes"] <= 1.15 * found["gpt vit"]["bytes"] + scale + norms
+
+
+def test_linear_attention_waits_for_nothing_and_holds_what_plans_count() -> None:
+    """Without its kernels, of which plans count what they keep: torch's form keeps one copy of what they take."""
+    name, tensor, tiles, tokens = "qwen3.5-9b", 2, 2304, 4096
+    found = run("program", "local", {name: (tensor, tiles, tokens)})[name]["llm"]  # the first layer of the model
+    assert not found["waits"]
+    model = preset(name)
+    work, linear = layer_works(model, tiles, tokens, tensor)[LINEAR], model.language.linear
+    assert linear is not None
+    gathered = work.blocks * tokens * work.width * 2 * (1 - 1 / tensor)
+    assert found["late"] == pytest.approx(work.late / tensor - gathered, rel=0.001)
+    by_kernels = linear.heads * (2 * linear.key_width + linear.value_width + CHUNK)
+    more = tokens * (by_kernels - linear.groups * linear.convolved) * 2 / tensor
+    assert found["kept"] == pytest.approx(work.kept / tensor - more, rel=0.002)
+    matrices = 2 * tokens * work.matrix_weights * 3 / tensor
+    assert matrices < found["operations"] < matrices + 5 * work.attention / tensor, "and the rule, forward three times"
 
 
 @pytest.mark.parametrize("machine", ITERATIONS)

@@ -15,7 +15,7 @@ Where flash-linear-attention is installed, its kernels do the same in half preci
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -86,17 +86,18 @@ def in_chunks(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Te
     q, k = q * d.exp()[..., None], k * (d[..., -1:] - d).exp()[..., None]
     left = d[..., -1, None, None].exp()
     state, out = None, []
-    for first, end in pairwise(accumulate(chunks.steps, initial=0)):
-        learned = new[first:end]
-        given = None
-        if state is not None:
-            state = state[: end - first]
-            learned = learned - found[first:end] @ state
-            given = q[first:end] @ state
-        told = seen[first:end] @ learned
-        out.append(told if given is None else told + given)
-        added = k[first:end].mT @ learned
-        state = added if state is None else state * left[first:end] + added
+    # Split, not sliced: backward joins the parts once, and does not fill up each of them.
+    for seen_now, learned, found_now, q_now, k_now, left_now in zip(
+        *(one.split(chunks.steps) for one in (seen, new, found, q, k, left)), strict=True
+    ):
+        if state is None:
+            out.append(seen_now @ learned)
+            state = k_now.mT @ learned
+            continue
+        state = state[: len(learned)]
+        corrected = learned - found_now @ state
+        out.append(seen_now @ corrected + q_now @ state)
+        state = state * left_now + k_now.mT @ corrected
     return chunks.joined(torch.cat(out)).to(value.dtype)
 
 
