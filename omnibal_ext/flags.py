@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.output import printable
@@ -120,10 +120,13 @@ class ToolParser(ArgumentParser):
     whose flags follow --, as words that the attribute of that name has.
     """
 
+    program: ClassVar[str | None] = None
+    """How the user has called it, where that was not by its file."""
+
     def __init__(
         self, *, numbers: Sequence[Numbers] = (), needs: Sequence[Need] = (), behind: str = "", **named: Any
     ) -> None:
-        super().__init__(**named)
+        super().__init__(**{"prog": self.program, **named})
         self.numbers, self.needs, self.behind = tuple(numbers), tuple(needs), behind
 
     def error(self, message: str) -> NoReturn:

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from omnibal_ext.flags import ToolParser
 from omnibal_ext.output import say
 
 
@@ -41,7 +42,8 @@ def main() -> None:
     elif name not in COMMANDS:
         sys.exit(_refuse(name))
     else:
-        sys.argv = [f"omnibal {name}", *sys.argv[2:]]
+        del sys.argv[1]
+        ToolParser.program = f"omnibal {name}"
         runpy.run_path(str(Path(__file__).with_name(COMMANDS[name].file)), run_name="__main__")
 
 

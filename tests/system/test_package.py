@@ -131,6 +131,7 @@ def test_the_command_is_the_tools(wheel: Path, tmp_path: Path) -> None:
     done = omnibal("report", "--plan", "plan.json", "--output", "report.html")
     assert done.returncode == 0, done.stderr
     assert "<svg" in (tmp_path / "report.html").read_text()
+    assert omnibal("level", "--help").stdout.startswith("usage: omnibal level [-h]")
     wrong = omnibal("pakc")
     assert wrong.returncode == 2
     assert "the nearest is pack, all are preprocess, pack, level" in wrong.stderr
