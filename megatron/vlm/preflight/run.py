@@ -17,7 +17,7 @@ from megatron.vlm.preflight.findings import Finding, Note, run_checks
 from megatron.vlm.preflight.machine import check_devices
 from megatron.vlm.preflight.saving import check_saving
 from megatron.vlm.weights import Weights, check_weights, starting_weights
-from omnibal_ext.adapters import Adapters
+from omnibal_ext.adapters import Adapters, adapter_numbers
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
@@ -157,6 +157,18 @@ def _goes_on(run: Run, saved: dict[str, Any]) -> str:
     return found
 
 
+def _check_adapters(run: Run) -> str | None:
+    """How many numbers are trained, and which layers have none; None where whole weights are."""
+    adapters, model = Adapters.of(run.inputs.args), run.inputs.architecture
+    if not adapters.rank:
+        return None
+    each = adapter_numbers(model, adapters)
+    numbers = sum(int(each.get(kind, 0)) for kind in model.chain)
+    found = f"rank {adapters.rank} in {' '.join(adapters.targets)}: {numbers:,} numbers are trained, nothing else"
+    none = "; experts and their routers have none" * (model.language.experts is not None and "llm" in adapters.targets)
+    return found + none
+
+
 def _check_plan(run: Run) -> str:
     """A plan of the planner's is for these packs and sizes; one written by hand names none."""
     args, plan = run.inputs.args, run.inputs.plan
@@ -191,6 +203,7 @@ CHECKS = (
     ("held-out dataset", _check_evaluation_dataset),
     ("held-out packs", _check_evaluation_packs),
     ("weights", _check_weights),
+    ("adapters", _check_adapters),
     ("plan", _check_plan),
     ("checkpoints", _check_saving),
 )
