@@ -100,6 +100,7 @@ setup(
             "playwright>=1.50,<2",  # with the Chromium that the machine has
             "viztracer>=1.1,<2",
             "accelerate>=1.10,<2",
+            "peft>=0.18,<1",
             "matplotlib>=3.9,<4",
         ],
     },

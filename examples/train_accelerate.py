@@ -1,20 +1,21 @@
-"""A transformers InternVL on balanced packs with Accelerate.
+"""A model of transformers on balanced packs with Accelerate.
 
-    accelerate launch --cpu --num_processes 2 examples/train_accelerate.py --data DATA --packs PACKS --steps 20
+    accelerate launch --cpu --num_processes 2 examples/train_accelerate.py --data DATA --packs PACKS --model FOLDER
 
 Accelerate shards batches itself: batch i goes to process i modulo their number. So the sampler gets no rank and yields
 the packs of all ranks in turn, and `even_batches` is off, which would fill up by repeating.
 """
 
 from argparse import Namespace
+from contextlib import nullcontext
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import DataLoaderConfiguration
-from transformers_packs import internvl, loader, parser
+from transformers_packs import counted, load_model, loader, loss_of, parser, steps, trained
 
-from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
+from omnibal_ext.errors import run_tool
 
 
 def main() -> None:
@@ -34,25 +35,23 @@ def main() -> None:
 def train(accelerator: Accelerator, arguments: Namespace) -> None:
     """Some steps; the loss is the mean over the global batch's counted tokens."""
     data, ranks = ChatDataset(arguments.data), accelerator.num_processes
-    model = internvl(data, arguments.model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model, optimizer, batches = accelerator.prepare(model, optimizer, loader(data, arguments.packs, ranks, rank=None))
-    step = 0
-    while step < arguments.steps:
-        for batch in batches:
-            mine = (batch["labels"] != IGNORED).sum()
-            counted = accelerator.reduce(mine.clone(), reduction="sum")
-            mean = model(**batch).loss
-            loss = mean * mine / counted * ranks if mine else mean.nan_to_num() * 0
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            total = accelerator.reduce(loss.detach() / ranks, reduction="sum")
-            accelerator.print(f"step {step}: loss {float(total):.4f}")
-            step += 1
-            if step == arguments.steps:
-                break
+    model = load_model(data, arguments)
+    packs = loader(data, model.config, arguments.packs, ranks, rank=None)
+    micro_batches = packs.batch_sampler.micro_batches
+    optimizer = torch.optim.AdamW(trained(model), lr=arguments.lr)
+    model, optimizer, batches = accelerator.prepare(model, optimizer, packs)
+    for number, step in enumerate(steps(batches, micro_batches, arguments.steps)):
+        tokens, total = accelerator.reduce(counted(step), reduction="sum"), torch.tensor(0.0)
+        for turn, batch in enumerate(step, start=1):
+            with nullcontext() if turn == len(step) else accelerator.no_sync(model):
+                labels = batch["labels"]
+                loss = loss_of(model(**{**batch, "labels": None}), labels, tokens)
+                accelerator.backward(loss * ranks)  # of which DDP takes the mean over ranks
+                total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.print(f"step {number}: loss {float(accelerator.reduce(total, reduction='sum')):.6f}")
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -1,6 +1,6 @@
-"""A transformers InternVL on balanced packs with plain PyTorch DDP; then the same on random padded batches.
+"""A model of transformers on balanced packs with plain PyTorch DDP; then the same on random padded batches.
 
-    torchrun --nproc-per-node 2 examples/train_ddp.py --data DATA --packs PACKS --steps 20
+    torchrun --nproc-per-node 2 examples/train_ddp.py --data DATA --packs PACKS --model FOLDER --steps 20
 
 The loss is the mean over the global batch's counted tokens, whatever pack they are in: each rank divides by the sum
 over all ranks. The last line is samples a second on packs over those on random batches, in the same run.
@@ -9,7 +9,7 @@ over all ranks. The last line is samples a second on packs over those on random 
 import random
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,10 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
-from transformers_packs import internvl, leave, loader, parser
+from transformers_packs import counted, leave, load_model, loader, loss_of, parser, steps, trained
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.hf.packs import JoinPack
+from omnibal_ext.errors import run_tool
 
 
 def main() -> None:
@@ -29,77 +31,78 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     data = ChatDataset(arguments.data)
-    packs = loader(data, arguments.packs, ranks, rank)
-    ways = {"packs": (packs, "packed"), "random batches": (random_batches(data, ranks, rank, packs), "sdpa")}
     speeds = {}
-    for name, (batches, attention) in ways.items():
-        model = internvl(data, arguments.model)
-        model.set_attn_implementation({"text_config": attention})
-        losses, samples, seconds = train(model, islice(forever(batches), arguments.steps))
+    for name in ("packs", "random batches"):
+        model = load_model(data, arguments)
+        packs = loader(data, model.config, arguments.packs, ranks, rank)
+        micro_batches = packs.batch_sampler.micro_batches
+        batches = packs if name == "packs" else list(random_batches(data, model.config, ranks, rank, len(packs)))
+        losses, samples, seconds = train(model, steps(batches, micro_batches, arguments.steps), arguments.lr)
         speeds[name] = samples / seconds
         if rank == 0:
-            print(f"{name}: loss {losses[0]:.3f} to {losses[-1]:.3f}, {samples} samples, {speeds[name]:.1f} a second")
+            print(f"{name}: loss {losses[0]:.6f} to {losses[-1]:.6f}, {samples} samples, {speeds[name]:.1f} a second")
     if rank == 0:
         print(f"packs / random batches samples per second: {speeds['packs'] / speeds['random batches']:.2f}x")
     leave()
 
 
-def train(model: torch.nn.Module, batches: Iterator[dict[str, Any]]) -> tuple[list[float], int, float]:
+def train(model: torch.nn.Module, steps: Iterator[list[dict[str, Any]]], lr: float) -> tuple[list[float], int, float]:
     """Losses of the steps, samples of all ranks, seconds."""
     # A pack without images leaves the ViT without gradients: DDP is told to expect that.
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(trained(model), lr=lr)
     losses, samples, started = [], 0, time.perf_counter()
-    for batch in batches:
-        counts = torch.tensor([int((batch["labels"] != IGNORED).sum()), samples_of(batch)])
-        dist.all_reduce(counts)
-        mine = (batch["labels"] != IGNORED).sum()
-        mean = wrapped(**batch).loss
-        # DDP takes the mean over ranks of what is differentiated here.
-        loss = mean * mine / counts[0] * dist.get_world_size() if mine else mean.nan_to_num() * 0
-        loss.backward()
-        optimizer.step()
+    for step in steps:
         optimizer.zero_grad()
-        total = loss.detach() / dist.get_world_size()
-        dist.all_reduce(total)
-        losses.append(float(total))
-        samples += int(counts[1])
+        losses.append(float(backward(wrapped, step)))
+        optimizer.step()
+        read = torch.tensor(sum(map(samples_of, step)))
+        dist.all_reduce(read)
+        samples += int(read)
     return losses, samples, time.perf_counter() - started
 
 
+def backward(wrapped: DistributedDataParallel, step: list[dict[str, Any]]) -> Tensor:
+    """The loss of a step, the mean over its counted tokens on all ranks; its gradients are added."""
+    tokens, total = counted(step), torch.tensor(0.0)
+    dist.all_reduce(tokens)
+    for number, batch in enumerate(step, start=1):
+        with nullcontext() if number == len(step) else wrapped.no_sync():
+            labels = batch["labels"]
+            loss = loss_of(wrapped(**{**batch, "labels": None}), labels, tokens)
+            (loss * dist.get_world_size()).backward()  # of which DDP takes the mean over ranks
+            total += loss.detach()
+    dist.all_reduce(total)
+    return total
+
+
 def samples_of(batch: dict[str, Any]) -> int:
-    """Samples of a pack, or of a padded batch."""
-    return len(batch["cu_seq_lens_q"]) - 1 if "cu_seq_lens_q" in batch else len(batch["input_ids"])
+    """Each begins at position 0."""
+    positions = batch["position_ids"]
+    return int((positions if positions.dim() == 2 else positions[0]).eq(0).sum())
 
 
-def forever(batches: Any) -> Iterator[dict[str, Any]]:
-    """Epoch after epoch."""
-    while True:
-        yield from batches
-
-
-def random_batches(data: ChatDataset, ranks: int, rank: int, packs: Any) -> list[dict[str, Any]]:
+def random_batches(data: ChatDataset, config: Any, ranks: int, rank: int, packs: int) -> Iterator[dict[str, Any]]:
     """The usual way: as many samples a batch as packs have on average, at random, padded to the longest."""
-    index = packs.batch_sampler
-    count = max(1, round(len(data) / len(index) / ranks))
+    count, join = max(1, round(len(data) / packs / ranks)), JoinPack(data, config)
     order = random.Random(0).sample(range(len(data)), len(data))
-    groups = [order[i : i + count] for i in range(rank * count, len(order) - count + 1, ranks * count)]
-    return [pad([data[sample] for sample in group]) for group in groups]
+    for first in range(rank * count, len(order) - count + 1, ranks * count):
+        yield pad([data[sample] for sample in order[first : first + count]], join)
 
 
-def pad(samples: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
-    """A batch [samples, longest] with its mask."""
-    ids = pad_sequence([sample["input_ids"] for sample in samples], batch_first=True)
-    labels = pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=IGNORED)
-    lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
-    batch: dict[str, Any] = {
-        "input_ids": ids,
-        "labels": labels,
-        "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long(),
-    }
-    pixels = torch.cat([sample["pixel_values"] for sample in samples])
-    return batch | ({"pixel_values": pixels} if len(pixels) else {})
+def pad(samples: Sequence[dict[str, Any]], join: JoinPack) -> dict[str, Any]:
+    """A batch [samples, longest] with its mask; the images are those of a pack."""
+    alone = [join([sample]) for sample in samples]
+    batch = {name: value for name, value in join(samples).items() if not name.startswith(("cu_seq_lens", "max_length"))}
+    for name, filler in (("input_ids", 0), ("labels", IGNORED), ("position_ids", 1)):
+        rows = pad_sequence([one[name].movedim(-1, 0) for one in alone], batch_first=True, padding_value=filler)
+        batch[name] = rows.movedim(1, -1).squeeze(1) if rows.dim() == 3 else rows[..., 0].permute(2, 0, 1)
+    lengths = torch.tensor([one["input_ids"].shape[1] for one in alone])
+    batch["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    if join.config.model_type == "gemma3":
+        batch["token_type_ids"] = (batch["input_ids"] == join.config.image_token_id).long()
+    return batch
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -1,23 +1,29 @@
-"""A transformers InternVL on balanced packs with DeepSpeed's ZeRO.
+"""A model of transformers on balanced packs with DeepSpeed's ZeRO.
 
-    torchrun --nproc-per-node 2 examples/train_deepspeed.py --data DATA --packs PACKS --steps 20
+    torchrun --nproc-per-node 2 examples/train_deepspeed.py --data DATA --packs PACKS --model FOLDER --steps 20
 
 On a machine without a GPU set DS_ACCELERATOR=cpu; `pip install deepspeed` needs a C++ compiler.
 """
 
+from typing import Any
+
 import deepspeed
+import torch
 import torch.distributed as dist
-from transformers_packs import internvl, leave, loader, parser
+from transformers_packs import counted, leave, load_model, loader, loss_of, parser, steps, trained
 
-from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
+from omnibal_ext.errors import run_tool
 
-ZERO_1 = {
-    "train_micro_batch_size_per_gpu": 1,
-    "gradient_accumulation_steps": 1,
-    "zero_optimization": {"stage": 1},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
-}
+
+def zero_1(micro_batches: int, lr: float) -> dict[str, Any]:
+    """DeepSpeed's configuration."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": micro_batches,
+        "zero_optimization": {"stage": 1},
+        "optimizer": {"type": "AdamW", "params": {"lr": lr, "torch_adam": True}},
+    }
 
 
 def main() -> None:
@@ -26,27 +32,25 @@ def main() -> None:
     deepspeed.init_distributed(dist_backend="gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     data = ChatDataset(arguments.data)
-    model = internvl(data, arguments.model)
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=ZERO_1)
-    batches, step = loader(data, arguments.packs, ranks, rank), 0
-    while step < arguments.steps:
-        for batch in batches:
-            mine = (batch["labels"] != IGNORED).sum()
-            counted = mine.clone()
-            dist.all_reduce(counted)
-            mean = engine(**batch).loss
-            loss = mean * mine / counted * ranks if mine else mean.nan_to_num() * 0
-            engine.backward(loss)
+    model = load_model(data, arguments)
+    packs = loader(data, model.config, arguments.packs, ranks, rank)
+    micro_batches = packs.batch_sampler.micro_batches
+    config = zero_1(micro_batches, arguments.lr)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trained(model), config=config)
+    for number, step in enumerate(steps(packs, micro_batches, arguments.steps)):
+        tokens, total = counted(step), torch.tensor(0.0)
+        dist.all_reduce(tokens)
+        for batch in step:
+            labels = batch["labels"]
+            loss = loss_of(engine(**{**batch, "labels": None}), labels, tokens)
+            engine.backward(loss * ranks, scale_wrt_gas=False)  # of which it takes the mean over ranks
             engine.step()
-            total = loss.detach() / ranks
-            dist.all_reduce(total)
-            if rank == 0:
-                print(f"step {step}: loss {float(total):.4f}")
-            step += 1
-            if step == arguments.steps:
-                break
+            total += loss.detach()
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"step {number}: loss {float(total):.6f}")
     leave()
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

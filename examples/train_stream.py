@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
-from transformers import PreTrainedModel
-from transformers_packs import internvl, leave, parser
+from transformers_packs import leave, load_model, parser, trained
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.stream import Step, StreamSteps
+from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.rebalance.phases import phases_of
 
@@ -46,7 +46,7 @@ class Stream(IterableDataset):
 class TwoPhases(nn.Module):
     """The sum of the losses of the samples that are here for language."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
@@ -74,12 +74,14 @@ def main() -> None:
     phases = phases_of(PackCosts.of_model())
     speeds = {}
     for name, known in (("as they came", None), ("balanced", phases)):
-        model = internvl(data, arguments.model)
+        model = load_model(data, arguments)
+        if model.config.model_type != "internvl":
+            raise UserError(f"--model {arguments.model}: features are sent tile by tile, as an InternVL's are alone")
         steps = StreamSteps(
             Stream(data, dist.get_rank(), dist.get_world_size()), EACH, data.manifest["tokens_per_tile"],
             model.config.text_config.hidden_size, known,
         )  # fmt: skip
-        losses, fuller, speeds[name] = train(model, islice(steps, arguments.steps))
+        losses, fuller, speeds[name] = train(model, islice(steps, arguments.steps), arguments.lr)
         if dist.get_rank() == 0:
             said = ", ".join(f"{phase} {share:.2f}" for phase, share in fuller.items())
             print(f"{name}: losses {' '.join(f'{loss:.4f}' for loss in losses)}")
@@ -89,10 +91,10 @@ def main() -> None:
     leave()
 
 
-def train(model: PreTrainedModel, steps: Iterator[Step]) -> tuple[list[float], dict[str, float], float]:
+def train(model: nn.Module, steps: Iterator[Step], lr: float) -> tuple[list[float], dict[str, float], float]:
     """Losses, the seconds of each phase's fullest rank over those as read, samples a second."""
     wrapped = DistributedDataParallel(TwoPhases(model), find_unused_parameters=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(trained(model), lr=lr)
     losses, samples, before, after = [], 0, {}, {}
     started = time.perf_counter()
     for step in steps:
@@ -113,4 +115,4 @@ def train(model: PreTrainedModel, steps: Iterator[Step]) -> tuple[list[float], d
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

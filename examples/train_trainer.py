@@ -1,9 +1,9 @@
-"""A transformers InternVL on balanced packs with `transformers.Trainer`.
+"""A model of transformers on balanced packs with `transformers.Trainer`.
 
-    torchrun --nproc-per-node 2 examples/train_trainer.py --data DATA --packs PACKS --steps 20
+    torchrun --nproc-per-node 2 examples/train_trainer.py --data DATA --packs PACKS --model FOLDER --steps 20 [--lora 8]
 
-`Trainer` divides by the global number of counted tokens itself (`average_tokens_across_devices`); it only has to be
-handed our batches, which Accelerate shards beneath it.
+`Trainer` counts the tokens of a step over all ranks and hands them to `loss_of`; it only has to be given our batches,
+which Accelerate shards beneath it.
 """
 
 import os
@@ -12,9 +12,10 @@ from argparse import Namespace
 
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
-from transformers_packs import internvl, leave, loader, parser
+from transformers_packs import leave, load_model, loader, loss_of, parser
 
 from megatron.vlm.data.dataset import ChatDataset
+from omnibal_ext.errors import run_tool
 
 
 class PackTrainer(Trainer):
@@ -30,20 +31,24 @@ class PackTrainer(Trainer):
 
 def main() -> None:
     """Train for some steps."""
-    train(parser(__doc__).parse_args())
+    for number, entry in enumerate(train(parser(__doc__).parse_args())):
+        if os.environ.get("RANK", "0") == "0":
+            print(f"step {number}: loss {entry['loss']:.6f}")
     leave()
 
 
-def train(arguments: Namespace) -> None:
-    """Some steps, and their losses."""
+def train(arguments: Namespace) -> list[dict[str, float]]:
+    """Some steps; what is logged of each."""
     data = ChatDataset(arguments.data)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    model = load_model(data, arguments)
+    packs = loader(data, model.config, arguments.packs, int(os.environ.get("WORLD_SIZE", "1")), rank=None)
     with tempfile.TemporaryDirectory() as folder:
         how = TrainingArguments(
             folder,
             use_cpu=True,
             max_steps=arguments.steps,
-            learning_rate=1e-3,
+            gradient_accumulation_steps=packs.batch_sampler.micro_batches,
+            learning_rate=arguments.lr,
             logging_steps=1,
             save_strategy="no",
             report_to=[],
@@ -51,13 +56,11 @@ def train(arguments: Namespace) -> None:
             ddp_find_unused_parameters=True,
             accelerator_config={"even_batches": False, "dispatch_batches": False},
         )
-        trainer = PackTrainer(internvl(data, arguments.model), how, train_dataset=data)
-        trainer.packs = loader(data, arguments.packs, ranks, rank=None)
+        trainer = PackTrainer(model, how, train_dataset=data, compute_loss_func=loss_of)
+        trainer.packs = packs
         trainer.train()
-    if trainer.is_world_process_zero():
-        for number, entry in enumerate(line for line in trainer.state.log_history if "loss" in line):
-            print(f"step {number}: loss {entry['loss']:.4f}")
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -17,8 +17,8 @@ HEAD = """# Reference
 
 What may be imported: `omnibal_ext` needs numpy and numba alone, `megatron.vlm` torch and megatron-core. Names with an
 underscore in front, and modules that are not here, may change with any version. Made of the docstrings by
-`python -m tests.reference`; the pages that explain are [packing.md](packing.md), [streams.md](streams.md),
-[planning.md](planning.md) and [models.md](models.md).
+`python -m tests.reference`; the pages that explain are [packing.md](packing.md), [loops.md](loops.md),
+[streams.md](streams.md), [planning.md](planning.md) and [models.md](models.md).
 """
 ROOMS = {
     "Samples to packs": (
@@ -30,7 +30,7 @@ ROOMS = {
         "omnibal_ext.packing.index.sampler",
         "omnibal_ext.packing.index.summary",
     ),
-    "Packs to batches": ("megatron.vlm.data.dataset", "megatron.vlm.data.batches"),
+    "Packs to batches": ("megatron.vlm.data.dataset", "megatron.vlm.hf.packs", "megatron.vlm.data.batches"),
     "Batches that nobody packed": (
         "omnibal_ext.rebalance.phases",
         "omnibal_ext.rebalance.plan",

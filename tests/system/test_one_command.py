@@ -1,6 +1,7 @@
 """A new user's path: a model's folder and a file of conversations in, one command trains, one brings weights back."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.run_metrics import evaluations
 from omnibal_ext.sizes import Sizes
+from tests.programs import ROOT
 from tests.system.test_training import tool
 from tests.unit.data.clips import TURNS as FILMED
 from tests.unit.data.clips import noise, write_frames, write_video
@@ -35,6 +37,8 @@ FAMILIES = (
     "internvl3.5", "llava-1.5", "llava-1.6", "llava-onevision", "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe",
     "gemma-3", "qwen3.5", "qwen3.5-moe",
 )  # fmt: skip
+PACKED = [family for family in FAMILIES if not family.startswith("qwen3.5")]
+"""Those whose packs transformers can run."""
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
 ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
 """That two ranks share no groups of evenly."""
@@ -134,7 +138,8 @@ def gemma(folder: Path, tokenizer: Path) -> dict[str, Any]:
 
 def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     special = (*TEMPLATES["qwen-vl"].tokens, *MARKUPS["qwen-vl"].tokens)
-    image_token = load_tokenizer(tokenizer, special).token_id("<|image_pad|>")
+    loaded = load_tokenizer(tokenizer, special)
+    tokens = {f"{kind}_token_id": loaded.token_id(f"<|{kind}_pad|>") for kind in ("image", "video")}
     words = {"vocab_size": 512, "tie_word_embeddings": False}
     name, vision, text, system = {
         "qwen2-vl": ("Qwen2VL", models.QWEN2_VL, MROPE_TEXT, QWEN_SYSTEM),
@@ -145,7 +150,7 @@ def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
         "qwen3.5-moe": ("Qwen3_5Moe", models.QWEN3_5, {**models.QWEN3_5_TEXT, **models.EXPERTS, **models.SHARED}, ""),
     }[family]
     config = getattr(transformers, f"{name}Config")(
-        vision_config={**vision, "patch_size": 8}, text_config={**text, **words}, image_token_id=image_token
+        vision_config={**vision, "patch_size": 8}, text_config={**text, **words}, **tokens
     )
     getattr(transformers, f"{name}ForConditionalGeneration")(config).save_pretrained(folder / "model")
     (folder / "model/chat_template.jinja").write_text(system + TURNS)
@@ -226,6 +231,22 @@ def test_one_command_trains_and_its_weights_are_transformers_own(trained: Traine
     _, report = transformers.AutoModelForImageTextToText.from_pretrained(folder / "back", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
+
+
+@pytest.mark.parametrize("trained", PACKED, indirect=True)
+def test_the_readmes_loop_runs_as_printed_on_its_packs(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every family's; the names are those of the README's own command."""
+    readme = (ROOT / "README.md").read_text()
+    command, loop = re.findall(r"```(?:bash\npython tools/launch|python\n)(.*?)```", readme, re.DOTALL)
+    (folder,) = re.findall(r'from_pretrained\("(.*)"\)', loop)
+    assert f"--model {folder} " in command
+    assert "--run-dir run " in command
+    (trained.folder / folder).symlink_to(trained.folder / "model")
+    monkeypatch.chdir(trained.folder)
+    names: dict[str, Any] = {}
+    exec(loop, names)
+    assert 0 < float(names["loss"].detach()) < 10
+    assert len(names["sampler"]) >= 2
 
 
 @pytest.mark.parametrize("trained", ["qwen3-vl"], indirect=True)

@@ -40,10 +40,11 @@ def named(text: str) -> Iterator[str]:
 
 
 def sources(program: str) -> str:
-    """A program, and our modules that it imports: one of them may add flags."""
+    """A program, and our modules that it imports, beside it too: one of them may add flags."""
     text = (ROOT / program).read_text()
-    imported = re.findall(r"^from ((?:omnibal_ext|megatron\.vlm)[\w.]*) import", text, re.MULTILINE)
-    paths = (ROOT / (name.replace(".", "/") + ".py") for name in imported)
+    imported = re.findall(r"^from ([\w.]*) import", text, re.MULTILINE)
+    folders = (ROOT, (ROOT / program).parent)
+    paths = (folder / (name.replace(".", "/") + ".py") for name in imported for folder in folders)
     return text + "".join(path.read_text() for path in paths if path.exists())
 
 
@@ -65,7 +66,8 @@ def test_commands_and_their_flags_exist(path: Path) -> None:
             if not program.endswith(".py"):
                 continue
             source = sources(program)
-            ours = words[: words.index("--")] if "--" in words else words
+            ours = words[words.index(program) :]  # what is before it is its launcher's
+            ours = ours[: ours.index("--")] if "--" in ours else ours
             for flag in (word.partition("=")[0] for word in ours if word.startswith("--")):
                 assert f'"{flag}"' in source or flag in ("--help", "--json"), f"{path.name}: {program} {flag}"
 

@@ -71,15 +71,16 @@ class ChatDataset(Dataset):
     def __len__(self) -> int:
         return int(self.manifest["samples"])
 
-    def __getitem__(self, sample: int) -> dict[str, torch.Tensor]:
-        """A sample as transformers' models take it: input_ids, labels int64 [T] (-100: does not count), pixel_values.
+    def __getitem__(self, sample: int) -> dict[str, Any]:
+        """A sample: input_ids, labels int64 [T] (-100: does not count), pixel_values, and its images as they are cut.
 
         Raises as `pixels` does.
         """
         tokens, mask = self.text(sample)
         ids = torch.from_numpy(tokens.astype(np.int64))
         labels = ids.where(torch.from_numpy(mask > 0), IGNORED)
-        return {"input_ids": ids, "labels": labels, "pixel_values": self.pixels(sample)}
+        images = tuple(self.images(sample))
+        return {"input_ids": ids, "labels": labels, "pixel_values": self.pixels(sample), "images": images}
 
     def verify(self) -> None:
         """Read every byte and compare with the checksums of the manifest. Raises UserError naming the file."""

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from megatron.vlm.data.batches import IGNORED, JoinPack
+from megatron.vlm.data.batches import IGNORED, boundaries, join_words
 from megatron.vlm.data.exchange import Route, exchange
 from omnibal_ext.rebalance.phases import Phase
 from omnibal_ext.rebalance.plan import Need, Placed, plan_step
@@ -45,7 +45,7 @@ class Step:
     group: Any
     """The ranks, for these features alone: gradients of weights are reduced beside them, in another order."""
     batch: dict[str, Any] | None
-    """The samples that are here for language, as `JoinPack` joins them, without pixels; None: there are none."""
+    """The samples that are here for language, joined, with their boundaries, without pixels; None: there are none."""
     counted: int
     """Tokens that count in the loss, of all ranks."""
     samples: int
@@ -154,9 +154,5 @@ class StreamSteps:
 
     @staticmethod
     def _joined(words: Tensor, lengths: Ints) -> dict[str, Any] | None:
-        nothing = torch.empty(0)
-        samples = [
-            {"input_ids": part[:, 0], "labels": part[:, 1], "pixel_values": nothing}
-            for part in words.split(lengths.tolist())
-        ]
-        return JoinPack()(samples) if samples else None
+        samples = [{"input_ids": part[:, 0], "labels": part[:, 1]} for part in words.split(lengths.tolist())]
+        return join_words(samples) | boundaries(samples) if samples else None

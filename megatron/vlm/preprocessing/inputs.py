@@ -13,6 +13,7 @@ import codecs
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ ROWS: dict[str, Callable[[PartSource], Iterator[Row]]] = {
     "tar": tar.rows,
 }
 TABLES = (".parquet", ".arrow")
+SPLIT = re.compile(r"(train|valid(?:ation)?|val|dev|test|eval)(?=[-_.])")
+"""How files of a dataset on the hub begin."""
 META_FIELDS = ("annotation", "root", "repeat_time", "max_dynamic_patch", "length", "data_augment")
 LARGEST_META = 2**24  # bytes
 MOST_REPEATS = 1e6
@@ -126,6 +129,9 @@ def _tables(folder: Path) -> list[Path]:
     found = sorted(file for file in folder.rglob("*") if file.suffix in TABLES and not file.name.startswith("cache-"))
     if not found:
         raise UserError(f"{folder}: no {' and no '.join(TABLES)} files here; name files of another format one by one")
+    splits = sorted({match[1] for file in found if (match := SPLIT.match(file.name))})
+    if len(splits) > 1:
+        raise UserError(f"{folder}: has files of the splits {', '.join(splits)}; name those of one of them")
     return found
 
 

@@ -36,6 +36,7 @@ class PackBatchSampler:
             micro_batches = max(1, index.global_batch // max(1, data_parallel_size))
         if rank is not None and not 0 <= rank < data_parallel_size:
             raise UserError(f"rank {rank} is not one of {data_parallel_size} data-parallel ranks")
+        self.micro_batches = micro_batches
         self._index = index
         self._stream = PackStream(index, data_parallel_size, micro_batches, last_iteration="empty")
         self._rank = rank

@@ -359,6 +359,21 @@ def test_a_damaged_file_is_refused_whole(tmp_path: Path, name: str, content: byt
     assert "\n" not in str(error.value)
 
 
+def test_splits_in_one_folder_are_not_read_as_one(tmp_path: Path) -> None:
+    """As a dataset lies on the hub."""
+    import pyarrow.parquet
+
+    (tmp_path / "data").mkdir()
+    for split in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
+        pyarrow.parquet.write_table(pyarrow.table({"messages": [[]]}), tmp_path / f"data/{split}.parquet")
+    with pytest.raises(UserError, match="has files of the splits test, train; name those of one of them"):
+        read_inputs([tmp_path])
+    (tmp_path / "data/test-00000-of-00001.parquet").unlink()
+    assert [file.path.name for file in read_inputs([tmp_path])] == [
+        "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"
+    ]  # fmt: skip
+
+
 def test_a_tar_cut_off_and_a_table_without_the_column_are_refused(raw: Path, tmp_path: Path) -> None:
     path = web_tar(raw, tmp_path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3 // 512 * 512 + 100])

@@ -83,6 +83,14 @@ def test_anyres_grids_are_those_that_hugging_face_chooses(width: int, height: in
     assert anyres_grid(width, height, 336, min_tiles=1, max_tiles=4) == (columns // 336, rows // 336)
 
 
+@pytest.mark.parametrize("images", [2, 5, 12])
+def test_an_image_among_others_has_its_own_grid_in_llava_next(images: int) -> None:
+    """As transformers' processor and model have it, which look at sizes alone."""
+    tiling = Tiling(tile_size=16, max_tiles=12, rule="anyres")
+    assert tile_image("x.png", (40, 40), images, tiling) == tile_image("x.png", (40, 40), 1, tiling)
+    assert tile_image("x.png", (40, 40), images, tiling).tiles == 5
+
+
 def test_anyres_keeps_the_aspect_ratio_and_puts_the_thumbnail_first() -> None:
     white = Image.new("RGB", (100, 20), (255, 255, 255))
     tiling = Tiling(tile_size=16, rule="anyres")

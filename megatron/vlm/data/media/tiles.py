@@ -7,11 +7,11 @@
 
 Rules of several tiles: `internvl`, the dynamic tiling of InternVL 1.5 (arXiv 2404.16821, section 3.3), where the images
 of a conversation share the most tiles, and `internvl_each`, where each may have them, as in transformers' processor;
-`anyres`, the grids of LLaVA-1.6, where the image keeps its aspect ratio on a black ground, the thumbnail comes first
-and the language model sees the tiles joined (anyres.py); `anyres_max_9`, LLaVA-OneVision's, with up to 6 x 6 tiles. Of
-one tile: `pad`, the whole image on a square of the ViT's mean colour, as LLaVA-1.5 was trained; `crop`, the middle
-square, as its published processor does; `fixed`, the image stretched; `gemma`, the same by bilinear interpolation, as
-Gemma 3 has it, which needs to know where its images begin.
+`anyres`, the grids of LLaVA-1.6 for each image, which keeps its aspect ratio on a black ground; the thumbnail comes
+first and the language model sees the tiles joined (anyres.py); `anyres_max_9`, LLaVA-OneVision's, with up to 6 x 6
+tiles. Of one tile: `pad`, the whole image on a square of the ViT's mean colour, as LLaVA-1.5 was trained; `crop`, the
+middle square, as its published processor does; `fixed`, the image stretched; `gemma`, the same by bilinear
+interpolation, as Gemma 3 has it, which needs to know where its images begin.
 
 `native` keeps an image near its own size (Qwen2-VL, arXiv 2409.12191): a tile is a patch, and patches follow each other
 square by square, as many of them as become one token of the language model.
@@ -188,7 +188,7 @@ class Rule:
 RULES = {
     "internvl": Rule(internvl_grid, _stretch),
     "internvl_each": Rule(internvl_grid, _stretch, each=True),
-    "anyres": Rule(anyres_grid, _letterbox, thumbnail_first=True, joins_tiles=True),
+    "anyres": Rule(anyres_grid, _letterbox, thumbnail_first=True, joins_tiles=True, each=True),
     "anyres_max_9": Rule(
         partial(anyres_grid, grids=ANYRES_MAX_GRIDS),
         _letterbox,

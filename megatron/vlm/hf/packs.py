@@ -1,0 +1,241 @@
+"""Packs as the models of transformers take them, in any PyTorch loop; their loss is that of the samples one by one.
+
+Beside the words (`megatron.vlm.data.batches`), by the `model_type` of the model's configuration:
+
+internvl                    pixel_values [tiles, 3, S, S], left out where there are none; boundaries of samples
+llava                       pixel_values
+llava_next                  pixel_values; image_sizes [images, 2], height and width
+llava_onevision             the same; batch_num_images [samples with images]; boundaries of samples
+gemma3                      pixel_values; attention_mask, of each kind of layer [1, 1, T, T], where there are images
+qwen2_vl, qwen2_5_vl,       pixel_values [patches, numbers], pixel_values_videos; image_grid_thw, video_grid_thw
+qwen3_vl, qwen3_vl_moe      [images, 3]; position_ids [4, 1, T]: in the sample, then in time, row and column (M-RoPE)
+
+Nothing tells a model more than it looks at: boundaries (`cu_seq_lens_q` and kin) go to the models that do not hand them
+on to their ViT, whose attention would take them for its own. The others find samples by their positions.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from megatron.vlm.data.batches import IGNORED, boundaries, join_words
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.media.tiles import ANYRES_GRIDS, ANYRES_MAX_GRIDS, FRAMES, RULES, SQUARE, TiledImage
+from megatron.vlm.loss import REDUCTIONS
+from megatron.vlm.microbatch import segment_ids
+from megatron.vlm.models.native import text_and_image_positions
+from omnibal_ext.errors import UserError
+
+Batch = dict[str, Any]
+Samples = Sequence[Mapping[str, Any]]
+
+
+class JoinPack:
+    """Joins the samples of a pack: the `collate_fn` of a DataLoader over a `ChatDataset` and a `PackBatchSampler`.
+
+    Raises UserError where packs would not give the model what its samples give it one by one, and where the dataset was
+    made for another one.
+    """
+
+    def __init__(self, data: ChatDataset, config: Any, reduction: str | None = None) -> None:
+        """A join for a model of this configuration (`model.config`).
+
+        Args:
+            reduction: of `weights` [1, T], what each label weighs in the mean over the global batch, one of
+                `megatron.vlm.loss.REDUCTIONS`; without one there are none in the batch, as `transformers.Trainer` hands
+                a model all that it finds.
+        """
+        _check_layers(config)
+        if config.model_type not in FAMILIES:
+            raise UserError(
+                f"packs for models of type {config.model_type!r} are not known; known: {', '.join(FAMILIES)}"
+            )
+        self.config, self.reduction = config, reduction
+        self.family = FAMILIES[config.model_type]
+        _check_rotation(config, int(data.sizes.tokens.max()))
+        _check_dataset(data, config, self.family)
+
+    def __call__(self, samples: Samples) -> Batch:
+        """The batch of a pack that has samples."""
+        batch = join_words(samples)
+        pixels = [sample["pixel_values"] for sample in samples if len(sample["pixel_values"])]
+        batch |= {"pixel_values": torch.cat(pixels)} if pixels and not self.family.native else {}
+        batch |= boundaries(samples) if self.family.takes_boundaries else {}
+        batch |= self.family.further(samples, batch, self.config)
+        if self.reduction is not None:
+            parts = batch["labels"][0].split([len(sample["labels"]) for sample in samples])
+            batch["weights"] = torch.cat([_weights(part, REDUCTIONS[self.reduction]) for part in parts])[None]
+        return batch
+
+
+@dataclass(frozen=True)
+class Family:
+    """What models of a type take."""
+
+    further: Callable[[Samples, Batch, Any], Batch]
+    """Beside words and tiles, of samples, the batch so far and the configuration."""
+    rule: str
+    """A rule by which images are cut for them (`megatron.vlm.data.media.tiles`)."""
+    takes_boundaries: bool = False
+
+    @property
+    def native(self) -> bool:
+        """Images are at their own size."""
+        return RULES[self.rule].native
+
+
+def _nothing(samples: Samples, batch: Batch, config: Any) -> Batch:
+    return {}
+
+
+def _sizes(samples: Samples, batch: Batch, config: Any) -> Batch:
+    """Images of one tile and of many are joined by their sizes."""
+    sizes = [(image.height, image.width) for sample in samples for image in sample["images"]]
+    return {"image_sizes": torch.tensor(sizes)} if sizes else {}
+
+
+def _sizes_and_counts(samples: Samples, batch: Batch, config: Any) -> Batch:
+    """An image that is not alone in its sample is a single tile."""
+    counts = [len(sample["images"]) for sample in samples if sample["images"]]
+    return _sizes(samples, batch, config) | ({"batch_num_images": torch.tensor(counts)} if counts else {})
+
+
+def _seen_in_both_directions(samples: Samples, batch: Batch, config: Any) -> Batch:
+    """The masks that transformers makes of one sample, bool; of a pack with images it would make others.
+
+    It reads tokens of images by their positions within a sample, where they are those of the pack.
+    """
+    if "pixel_values" not in batch:
+        return {}
+    ids = batch["input_ids"][0]
+    sample = segment_ids([len(one["input_ids"]) for one in samples])
+    of_image = ids == config.image_token_id
+    image = torch.where(of_image, (of_image.cumsum(0) - 1) // config.mm_tokens_per_image, -1)
+    behind = torch.arange(len(ids))[:, None] - torch.arange(len(ids))
+    together = (image[:, None] == image) & of_image
+    seen = (sample[:, None] == sample) & ((behind >= 0) | together)
+    near = seen & (behind < config.text_config.sliding_window)
+    return {"attention_mask": {"full_attention": seen[None, None], "sliding_attention": near[None, None]}}
+
+
+def _patches_and_grids(samples: Samples, batch: Batch, config: Any) -> Batch:
+    """Patches of images and of videos apart, row by row, and where all tokens stand in time, row and column."""
+    found: Batch = {}
+    for name, pixels, film in (("image", "pixel_values", False), ("video", "pixel_values_videos", True)):
+        parts = [part for sample in samples for part in _parts(sample, film)]
+        if parts:
+            found[pixels] = torch.cat([patches for _, patches in parts])
+            found[f"{name}_grid_thw"] = torch.tensor([(one.steps, one.rows, one.columns) for one, _ in parts])
+    places = _places(samples, batch["input_ids"][0], config)
+    found["position_ids"] = torch.cat([batch["position_ids"][None], torch.from_numpy(places)[:, None]])
+    return found
+
+
+def _parts(sample: Mapping[str, Any], film: bool) -> list[tuple[TiledImage, Tensor]]:
+    """The images of a sample, or its videos, with their patches [patches, 3 x frames x size x size]."""
+    pixels: Tensor = sample["pixel_values"]
+    if pixels.dim() == 4:  # an image's frames are equal ones
+        pixels = pixels.unsqueeze(2).expand(-1, -1, FRAMES, -1, -1)
+    patches = pixels.flatten(1).split([image.tiles for image in sample["images"]])
+    return [(one, part) for one, part in zip(sample["images"], patches, strict=True) if (one.film is not None) is film]
+
+
+def _places(samples: Samples, ids: Tensor, config: Any) -> np.ndarray:
+    """Time, row and column of every token in its sample, int64 [3, T]."""
+    shown = [image for sample in samples for image in sample["images"]]
+    grids = [grid for image in shown for grid in image.grids]
+    pace = getattr(config.vision_config, "tokens_per_second", None)
+    seconds = np.array([image.film.seconds if image.film else 1.0 for image in shown for _ in image.grids], np.float32)
+    tokens = torch.isin(ids, torch.tensor([config.image_token_id, config.video_token_id])).nonzero()[:, 0].tolist()
+    counts = [steps * rows * columns // SQUARE**2 for steps, rows, columns in grids]
+    starts = [tokens[before] for before in np.cumsum([0, *counts])[:-1]]
+    paces = (pace * seconds).tolist() if pace else ()
+    return text_and_image_positions([len(one["input_ids"]) for one in samples], grids, starts, SQUARE, paces)
+
+
+FAMILIES = {
+    "internvl": Family(_nothing, "internvl", takes_boundaries=True),
+    "llava": Family(_nothing, "pad"),
+    "llava_next": Family(_sizes, "anyres"),
+    "llava_onevision": Family(_sizes_and_counts, "anyres_max_9", takes_boundaries=True),
+    "gemma3": Family(_seen_in_both_directions, "gemma"),
+    "qwen2_vl": Family(_patches_and_grids, "native"),
+    "qwen2_5_vl": Family(_patches_and_grids, "native"),
+    "qwen3_vl": Family(_patches_and_grids, "native"),
+    "qwen3_vl_moe": Family(_patches_and_grids, "native"),
+}
+
+
+def _weights(labels: Tensor, power: float) -> Tensor:
+    counts = (labels != IGNORED).float()
+    return counts * counts.sum().clamp(min=1) ** -power
+
+
+def _check_layers(config: Any) -> None:
+    """Refuse layers that look beyond a sample."""
+    language, kind = config.get_text_config(), config.model_type
+    other = set(getattr(language, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if other:
+        raise UserError(
+            f"packs for {kind}: its layers of {', '.join(sorted(other))} do not tell samples apart in transformers; "
+            "tools/launch.py trains the families of docs/models.md"
+        )
+    if kind == "gemma3" and language._attn_implementation != "sdpa":
+        raise UserError(
+            f"packs for gemma3: images are seen in both directions under attn_implementation 'sdpa' alone, not "
+            f"{language._attn_implementation!r}"
+        )
+
+
+def _check_rotation(config: Any, longest: int) -> None:
+    """Refuse a rotation that goes by the longest sample of a pack; the dataset's has so many tokens."""
+    language = config.text_config
+    rope = getattr(language, "rope_parameters", None) or {}
+    if rope.get("rope_type") not in ("dynamic", "longrope"):
+        return
+    limit = rope.get("original_max_position_embeddings") if rope["rope_type"] == "longrope" else None
+    limit = limit or language.max_position_embeddings
+    if longest > limit:
+        raise UserError(
+            f"packs for {config.model_type}: its {rope['rope_type']} rotation turns all of a pack as its longest "
+            f"sample asks, and one has {longest} tokens, more than {limit}; preprocess again with --max-tokens {limit}"
+        )
+
+
+def _check_dataset(data: ChatDataset, config: Any, family: Family) -> None:
+    """Refuse images that were cut, or have tokens, otherwise than the model has them."""
+    manifest, vision = data.manifest, config.vision_config
+    rule, size = manifest["tiling"]["rule"], vision.patch_size if family.native else vision.image_size
+    rows = [
+        ("tiling", rule, family.rule if _kind(rule) != _kind(family.rule) else rule),
+        ("tile size", manifest["tile_size"], size if isinstance(size, int) else size[0]),
+        ("image token", manifest["image_token_id"], config.image_token_id),
+    ]
+    if RULES[family.rule].joins_tiles:  # the model takes an image's grid from its size and a list of its own
+        theirs = [tuple(side // vision.image_size for side in grid) for grid in config.image_grid_pinpoints]
+        rows.append(("grids (rows, columns)", _grids(manifest["tiling"], family), theirs))
+    if family.native and manifest.get("video_files"):
+        rows.append(("video token", manifest["video_token_id"], config.video_token_id))
+    unlike = [f"{name} {made}, not {wanted}" for name, made, wanted in rows if made != wanted]
+    if unlike:
+        raise UserError(
+            f"dataset {data.folder}: not made for this model of type {config.model_type!r}: {', '.join(unlike)}; "
+            "preprocess again with its folder as --model"
+        )
+
+
+def _grids(tiling: Mapping[str, Any], family: Family) -> list[tuple[int, int]]:
+    """Rows and columns of the grids that a dataset's images may have had."""
+    grids = ANYRES_MAX_GRIDS if RULES[family.rule].cap else ANYRES_GRIDS
+    return [grid[::-1] for grid in grids if tiling["min_tiles"] <= prod(grid) <= tiling["max_tiles"]]
+
+
+def _kind(rule: str) -> tuple[bool, int, bool, bool]:
+    """What a model must know of a rule: those that are alike in it serve the same ones."""
+    found = RULES[rule]
+    return found.joins_tiles, found.cap, found.native, found.starts
