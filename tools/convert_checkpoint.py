@@ -29,6 +29,7 @@ def main() -> None:
 
     output, like = Path(arguments.output_dir), Path(arguments.like) if arguments.like else None
     adapters = _existing(arguments.adapters) if arguments.adapters else None
+    data = _existing(arguments.data) if arguments.data else None
     if arguments.from_hf:
         ours, theirs = output, _existing(arguments.from_hf)
         if arguments.check:
@@ -41,7 +42,7 @@ def main() -> None:
             check_possible(theirs)
     else:
         keys = to_peft(_existing(arguments.to_peft), output, like)
-    difference = logit_difference(ours, theirs, adapters) if arguments.check else None
+    difference = logit_difference(ours, theirs, adapters, data) if arguments.check else None
     result = {
         "model": keys.architecture.name,
         "weights": len(keys.sources),
@@ -70,6 +71,7 @@ def _existing(folder: str) -> Path:
 NEEDS = (
     Need("adapters", "--from-hf: the model that they were trained on", lambda arguments: arguments.from_hf),
     Need("like", "--to-hf or --to-peft", lambda arguments: not arguments.from_hf),
+    Need("data", "--check", lambda arguments: arguments.check),
     Need("check", "--from-hf or --to-hf", lambda arguments: not arguments.to_peft),
 )
 
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output-dir", required=True, help="where to write; must not exist or be empty")
     parser.add_argument("--like", metavar="DIR", help="the model it came from, if that is not found")
     parser.add_argument("--check", action="store_true", help="compare logits with Hugging Face's; fail past 1e-4")
+    parser.add_argument("--data", metavar="DATASET", help="with --check: on two samples of it, not on random ones")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

@@ -68,7 +68,8 @@ def main() -> None:
         if report.weights and report.weights["kind"] == "unconverted":
             source, run_dir = Path(arguments.first_weights), planning.run_dir
             arguments.first_weights = str(converted_folder(source, run_dir))
-            convert(TOOLS / "convert_checkpoint.py", source, Path(arguments.first_weights), arguments.json)
+            data = None if arguments.no_logit_check else Path(arguments.data)
+            convert(TOOLS / "convert_checkpoint.py", source, Path(arguments.first_weights), data, arguments.json)
         if arguments.repack and not arguments.plan:
             planning = planning.packed_again()
             arguments.packs = str(planning.index.folder)
@@ -290,6 +291,9 @@ def _parser() -> ToolParser:
         "--from", dest="first_weights", metavar="FOLDER", help="first weights: Hugging Face's, converted, or a run's"
     )
     weights.add_argument("--from-scratch", action="store_true", help="first weights are random")
+    parser.add_argument(
+        "--no-logit-check", action="store_true", help="convert without comparing two samples' logits with transformers'"
+    )
     parser.add_argument("--fresh", action="store_true", help="refuse a folder in which there has been a run")
     parser.add_argument("--data", help="dataset folder of tools/preprocess_data.py")
     parser.add_argument("--packs", help="packed index of tools/pack_data.py")

@@ -1,17 +1,24 @@
 """Weights of Hugging Face's, converted once and kept beside their folder."""
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from omnibal_ext.architectures.huggingface import CONFIG, weight_files
+import psutil
+
+from omnibal_ext.architectures.huggingface import CONFIG, read_config, weight_files
 from omnibal_ext.launch.processes import run_to_end
+from omnibal_ext.output import say
+from omnibal_ext.units import GIB
 
 CHECKPOINT = "latest_checkpointed_iteration.txt"
 """In every folder of checkpoints."""
+BYTES_COMPARED = 4
+"""For each that is stored: two models in fp32 of one in bf16."""
 
 
 def is_unconverted(folder: Path) -> bool:
@@ -38,14 +45,19 @@ def converted_folder(source: Path, run_dir: Path) -> Path:
     return (source.parent if os.access(source.parent, os.W_OK) else run_dir) / name
 
 
-def convert(tool: Path, source: Path, target: Path, quiet: bool) -> None:
+def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bool) -> None:
     """Convert with tools/convert_checkpoint.py; the folder appears at once, also if several nodes convert.
 
-    A failure ends this program with the tool's exit code.
+    With `data`, a dataset, logits are compared with transformers' on two of its samples, where that can be done here. A
+    failure ends this program with the tool's exit code.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     building = target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}")
     command = [sys.executable, "-W", "ignore", str(tool), "--from-hf", str(source), "--output-dir", str(building)]
+    if data and not (why_not := _not_comparable(source)):
+        command += ["--check", "--data", str(data)]
+    elif data and not quiet:
+        say(f"{source}: converted without comparing logits with transformers': {why_not}")
     try:
         done = run_to_end(command, stdout=subprocess.DEVNULL if quiet else None)
         if done.returncode:
@@ -54,3 +66,14 @@ def convert(tool: Path, source: Path, target: Path, quiet: bool) -> None:
             building.rename(target)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _not_comparable(source: Path) -> str:
+    """Why a folder's logits cannot be compared here, or ""."""
+    if read_config(source / CONFIG).get("model_type") == "internvl_chat":
+        return "its code is in its repository, and is not run"
+    if importlib.util.find_spec("transformers") is None:
+        return "transformers is not installed"
+    stored = sum((source / name).stat().st_size for name in set(weight_files(source).values()))
+    needs, available = stored * BYTES_COMPARED / GIB, psutil.virtual_memory().available / GIB
+    return f"it takes up to {needs:.0f} GiB of memory, {available:.0f} are available" if needs > available else ""

@@ -137,11 +137,13 @@ def test_weights_that_are_no_numbers_fail_the_check(theirs: Path, tmp_path: Path
     ("flags", "words"),
     [
         (("--from-hf", "nowhere"), "no such folder"),
+        (("--from-hf", ".", "--check", "--data", "nowhere"), "nowhere: no such folder"),
+        (("--from-hf", ".", "--data", "nowhere"), "--data is for --check"),
         (("--to-hf", "."), "no checkpoint here"),
         (("--from-hf", "."), "no config.json here"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_two(tmp_path: Path, flags: tuple[str, str], words: str) -> None:
+def test_wrong_input_is_one_line_and_exit_code_two(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
     done = convert(*flags, "--output-dir", tmp_path / "out", check=False)
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]

@@ -211,6 +211,8 @@ def test_one_command_trains_and_its_weights_are_transformers_own(trained: Traine
     metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     assert len(metrics) > 1
     assert "conversations ->" in trained.said
+    (difference,) = re.findall(r"logit difference +(\S+)", trained.said)
+    assert float(difference) < 1e-4
     manifest = json.loads((folder / "run/data/manifest.json").read_text())
     assert [source["samples"] for source in manifest["sources"][1:]] == [2] * trained.films
     assert manifest["video_files"] == trained.films

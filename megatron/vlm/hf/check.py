@@ -1,4 +1,4 @@
-"""Does a converted model answer as Hugging Face's own? Both in fp32 on random images and words."""
+"""Does a converted model answer as Hugging Face's own? Both in fp32, on random images and words or on a dataset's."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,23 +10,20 @@ from megatron.training.checkpointing import load_checkpoint
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.data.media.anyres import FeatureOrder, feature_order, order_tensors
-from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, Tiling, tile_image
+from megatron.vlm.data.media.anyres import order_tensors
+from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
-from megatron.vlm.microbatch import Grid, Microbatch
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import Adapters
-from omnibal_ext.architectures.architecture import Architecture, NativeResolution
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.huggingface import config_path, image_token_id, read_config
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 
 TOLERANCE = 1e-4
-WORDS = 16
-# Width and height of each sample's images, in tiles; one sample has none.
-IMAGES: tuple[tuple[tuple[float, float], ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.0),))
 
 
 def check_possible(theirs: Path, with_adapters: bool = False) -> None:
@@ -43,16 +40,18 @@ def check_possible(theirs: Path, with_adapters: bool = False) -> None:
             raise UserError(f"--check needs {package}: pip install {package}") from error
 
 
-def logit_difference(ours: Path, theirs: Path, peft: Path | None = None) -> float:
-    """Largest absolute difference of the logits of one pack by us, of its samples one by one by transformers.
+def logit_difference(ours: Path, theirs: Path, peft: Path | None = None, data: Path | None = None) -> float:
+    """Largest difference of the logits of one pack by us, of its samples one by one by transformers.
 
-    `peft`: theirs with the adapters in that folder.
+    Of random samples it is absolute; of two of the dataset `data`, where trained weights give large logits, it is
+    relative to the largest one if that is above 1. `peft`: theirs with the adapters in that folder.
     """
-    architecture = preset(str(theirs))
-    image_token = _image_token(theirs)
-    samples = [_Sample(architecture, sizes, image_token, seed) for seed, sizes in enumerate(IMAGES)]
+    architecture, image_token = preset(str(theirs)), _image_token(theirs)
+    samples = samples_of(data) if data else random_samples(architecture, image_token)
     mine = _our_logits(ours, theirs, architecture, samples, image_token)
-    return largest([(a - b).abs() for a, b in zip(mine, _their_logits(theirs, samples, peft), strict=True)])
+    wanted = _their_logits(theirs, samples, peft)
+    scale = max(1.0, largest([logits.abs() for logits in wanted])) if data else 1.0
+    return largest([(a - b).abs() for a, b in zip(mine, wanted, strict=True)]) / scale
 
 
 def largest(differences: Sequence[torch.Tensor]) -> float:
@@ -65,63 +64,8 @@ def _image_token(theirs: Path) -> int:
     return 151667 if token is None else int(token)
 
 
-class _Sample:
-    """Random words, one run of image tokens for each image, random tiles."""
-
-    def __init__(
-        self, architecture: Architecture, sizes: tuple[tuple[float, float], ...], image_token: int, seed: int
-    ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.grids: list[Grid] = []
-        self.starts: list[int] = []
-        if architecture.vision.native:
-            self._at_native_resolution(architecture, architecture.vision.native, sizes, image_token, generator)
-            return
-        tile, per_tile = architecture.vision.image_size, architecture.image_tokens_per_tile
-        self.sizes = [(round(width * tile), round(height * tile)) for width, height in sizes]
-        self.images: list[tuple[int, FeatureOrder]] = []
-        ids, tiles = [self._words(architecture, image_token, generator)], 0
-        rule = architecture.prompt.tiling if architecture.newline else "fixed"
-        for size in self.sizes:
-            tiling = Tiling(tile, 1, len(ANYRES_MAX_GRIDS), architecture.newline, rule)
-            self.starts.append(sum(map(len, ids)))
-            image = tile_image("", size, len(self.sizes), tiling)
-            order = feature_order(image, rule, per_tile)
-            self.images.append((image.tiles * per_tile, order))
-            tiles += image.tiles
-            ids += [torch.full((len(order),), image_token), self._words(architecture, image_token, generator)]
-        self.ids = torch.cat(ids)
-        self.pixels = torch.randn(tiles, 3, tile, tile, generator=generator)
-
-    def _at_native_resolution(
-        self,
-        architecture: Architecture,
-        native: NativeResolution,
-        sizes: tuple[tuple[float, float], ...],
-        image_token: int,
-        generator: torch.Generator,
-    ) -> None:
-        """Images of as many patches as others have tiles, three squares a tile."""
-        squares = [tuple(max(1, round(3 * side)) for side in size) for size in sizes]
-        self.grids = [(1, rows * native.merge, columns * native.merge) for columns, rows in squares]
-        self.sizes = [(columns, rows) for _, rows, columns in self.grids]
-        self.images = [(columns * rows, FeatureOrder(np.arange(columns * rows))) for columns, rows in squares]
-        ids = [self._words(architecture, image_token, generator)]
-        for tokens, _ in self.images:
-            self.starts.append(sum(map(len, ids)))
-            ids += [torch.full((tokens,), image_token), self._words(architecture, image_token, generator)]
-        self.ids = torch.cat(ids)
-        patches, size = sum(rows * columns for _, rows, columns in self.grids), architecture.vision.patch_size
-        self.pixels = torch.randn(patches, 3, size, size, generator=generator)
-
-    @staticmethod
-    def _words(architecture: Architecture, image_token: int, generator: torch.Generator) -> Tensor:
-        words = torch.randint(0, architecture.language.vocab_size - 1, (WORDS,), generator=generator)
-        return words + (words >= image_token).long()  # all but the image token
-
-
 def _our_logits(
-    ours: Path, theirs: Path, architecture: Architecture, samples: list[_Sample], image_token: int
+    ours: Path, theirs: Path, architecture: Architecture, samples: list[CheckSample], image_token: int
 ) -> tuple[Tensor, ...]:
     flags = ["--load", str(ours), "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"]
     flags += Adapters.from_record(OurCheckpoint(ours).run.get("adapters")).flags
@@ -134,7 +78,7 @@ def _our_logits(
     return logits[:, : architecture.language.vocab_size].float().split([len(sample.ids) for sample in samples])
 
 
-def _pack(samples: list[_Sample], image_token: int) -> Microbatch:
+def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
     ids = torch.cat([sample.ids for sample in samples])
     begins = np.cumsum([0, *(len(sample.ids) for sample in samples)]).tolist()
     orders = order_tensors(image for sample in samples for image in sample.images)
@@ -155,7 +99,7 @@ def _pack(samples: list[_Sample], image_token: int) -> Microbatch:
 
 
 @torch.no_grad()
-def _their_logits(theirs: Path, samples: list[_Sample], peft: Path | None) -> list[Tensor]:
+def _their_logits(theirs: Path, samples: list[CheckSample], peft: Path | None) -> list[Tensor]:
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(theirs, dtype=torch.float32).eval()

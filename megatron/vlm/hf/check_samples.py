@@ -1,0 +1,130 @@
+"""Samples on which a converted model is compared with Hugging Face's own: random ones, or a dataset's."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
+from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, Tiling, tile_image
+from megatron.vlm.microbatch import Grid
+from omnibal_ext.architectures.architecture import Architecture, NativeResolution
+from omnibal_ext.errors import UserError
+
+WORDS = 16
+Sides = tuple[float, float]
+IMAGES: tuple[tuple[Sides, ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.0),))
+"""Width and height of each random sample's images, in tiles; one sample has none."""
+
+
+@dataclass(frozen=True)
+class CheckSample:
+    """Words with image tokens in place, and the images."""
+
+    ids: Tensor
+    """Int64 [T]."""
+    pixels: Tensor
+    """Float [tiles, 3, S, S], of patches at native resolution."""
+    images: tuple[tuple[int, FeatureOrder], ...]
+    """Features of each image, and which of them its tokens are."""
+    sizes: tuple[tuple[int, int], ...]
+    """Width and height of each image in pixels."""
+    grids: tuple[Grid, ...]
+    """Of each image at native resolution: 1, rows and columns of patches."""
+    starts: tuple[int, ...]
+    """Where the tokens of each image begin."""
+
+
+def samples_of(folder: Path) -> list[CheckSample]:
+    """The shortest sample of a dataset with images and the shortest without, else one; none that has videos.
+
+    Raises UserError where every sample has one, or an image cannot be read.
+    """
+    data = ChatDataset(folder)
+    order = np.argsort(data.sizes.tokens, kind="stable")
+    shown = data.sizes.tiles[order] > 0
+    shortest = (next(_without_videos(data, group), None) for group in (order[shown], order[~shown]))
+    chosen = [_of_dataset(data, sample) for sample in shortest if sample is not None]
+    if not chosen:
+        raise UserError(f"{folder}: every sample has a video; logits are compared on words and images")
+    return chosen
+
+
+def _without_videos(data: ChatDataset, samples: NDArray[np.int64]) -> Iterator[int]:
+    return (sample for sample in map(int, samples) if not any(image.film for image in data.images(sample)))
+
+
+def _of_dataset(data: ChatDataset, sample: int) -> CheckSample:
+    images, orders = data.images(sample), data.feature_orders(sample)
+    per_tile = data.manifest["tokens_per_tile"]
+    return CheckSample(
+        torch.from_numpy(data.text(sample)[0].astype(np.int64)),
+        data.pixels(sample),
+        tuple((int(image.tiles * per_tile), order) for image, order in zip(images, orders, strict=True)),
+        tuple((image.width, image.height) for image in images),
+        tuple(grid for image in images for grid in image.grids) if data.is_native else (),
+        tuple(data.image_starts(sample)) if images else (),
+    )
+
+
+def random_samples(architecture: Architecture, image_token: int) -> list[CheckSample]:
+    """Random words and pixels, with images as `IMAGES` says."""
+    native = architecture.vision.native
+    generators = [torch.Generator().manual_seed(seed) for seed in range(len(IMAGES))]
+    return [
+        _at_native_resolution(architecture, native, sizes, image_token, generator)
+        if native
+        else _of_tiles(architecture, sizes, image_token, generator)
+        for sizes, generator in zip(IMAGES, generators, strict=True)
+    ]
+
+
+def _of_tiles(
+    architecture: Architecture, sides: tuple[Sides, ...], image_token: int, generator: torch.Generator
+) -> CheckSample:
+    tile, per_tile = architecture.vision.image_size, architecture.image_tokens_per_tile
+    sizes = tuple((round(width * tile), round(height * tile)) for width, height in sides)
+    rule = architecture.prompt.tiling if architecture.newline else "fixed"
+    tiling = Tiling(tile, 1, len(ANYRES_MAX_GRIDS), architecture.newline, rule)
+    images = [tile_image("", size, len(sizes), tiling) for size in sizes]
+    orders = [feature_order(image, rule, per_tile) for image in images]
+    ids, starts = _words_around(architecture, list(map(len, orders)), image_token, generator)
+    pixels = torch.randn(sum(image.tiles for image in images), 3, tile, tile, generator=generator)
+    features = tuple((image.tiles * per_tile, order) for image, order in zip(images, orders, strict=True))
+    return CheckSample(ids, pixels, features, sizes, (), starts)
+
+
+def _at_native_resolution(
+    architecture: Architecture, native: NativeResolution, sides: tuple[Sides, ...], image_token: int,
+    generator: torch.Generator,
+) -> CheckSample:  # fmt: skip
+    """Images of as many patches as others have tiles, three squares a tile."""
+    squares = [(max(1, round(3 * width)), max(1, round(3 * height))) for width, height in sides]
+    grids = tuple((1, rows * native.merge, columns * native.merge) for columns, rows in squares)
+    counts = [columns * rows for columns, rows in squares]
+    ids, starts = _words_around(architecture, counts, image_token, generator)
+    patches, size = sum(rows * columns for _, rows, columns in grids), architecture.vision.patch_size
+    pixels = torch.randn(patches, 3, size, size, generator=generator)
+    features = tuple((count, FeatureOrder(np.arange(count))) for count in counts)
+    return CheckSample(ids, pixels, features, tuple((columns, rows) for _, rows, columns in grids), grids, starts)
+
+
+def _words_around(
+    architecture: Architecture, counts: list[int], image_token: int, generator: torch.Generator
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Words, and behind them the tokens of each image and words again; where the images begin."""
+    ids, starts = [_words(architecture, image_token, generator)], []
+    for count in counts:
+        starts.append(sum(map(len, ids)))
+        ids += [torch.full((count,), image_token), _words(architecture, image_token, generator)]
+    return torch.cat(ids), tuple(starts)
+
+
+def _words(architecture: Architecture, image_token: int, generator: torch.Generator) -> Tensor:
+    words = torch.randint(0, architecture.language.vocab_size - 1, (WORDS,), generator=generator)
+    return words + (words >= image_token).long()  # all but the image token

@@ -1,0 +1,76 @@
+"""Weights of Hugging Face's are converted, and compared with transformers where that can be done."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnibal_ext.launch.weights import convert
+
+TOOL = """import json, pathlib, sys
+folder = pathlib.Path(sys.argv[sys.argv.index("--output-dir") + 1])
+folder.mkdir()
+(folder / "words.json").write_text(json.dumps(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "internvl"}))
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder
+
+
+def words(source: Path, data: Path | None, quiet: bool = False) -> list[str]:
+    """What the converter is told."""
+    tool, target = source.parent / "tool.py", source.parent / f"converted-{len(list(source.parent.iterdir()))}"
+    tool.write_text(TOOL)
+    convert(tool, source, target, data, quiet)
+    told: list[str] = json.loads((target / "words.json").read_text())
+    return told
+
+
+def test_logits_are_compared_on_the_data_unless_turned_off(source: Path) -> None:
+    assert words(source, Path("data"))[-3:] == ["--check", "--data", "data"]
+    assert "--check" not in words(source, None)
+
+
+def _own_code(source: Path, patch: pytest.MonkeyPatch) -> None:
+    (source / "config.json").write_text(json.dumps({"model_type": "internvl_chat"}))
+
+
+def _no_transformers(source: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(importlib.util, "find_spec", lambda name: None)
+
+
+def _a_tebibyte(source: Path, patch: pytest.MonkeyPatch) -> None:
+    """Two files of 512 GiB, of each of which there are many weights; sparse, so they take no room."""
+    names = [f"model-{number}.safetensors" for number in (0, 1)]
+    for name in names:
+        with (source / name).open("wb") as file:
+            file.truncate(2**39)
+    index = {"weight_map": {f"weight_{number}": names[number % 2] for number in range(9)}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "reason"),
+    [
+        (_own_code, "its code is in its repository"),
+        (_no_transformers, "transformers is not installed"),
+        (_a_tebibyte, "it takes up to 4096 GiB of memory, "),
+    ],
+)
+def test_what_cannot_be_compared_is_converted_and_said(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spoilt: Any, reason: str
+) -> None:
+    spoilt(source, monkeypatch)
+    assert "--check" not in words(source, Path("data"))
+    assert f"converted without comparing logits with transformers': {reason}" in capsys.readouterr().out
+    words(source, Path("data"), quiet=True)
+    assert capsys.readouterr().out == ""
