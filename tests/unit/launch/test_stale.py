@@ -127,6 +127,7 @@ NOT_OF_A_PLAN = {
     *("nproc_per_node", "nnodes", "rdzv_endpoint", "rdzv_id", "check", "dry_run", "progress", "json", "megatron"),
     *(
         "micro_batches",
+        "no_logit_check",
         "no_save",
         "max_tiles",
         "max_pixels",
