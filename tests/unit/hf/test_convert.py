@@ -333,6 +333,17 @@ def test_damaged_and_absent_files_are_refused(internvl: Path, tmp_path: Path) ->
         from_hugging_face(internvl, tmp_path / "ours")
 
 
+def test_architectures_that_are_no_names_are_refused_in_every_family(tmp_path: Path) -> None:
+    """Where a Qwen-VL's part is read whatever it says: its weights' names go by it too."""
+    models.build("qwen2-vl", seed=1).save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs/config.json"
+    config = json.loads(file.read_text())
+    config["text_config"]["architectures"] = True
+    file.write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"config\.json\.text_config\.architectures must be"):
+        from_hugging_face(tmp_path / "theirs", tmp_path / "ours")
+
+
 def test_nothing_is_overwritten_and_no_model_is_made_up(internvl: Path, tmp_path: Path) -> None:
     from_hugging_face(internvl, tmp_path / "ours")
     with pytest.raises(UserError, match="is not empty"):
