@@ -247,7 +247,9 @@ def _pretrain_words(arguments: argparse.Namespace, plan: Path, index: PackedInde
     if arguments.epochs:
         flags["--train-iters"] = PackStream(index, index.global_batch, 1).first_iteration(arguments.epochs)
     words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-    switches = [f"--{name}" for name in ("from-scratch", "fresh") if getattr(arguments, name.replace("-", "_"))]
+    switches = [
+        f"--{name}" for name in ("from-scratch", "fresh", "save-hf") if getattr(arguments, name.replace("-", "_"))
+    ]
     return [*words, *switches, *arguments.megatron]
 
 
@@ -302,6 +304,7 @@ def _parser() -> ToolParser:
     parser.add_argument("--run-dir", required=True, help="of one run: profile, plan, metrics, TensorBoard")
     parser.add_argument("--epochs", type=float, help="instead of --train-iters")
     parser.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
+    parser.add_argument("--save-hf", action="store_true", help="Hugging Face's weights beside every save")
     parser.add_argument("--no-save", action="store_true", help="keep no checkpoint (default: in RUN/checkpoints)")
     add_conversation_flags(parser)
     machine = parser.add_argument_group("machine")

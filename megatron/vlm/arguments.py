@@ -85,6 +85,7 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     )
     group.add_argument("--from-scratch", action="store_true", help="start from random weights")
     group.add_argument("--fresh", action="store_true", help="refuse to go on with a run: --save must hold none")
+    group.add_argument("--save-hf", action="store_true", help="write Hugging Face's weights beside every save")
     group.add_argument(
         "--trust", action="store_true", help="load checkpoints that have no checksums, or may run code when loaded"
     )

@@ -30,6 +30,7 @@ from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, Packs, first
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.ending import UnfinishedError, run_rank
 from megatron.vlm.evaluation import HeldOutPass
+from megatron.vlm.hf.beside import Beside, check_like
 from megatron.vlm.loss import REDUCTIONS, token_weights, weigh_samples, weighted_loss
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
 from megatron.vlm.models.chain import Chain
@@ -227,14 +228,15 @@ def main() -> None:
     _keep_arguments(inputs)
     with _writing_alone(inputs.args):
         platform.take_device()
-        train(Trainer(inputs))
+        exports = inputs.args.save_hf and not inputs.args.rank
+        train(Trainer(inputs), Beside(check_like(run.model_folder)) if exports else None)
 
 
-def train(trainer: Trainer) -> None:
-    """Megatron's `pretrain` with a trainer's model, data and steps."""
+def train(trainer: Trainer, exports: Beside | None = None) -> None:
+    """Megatron's `pretrain` with a trainer's model, data and steps; `exports` on the first rank."""
     args = trainer.args
     describe = partial(describe_run, args, trainer.architecture, trainer.plan)
-    guard.install(describe, args.save_retain_interval, args.async_save)
+    guard.install(describe, args.save_retain_interval, args.async_save, exports)
     args.save_retain_interval = None  # Megatron would keep no older save to fall back on
     trainer.bad_steps.install(trainer.trained)
     rates.install()

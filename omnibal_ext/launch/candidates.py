@@ -15,7 +15,8 @@ STEPS = 3
 """Of a trial; the first one warms up."""
 LEFT_OUT = (
     # saves and loads
-    "--save", "--load", "--from", "--from-scratch", "--pretrained-checkpoint", "--finetune", "--save-interval",
+    "--save", "--save-hf", "--load", "--from", "--from-scratch", "--pretrained-checkpoint", "--finetune",
+    "--save-interval",
     "--persistent-save-interval", "--save-retain-interval", "--no-save-optim", "--no-save-rng", "--async-save",
     "--async-strategy", "--use-persistent-ckpt-worker", "--dist-ckpt-workers", "--ckpt-assume-constant-structure",
     "--no-ckpt-fully-parallel-save", "--dist-ckpt-optim-fully-reshardable", "--verify-integrity", "--ckpt-step",

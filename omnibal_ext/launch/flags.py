@@ -52,6 +52,9 @@ NEEDS = (
         lambda arguments: not (arguments.eval_data or arguments.eval_packs),
     ),
     Need(
+        "save_hf", "no --no-save beside it: the weights lie beside the saves", lambda arguments: not arguments.no_save
+    ),
+    Need(
         "no_save",
         "no --save beside it: that says where to",
         lambda arguments: "--save" not in flags_in(arguments.megatron),

@@ -27,8 +27,8 @@ from tests.unit.preprocessing.test_processors import JINJA
 transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--analytic", "a100")
 LIMITS = ("--max-pixels", 256, "--max-tokens", 300, "--shorten", "truncate", "--vit-budget", 96, "--llm-budget", 400)
-LIMITED = {"qwen3-vl": (*LIMITS, "--held-out", 0.1)}
-"""Families of which the command is given limits, and a share to evaluate on."""
+LIMITED = {"qwen3-vl": (*LIMITS, "--held-out", 0.1, "--save-hf")}
+"""Families of which the command is given limits, a share to evaluate on, and asked for weights at every save."""
 WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 """How two ranks train a family, the others as a pipeline."""
 
@@ -230,6 +230,15 @@ def test_one_command_trains_and_its_weights_are_transformers_own(trained: Traine
     words = ("--to-hf", folder / "run/checkpoints", "--output-dir", folder / "back", "--check", "--json")
     back = tool("convert_checkpoint.py", *words)
     assert json.loads(back.stdout)["logit_difference"] < 1e-4
+    saves = {save.name: save for save in (folder / "run/checkpoints").glob("iter_*[0-9]")}
+    exports = {f"{name}-hf" for name in saves} if "--save-hf" in trained.words else set()
+    assert {path.name for path in (folder / "run/checkpoints").glob(".*-hf.*")} == set(), "all were waited for"
+    assert {path.name for path in (folder / "run/checkpoints").glob("iter_*-hf")} == exports
+    if exports:
+        assert len(exports) > 1
+        files = {path.name: path.read_bytes() for path in (folder / "back").iterdir()}
+        last = folder / f"run/checkpoints/{max(exports)}"
+        assert {path.name: path.read_bytes() for path in last.iterdir()} == files
     _, report = transformers.AutoModelForImageTextToText.from_pretrained(folder / "back", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

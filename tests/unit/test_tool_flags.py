@@ -43,6 +43,7 @@ NEEDS = {
         ("--llm-budget 600", "--llm-budget 600 needs --input"),
         ("--held-out .1", "--held-out 0.1 needs --input"),
         ("--input chat.jsonl --held-out .1 --eval-data there", "--held-out 0.1 needs no --eval-data beside it"),
+        ("--no-save --save-hf", "--save-hf needs no --no-save beside it"),
         ("--no-save -- --save there", "--no-save needs no --save beside it"),
         ("--freeze vit -- --freeze llm", "--freeze vit needs no --freeze behind --"),
     ],

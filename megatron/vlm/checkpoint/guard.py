@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
@@ -38,17 +38,32 @@ SPARE = 2**20
 Describe = Callable[[], Mapping[str, Any]]
 
 
-def install(describe: Describe, retain_interval: int | None, asynchronous: bool) -> None:
+class Exports(Protocol):
+    """What else is made of every save, by a process beside the first rank."""
+
+    def export(self, save: Path) -> None:
+        """Begin with a save that is whole."""
+
+    def wait(self) -> None:
+        """Until nothing of the saves is read."""
+
+
+def install(
+    describe: Describe, retain_interval: int | None, asynchronous: bool, exports: Exports | None = None
+) -> None:
     """Guard the saves and loads of Megatron's loop. `describe`() is what a save says of its run.
 
     retain_interval: besides the two newest saves those of multiples of it are kept; None keeps all.
     asynchronous: saves are written by another process (--async-save).
+    exports: on the first rank, what is made of every save.
     """
     save, write = training.save_checkpoint, dist_checkpointing.save
 
     def guarded_save(iteration: int, *arguments: Any, **named: Any) -> None:
         maybe_finalize_async_save(blocking=True)  # what is being written is no save yet, and would be cleared away
         folder = Path(get_args().save)
+        if exports:
+            exports.wait()  # older saves are removed
         once(lambda: _make_room(folder, iteration, retain_interval))
         try:
             save(iteration, *arguments, **named)
@@ -62,12 +77,17 @@ def install(describe: Describe, retain_interval: int | None, asynchronous: bool)
 
     def sealed_write(state: Any, path: str, *arguments: Any, **named: Any) -> Any:
         request = write(state, path, *arguments, **named)
-        finish = partial(seal_together, Path(path), dict(describe()))
+        finish = partial(seal, Path(path), dict(describe()))
         if request is None:
             finish()
         else:
             request.add_finalize_fn(finish)
         return request
+
+    def seal(path: Path, run: Mapping[str, Any]) -> None:
+        seal_together(path, run)
+        if exports:
+            exports.export(path)
 
     background.install(asynchronous)
     training.save_checkpoint = guarded_save

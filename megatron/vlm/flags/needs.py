@@ -104,7 +104,7 @@ CHECKPOINTS = (
     Need("save", "--save-interval: after so many iterations a checkpoint is saved", lambda args: args.save_interval),
     Need(
         """
-        save_interval save_retain_interval async_save no_save_optim no_save_rng ckpt_fully_parallel_save
+        save_interval save_retain_interval save_hf async_save no_save_optim no_save_rng ckpt_fully_parallel_save
         ckpt_assume_constant_structure
         """,
         "--save",

@@ -191,14 +191,14 @@ def _copy_all_but_weights(folder: Path, output: Path) -> None:
             shutil.copyfile(path, output / path.name)
 
 
-def to_hugging_face(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
-    """Write the latest checkpoint of a folder as Hugging Face's, with names and files of the model it came from.
+def to_hugging_face(folder: Path, output: Path, like: Path | None = None, step: int | None = None) -> KeyMap:
+    """Write a folder's latest checkpoint, or that of `step`, as Hugging Face's: names and files of the model it is of.
 
     Adapters are merged into the weights that they stand beside.
     That model is found beside the checkpoint, or where the training run took it from (its --model), or it is `like`:
     a Hugging Face folder or one of ours. Raises UserError if it is not found or is another model.
     """
-    ours, side, keys = _opened(folder, like)
+    ours, side, keys = _opened(folder, like, step)
     stored, idle_weights = _listing(side)
     _make_empty(output)
     stored = as_kept(stored, ours, keys.sources, keys.shapes)
@@ -230,9 +230,9 @@ def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
     return keys
 
 
-def _opened(folder: Path, like: Path | None) -> tuple[OurCheckpoint, Path, KeyMap]:
-    """The latest checkpoint of a folder, every byte of it read; where the model it came from is described, and how."""
-    ours = OurCheckpoint(folder)
+def _opened(folder: Path, like: Path | None, step: int | None = None) -> tuple[OurCheckpoint, Path, KeyMap]:
+    """A checkpoint of a folder, every byte of it read; where the model it came from is described, and how."""
+    ours = OurCheckpoint(folder, step=step)
     ours.verify()
     side = _find_side(folder, ours, like)
     keys = KeyMap.of(side, _listing(side)[0])

@@ -11,6 +11,7 @@ from megatron.vlm.arguments import TrainingInputs
 from megatron.vlm.checkpoint.run import check_goes_on
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import first_iteration
+from megatron.vlm.hf.beside import check_like
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
 from megatron.vlm.preflight.findings import Finding, Note, run_checks
@@ -187,6 +188,10 @@ def _check_plan(run: Run) -> str:
     return f"{len(plan.stages)} stages of {len(plan.chain)} layers, {plan.schedule}"
 
 
+def _check_exports(run: Run) -> str | None:
+    return f"as in {check_like(run.model_folder)}" if run.inputs.args.save_hf else None
+
+
 def _check_saving(run: Run) -> str:
     try:
         iteration = run.weights.iteration
@@ -206,4 +211,5 @@ CHECKS = (
     ("adapters", _check_adapters),
     ("plan", _check_plan),
     ("checkpoints", _check_saving),
+    ("Hugging Face's weights", _check_exports),
 )

@@ -73,6 +73,7 @@ CASES = [  # what is refused, and what is missing
     (f"{SAVED} --dist-ckpt-workers 2", None),
     ("--no-save-optim", SAVED),
     ("--no-save-rng", SAVED),
+    ("--save-hf", SAVED),
     ("--no-ckpt-fully-parallel-save", SAVED),
     ("--ckpt-assume-constant-structure", SAVED),
     (f"{SAVED} --dist-ckpt-optim-fully-reshardable", "--use-distributed-optimizer"),

@@ -129,6 +129,7 @@ NOT_OF_A_PLAN = {
         "micro_batches",
         "no_logit_check",
         "no_save",
+        "save_hf",
         "max_tiles",
         "max_pixels",
         "max_tokens",
