@@ -27,7 +27,7 @@ from tests.unit.preprocessing.test_processors import JINJA
 transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--analytic", "a100")
 LIMITS = ("--max-pixels", 256, "--max-tokens", 300, "--shorten", "truncate", "--vit-budget", 96, "--llm-budget", 400)
-LIMITED = {"qwen3-vl": (*LIMITS, "--held-out", 0.1, "--save-hf")}
+LIMITED = {"qwen3-vl": (*LIMITS, "--held-out", 0.1, "--micro-batches", 2, "--save-hf")}
 """Families of which the command is given limits, a share to evaluate on, and asked for weights at every save."""
 WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 """How two ranks train a family, the others as a pipeline."""
@@ -235,7 +235,6 @@ def test_one_command_trains_and_its_weights_are_transformers_own(trained: Traine
     assert {path.name for path in (folder / "run/checkpoints").glob(".*-hf.*")} == set(), "all were waited for"
     assert {path.name for path in (folder / "run/checkpoints").glob("iter_*-hf")} == exports
     if exports:
-        assert len(exports) > 1
         files = {path.name: path.read_bytes() for path in (folder / "back").iterdir()}
         last = folder / f"run/checkpoints/{max(exports)}"
         assert {path.name: path.read_bytes() for path in last.iterdir()} == files
