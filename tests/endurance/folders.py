@@ -4,8 +4,8 @@ python -m torch.distributed.run --nproc-per-node 1 -m tests.endurance.folders [-
 
 1. A family of `tests.unit.hf.models` is drawn, and some fields of transformers' config classes, of any section, get
    other values; transformers builds a small random model and saves its folder. What it does not build is passed over.
-2. The saved config.json is spelled otherwise, as other versions of transformers write it: the rotation in one of its
-   three places, fields at their defaults left out, Qwen's fields twice.
+2. The saved config.json is spelled otherwise, as published and as versions 4.45 to 5 of transformers write it
+   (`SPELLINGS`).
 3. Transformers loads the folder, and so do we. We refuse it, in one line, or the logits of one pack are those of
    transformers sample by sample to `TOLERANCE`.
 """
@@ -145,7 +145,7 @@ def loaded(folder: Path) -> torch.nn.Module:
         raise NotBuiltError(str(error)) from error
     if missing := report["missing_keys"]:
         raise NotBuiltError(f"random weights where the folder has none: {sorted(missing)[:3]}")
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()
 
 
 def changed(draw: random.Random, whole: dict[str, Any]) -> str:
@@ -188,20 +188,73 @@ def _near(value: Any) -> list[Any]:
 
 def respelled(draw: random.Random, config: dict[str, Any]) -> list[str]:
     """Write a saved config.json otherwise, as other versions of transformers have it; returns what was done."""
-    text, said = config.get("text_config", {}), []
-    rope = text.get("rope_parameters")
-    if isinstance(rope, dict) and "rope_type" in rope and draw.random() < 0.5:
-        text["rope_scaling"] = text.pop("rope_parameters")
-        if draw.random() < 0.7:
-            text["rope_theta"] = text["rope_scaling"].pop("rope_theta")
-        said.append("rope_scaling")
-    if draw.random() < 0.3 and config["model_type"] in ("qwen2_vl", "qwen2_5_vl"):
-        config.update({name: value for name, value in text.items() if name != "model_type"} | config)
-        said.append("twice")
-    for section in (config, text, config.get("vision_config", {})):
+    said = [spell.__name__ for spell in SPELLINGS if draw.random() < 0.4 and spell(draw, config)]
+    for section in (config, config.get("text_config", {}), config.get("vision_config", {})):
         for name in [name for name, value in section.items() if value is None]:
             del section[name]
     return said
+
+
+def _older_rotation(draw: random.Random, config: dict[str, Any]) -> bool:
+    """Before 5.0: what scales it apart from its base, of Qwen-VL by another name, of Gemma 3 for its two kinds."""
+    text = config["text_config"]
+    rope = text.pop("rope_parameters", None)
+    if not isinstance(rope, dict):
+        return False
+    if "rope_type" not in rope:
+        far, near = rope["full_attention"], rope["sliding_attention"]
+        text |= {"rope_theta": far.pop("rope_theta"), "rope_local_base_freq": near["rope_theta"], "rope_scaling": far}
+        return True
+    if "rope_theta" in rope and draw.random() < 0.7:
+        text["rope_theta"] = rope.pop("rope_theta")
+    rope["type"] = "mrope" if "mrope_section" in rope and rope["rope_type"] == "default" else rope["rope_type"]
+    text["rope_scaling"] = rope
+    return True
+
+
+def _fields_twice(draw: random.Random, config: dict[str, Any]) -> bool:
+    """4.52 to 4.55: Qwen-VL's language model on both levels."""
+    if config["model_type"] not in ("qwen2_vl", "qwen2_5_vl"):
+        return False
+    config |= {name: value for name, value in config["text_config"].items() if name != "model_type"} | config
+    return True
+
+
+def _one_level(draw: random.Random, config: dict[str, Any]) -> bool:
+    """As published: Qwen2-VL's and Qwen2.5-VL's language model between the other fields."""
+    if not _fields_twice(draw, config):
+        return False
+    del config["text_config"]
+    return True
+
+
+def _type_of_tower(draw: random.Random, config: dict[str, Any]) -> bool:
+    """4.49 to 4.57: Qwen-VL's tower by the model's type."""
+    if not config["model_type"].startswith("qwen"):
+        return False
+    config["vision_config"]["model_type"] = config["model_type"]
+    return True
+
+
+def _torch_dtype(draw: random.Random, config: dict[str, Any]) -> bool:
+    """Before 4.56."""
+    for section in (config, config.get("text_config", {}), config["vision_config"]):
+        section["torch_dtype"] = section.pop("dtype", "float32")
+    return True
+
+
+def _all_of_generation(draw: random.Random, config: dict[str, Any]) -> bool:
+    """4.x wrote in every section what only generation and other heads read."""
+    usual = {
+        "top_k": 50, "temperature": 1.0, "length_penalty": 1.0, "num_beams": 1, "max_length": 20, "torchscript": False,
+        "id2label": {"0": "LABEL_0"}, "use_bfloat16": False, "_attn_implementation_autoset": True, "do_sample": False,
+    }  # fmt: skip
+    for section in (config, config.get("text_config", {}), config["vision_config"]):
+        section.update({name: value for name, value in usual.items() if name not in section})
+    return True
+
+
+SPELLINGS = (_older_rotation, _type_of_tower, _torch_dtype, _all_of_generation, _fields_twice, _one_level)
 
 
 if __name__ == "__main__":
