@@ -203,5 +203,12 @@ class LayerNormLinear(_Parallel):
         return self.multiply(normalise(inp, weight, bias, self.eps, self.offset))
 
 
+class LayerNormMLP(TransformerEngineBaseModule):
+    """Known by name alone: peft asks of each layer whether it is one, and none is built here."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise NotImplementedError("the stand-in has no LayerNormMLP, which nothing here builds")
+
+
 class GroupedLinear(TransformerEngineBaseModule):
     """Of experts; no model of ours has them."""
