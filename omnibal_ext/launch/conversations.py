@@ -38,6 +38,8 @@ USUAL_FLAGS: dict[str, tuple[str, ...]] = {
     "--log-interval": ("10",),
 }
 """As InternVL is fine-tuned (arXiv 2412.05271): each counts where the flag is not given."""
+USUAL_FOR_ADAPTERS = {"--lr": ("4e-5",)}
+"""As InternVL fine-tunes adapters: they begin as nothing, and go further in a step."""
 
 
 def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +81,8 @@ def check_conversation_flags(arguments: argparse.Namespace) -> None:
     if arguments.held_out:
         arguments.eval_data, arguments.eval_packs = arguments.data, str(run_dir / HELD_OUT)
     given = flags_in(arguments.megatron)
-    for flag, values in USUAL_FLAGS.items():
+    usual = USUAL_FLAGS | (USUAL_FOR_ADAPTERS if "--lora-rank" in given else {})
+    for flag, values in usual.items():
         if flag not in given and not (flag == "--bf16" and "--fp16" in given):
             arguments.megatron += [flag, *values]
     if arguments.epochs is None and "--train-iters" not in given:

@@ -1,5 +1,6 @@
 """What the launcher notes of packs that it has made."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,16 @@ def test_a_run_evaluates_on_what_it_holds_out(held_out: tuple[str, ...]) -> None
     assert (arguments.data, arguments.packs) == ("run/data", "run/packs-by-size")
     evaluated = ("run/data", "run/packs-held-out") if held_out else (None, None)
     assert (arguments.eval_data, arguments.eval_packs) == evaluated
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [((), "1e-5"), (("--lora-rank", "8"), "4e-5"), (("--lora-rank", "8", "--lr", "1e-4"), "1e-4")],
+)
+def test_adapters_are_trained_at_their_own_usual_rate(given: tuple[str, ...], rate: str) -> None:
+    arguments = launch._parser().parse_args(
+        ("--model", "tiny", "--run-dir", "run", "--input", "chat.jsonl", "--", *given)
+    )
+    check_conversation_flags(arguments)
+    words = arguments.megatron
+    assert [value for flag, value in pairwise(words) if flag == "--lr"] == [rate]
