@@ -41,7 +41,7 @@ SMALLER = {
 }
 MODELS = ("HF_FOLDER", "InternVL3_5-8B-HF", "InternVL-Chat-V1-5", "InternVL3-8B-hf", "internvl-chat-1.5")
 """Names under which documents speak of a user's model."""
-BEGIN_WITH_NOTHING = ("README.md", "models.md")
+BEGIN_WITH_NOTHING = ("README.md", "models.md", "loops.md")
 BUDGETS = ("--vit-budget", 40, "--llm-budget", 320)
 
 
@@ -75,9 +75,25 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in MODELS:
         (folder / name).symlink_to("model")
     (folder / "bin").mkdir()
-    (folder / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/warm_python.py "$@"\n')
-    (folder / "bin/python").chmod(0o755)
+    for command, words in (("python", ""), ("omnibal", f"{ROOT}/tools/__main__.py")):
+        file = folder / "bin" / command
+        file.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/warm_python.py {words} "$@"\n')
+        file.chmod(0o755)
+    write_dataset(folder / "HF_DATASET/train", folder / "demo")
     return folder
+
+
+def write_dataset(folder: Path, demo: Path) -> None:
+    """The demo's conversations as the datasets library saves them to disk, with the images inside."""
+    pyarrow = pytest.importorskip("pyarrow")
+    rows = [json.loads(line) for line in (demo / "train.jsonl").read_text().splitlines()]
+    named = [image if isinstance(image := row.get("image") or [], list) else [image] for row in rows]
+    images = [[{"bytes": (demo / name).read_bytes(), "path": name} for name in names] for names in named]
+    table = pyarrow.table({"conversations": [row["conversations"] for row in rows], "images": images})
+    folder.mkdir(parents=True)
+    file = folder / "data-00000-of-00001.arrow"
+    with pyarrow.OSFile(str(file), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
 
 
 @pytest.fixture(scope="module")

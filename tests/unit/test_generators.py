@@ -22,6 +22,10 @@ ALLOWED = {
     },
     "megatron/vlm/models/draws.py": {"megatron.core.tensor_parallel.model_parallel_cuda_manual_seed"},
     "megatron/vlm/models/language.py": {"torch.nn.functional.dropout"},
+    "megatron/vlm/models/linear/gated_delta_net.py": {  # first weights, seeded by the chain for each link
+        "torch.empty(linear.groups * linear.convolved, linear.kernel).uniform_",
+        "torch.empty(linear.heads).uniform_",
+    },
     "megatron/vlm/models/norm.py": {"torch.nn.functional.dropout"},
     "megatron/vlm/models/vision.py": {"torch.nn.functional.dropout", "torch.rand"},
     "megatron/vlm/platform.py": {"torch.set_rng_state"},  # as torch.cuda's, where that is not
