@@ -99,12 +99,14 @@ def section(where: str, kind: Any, values: Mapping[str, Any], faults: list[str])
 
 def whole_model(where: str, kind: Any, values: Mapping[str, Any]) -> Section:
     """All of a config.json as the model type `kind`. Raises UserError if that is no whole model that we know."""
-    return _of_type(where, kind, MODELS, values, [])
+    return _of_type(where, kind, MODELS, values, [], "; docs/families.md says what others need")
 
 
-def _of_type(where: str, kind: Any, known: Collection[str], values: Mapping[str, Any], faults: list[str]) -> Section:
+def _of_type(
+    where: str, kind: Any, known: Collection[str], values: Mapping[str, Any], faults: list[str], others: str = ""
+) -> Section:
     if kind not in known:
-        raise UserError(f"{where}: model type {shown(kind)} is not supported; known: {', '.join(known)}")
+        raise UserError(f"{where}: model type {shown(kind)} is not supported; known: {', '.join(known)}{others}")
     if values.get("quantization_config"):
         given = values["quantization_config"]
         method = given.get("quant_method", "of an unknown method") if isinstance(given, Mapping) else given
