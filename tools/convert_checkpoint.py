@@ -54,6 +54,8 @@ def main() -> None:
     if arguments.json:
         print_json(result)
     else:
+        if difference is not None:
+            result["logit_difference"] = f"{difference:.1e}"
         print_table(
             "checkpoint", ("what", "value"), ((name.replace("_", " "), value) for name, value in result.items())
         )

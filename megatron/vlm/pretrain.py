@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 -m megatron.vlm.pretrain --model tiny --plan plan.json --data D --packs P ...
 """
 
+import atexit
 import contextlib
 import gc
 from argparse import Namespace
@@ -209,9 +210,10 @@ class Trainer:
 @cache
 def _keep_what_is_there() -> None:
     """Python's collector looks no more at what the start has made: half a million objects, at times of its own on every
-    rank, for each of which all others wait."""
+    rank, for each of which all others wait. At the end it does: Triton would list all that is left on every rank."""
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 def _list(modules: Any) -> list[Any]:

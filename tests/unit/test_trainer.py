@@ -1,7 +1,8 @@
 """The trainer obeys its flags and the plan: what is frozen, how losses are weighed, what is recomputed; one rank."""
 
+import atexit
+import gc
 from argparse import Namespace
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -261,3 +262,14 @@ def test_two_runs_write_in_no_place_at_once(tmp_path: Path, monkeypatch: pytest.
             pass
     with pretrain._writing_alone(args):
         pass
+
+
+def test_what_the_collector_left_alone_is_freed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Triton lists all of it on every rank's standard error."""
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    pretrain._keep_what_is_there.__wrapped__()
+    assert gc.get_freeze_count() > 0
+    for last in at_exit:
+        last()
+    assert gc.get_freeze_count() == 0

@@ -48,7 +48,8 @@ class Beside:
         (save, process), self._under_way = self._under_way, None
         said = process.communicate()[1].splitlines()
         if process.returncode:
-            why = said[-1].removeprefix("error: ") if said else f"exit code {process.returncode}"
+            errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")] or said
+            why = errors[-1] if errors else f"exit code {process.returncode}"
             say(f"warning: {exported(save)}: not written ({why}); training goes on without it")
 
 

@@ -30,7 +30,7 @@ def test_exports_follow_each_other_and_are_waited_for(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     ("lines", "why"),
-    [("echo a >&2; echo error: no space left >&2; exit 2", "no space left"), ("exit 7", "exit code 7")],
+    [("echo a >&2; echo error: no space left >&2; echo b >&2; exit 2", "no space left"), ("exit 7", "exit code 7")],
 )
 def test_an_export_that_fails_is_said_and_ends_no_run(
     lines: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
