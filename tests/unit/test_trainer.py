@@ -3,6 +3,7 @@
 import atexit
 import gc
 from argparse import Namespace
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
