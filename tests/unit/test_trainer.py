@@ -269,6 +269,7 @@ def test_what_the_collector_left_alone_is_freed_at_the_end(monkeypatch: pytest.M
     """Else Triton lists all of it on every rank's standard error."""
     at_exit: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", at_exit.append)
+    gc.unfreeze()  # of other tests' trainers
     pretrain._keep_what_is_there.__wrapped__()
     assert gc.get_freeze_count() > 0
     for last in at_exit:
