@@ -19,7 +19,7 @@ from megatron.vlm.hf.names import sources
 from megatron.vlm.hf.shapes import weight_shape
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture, differences
-from omnibal_ext.architectures.huggingface import CONFIG, weight_files
+from omnibal_ext.architectures.folder import CONFIG, weight_files
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 
@@ -169,7 +169,7 @@ def _given(folder: Path) -> Weights:
 
 def _check_contents(checkpoint: OurCheckpoint, architecture: Architecture) -> None:
     """Raise UserError naming a weight that the checkpoint lacks, has too many, or has in another size."""
-    wanted = sources(architecture, *_families(architecture)).keys()
+    wanted = sources(architecture, *architecture.types).keys()
     trained = f"{checkpoint.folder}: not of model {architecture.name!r}"
     if lacking := sorted(wanted - checkpoint.weights.keys()):
         raise UserError(f"{trained}: lacks {len(lacking)} of its weights, {lacking[0]} first; give its own --model")
@@ -194,22 +194,6 @@ def _check_adapters(weights: Weights, checkpoint: OurCheckpoint, adapters: Adapt
             f"{' '.join(adapters.flags)}: the run in {weights.folder} has trained no adapters so far; leave them out, "
             f"or begin another run with its weights: --from {weights.folder}, with a new --save"
         )
-
-
-def _families(architecture: Architecture) -> tuple[str, str]:
-    """A model type, and one of a language model, whose weights have the same names of ours."""
-    vision, language = architecture.vision, "gemma3_text" if architecture.language.branch_norms else "llama"
-    if architecture.language.experts:
-        language = "qwen3_moe"
-    if architecture.language.output_gate:
-        language = "qwen3_5_moe_text" if architecture.language.experts else "qwen3_5_text"
-    if vision.native and vision.native.learned_positions:
-        return "qwen3_vl", language
-    if vision.native:
-        return "qwen2_5_vl" if vision.gated else "qwen2_vl", language
-    if architecture.pools:
-        return "gemma3", language
-    return "llava" if vision.pre_norm or not vision.class_token else "internvl", language
 
 
 def _sizes(architecture: Architecture) -> dict[str, tuple[int, ...]]:

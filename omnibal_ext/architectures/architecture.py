@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from math import log
@@ -262,6 +262,9 @@ class Architecture:
     tied: bool = False
     """Word embedding and head share one weight."""
     prompt: PromptFormat = PromptFormat()
+    types: tuple[str, str] = field(default=("internvl", "llama"), compare=False, repr=False)
+    """Model types of config.json, of the whole and of its language model: by these the family and the names of weights
+    are found. They change no size."""
 
     def __post_init__(self) -> None:
         side = self.vision.image_size // self.vision.patch_size
@@ -321,7 +324,7 @@ class Architecture:
     @property
     def hash(self) -> str:
         """Names the sizes: two models with the same hash can share a profile and a plan."""
-        sizes = {name: value for name, value in dataclasses.asdict(self).items() if name != "prompt"}
+        sizes = {name: value for name, value in dataclasses.asdict(self).items() if name not in ("prompt", "types")}
         text = json.dumps(sizes, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -332,7 +335,7 @@ def differences(one: Architecture, other: Architecture) -> list[tuple[str, objec
     Their names do not count, nor the length at which a sample gets too long for one of them or is turned otherwise.
     """
     first, second = (_flat(dataclasses.asdict(model)) for model in map(_as_for_short_samples, (one, other)))
-    compared = first.keys() - {"name", "language.max_positions"}
+    compared = first.keys() - {"name", "types", "language.max_positions"}
     return [(name, first[name], second[name]) for name in sorted(compared) if first[name] != second[name]]
 
 

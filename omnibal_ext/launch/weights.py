@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from omnibal_ext.architectures.huggingface import CONFIG, read_config, weight_files
+from omnibal_ext.architectures.folder import CONFIG, read_config, weight_files
+from omnibal_ext.families.registry import MODELS
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.output import say
 from omnibal_ext.units import GIB
@@ -70,7 +71,8 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
 
 def _not_comparable(source: Path) -> str:
     """Why a folder's logits cannot be compared here, or ""."""
-    if read_config(source / CONFIG).get("model_type") == "internvl_chat":
+    model = MODELS.get(str(read_config(source / CONFIG).get("model_type")))
+    if model and not model.in_transformers:
         return "its code is in its repository, and is not run"
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibal_ext.architectures.huggingface_defaults import MODELS
+from omnibal_ext.families.registry import MODELS
 
 PAGE = Path(__file__).parents[2] / "docs/families.md"
 

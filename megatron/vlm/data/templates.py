@@ -13,7 +13,6 @@ them token for token. Tools and reasoning are words of these turns (`turns.py`),
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from megatron.vlm.data.markup import IMAGE_MARK, MARKS, ImageMarkup
 from megatron.vlm.data.tool_forms import (
     ALWAYS,
     HERMES,
@@ -25,6 +24,7 @@ from megatron.vlm.data.tool_forms import (
 )
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message, plain
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.markup import IMAGE_MARK, MARKS, ImageMarkup
 
 
 @dataclass(frozen=True, slots=True)

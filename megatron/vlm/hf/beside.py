@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from megatron.vlm.hf.convert import LISTING, to_hugging_face
-from omnibal_ext.architectures.huggingface import weight_files
+from omnibal_ext.architectures.folder import weight_files
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import building
 from omnibal_ext.lifeline import end_with

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +20,17 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.huggingface import config_path, image_token_id, read_config
+from omnibal_ext.architectures.folder import config_path, image_token_id, read_config
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.registry import MODELS
 
 TOLERANCE = 1e-4
 
 
 def check_possible(theirs: Path, with_adapters: bool = False) -> None:
     """Raises UserError where there is no model of transformers to compare with."""
-    if read_config(config_path(theirs))["model_type"] == "internvl_chat":
+    if not MODELS[read_config(config_path(theirs))["model_type"]].in_transformers:
         raise UserError(
             f"{theirs}: --check runs transformers' own models; this one's code is in its repository, and is not run. "
             "Leave --check out, or convert the model's -hf variant"
@@ -107,23 +109,23 @@ def _their_logits(theirs: Path, samples: list[CheckSample], peft: Path | None) -
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, peft, torch_device="cpu").merge_and_unload()
-    found = []
-    for sample in samples:
-        images: dict[str, Tensor] = {}
-        if sample.grids:
-            frames = (
-                model.config.vision_config.temporal_patch_size
-            )  # a patch is a film of equal frames, colour by colour
-            images["pixel_values"] = sample.pixels.unsqueeze(2).expand(-1, -1, frames, -1, -1).flatten(1)
-            images["image_grid_thw"] = torch.tensor(sample.grids)
-            images["mm_token_type_ids"] = (sample.ids == model.config.image_token_id).long()[None]
-        elif sample.sizes:
-            images["pixel_values"] = sample.pixels
-            if model.config.model_type == "gemma3":
-                images["token_type_ids"] = (sample.ids == model.config.image_token_id).long()[None]
-            if model.config.model_type in ("llava_next", "llava_onevision"):
-                images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
-            if model.config.model_type == "llava_onevision":
-                images["batch_num_images"] = torch.tensor([len(sample.sizes)])
-        found.append(model(input_ids=sample.ids[None], **images).logits[0])
-    return found
+    takes = MODELS[model.config.model_type].takes
+    return [model(input_ids=sample.ids[None], **_images(sample, model.config, takes)).logits[0] for sample in samples]
+
+
+def _images(sample: CheckSample, config: Any, takes: Sequence[str]) -> dict[str, Tensor]:
+    """Of what a model takes beside words, that which a sample has."""
+    if not len(sample.pixels):
+        return {}
+    pixels, is_image = sample.pixels, (sample.ids == config.image_token_id).long()[None]
+    if sample.grids:  # a patch is a film of equal frames, colour by colour
+        frames = config.vision_config.temporal_patch_size
+        pixels = pixels.unsqueeze(2).expand(-1, -1, frames, -1, -1).flatten(1)
+    known = {
+        "image_grid_thw": torch.tensor(sample.grids),
+        "mm_token_type_ids": is_image,
+        "token_type_ids": is_image,
+        "image_sizes": torch.tensor([(height, width) for width, height in sample.sizes]),
+        "batch_num_images": torch.tensor([len(sample.sizes)]),
+    }
+    return {"pixel_values": pixels, **{name: known[name] for name in takes}}

@@ -23,17 +23,11 @@ from megatron.vlm.hf.precision import as_kept, say_type
 from megatron.vlm.hf.shapes import weight_shape
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.huggingface import (
-    CONFIG,
-    INDEX,
-    config_path,
-    read_architecture,
-    read_config,
-    weight_file,
-)
-from omnibal_ext.architectures.huggingface_section import part_type
+from omnibal_ext.architectures.folder import CONFIG, INDEX, config_path, read_config, weight_file
+from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.registry import MODELS
 from omnibal_ext.reading.checks import anything, listing, mapping, one_of, whole
 from omnibal_ext.reading.document import read_json
 
@@ -73,9 +67,9 @@ class KeyMap:
 
         Raises UserError naming a weight that is missing, or one that no part of the model would take.
         """
-        architecture, config = read_architecture(folder), read_config(config_path(folder))
+        architecture = read_architecture(folder)
         own = {table_name(name): name for name in stored}
-        wanted = sources(architecture, config["model_type"], _language_type(config), own)
+        wanted = sources(architecture, *architecture.types, own)
         taken = {name for source in wanted.values() for name in source.theirs}
         if lacking := sorted(taken - own.keys()):
             raise UserError(f"{folder}: lacks {len(lacking)} weights that its {CONFIG} asks for, {lacking[0]} first")
@@ -113,11 +107,6 @@ class KeyMap:
             tensor = tensor.narrow(dim, 0, size)
         source = self.sources[ours]
         return dict(zip(source.theirs, split(source.form, tensor, self.architecture), strict=True))
-
-
-def _language_type(config: Mapping[str, Any]) -> str:
-    name = "text_config" if config.get("text_config") else "llm_config"
-    return str(part_type(f"{CONFIG}.{name}", config.get(name) or {}, "llama"))
 
 
 def _joined(ours: str, source: Source, stored: Mapping[str, Stored], architecture: Architecture) -> Tensor:
@@ -224,7 +213,7 @@ def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
     _make_empty(output)
     layers = {weight: layer for weight, layer in keys.layers.items() if layer.part in adapters.targets}
     tensors = {name: ours.tensor(name) for name in sorted(ours.adapters)}
-    in_repository = read_config(side / CONFIG)["model_type"] == "internvl_chat"
+    in_repository = not MODELS[keys.architecture.types[0]].in_transformers
     base = str(ours.preset or side)
     write_peft(output, layers, adapters, tensors, keys.architecture, base, in_repository)
     return keys

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from omnibal_ext.architectures.huggingface import INDEX, weight_files
+from omnibal_ext.architectures.folder import INDEX, weight_files
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.tensors import read_tensor_places
 

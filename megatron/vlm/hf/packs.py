@@ -15,7 +15,6 @@ on to their ViT, whose attention would take them for its own. The others find sa
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -30,6 +29,7 @@ from megatron.vlm.loss import REDUCTIONS
 from megatron.vlm.microbatch import segment_ids
 from megatron.vlm.models.native import text_and_image_positions
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.registry import MODELS
 
 Batch = dict[str, Any]
 Samples = Sequence[Mapping[str, Any]]
@@ -51,46 +51,26 @@ class JoinPack:
                 a model all that it finds.
         """
         _check_layers(config)
-        if config.model_type not in FAMILIES:
-            raise UserError(
-                f"packs for models of type {config.model_type!r} are not known; known: {', '.join(FAMILIES)}"
-            )
-        self.config, self.reduction = config, reduction
-        self.family = FAMILIES[config.model_type]
+        known = {kind: model.packs for kind, model in MODELS.items() if model.packs}
+        if config.model_type not in known:
+            raise UserError(f"packs for models of type {config.model_type!r} are not known; known: {', '.join(known)}")
+        self.config, self.reduction, self.packs = config, reduction, known[config.model_type]
+        self.takes = MODELS[config.model_type].takes
         _check_rotation(config, int(data.sizes.tokens.max()))
-        _check_dataset(data, config, self.family)
+        _check_dataset(data, config, self.packs.tiling)
 
     def __call__(self, samples: Samples) -> Batch:
         """The batch of a pack that has samples."""
         batch = join_words(samples)
         pixels = [sample["pixel_values"] for sample in samples if len(sample["pixel_values"])]
-        batch |= {"pixel_values": torch.cat(pixels)} if pixels and not self.family.native else {}
-        batch |= boundaries(samples) if self.family.takes_boundaries else {}
-        batch |= self.family.further(samples, batch, self.config)
+        batch |= {"pixel_values": torch.cat(pixels)} if pixels and not RULES[self.packs.tiling].native else {}
+        batch |= boundaries(samples) if self.packs.boundaries else {}
+        for name in self.takes:
+            batch |= FURTHER[name](samples, batch, self.config)
         if self.reduction is not None:
             parts = batch["labels"][0].split([len(sample["labels"]) for sample in samples])
             batch["weights"] = torch.cat([_weights(part, REDUCTIONS[self.reduction]) for part in parts])[None]
         return batch
-
-
-@dataclass(frozen=True)
-class Family:
-    """What models of a type take."""
-
-    further: Callable[[Samples, Batch, Any], Batch]
-    """Beside words and tiles, of samples, the batch so far and the configuration."""
-    rule: str
-    """A rule by which images are cut for them (`megatron.vlm.data.media.tiles`)."""
-    takes_boundaries: bool = False
-
-    @property
-    def native(self) -> bool:
-        """Images are at their own size."""
-        return RULES[self.rule].native
-
-
-def _nothing(samples: Samples, batch: Batch, config: Any) -> Batch:
-    return {}
 
 
 def _sizes(samples: Samples, batch: Batch, config: Any) -> Batch:
@@ -99,10 +79,14 @@ def _sizes(samples: Samples, batch: Batch, config: Any) -> Batch:
     return {"image_sizes": torch.tensor(sizes)} if sizes else {}
 
 
-def _sizes_and_counts(samples: Samples, batch: Batch, config: Any) -> Batch:
+def _counts(samples: Samples, batch: Batch, config: Any) -> Batch:
     """An image that is not alone in its sample is a single tile."""
     counts = [len(sample["images"]) for sample in samples if sample["images"]]
-    return _sizes(samples, batch, config) | ({"batch_num_images": torch.tensor(counts)} if counts else {})
+    return {"batch_num_images": torch.tensor(counts)} if counts else {}
+
+
+def _nothing(samples: Samples, batch: Batch, config: Any) -> Batch:
+    return {}
 
 
 def _seen_in_both_directions(samples: Samples, batch: Batch, config: Any) -> Batch:
@@ -158,17 +142,14 @@ def _places(samples: Samples, ids: Tensor, config: Any) -> np.ndarray:
     return text_and_image_positions([len(one["input_ids"]) for one in samples], grids, starts, SQUARE, paces)
 
 
-FAMILIES = {
-    "internvl": Family(_nothing, "internvl", takes_boundaries=True),
-    "llava": Family(_nothing, "pad"),
-    "llava_next": Family(_sizes, "anyres"),
-    "llava_onevision": Family(_sizes_and_counts, "anyres_max_9", takes_boundaries=True),
-    "gemma3": Family(_seen_in_both_directions, "gemma"),
-    "qwen2_vl": Family(_patches_and_grids, "native"),
-    "qwen2_5_vl": Family(_patches_and_grids, "native"),
-    "qwen3_vl": Family(_patches_and_grids, "native"),
-    "qwen3_vl_moe": Family(_patches_and_grids, "native"),
+FURTHER: dict[str, Callable[[Samples, Batch, Any], Batch]] = {
+    "image_sizes": _sizes,
+    "batch_num_images": _counts,
+    "token_type_ids": _seen_in_both_directions,
+    "image_grid_thw": _patches_and_grids,
+    "mm_token_type_ids": _nothing,  # of which positions are made, where there are none
 }
+"""What a pack has for that which a model takes of a sample, beside words and tiles (`Model.takes`)."""
 
 
 def _weights(labels: Tensor, power: float) -> Tensor:
@@ -185,9 +166,9 @@ def _check_layers(config: Any) -> None:
             f"packs for {kind}: its layers of {', '.join(sorted(other))} do not tell samples apart in transformers; "
             "tools/launch.py trains the families of docs/models.md"
         )
-    if kind == "gemma3" and language._attn_implementation != "sdpa":
+    if kind in MODELS and "token_type_ids" in MODELS[kind].takes and language._attn_implementation != "sdpa":
         raise UserError(
-            f"packs for gemma3: images are seen in both directions under attn_implementation 'sdpa' alone, not "
+            f"packs for {kind}: images are seen in both directions under attn_implementation 'sdpa' alone, not "
             f"{language._attn_implementation!r}"
         )
 
@@ -207,19 +188,20 @@ def _check_rotation(config: Any, longest: int) -> None:
         )
 
 
-def _check_dataset(data: ChatDataset, config: Any, family: Family) -> None:
+def _check_dataset(data: ChatDataset, config: Any, tiling: str) -> None:
     """Refuse images that were cut, or have tokens, otherwise than the model has them."""
     manifest, vision = data.manifest, config.vision_config
-    rule, size = manifest["tiling"]["rule"], vision.patch_size if family.native else vision.image_size
+    native = RULES[tiling].native
+    rule, size = manifest["tiling"]["rule"], vision.patch_size if native else vision.image_size
     rows = [
-        ("tiling", rule, family.rule if _kind(rule) != _kind(family.rule) else rule),
+        ("tiling", rule, tiling if _kind(rule) != _kind(tiling) else rule),
         ("tile size", manifest["tile_size"], size if isinstance(size, int) else size[0]),
         ("image token", manifest["image_token_id"], config.image_token_id),
     ]
-    if RULES[family.rule].joins_tiles:  # the model takes an image's grid from its size and a list of its own
+    if RULES[tiling].joins_tiles:  # the model takes an image's grid from its size and a list of its own
         theirs = [tuple(side // vision.image_size for side in grid) for grid in config.image_grid_pinpoints]
-        rows.append(("grids (rows, columns)", _grids(manifest["tiling"], family), theirs))
-    if family.native and manifest.get("video_files"):
+        rows.append(("grids (rows, columns)", _grids(manifest["tiling"], RULES[tiling].cap), theirs))
+    if native and manifest.get("video_files"):
         rows.append(("video token", manifest["video_token_id"], config.video_token_id))
     unlike = [f"{name} {made}, not {wanted}" for name, made, wanted in rows if made != wanted]
     if unlike:
@@ -229,9 +211,9 @@ def _check_dataset(data: ChatDataset, config: Any, family: Family) -> None:
         )
 
 
-def _grids(tiling: Mapping[str, Any], family: Family) -> list[tuple[int, int]]:
+def _grids(tiling: Mapping[str, Any], cap: int) -> list[tuple[int, int]]:
     """Rows and columns of the grids that a dataset's images may have had."""
-    grids = ANYRES_MAX_GRIDS if RULES[family.rule].cap else ANYRES_GRIDS
+    grids = ANYRES_MAX_GRIDS if cap else ANYRES_GRIDS
     return [grid[::-1] for grid in grids if tiling["min_tiles"] <= prod(grid) <= tiling["max_tiles"]]
 
 

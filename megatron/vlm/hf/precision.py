@@ -11,7 +11,7 @@ from megatron.vlm.checkpoint.folder import RELEASE
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.hf.folder import DTYPE_NAMES, DTYPES, Stored
 from megatron.vlm.hf.names import Source
-from omnibal_ext.architectures.huggingface import CONFIG, read_config
+from omnibal_ext.architectures.folder import CONFIG, read_config
 
 FIELDS = ("dtype", "torch_dtype")
 """Of config.json and its sections, as transformers 5 and 4 write them."""

@@ -12,7 +12,8 @@ import numpy as np
 from megatron.vlm.preprocessing.model_recipe import fits, needs, tokenizer_difference
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.huggingface import CONFIG, image_token_id, read_architecture, read_config
+from omnibal_ext.architectures.folder import CONFIG, image_token_id, read_config
+from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.sizes import Sizes

@@ -24,7 +24,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megatron.vlm.data.markup import IMAGE_MARK, VIDEO_MARK
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.tool_forms import Call
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Message
@@ -38,6 +37,7 @@ from megatron.vlm.preprocessing.record_media import (
     words_of,
 )
 from megatron.vlm.preprocessing.tool_turns import calls_of, tools_of
+from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
 
 TURN_NAMES = {"role": "from", "content": "value", "reasoning": "reasoning_content"}
 TRAINED_FIELDS = ("weight", "loss", "train")

@@ -28,9 +28,10 @@ import sentencepiece
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from megatron.vlm.data.markup import IMAGE_MARK, MARKUPS
+from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Grid, internvl_grid
 from megatron.vlm.data.templates import TEMPLATES
+from omnibal_ext.families.markup import IMAGE_MARK
 
 TILE = 32  # pixels a side of a cell, a tile of the tiny preset
 MAX_TILES = 32  # what the demo is preprocessed with

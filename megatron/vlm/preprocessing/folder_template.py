@@ -16,7 +16,7 @@ from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import TEMPLATES, ChatTemplate, render_chat
 from megatron.vlm.data.tool_forms import Call
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Message
-from omnibal_ext.architectures.huggingface import read_config
+from omnibal_ext.architectures.folder import read_config
 from omnibal_ext.errors import UserError
 
 JINJA, JSON, TOKENIZER = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"

@@ -16,9 +16,10 @@ from megatron.vlm.preprocessing.folder_files import Choice, folder_choices
 from megatron.vlm.preprocessing.samples import SampleMaker
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer, model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.huggingface import find_config
+from omnibal_ext.architectures.folder import find_config
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.registry import family_of
 
 USUAL = {
     "tiling": "internvl",
@@ -58,8 +59,8 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
         known["max-tiles"] = len(ANYRES_MAX_GRIDS)
     by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
     # Where config.json says the template it is meant: InternVL's tokenizers came with others, LLaVA's processors with
-    # one that ends no turn. Qwen-VL's and Gemma's folders say it themselves.
-    named = prompt.chat_template is not None and prompt.image_markup not in (*RULES_OF_MARKUP, "gemma")
+    # one that ends no turn.
+    named = prompt.chat_template is not None and not family_of(architecture).folder_says_template
     asks = with_template and not named
     return by_model | (folder_choices(folder, architecture, asks) if folder else {})
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from megatron.vlm.data.markup import IMAGE_MARK, VIDEO_MARK
 from megatron.vlm.data.rejects import Rejected
+from omnibal_ext.families.markup import IMAGE_MARK, VIDEO_MARK
 
 Turn = Mapping[str, Any]
 IMAGE_PARTS = ("image", "image_url")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.formats.places import embedded
 from megatron.vlm.data.formats.rows import PartSource, Place, Row
-from megatron.vlm.data.markup import IMAGE_MARK, MARKS, image_markup
+from megatron.vlm.data.markup import image_markup
 from megatron.vlm.data.media.anyres import feature_order
 from megatron.vlm.data.media.crc import crc_of
 from megatron.vlm.data.media.films import VideoRule, film_grid, film_of
@@ -26,6 +26,7 @@ from megatron.vlm.preprocessing.shorten import Content, ImageFile, shorter
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.markup import IMAGE_MARK, MARKS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from megatron.vlm.data.formats.rows import Place
-from megatron.vlm.data.markup import MARKS
 from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, tile_image
 from megatron.vlm.data.turns import ASSISTANT, Message
+from omnibal_ext.families.markup import MARKS
 
 WAYS = ("fewer-tiles", "truncate")
 

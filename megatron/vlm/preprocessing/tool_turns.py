@@ -19,12 +19,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from megatron.vlm.data.markup import MARKS
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ChatTemplate
 from megatron.vlm.data.tool_forms import Call, as_json
 from megatron.vlm.data.turns import TOOL, Message
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.markup import MARKS
 from omnibal_ext.reading.document import decode
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from omnibal_ext.architectures.architecture import RopeScaling, SlidingWindow, differences
 from omnibal_ext.architectures.huggingface import read_architecture
-from omnibal_ext.architectures.huggingface_defaults import DEFAULTS
-from omnibal_ext.architectures.presets import LANGUAGE_MODELS, PRESETS, VISION_TOWERS, preset
+from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.registry import MODELS, PARTS
+from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 
+DEFAULTS = {kind: part.defaults for kind, part in {**PARTS, **{kind: one.part for kind, one in MODELS.items()}}.items()}
 # Fields as published, those that say nothing about the model left out.
 INTERNVIT_6B = {
     "architectures": ["InternVisionModel"],

@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.presets import LANGUAGE_MODELS, VISION_TOWERS
 from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 from omnibal_ext.layout.bounds import Bounds
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import METHODS, find_layouts

@@ -19,8 +19,10 @@ from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, need
 from megatron.vlm.preprocessing.model_recipe import settle as settle_with_origins
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker
 from omnibal_ext.architectures.huggingface import read_architecture
-from omnibal_ext.architectures.presets import INTERNVL, LLAVA, PRESETS
+from omnibal_ext.architectures.presets import PRESETS
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.internvl.presets import INTERNVL
+from omnibal_ext.families.llava.presets import LLAVA
 
 TOKENIZER = Path("tokenizer.model")
 SIDES = {"qwen2-vl-7b": 14, "qwen2.5-vl-7b": 14, "qwen3-vl-8b": 16}

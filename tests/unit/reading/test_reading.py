@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnibal_ext.architectures.huggingface import read_config, weight_files
+from omnibal_ext.architectures.folder import read_config, weight_files
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan

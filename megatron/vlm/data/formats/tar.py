@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row
-from megatron.vlm.data.markup import VIDEO_MARK
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.markup import VIDEO_MARK
 
 NAMED = re.compile(rb'"(?:image|images|image_url|url|path|video|videos|video_url)"\s*:')
 """A record that names images or videos: in a field, or in parts of messages."""

@@ -1,13 +1,27 @@
 """One object of a config.json: its fields over its model type's defaults, and none of them overlooked."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnibal_ext.architectures.huggingface_defaults import DEFAULTS, MODELS, WITHOUT_EFFECT
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.weights import Weight
 from omnibal_ext.reading.checks import Check, Value, listing, mapping, maybe, shown, text
 from omnibal_ext.reading.checks import anything as any_value
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a model type means in a config.json: where the file is silent, and by which names its weights go."""
+
+    defaults: Mapping[str, Any]
+    """Of transformers, or of the model's own code."""
+    without_effect: frozenset[str]
+    """Fields that say nothing about training; all others are read, or refused."""
+    weights: tuple[Weight, ...] = ()
+    """Of a language model; of a whole model those of all the rest."""
+    weights_apart: tuple[Weight, ...] = ()
+    """Of a language model whose experts lie together as published, and may lie apart; () where they lie one way."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +34,9 @@ class Section:
 
     where: str
     values: Mapping[str, Any]
+    part: Part
+    parts: Mapping[str, Part]
+    """What sections inside may be, by model type."""
     faults: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
 
@@ -44,16 +61,18 @@ class Section:
 
     def inner(self, name: str, default_type: str, always: bool = False) -> "Section":
         """The section of that name, of `default_type` where it does not say, or `always`."""
-        where = f"{self.where}.{name}"
         values = self.take_if(name, mapping(any_value)) or {}
-        if always:
-            return section(where, default_type, values, self.faults)
-        return section(where, part_type(where, values, default_type), values, self.faults)
+        kind = default_type if always else part_type(f"{self.where}.{name}", values, default_type)
+        return self.section_of(name, kind, values)
 
-    def section_of(self, name: str, kind: str, values: Mapping[str, Any]) -> "Section":
+    def section_of(self, name: str, kind: Any, values: Mapping[str, Any]) -> "Section":
         """A section of that name and type with these fields, wherever in the file they stand."""
         self.asked.add(name)
-        return section(f"{self.where}.{name}", kind, values, self.faults)
+        return _of_type(f"{self.where}.{name}", kind, self.parts, self.parts, values, self.faults)
+
+    def read_as(self, kind: str, values: Mapping[str, Any], faults: list[str]) -> "Section":
+        """The same object as a section of that type with these fields; its faults are noted apart."""
+        return _of_type(self.where, kind, self.parts, self.parts, values, faults)
 
     def choose(self, name: str, known: Mapping[str, Any]) -> Any:
         """What a field's value stands for. Raises UserError if it is none of the known."""
@@ -76,7 +95,7 @@ class Section:
 
     def refuse_unread(self) -> None:
         """Fields that are given, not turned off, and nobody asked for are faults."""
-        read = self.asked | WITHOUT_EFFECT[self.values["model_type"]]
+        read = self.asked | self.part.without_effect
         for name, value in self.values.items():
             if value and name not in read:
                 field = name if name.isidentifier() else shown(name)
@@ -92,20 +111,18 @@ def part_type(where: str, values: Mapping[str, Any], default_type: str) -> Any:
     return "internlm2" if "InternLM2ForCausalLM" in architectures else values.get("model_type") or default_type
 
 
-def section(where: str, kind: Any, values: Mapping[str, Any], faults: list[str]) -> Section:
-    """A part of a config.json as the model type `kind`. Raises UserError if that is not known."""
-    return _of_type(where, kind, [name for name in DEFAULTS if name not in MODELS], values, faults)
-
-
-def whole_model(where: str, kind: Any, values: Mapping[str, Any]) -> Section:
-    """All of a config.json as the model type `kind`. Raises UserError if that is no whole model that we know."""
-    return _of_type(where, kind, MODELS, values, [], "; docs/families.md says what others need")
+def whole_model(
+    where: str, kind: Any, values: Mapping[str, Any], models: Mapping[str, Part], parts: Mapping[str, Part]
+) -> Section:
+    """All of a config.json as the model type `kind`. Raises UserError if that is none of `models`."""
+    return _of_type(where, kind, models, parts, values, [], "; docs/families.md says what others need")
 
 
 def _of_type(
-    where: str, kind: Any, known: Collection[str], values: Mapping[str, Any], faults: list[str], others: str = ""
-) -> Section:
-    if kind not in known:
+    where: str, kind: Any, known: Mapping[str, Part], parts: Mapping[str, Part], values: Mapping[str, Any],
+    faults: list[str], others: str = "",
+) -> Section:  # fmt: skip
+    if kind not in tuple(known):  # which may be anything, not a name alone
         raise UserError(f"{where}: model type {shown(kind)} is not supported; known: {', '.join(known)}{others}")
     if values.get("quantization_config"):
         given = values["quantization_config"]
@@ -114,4 +131,5 @@ def _of_type(
             f"{where}: the weights are quantised ({shown(method)}), which cannot be trained; give the folder of the "
             "model that they were made of, in bfloat16 or float32"
         )
-    return Section(where, {**DEFAULTS[kind], **values, "model_type": kind}, faults)
+    part = known[kind]
+    return Section(where, {**part.defaults, **values, "model_type": kind}, part, parts, faults)

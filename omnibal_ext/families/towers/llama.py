@@ -1,19 +1,16 @@
-"""Reads the language model's part of a config.json; what cannot be honoured exactly is refused by name."""
+"""Reads language models with Llama's layers; what cannot be honoured exactly is refused by name."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Experts, LanguageArchitecture, RopeScaling
-from omnibal_ext.architectures.huggingface_section import Section
+from omnibal_ext.architectures.folder import weight_files
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.section import Section
 from omnibal_ext.reading.checks import finite, flag, listing, maybe, record, shown, text, whole
 
-BASES = {"qwen2_vl_text": 1e6, "qwen2_5_vl_text": 1e6, "qwen3_vl_text": 5e5, "qwen3_vl_moe_text": 5e5}
-"""Of the rotation where a config.json has none; elsewhere 10,000."""
-QWEN_VL_TEXTS = tuple(BASES)
-QWEN3_5_TEXTS = ("qwen3_5_text", "qwen3_5_moe_text")
-QWEN3 = ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text")
-WITH_EXPERTS = ("qwen3_moe", "qwen3_vl_moe_text")
 ROPE_FIELDS = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
     "original_max_position_embeddings", "partial_rotary_factor", "beta_fast", "beta_slow", "attention_factor",
@@ -45,17 +42,47 @@ LLAMA3 = record(
 )
 
 
-def read_language(section: Section) -> LanguageArchitecture:
+@dataclass(frozen=True)
+class Rotation:
+    """What the code of a model type does about positions, whatever its file says."""
+
+    base: float = 1e4
+    """Where a config.json has none."""
+    beside: bool = False
+    """The base inside the rotation's fields is not read (InternLM2's own code)."""
+    sections: tuple[int, ...] = ()
+    """Of M-RoPE: frequencies for time, row and column where a config.json has none; () in models without."""
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class Llama:
+    """What the code of a model type with Llama's layers does, whatever its file says."""
+
+    rotation: Rotation = Rotation()
+    bias: str = "attention_bias"
+    """The field that would add biases, which are not supported."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    experts: bool = False
+    renormalised: bool = False
+    """What a token's experts weigh adds up to 1, whatever the file says."""
+    slides: bool = False
+    """Layers slide a window wherever there is one, without a field that turns it on (Mistral)."""
+
+
+LLAMA = Llama()
+
+
+def read_llama(section: Section, code: Llama = LLAMA) -> LanguageArchitecture:
     """The language model that a section describes; its faults, or UserError, name what cannot be honoured."""
     section.must(hidden_act="silu", mlp_bias=False, attention_dropout=0.0, pretraining_tp=1)
-    kind, heads = section["model_type"], section.take("num_attention_heads", HEADS)
-    if kind not in ("llama", "mistral", "qwen2", "internlm2", *QWEN3, *QWEN_VL_TEXTS):
-        raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")
-    section.must(bias=False) if kind == "internlm2" else section.must(attention_bias=False)
-    rope, base = rotation_fields(section)
-    sections, interleaved = rotary_sections(section, rope)
+    section.must(**{code.bias: False})
+    heads = section.take("num_attention_heads", HEADS)
+    rope, base = rotation_fields(section, code.rotation)
+    sections = rotary_sections(section, rope, code.rotation)
     scaling = read_rope(section, rope, sections)
-    window = section.take_if("sliding_window", POSITIONS) if _slides(section) else None
+    window = section.take_if("sliding_window", POSITIONS) if _slides(section, code.slides) else None
     hidden_size, kv_heads = section.take("hidden_size", WIDTH), section.take_if("num_key_value_heads", HEADS) or heads
     head_size = section.take_if("head_dim", WIDTH)
     if heads % kv_heads or (head_size or hidden_size / heads) % 2:
@@ -65,7 +92,7 @@ def read_language(section: Section) -> LanguageArchitecture:
         )
     if sections and 2 * sum(sections) != (head_size or hidden_size // heads):
         section.faults.append(f"{section.where}: mrope_section {list(sections)} is not half of a head's width")
-    experts = _experts(section) if kind in WITH_EXPERTS else None
+    experts = _experts(section, code.renormalised) if code.experts else None
     language = LanguageArchitecture(
         layers=section.take("num_hidden_layers", LAYERS),
         hidden_size=hidden_size,
@@ -75,12 +102,12 @@ def read_language(section: Section) -> LanguageArchitecture:
         vocab_size=section.take("vocab_size", WORDS),
         rope_theta=base,
         norm_epsilon=section.take("rms_norm_eps", EPSILON),
-        qkv_bias=kind in ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text"),
-        qk_norm=kind in QWEN3,
+        qkv_bias=code.qkv_bias,
+        qk_norm=code.qk_norm,
         head_size=None if head_size in (None, hidden_size // heads) else head_size,
         rope_scaling=scaling,
         rotary_sections=sections,
-        rotary_interleaved=interleaved,
+        rotary_interleaved=code.rotation.interleaved,
         max_positions=window,
         experts=experts,
     )
@@ -88,9 +115,9 @@ def read_language(section: Section) -> LanguageArchitecture:
     return language
 
 
-def _slides(section: Section) -> bool:
+def _slides(section: Section, always: bool) -> bool:
     """Whether any layer looks back over a window; as in transformers, a list of kinds goes before their number."""
-    slides = section["model_type"] == "mistral" or bool(section.take_if("use_sliding_window", flag))
+    slides = always or bool(section.take_if("use_sliding_window", flag))
     kinds = section.take_if("layer_types", listing(text))
     if set(kinds or ()) - ({FULL, SLIDING} if slides else {FULL}):
         section.faults.append(f"{section.where}.layer_types has others than {FULL!r}; supported: that alone")
@@ -100,7 +127,7 @@ def _slides(section: Section) -> bool:
     return SLIDING in kinds if kinds else first < section.take("num_hidden_layers", LAYERS)
 
 
-def rotation_fields(section: Section) -> tuple[dict[str, Any], float]:
+def rotation_fields(section: Section, code: Rotation) -> tuple[dict[str, Any], float]:
     """The fields that describe the rotation, and its base, from where transformers takes them.
 
     1. Of `rope_scaling` and `rope_parameters` the first that is there; the other is not read.
@@ -111,8 +138,8 @@ def rotation_fields(section: Section) -> tuple[dict[str, Any], float]:
     fields = {name: section.take_if(name, ROPE) or {} for name in ("rope_scaling", "rope_parameters")}
     beside = section.take_if("rope_theta", BASE)
     rope = fields["rope_scaling"] or fields["rope_parameters"]
-    inside = rope.get("rope_theta") if section["model_type"] != "internlm2" else None  # whose own code reads it beside
-    base = float(inside or beside or BASES.get(section["model_type"], 1e4))
+    inside = None if code.beside else rope.get("rope_theta")
+    base = float(inside or beside or code.base)
     written = {f"{name}.rope_theta": each.get("rope_theta") for name, each in fields.items()} | {"rope_theta": beside}
     for place, value in written.items():
         if value and value != base:
@@ -122,16 +149,15 @@ def rotation_fields(section: Section) -> tuple[dict[str, Any], float]:
     return rope, base
 
 
-def _experts(section: Section) -> Experts:
+def _experts(section: Section, always: bool) -> Experts:
     """Of every layer. Raises UserError where a layer has none, or their number is not to be had."""
     section.must(decoder_sparse_step=1)
     if section.get("mlp_only_layers"):
         section.must(mlp_only_layers=[])
     count, chosen = section.take("num_local_experts", EXPERTS), section.take("num_experts_per_tok", EXPERTS)
     count = section.take_if("num_experts", EXPERTS) or count  # as published; transformers 5 writes the other name
-    always = section["model_type"] == "qwen3_vl_moe_text"
     if always:
-        section.must(norm_topk_prob=True)  # its code does so whatever the file says
+        section.must(norm_topk_prob=True)
     renormalised = always or section.take("norm_topk_prob", flag)
     least = 2 if renormalised else 1  # of one alone the weight is 1 whatever the router says: it would learn nothing
     if not least <= chosen <= count:
@@ -197,19 +223,23 @@ def _yarn(section: Section, rope: dict[str, Any]) -> RopeScaling:
     return scaling
 
 
-def rotary_sections(section: Section, rope: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
-    """Of M-RoPE: frequencies for time, row and column, none in other models; and whether they are interleaved.
+def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -> tuple[int, ...]:
+    """Of M-RoPE: frequencies for time, row and column, none in other models.
 
     Raises UserError if they are not as the model's code has them, whatever the file says.
     """
-    kind = section["model_type"]
-    if kind not in (*QWEN_VL_TEXTS, *QWEN3_5_TEXTS):
-        return (), False
-    interleaved = kind in (*QWEN3, *QWEN3_5_TEXTS)
-    if rope.get("mrope_interleaved", interleaved) != interleaved:
+    if not code.sections:
+        return ()
+    if rope.get("mrope_interleaved", code.interleaved) != code.interleaved:
         section.faults.append(
-            f"{section.where}.mrope_interleaved is {shown(rope['mrope_interleaved'])}; supported: {interleaved}"
+            f"{section.where}.mrope_interleaved is {shown(rope['mrope_interleaved'])}; supported: {code.interleaved}"
         )
-    usual = [11, 11, 10] if kind in QWEN3_5_TEXTS else [24, 20, 20] if interleaved else [16, 24, 24]
-    given = rope.get("mrope_section") or usual
-    return tuple(listing(whole(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given)), interleaved
+    given = rope.get("mrope_section") or list(code.sections)
+    return tuple(listing(whole(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given))
+
+
+def tied(config: Section, inside: bool = False) -> bool:
+    """Whether word embedding and head share one weight, as transformers decides: as the config says, or its language
+    model's section (`inside`), unless the weights hold a head of their own."""
+    has_head = any(name.endswith("lm_head.weight") for name in weight_files(Path(config.where).parent))
+    return (config.take("tie_word_embeddings", flag) or inside) and not has_head

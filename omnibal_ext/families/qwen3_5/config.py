@@ -6,24 +6,26 @@ Heads turn in part, norms are around zero, and of the mixtures one expert is sha
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Experts, LanguageArchitecture
-from omnibal_ext.architectures.huggingface_language import (
+from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.errors import UserError
+from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.llama import (
     EPSILON,
     EXPERTS,
     HEADS,
     LAYERS,
     WIDTH,
     WORDS,
+    Rotation,
     read_rope,
     rotary_sections,
     rotation_fields,
 )
-from omnibal_ext.architectures.huggingface_section import Section
-from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import finite, listing, shown, text, whole
 
 LINEAR, FULL = "linear_attention", "full_attention"
 SHARE = finite(0, 1)
+ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)
 
 
 def read_linear_language(section: Section) -> LanguageArchitecture:
@@ -33,9 +35,9 @@ def read_linear_language(section: Section) -> LanguageArchitecture:
     hidden_size, head_size = section.take("hidden_size", WIDTH), section.take("head_dim", WIDTH)
     if heads % kv_heads:
         raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
-    rope, base = rotation_fields(section)
+    rope, base = rotation_fields(section, ROTATION)
     rotated = _rotated(section, rope, head_size)
-    sections, interleaved = rotary_sections(section, rope)
+    sections = rotary_sections(section, rope, ROTATION)
     if 2 * sum(sections) != rotated:
         raise UserError(
             f"{section.where}: mrope_section {list(sections)} is not half of the {rotated} numbers of a head that turn"
@@ -56,7 +58,7 @@ def read_linear_language(section: Section) -> LanguageArchitecture:
         head_size=None if head_size * heads == hidden_size else head_size,
         rope_scaling=scaling,
         rotary_sections=sections,
-        rotary_interleaved=interleaved,
+        rotary_interleaved=ROTATION.interleaved,
         centred_norms=True,
         experts=experts,
         linear=_linear(section, layers),

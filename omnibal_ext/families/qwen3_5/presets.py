@@ -5,14 +5,9 @@ Sources: transformers' defaults (9B, 35B-A3B), the models' cards (27B, 122B-A10B
 
 from dataclasses import replace
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    Experts,
-    LanguageArchitecture,
-    PromptFormat,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, Experts, LanguageArchitecture, PromptFormat
 from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.families.qwen_vl.presets import VIT_LARGE
 
 QWEN3_5: dict[str, tuple[int, int, int, int, int, int, Experts | None]] = {
     "qwen3.5-9b": (32, 4096, 16, 4, 12288, 32, None),
@@ -25,8 +20,8 @@ QWEN3_5: dict[str, tuple[int, int, int, int, int, int, Experts | None]] = {
 """Name: layers, width, heads, heads of keys and values, width of a perceptron, heads of linear attention, experts."""
 
 
-def qwen3_5(
-    name: str, vision: VisionArchitecture, layers: int, hidden_size: int, heads: int, kv_heads: int,
+def _qwen3_5(
+    name: str, layers: int, hidden_size: int, heads: int, kv_heads: int,
     ffn_hidden_size: int, linear_heads: int, experts: Experts | None,
 ) -> Architecture:  # fmt: skip
     """One of them, with Qwen3-VL's larger ViT, of which no features enter later; each fourth language layer is full
@@ -39,4 +34,9 @@ def qwen3_5(
         linear=LinearAttention(linear, 16, linear_heads, 128, 128, 4), output_gate=True, rotated=64,
     )  # fmt: skip
     prompt = PromptFormat("qwen3-vl", 248056, name.partition("-")[0], "native")  # the template's name is the model's
-    return Architecture(name, replace(vision, feature_layers=()), language, projector_norm=False, prompt=prompt)
+    vision, kind = replace(VIT_LARGE, feature_layers=()), "qwen3_5_moe" if experts else "qwen3_5"
+    types = (kind, f"{kind}_text")
+    return Architecture(name, vision, language, projector_norm=False, prompt=prompt, types=types)
+
+
+PRESETS = {name: _qwen3_5(name, *parts) for name, parts in QWEN3_5.items()}

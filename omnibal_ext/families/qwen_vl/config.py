@@ -4,7 +4,8 @@ From Qwen3-VL on the ViT has learned positions, and there are dense language mod
 of Qwen3-VL's ViT enter its first language layers; most of Qwen3.5's language layers are linear attention.
 """
 
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from math import isqrt
 
 from omnibal_ext.architectures.architecture import (
@@ -14,16 +15,12 @@ from omnibal_ext.architectures.architecture import (
     PromptFormat,
     VisionArchitecture,
 )
-from omnibal_ext.architectures.huggingface_language import QWEN3_5_TEXTS, read_language
-from omnibal_ext.architectures.huggingface_qwen3_5 import read_linear_language
-from omnibal_ext.architectures.huggingface_section import Section, section
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import anything, finite, listing, mapping, record, shown, whole
+from omnibal_ext.families.section import Section, part_type
+from omnibal_ext.families.towers.llama import tied
+from omnibal_ext.reading.checks import anything, finite, flag, listing, mapping, record, shown, whole
 
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
-FEATURED = ("qwen3_vl", "qwen3_vl_moe")
-"""Whose ViT's layers give features that enter the language model later."""
-LATEST = (*FEATURED, "qwen3_5", "qwen3_5_moe")
 NORM_EPSILON = 1e-6  # of every norm of the ViT, whatever the config says
 SIZE, LAYERS, RATIO = whole(1, 2**20), listing(whole(0, 2**10), most=2**10), finite(1e-3, 1e3)
 ROPE = record({}, {"rope_theta": finite(1, 1e12)})
@@ -34,16 +31,29 @@ OUTER = (
 """Fields beside those of the language model, which published files have on the same level."""
 
 
-def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
-    """The model of a qwen2_vl's, qwen2_5_vl's, qwen3_vl's, qwen3_5's config.json, or of one with experts.
+@dataclass(frozen=True)
+class Generation:
+    """What the code of a model type does, whatever its file says."""
 
-    Raises UserError naming a field that cannot be honoured.
-    """
+    template: str
+    """Of chats, where the folder does not say it."""
+    read_language: Callable[[Section], LanguageArchitecture]
+    markup: str = "qwen3-vl"
+    learned: bool = True
+    """The ViT has learned positions beside the rotation (from Qwen3-VL on)."""
+    windows: bool = False
+    """The ViT sees windows, its perceptron is gated, frames of a video stand where their seconds are (Qwen2.5-VL)."""
+    featured: bool = False
+    """The ViT's layers give features that enter the language model later."""
+
+
+def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
+    """The model of a config.json whose type's code does that. Raises UserError naming what cannot be honoured."""
     kind = config["model_type"]
     tower = config.inner("vision_config", f"{kind}_vision", always=True)
-    model = _language(config, f"{kind}_text")
+    model = _language(config, f"{kind}_text", code.read_language)
     tower.must(in_channels=3, in_chans=3)
-    later, latest = kind != "qwen2_vl", kind in LATEST
+    later = code.windows or code.learned
     width = tower.take("hidden_size" if later else "embed_dim", SIZE)
     if (out := tower.take("out_hidden_size" if later else "hidden_size", SIZE)) != model.hidden_size:
         raise UserError(f"{tower.where}: gives features of width {out}, the language model has {model.hidden_size}")
@@ -58,40 +68,47 @@ def qwen_vl(name: str, config: Section, tied: bool) -> Architecture:
         ffn_hidden_size=tower.take("intermediate_size", SIZE) if later else int(width * tower.take("mlp_ratio", RATIO)),
         patch_size=patch,
         image_size=patch,
-        normalization="RMSNorm" if kind == "qwen2_5_vl" else "LayerNorm",
+        normalization="RMSNorm" if code.windows else "LayerNorm",
         norm_epsilon=NORM_EPSILON,
         activation=tower.choose("hidden_act", ACTIVATIONS),
-        gated=kind == "qwen2_5_vl",
-        patch_bias=latest,
+        gated=code.windows,
+        patch_bias=code.learned,
         layer_scale=False,
-        pixels="half" if latest else "clip",
-        native=_native(tower, patch, kind),
-        feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if kind in FEATURED else (),
+        pixels="half" if code.learned else "clip",
+        native=_native(tower, patch, code),
+        feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if code.featured else (),
     )
     tower.refuse_unread()
-    templates = {"qwen2_vl": "qwen-vl", "qwen2_5_vl": "qwen2.5-vl"} | dict.fromkeys(FEATURED, "qwen3-vl")
-    template = templates.get(kind, "qwen3.5")  # where the folder does not say it
-    markup = "qwen3-vl" if latest else "qwen-vl"
-    prompt = PromptFormat(markup, config.take("image_token_id", whole(0, 2**24)), template, "native")
-    return Architecture(name, vision, model, shuffle=2, projector_norm=False, tied=tied, prompt=prompt)
+    prompt = PromptFormat(code.markup, config.take("image_token_id", whole(0, 2**24)), code.template, "native")
+    types = (kind, f"{kind}_text")
+    return Architecture(
+        name, vision, model, shuffle=2, projector_norm=False, tied=_tied(config), prompt=prompt, types=types
+    )
 
 
-def _language(config: Section, kind: str) -> LanguageArchitecture:
+def _tied(config: Section) -> bool:
+    """Older files say it of the language model."""
+    inner = config.take_if("text_config", mapping(anything)) or {}
+    beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
+    return tied(config, beside)
+
+
+def _language(config: Section, kind: str, read: Callable[[Section], LanguageArchitecture]) -> LanguageArchitecture:
     """The language model, from a section of its own or from between the other fields.
 
     Folders saved by transformers 4.52 to 4.55 have both. The section is what counts: raises UserError where the fields
     beside it say something else.
     """
-    read = read_linear_language if kind in QWEN3_5_TEXTS else read_language
     beside = {name: value for name, value in config.values.items() if name not in OUTER}
     config.asked.update(beside)
     inner = config.take_if("text_config", mapping(anything))
     if not inner:
         return read(config.section_of("text_config", kind, beside))
+    part_type(f"{config.where}.text_config", inner, kind)
     model = read(config.section_of("text_config", kind, inner))
     repeated = {name: value for name, value in beside.items() if value is not None}
     faults: list[str] = []
-    other = read(section(config.where, kind, {**inner, **repeated}, faults))
+    other = read(config.read_as(kind, {**inner, **repeated}, faults))
     config.faults.extend(faults if not config.faults else ())
     for name in (field.name for field in fields(model)):
         if (value := getattr(model, name)) != (besides := getattr(other, name)):
@@ -102,16 +119,16 @@ def _language(config: Section, kind: str) -> LanguageArchitecture:
     return model
 
 
-def _native(tower: Section, patch: int, kind: str) -> NativeResolution:
+def _native(tower: Section, patch: int, code: Generation) -> NativeResolution:
     theta = (tower.take_if("rope_parameters", ROPE) or {}).get("rope_theta", 1e4)
     frames, merge = tower.take("temporal_patch_size", SIZE), 2
-    if kind == "qwen2_vl":
-        return NativeResolution(merge, frames, theta=theta)
-    if kind in LATEST:
+    if code.learned:
         positions = tower.take("num_position_embeddings", SIZE)
         if isqrt(positions) ** 2 != positions:
             raise UserError(f"{tower.where}.num_position_embeddings is {positions}; supported: squares of a number")
         return NativeResolution(merge, frames, theta=theta, learned_positions=isqrt(positions))
+    if not code.windows:
+        return NativeResolution(merge, frames, theta=theta)
     in_time = tower.take("tokens_per_second", finite(0, 1e6))
     size = tower.take("window_size", SIZE)
     side, rest = divmod(size, merge * patch)

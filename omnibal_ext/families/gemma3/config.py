@@ -14,7 +14,9 @@ from omnibal_ext.architectures.architecture import (
     SlidingWindow,
     VisionArchitecture,
 )
-from omnibal_ext.architectures.huggingface_language import (
+from omnibal_ext.errors import UserError
+from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.llama import (
     BASE,
     EPSILON,
     HEADS,
@@ -25,10 +27,9 @@ from omnibal_ext.architectures.huggingface_language import (
     WIDTH,
     WORDS,
     read_rope,
+    tied,
 )
-from omnibal_ext.architectures.huggingface_section import Section
-from omnibal_ext.architectures.huggingface_vision import vision_sizes
-from omnibal_ext.errors import UserError
+from omnibal_ext.families.towers.tiles import siglip
 from omnibal_ext.reading.checks import flag, listing, record, shown, text, whole
 
 NEAR, FAR = "sliding_attention", "full_attention"
@@ -36,27 +37,21 @@ ROPES = record({}, {NEAR: ROPE, FAR: ROPE})
 ROPE_KINDS = ("default", "linear")
 
 
-def gemma3(name: str, config: Section, tied: bool) -> Architecture:
+def read_gemma3(name: str, config: Section) -> Architecture:
     """The model of a gemma3's config.json. Raises UserError naming a field that cannot be honoured."""
     tower, language = config.inner("vision_config", "siglip_vision_model"), config.inner("text_config", "gemma3_text")
     tower.must_be("siglip_vision_model")
     language.must_be("gemma3_text")
-    vision = VisionArchitecture(
-        **vision_sizes(tower, tower.take("num_hidden_layers", LAYERS)),
-        class_token=False,
-        final_norm=True,
-        layer_scale=False,
-        pixels="half",
-    )
-    tower.refuse_unread()
+    vision = siglip(tower, tower.take("num_hidden_layers", LAYERS), final_norm=True)
     return Architecture(
         name,
         vision,
         _language(language),
         shuffle=_square(config, vision),
         pools=True,
-        tied=tied,
+        tied=tied(config),
         prompt=PromptFormat("gemma", config.take("image_token_index", TOKEN), "gemma", "gemma"),
+        types=("gemma3", "gemma3_text"),
     )
 
 

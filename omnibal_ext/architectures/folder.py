@@ -1,0 +1,62 @@
+"""The files of a model's folder, as Hugging Face has them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.reading.checks import anything, mapping, record, shown, text
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.files import is_plain_name
+from omnibal_ext.reading.tensors import read_tensor_places
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+ADAPTER = "adapter_config.json"
+"""Of peft, which applies the weights beside it to those of a base model."""
+WITH_ADAPTERS = "tools/convert_checkpoint.py --from-hf MODEL --adapters FOLDER reads both"
+
+
+def find_config(path: Path) -> Path | None:
+    """The config.json that a path means: itself, in that folder, or in its "huggingface" (a converted model's)."""
+    candidates = (path, path / CONFIG, path / "huggingface" / CONFIG)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def config_path(path: Path) -> Path:
+    """The same; raises UserError if there is none."""
+    if found := find_config(path):
+        return found
+    if (path / ADAPTER).exists():
+        raise UserError(f"{path}: holds an adapter ({ADAPTER}) and no model; {WITH_ADAPTERS}")
+    raise UserError(f"{path}: no {CONFIG} here; give a folder of Hugging Face's or one of tools/convert_checkpoint.py")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a config.json, or of another of the files beside it. Raises UserError if it is no JSON object."""
+    return read_json(path, mapping(anything), "download it again")
+
+
+def image_token_id(config: Mapping[str, Any]) -> Any:
+    """What a config.json says of the token that stands for image features; None where it says nothing."""
+    return config.get("image_token_id", config.get("image_token_index"))
+
+
+def weight_files(folder: Path) -> dict[str, str]:
+    """Name of every weight of a folder -> the safetensors file that holds it; empty where there are none."""
+    if (folder / INDEX).exists():
+        index = read_json(folder / INDEX, record({"weight_map": mapping(weight_file)}), "download it again")
+        weights: dict[str, str] = index["weight_map"]
+        return weights
+    if not (folder / SINGLE_FILE).exists():
+        return {}
+    return dict.fromkeys(read_tensor_places(folder / SINGLE_FILE), SINGLE_FILE)
+
+
+def weight_file(place: str, value: Any) -> str:
+    """The name of a safetensors file of the same folder; any other would lead out of it."""
+    name = text(place, value)
+    if not is_plain_name(name) or not name.endswith(".safetensors"):
+        raise UserError(f"{place} must be the name of a .safetensors file in this folder, got {shown(name)}")
+    return name

@@ -1,0 +1,1 @@
+"""Families of vision-language models, a folder each; `registry` finds them."""

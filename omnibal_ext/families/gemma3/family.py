@@ -1,0 +1,50 @@
+"""Gemma 3."""
+
+from omnibal_ext.families.family import Family, Model, Packs
+from omnibal_ext.families.fields import GENERAL, LANGUAGE
+from omnibal_ext.families.gemma3.config import read_gemma3
+from omnibal_ext.families.gemma3.names import projector_weights
+from omnibal_ext.families.gemma3.presets import PRESETS
+from omnibal_ext.families.markup import ImageMarkup
+from omnibal_ext.families.section import Part
+from omnibal_ext.families.towers.tiles import clip_weights
+from omnibal_ext.families.weights import llama
+
+MODEL = Part(
+    {"mm_tokens_per_image": 256, "image_token_index": 262144, "tie_word_embeddings": True},
+    GENERAL | {"boi_token_index", "eoi_token_index"},
+    (*clip_weights(), *projector_weights()),
+)
+TEXT = Part(
+    {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "vocab_size": 262208,
+        "rms_norm_eps": 1e-6,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
+    LANGUAGE | {"_sliding_window_pattern", "cache_implementation", "sliding_window"},  # of its writer; of generation;
+    tuple(llama(branch_norms=True)),  # the window is read where it is used
+)
+FAMILY = Family(
+    models={"gemma3": Model(MODEL, read_gemma3, takes=("token_type_ids",), packs=Packs("gemma"))},
+    parts={"gemma3_text": TEXT},
+    presets=PRESETS,
+    markups=(
+        ImageMarkup(
+            "gemma",
+            "<image_soft_token>",
+            ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+            before="\n\n<start_of_image>",
+            after="<end_of_image>\n\n",
+            gap="",
+        ),
+    ),
+    folder_says_template=True,
+)

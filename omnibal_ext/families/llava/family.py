@@ -1,0 +1,49 @@
+"""LLaVA."""
+
+from typing import Any
+
+from omnibal_ext.families.family import Family, Model, Packs
+from omnibal_ext.families.fields import DATA, GENERAL
+from omnibal_ext.families.llava.config import read_llava, read_onevision
+from omnibal_ext.families.llava.names import projector_weights
+from omnibal_ext.families.llava.presets import PRESETS
+from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
+from omnibal_ext.families.section import Part
+from omnibal_ext.families.towers.tiles import clip_weights
+
+_FIELDS: dict[str, Any] = {
+    "image_token_index": 32000,
+    "projector_hidden_act": "gelu",
+    "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default",
+    "multimodal_projector_bias": True,
+    "tie_word_embeddings": False,
+}
+_ONEVISION = {
+    **_FIELDS,
+    "image_token_index": 151646,
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+    "vision_aspect_ratio": "anyres_max_9",
+}
+WITHOUT_EFFECT = GENERAL | DATA | {"vocab_size"}
+WEIGHTS = (*clip_weights(), *projector_weights())
+FAMILY = Family(
+    models={
+        "llava": Model(Part(_FIELDS, WITHOUT_EFFECT, WEIGHTS), read_llava, packs=Packs("pad")),
+        "llava_next": Model(
+            Part({**_FIELDS, "image_grid_pinpoints": None}, WITHOUT_EFFECT, WEIGHTS),
+            read_llava,
+            takes=("image_sizes",),
+            packs=Packs("anyres"),
+        ),
+        "llava_onevision": Model(
+            Part(_ONEVISION, WITHOUT_EFFECT | {"video_token_index"}, WEIGHTS),
+            read_onevision,
+            takes=("image_sizes", "batch_num_images"),
+            packs=Packs("anyres_max_9", boundaries=True),
+        ),
+    },
+    presets=PRESETS,
+    markups=(ImageMarkup("llava", IMAGE_MARK, (IMAGE_MARK,)),),
+)

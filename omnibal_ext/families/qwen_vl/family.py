@@ -1,0 +1,132 @@
+"""Qwen-VL, second and third generation."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from omnibal_ext.families.family import Family, Model, Packs
+from omnibal_ext.families.fields import GENERAL, LANGUAGE, names
+from omnibal_ext.families.markup import ImageMarkup
+from omnibal_ext.families.qwen_vl.config import Generation, read_qwen
+from omnibal_ext.families.qwen_vl.names import qwen2_weights, qwen3_weights
+from omnibal_ext.families.qwen_vl.presets import PRESETS
+from omnibal_ext.families.section import Part
+from omnibal_ext.families.towers.languages import DENSE, LLAMA_WEIGHTS, ROUTERS, WINDOWS
+from omnibal_ext.families.towers.llama import Llama, Rotation, read_llama
+from omnibal_ext.families.weights import Weight, llama_of_experts
+
+_TEXT: dict[str, Any] = {
+    "hidden_act": "silu",
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 152064,
+    "rms_norm_eps": 1e-5,
+    "use_sliding_window": False,
+}
+_TOWER: dict[str, Any] = {
+    "depth": 32,
+    "hidden_size": 3584,
+    "num_heads": 16,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_TOWER_2_5 = {
+    **_TOWER,
+    "hidden_act": "silu",
+    "intermediate_size": 3420,
+    "window_size": 112,
+    "out_hidden_size": 3584,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+    "tokens_per_second": 4,
+}
+_TEXT_3 = {
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+}
+TOWER_3: dict[str, Any] = {
+    **_TOWER,
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [8, 16, 24],
+}
+_TEXT_3_MOE = {
+    **ROUTERS,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "moe_intermediate_size": 1408,
+    "num_local_experts": 60,
+    "num_experts_per_tok": 4,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+}
+MARKS = names("image_token_id vision_start_token_id vision_end_token_id vision_token_id video_token_id")
+_LANGUAGE = LANGUAGE | WINDOWS | MARKS
+ROTATION = Rotation(1e6, sections=(16, 24, 24))
+ROTATION_3 = Rotation(5e5, sections=(24, 20, 20), interleaved=True)
+TEXT = partial(read_llama, code=Llama(ROTATION, qkv_bias=True))
+TEXT_3 = partial(read_llama, code=Llama(ROTATION_3, qk_norm=True))
+TEXT_3_MOE = partial(read_llama, code=Llama(ROTATION_3, qk_norm=True, experts=True, renormalised=True))
+WEIGHTS_3 = tuple(qwen3_weights())
+IMAGES = ("image_grid_thw", "mm_token_type_ids")
+"""What transformers' models take of images."""
+
+
+def _model(weights: tuple[Weight, ...], code: Generation) -> Model:
+    part = Part({"image_token_id": 151655, "tie_word_embeddings": False}, GENERAL | MARKS, weights)
+    return Model(part, partial(read_qwen, code=code), takes=IMAGES, packs=Packs("native"))
+
+
+_QWEN = ImageMarkup(
+    "qwen-vl",
+    "<|image_pad|>",
+    ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    before="<|vision_start|>",
+    after="<|vision_end|>",
+    gap="",
+    video="<|video_pad|>",
+)
+FAMILY = Family(
+    models={
+        "qwen2_vl": _model(tuple(qwen2_weights(later=False)), Generation("qwen-vl", TEXT, "qwen-vl", learned=False)),
+        "qwen2_5_vl": _model(
+            tuple(qwen2_weights(later=True)), Generation("qwen2.5-vl", TEXT, "qwen-vl", learned=False, windows=True)
+        ),
+        "qwen3_vl": _model(WEIGHTS_3, Generation("qwen3-vl", TEXT_3, featured=True)),
+        "qwen3_vl_moe": _model(WEIGHTS_3, Generation("qwen3-vl", TEXT_3_MOE, featured=True)),
+    },
+    parts={
+        "qwen2_vl_text": Part({**_TEXT, "max_window_layers": 80}, _LANGUAGE, LLAMA_WEIGHTS),
+        "qwen2_vl_vision": Part({**_TOWER, "embed_dim": 1280, "hidden_act": "quick_gelu", "mlp_ratio": 4}, GENERAL),
+        "qwen2_5_vl_text": Part({**_TEXT, "max_window_layers": 80}, _LANGUAGE, LLAMA_WEIGHTS),
+        "qwen2_5_vl_vision": Part(_TOWER_2_5, GENERAL),
+        "qwen3_vl_text": Part(_TEXT_3, _LANGUAGE, LLAMA_WEIGHTS),
+        "qwen3_vl_vision": Part(TOWER_3, GENERAL),
+        "qwen3_vl_moe_text": Part(
+            _TEXT_3_MOE, LANGUAGE | {"sliding_window"} | DENSE | MARKS, tuple(llama_of_experts(apart=False))
+        ),
+        "qwen3_vl_moe_vision": Part(TOWER_3, GENERAL),
+    },
+    presets=PRESETS,
+    markups=(_QWEN, replace(_QWEN, name="qwen3-vl", stamped=True)),
+    folder_says_template=True,
+    spellings=((r"^model\.visual\.", "visual."),),
+)

@@ -1,0 +1,44 @@
+"""Names of the weights of Qwen's ViT and merger."""
+
+from collections.abc import Iterator
+
+from omnibal_ext.families.weights import Weight, linear, norm
+
+
+def _attention(layer: str) -> Iterator[Weight]:
+    yield from norm("vit", "input_layernorm", f"{layer}.norm1")
+    yield from norm("vit", "pre_mlp_layernorm", f"{layer}.norm2")
+    for part in ("weight", "bias"):
+        yield Weight("vit", f"self_attention.linear_qkv.{part}", (f"{layer}.attn.qkv.{part}",), "vision_packed_qkv")
+    yield from linear("vit", "self_attention.linear_proj", f"{layer}.attn.proj")
+
+
+def qwen2_weights(later: bool) -> Iterator[Weight]:
+    """Qwen2-VL's; `later`: Qwen2.5-VL's."""
+    layer, merger = "visual.blocks.{n}", "visual.merger"
+    yield Weight("patch_embed", "projection.weight", ("visual.patch_embed.proj.weight",))
+    yield from _attention(layer)
+    if later:
+        for part in ("weight", "bias"):
+            halves = (f"{layer}.mlp.gate_proj.{part}", f"{layer}.mlp.up_proj.{part}")
+            yield Weight("vit", f"mlp.linear_fc1.{part}", halves, "stacked")
+    else:
+        yield from linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
+    yield from linear("vit", "mlp.linear_fc2", f"{layer}.mlp.{'down_proj' if later else 'fc2'}")
+    yield from norm("projector", "norm", f"{merger}.ln_q")
+    yield from linear("projector", "linear_fc1", f"{merger}.mlp.0")
+    yield from linear("projector", "linear_fc2", f"{merger}.mlp.2")
+
+
+def qwen3_weights() -> Iterator[Weight]:
+    """Qwen3-VL's."""
+    layer = "visual.blocks.{n}"
+    yield from linear("patch_embed", "projection", "visual.patch_embed.proj")
+    yield Weight("patch_embed", "positions", ("visual.pos_embed.weight",))
+    yield from _attention(layer)
+    yield from linear("vit", "mlp.linear_fc1", f"{layer}.mlp.linear_fc1")
+    yield from linear("vit", "mlp.linear_fc2", f"{layer}.mlp.linear_fc2")
+    for ours, theirs in (("", "visual.merger"), ("feature_{f}.", "visual.deepstack_merger_list.{f}")):
+        yield from norm("projector", f"{ours}norm", f"{theirs}.norm")
+        yield from linear("projector", f"{ours}linear_fc1", f"{theirs}.linear_fc1")
+        yield from linear("projector", f"{ours}linear_fc2", f"{theirs}.linear_fc2")

@@ -1,0 +1,30 @@
+"""The families there are. A new one is a folder beside this file and a line in `FAMILIES`."""
+
+from collections.abc import Mapping
+
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.gemma3.family import FAMILY as GEMMA3
+from omnibal_ext.families.internvl.family import FAMILY as INTERNVL
+from omnibal_ext.families.llava.family import FAMILY as LLAVA
+from omnibal_ext.families.qwen3_5.family import FAMILY as QWEN3_5
+from omnibal_ext.families.qwen_vl.family import FAMILY as QWEN_VL
+from omnibal_ext.families.section import Part
+from omnibal_ext.families.towers.languages import LANGUAGES
+from omnibal_ext.families.towers.tiles import TOWERS
+
+FAMILIES: tuple[Family, ...] = (INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3)
+MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
+"""Model types of whole models."""
+PARTS: Mapping[str, Part] = {
+    **{kind: part for kind, (part, _) in LANGUAGES.items()},
+    **TOWERS,
+    **{kind: part for family in FAMILIES for kind, part in family.parts.items()},
+}
+"""Model types of sections inside."""
+_FAMILY_OF = {kind: family for family in FAMILIES for kind in family.models}
+
+
+def family_of(architecture: Architecture) -> Family:
+    """The family that a model is of."""
+    return _FAMILY_OF[architecture.types[0]]

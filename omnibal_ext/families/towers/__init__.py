@@ -1,0 +1,1 @@
+"""Towers that several families have: language models, ViTs of tiles."""

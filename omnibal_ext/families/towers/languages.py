@@ -1,0 +1,92 @@
+"""Language models that several families have: their fields, names of weights, and how they are read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from omnibal_ext.architectures.architecture import LanguageArchitecture
+from omnibal_ext.errors import UserError
+from omnibal_ext.families.fields import LANGUAGE
+from omnibal_ext.families.section import Part, Section
+from omnibal_ext.families.towers.llama import Llama, Rotation, read_llama
+from omnibal_ext.families.weights import Weight, llama, llama_of_experts
+
+ROUTERS: Mapping[str, Any] = {"decoder_sparse_step": 1, "router_aux_loss_coef": 0.001}
+WINDOWS = frozenset({"max_window_layers", "sliding_window"})
+"""Fields of a window, which are read where it is used."""
+DENSE = frozenset({"intermediate_size", "output_router_logits"})
+"""Of layers without experts, and of what is handed out."""
+LLAMA_WEIGHTS = tuple(llama())
+"""Also Qwen's, Mistral's, Vicuna's and Yi's."""
+_LLAMA: Mapping[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "vocab_size": 32000,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+_QWEN = {
+    **_LLAMA, "intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151936, "use_sliding_window": False,
+    "sliding_window": 4096,
+}  # fmt: skip
+_MISTRAL = {**_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096}
+_QWEN3_MOE = {
+    **_QWEN,
+    **ROUTERS,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 768,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": False,
+}
+
+
+def _internlm2() -> tuple[Weight, ...]:
+    model, layer = "language_model.model", "language_model.model.layers.{n}"
+    halves = (f"{layer}.feed_forward.w1.weight", f"{layer}.feed_forward.w3.weight")
+    return (
+        Weight("word_embed", "embedding.weight", (f"{model}.tok_embeddings.weight",)),
+        Weight("llm", "input_layernorm.weight", (f"{layer}.attention_norm.weight",)),
+        # InternLM2 and Megatron order query, key and value alike: group by group.
+        Weight("llm", "self_attention.linear_qkv.weight", (f"{layer}.attention.wqkv.weight",)),
+        Weight("llm", "self_attention.linear_proj.weight", (f"{layer}.attention.wo.weight",)),
+        Weight("llm", "pre_mlp_layernorm.weight", (f"{layer}.ffn_norm.weight",)),
+        Weight("llm", "mlp.linear_fc1.weight", halves, "stacked"),
+        Weight("llm", "mlp.linear_fc2.weight", (f"{layer}.feed_forward.w2.weight",)),
+        Weight("head", "norm.weight", (f"{model}.norm.weight",)),
+        Weight("head", "linear.weight", ("language_model.output.weight",), when="untied"),
+    )
+
+
+LANGUAGES: dict[str, tuple[Part, Llama]] = {
+    "llama": (Part({**_LLAMA, "attention_bias": False, "mlp_bias": False}, LANGUAGE, LLAMA_WEIGHTS), Llama()),
+    "mistral": (Part(_MISTRAL, LANGUAGE, LLAMA_WEIGHTS), Llama(slides=True)),
+    "qwen2": (Part({**_QWEN, "max_window_layers": 28}, LANGUAGE | WINDOWS, LLAMA_WEIGHTS), Llama(qkv_bias=True)),
+    "qwen3": (
+        Part({**_QWEN, "head_dim": 128, "max_window_layers": 28}, LANGUAGE | WINDOWS, LLAMA_WEIGHTS),
+        Llama(qk_norm=True),
+    ),
+    "qwen3_moe": (
+        Part(_QWEN3_MOE, LANGUAGE | WINDOWS | DENSE, tuple(llama_of_experts(apart=True))),
+        Llama(qk_norm=True, experts=True),
+    ),
+    "internlm2": (
+        Part({**_LLAMA, "vocab_size": 103168, "bias": True}, LANGUAGE, _internlm2()),
+        Llama(Rotation(beside=True), bias="bias"),
+    ),
+}
+"""By model type: what its section means, and what its code does."""
+
+
+def read_language(section: Section) -> LanguageArchitecture:
+    """Any of them, as a section describes it; its faults, or UserError, name what cannot be honoured."""
+    kind = section["model_type"]
+    if kind not in LANGUAGES:
+        raise UserError(f"{section.where}: model type {kind!r} is not supported as a language model")
+    return read_llama(section, LANGUAGES[kind][1])

@@ -1,0 +1,118 @@
+"""ViTs that see square tiles, CLIP and SigLIP among them: their fields, names of weights, and how they are read."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from omnibal_ext.architectures.architecture import VisionArchitecture
+from omnibal_ext.errors import UserError
+from omnibal_ext.families.fields import GENERAL
+from omnibal_ext.families.section import Part, Section
+from omnibal_ext.families.towers.llama import EPSILON, HEADS, LAYERS, WIDTH
+from omnibal_ext.families.weights import Weight, embedding, linear, norm, split_qkv
+from omnibal_ext.reading.checks import listing, shown, whole
+
+ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+SIDE = whole(1, 2**14)
+
+
+TOWERS = {
+    "clip_vision_model": Part(
+        {
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "image_size": 224,
+            "patch_size": 32,
+            "hidden_act": "quick_gelu",
+            "layer_norm_eps": 1e-5,
+        },
+        GENERAL | {"projection_dim", "vocab_size"},  # of the text beside it
+    ),
+    "siglip_vision_model": Part(
+        {
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "image_size": 224,
+            "patch_size": 16,
+            "hidden_act": "gelu_pytorch_tanh",
+            "layer_norm_eps": 1e-6,
+        },
+        GENERAL | {"projection_dim", "vision_use_head"},  # of what stands beside the layers
+    ),
+}
+"""That several families have, by model type."""
+
+
+def vision_sizes(tower: Section, layers: int) -> dict[str, Any]:
+    """Fields of a `VisionArchitecture`, `layers` of which run. Raises UserError naming what cannot be honoured."""
+    tower.must(num_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, projection_dropout=0.0, dropout=0.0)
+    hidden_size, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
+    if hidden_size % heads:
+        raise UserError(f"{tower.where}: hidden_size {hidden_size} does not divide into {heads} heads")
+    return {
+        "layers": layers,
+        "hidden_size": hidden_size,
+        "heads": heads,
+        "ffn_hidden_size": tower.take("intermediate_size", WIDTH),
+        "image_size": _side(tower, "image_size"),
+        "patch_size": _side(tower, "patch_size"),
+        "norm_epsilon": tower.take("layer_norm_eps", EPSILON),
+        "activation": tower.choose("hidden_act", ACTIVATIONS),
+    }
+
+
+def _side(tower: Section, name: str) -> int:
+    """A square's side, written as a number or as height and width."""
+    sides = tower.take(name, listing(SIDE, 2, 2)) if isinstance(tower[name], list) else [tower.take(name, SIDE)]
+    if len(set(sides)) != 1:
+        raise UserError(f"{tower.where}.{name} is {sides}; only squares are supported")
+    return sides[0]
+
+
+def layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
+    """Layers that run for the features to be read, and whether these are the tower's last output."""
+    layers = tower.take("num_hidden_layers", LAYERS)
+    if type(feature_layer) is not int:
+        raise UserError(f"{tower.where}: features of several layers ({shown(feature_layer)}) are not supported")
+    read = feature_layer if feature_layer >= 0 else layers + 1 + feature_layer
+    if not 1 <= read <= layers:
+        raise UserError(f"{tower.where}: feature layer {feature_layer} of {layers}; at least one layer must run")
+    return read, feature_layer == -1
+
+
+def clip(tower: Section, feature_layer: Any) -> VisionArchitecture:
+    """CLIP's, whose features are those behind a layer."""
+    tower.must_be("clip_vision_model")
+    layers, _ = layers_read(tower, feature_layer)
+    vision = VisionArchitecture(
+        **vision_sizes(tower, layers), patch_bias=False, pre_norm=True, layer_scale=False, pixels="clip"
+    )
+    tower.refuse_unread()
+    return vision
+
+
+def siglip(tower: Section, layers: int, final_norm: bool = False) -> VisionArchitecture:
+    """SigLIP's, of which so many layers run, and the last norm where features are those behind it."""
+    vision = VisionArchitecture(
+        **vision_sizes(tower, layers), class_token=False, final_norm=final_norm, layer_scale=False, pixels="half"
+    )
+    tower.refuse_unread()
+    return vision
+
+
+def clip_weights() -> Iterator[Weight]:
+    """CLIP's, and SigLIP's, which has no class token."""
+    layer, embeddings = "vision_tower.encoder.layers.{n}", "vision_tower.embeddings"
+    yield from embedding(
+        f"{embeddings}.class_embedding", f"{embeddings}.position_embedding.weight", f"{embeddings}.patch_embedding"
+    )
+    yield from norm("patch_embed", "norm", "vision_tower.pre_layrnorm", when="vision.pre_norm")
+    yield from norm("vit", "input_layernorm", f"{layer}.layer_norm1")
+    yield from norm("vit", "pre_mlp_layernorm", f"{layer}.layer_norm2")
+    yield from split_qkv("vit", f"{layer}.self_attn.", "vision_qkv", "vision.qkv_bias")
+    yield from linear("vit", "self_attention.linear_proj", f"{layer}.self_attn.out_proj")
+    yield from linear("vit", "mlp.linear_fc1", f"{layer}.mlp.fc1")
+    yield from linear("vit", "mlp.linear_fc2", f"{layer}.mlp.fc2")

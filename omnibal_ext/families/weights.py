@@ -1,0 +1,101 @@
+"""What our weights are called at Hugging Face, as data: rows of the families' tables, and those that many have.
+
+A row says: in links of this kind, our weight is made of these of theirs, in this form, if the model has it. `{n}` is
+the number of the layer, `{f}` of a feature that enters the language model later, `{e}` of an expert, of which there are
+many names. Names are those of published checkpoints on disk; other spellings are brought to them first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of ours, in layers whose costs stand under `kind`; `form` is a name of `megatron.vlm.hf.forms`, `when`
+    a field of the architecture that must be true."""
+
+    kind: str
+    ours: str
+    theirs: tuple[str, ...]
+    form: str = "same"
+    when: str = ""
+
+
+def norm(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
+    """A vision tower's norm has a bias if it is a LayerNorm."""
+    yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",), when=when)
+    yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when or "vision.norm_bias")
+
+
+def linear(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:
+    """A matrix and its bias, which is there `when`."""
+    yield Weight(kind, f"{ours}.weight", (f"{theirs}.weight",))
+    yield Weight(kind, f"{ours}.bias", (f"{theirs}.bias",), when=when)
+
+
+def split_qkv(kind: str, theirs: str, form: str, when: str) -> Iterator[Weight]:
+    """Query, key and value, a matrix each; biases `when`."""
+    for part, condition in (("weight", ""), ("bias", when)):
+        names = tuple(f"{theirs}{one}_proj.{part}" for one in "qkv")
+        yield Weight(kind, f"self_attention.linear_qkv.{part}", names, form, condition)
+
+
+def embedding(class_token: str, positions: str, patches: str) -> Iterator[Weight]:
+    """What stands before the layers of a ViT of tiles."""
+    yield Weight("patch_embed", "class_token", (class_token,), "tokens", "vision.class_token")
+    yield Weight("patch_embed", "positions", (positions,), "tokens")
+    yield Weight("patch_embed", "projection.weight", (f"{patches}.weight",))
+    yield Weight("patch_embed", "projection.bias", (f"{patches}.bias",), when="vision.patch_bias")
+
+
+def perceptron(kind: str, ours: str, theirs: str) -> Iterator[Weight]:
+    """A gated one of a language layer."""
+    halves = (f"{theirs}.gate_proj.weight", f"{theirs}.up_proj.weight")
+    yield Weight(kind, f"{ours}.linear_fc1.weight", halves, "stacked")
+    yield Weight(kind, f"{ours}.linear_fc2.weight", (f"{theirs}.down_proj.weight",))
+
+
+def experts(kind: str, mlp: str, apart: bool, together: str) -> Iterator[Weight]:
+    """Of a language layer, and their router: each has names of its own (`apart`), or all are one weight in the form
+    `together`."""
+    ours = "mlp.experts.experts"
+    yield Weight(kind, "mlp.router.weight", (f"{mlp}.gate.weight",))
+    if apart:
+        halves = (f"{mlp}.experts.{{e}}.gate_proj.weight", f"{mlp}.experts.{{e}}.up_proj.weight")
+        yield Weight(kind, f"{ours}.linear_fc1.weight", halves, "stacked_experts")
+        yield Weight(kind, f"{ours}.linear_fc2.weight", (f"{mlp}.experts.{{e}}.down_proj.weight",), "experts")
+    else:
+        yield Weight(kind, f"{ours}.linear_fc1.weight", (f"{mlp}.experts.gate_up_proj",), together)
+        yield Weight(kind, f"{ours}.linear_fc2.weight", (f"{mlp}.experts.down_proj",), together)
+
+
+def llama(branch_norms: bool = False) -> Iterator[Weight]:
+    """A language model of Llama's names. With norms behind both branches, the one in front of the perceptron is called
+    otherwise (Gemma)."""
+    yield from all_but_perceptrons(branch_norms)
+    yield from perceptron("llm", "mlp", "language_model.model.layers.{n}.mlp")
+
+
+def llama_of_experts(apart: bool) -> Iterator[Weight]:
+    """The same with experts, whose weights have a name each (`apart`: Qwen3-MoE's) or lie together (Qwen3-VL-MoE's)."""
+    yield from all_but_perceptrons()
+    yield from experts("llm", "language_model.model.layers.{n}.mlp", apart, together="either_way")
+
+
+def all_but_perceptrons(branch_norms: bool = False) -> Iterator[Weight]:
+    """Of Llama's names."""
+    model, layer = "language_model.model", "language_model.model.layers.{n}"
+    yield Weight("word_embed", "embedding.weight", (f"{model}.embed_tokens.weight",))
+    yield Weight("llm", "input_layernorm.weight", (f"{layer}.input_layernorm.weight",))
+    yield from split_qkv("llm", f"{layer}.self_attn.", "language_qkv", "language.qkv_bias")
+    for one in "qk":
+        name = f"{layer}.self_attn.{one}_norm.weight"
+        yield Weight("llm", f"self_attention.{one}_layernorm.weight", (name,), when="language.qk_norm")
+    yield Weight("llm", "self_attention.linear_proj.weight", (f"{layer}.self_attn.o_proj.weight",))
+    before_mlp = "pre_feedforward" if branch_norms else "post_attention"
+    yield Weight("llm", "pre_mlp_layernorm.weight", (f"{layer}.{before_mlp}_layernorm.weight",))
+    if branch_norms:
+        for branch, theirs in (("self_attn", "post_attention"), ("mlp", "post_feedforward")):
+            yield Weight("llm", f"{branch}_bda.norm.weight", (f"{layer}.{theirs}_layernorm.weight",))
+    yield Weight("head", "norm.weight", (f"{model}.norm.weight",))
+    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")
