@@ -6,7 +6,7 @@ A chain is the tuple of the layers' kinds; a layer's id is its place in it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 KINDS = ("patch_embed", "vit", "projector", "word_embed", "llm", "head")
@@ -16,7 +16,7 @@ is a "vit" as those are."""
 LINEAR = "llm_linear"
 """What the costs of a language layer of linear attention stand under; in a chain it is an "llm" as the others are."""
 KIND_OF = {FULL: "vit", LINEAR: "llm"}
-"""What a layer whose costs stand under another name is in a chain."""
+"""Names that costs and weights of some layers stand under, and what such a layer is in a chain."""
 VISION_KINDS = ("patch_embed", "vit", FULL, "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
 RECOMPUTABLE_KINDS = ("vit", "llm")
@@ -65,16 +65,13 @@ def features_after(chain: Sequence[str], feature_layers: Sequence[int]) -> tuple
     return tuple(counts)
 
 
-def cost_kinds(
-    chain: Sequence[str], full_layers: Collection[int], linear_layers: Collection[int] = ()
-) -> tuple[str, ...]:
-    """What the costs of every layer stand under; `full_layers` are numbers among the ViT's layers, `linear_layers` of
-    the language model's."""
-    apart = {"vit": (FULL, full_layers), "llm": (LINEAR, linear_layers)}
+def cost_kinds(chain: Sequence[str], apart: Mapping[str, Collection[int]]) -> tuple[str, ...]:
+    """What the costs of every layer stand under; `apart` are layers by such a name, numbers among those that are alike
+    in the chain."""
+    names = {(KIND_OF[name], number): name for name, layers in apart.items() for number in layers}
     seen, kinds = Counter[str](), []
     for kind in chain:
-        other, layers = apart.get(kind, (kind, ()))
-        kinds.append(other if seen[kind] in layers else kind)
+        kinds.append(names.get((kind, seen[kind]), kind))
         seen[kind] += 1
     return tuple(kinds)
 

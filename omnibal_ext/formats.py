@@ -84,6 +84,7 @@ PROFILE = record(
         "frozen": listing(one_of(*PARTS)),
         "lora_targets": listing(one_of(*PARTS)),
         "feature_layers": _LAYERS,
+        "layers_apart": mapping(_LAYERS),
         "full_layers": _LAYERS,
         "linear_layers": _LAYERS,
         "device": text,

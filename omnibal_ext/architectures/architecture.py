@@ -10,7 +10,7 @@ from math import log
 from typing import Any
 
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.chain import cost_kinds, features_after, layer_chain
+from omnibal_ext.chain import FULL, LINEAR, cost_kinds, features_after, layer_chain
 from omnibal_ext.errors import UserError
 
 
@@ -312,9 +312,16 @@ class Architecture:
         return layer_chain(self.vision.layers, self.language.layers)
 
     @property
+    def layers_apart(self) -> dict[str, tuple[int, ...]]:
+        """Layers that differ from others of their kind in the chain: by the name that their costs and weights stand
+        under, numbers among that kind's."""
+        found = {FULL: self.vision.full_layers, LINEAR: self.language.linear_layers}
+        return {name: layers for name, layers in found.items() if layers}
+
+    @property
     def cost_kinds(self) -> tuple[str, ...]:
         """What the costs of every layer of the chain stand under."""
-        return cost_kinds(self.chain, self.vision.full_layers, self.language.linear_layers)
+        return cost_kinds(self.chain, self.layers_apart)
 
     @cached_property
     def features_after(self) -> tuple[int, ...]:

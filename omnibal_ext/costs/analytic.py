@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
-from omnibal_ext.chain import FULL, LINEAR, VISION_KINDS, GradientMode, gradient_mode
+from omnibal_ext.chain import KIND_OF, VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.adapted import AdaptersWork, adapters_works
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.work import BYTES, Work
@@ -38,7 +38,7 @@ OVERHEAD_BYTES = 4.0 * GIB
 """Of a GPU: driver context, communication buffers, fragmentation, which an empty job already takes."""
 EXPOSED_REDUCTION = 0.25
 """Share of gradient reduction and weight gathering that does not hide behind work (--overlap-grad-reduce)."""
-HOST_SECONDS = {"vit": (7e-4, 6e-4), FULL: (7e-4, 6e-4), "llm": (1e-3, 8e-4), LINEAR: (1e-3, 8e-4)}
+HOST_SECONDS = {"vit": (7e-4, 6e-4), "llm": (1e-3, 8e-4)}
 """What a host takes to ask for a layer, forward and backward (benchmarks/host.py, on one core of a shared server)."""
 HOST_SECONDS_OF_ADAPTERS = 1.6e-4
 """The same for those of a matrix, forward or backward: nine launches in all, at the pace of the layers' own."""
@@ -138,8 +138,7 @@ def analytic_profile(
         model_hash=architecture.hash,
         chain=architecture.chain,
         feature_layers=vision.feature_layers,
-        full_layers=vision.full_layers,
-        linear_layers=architecture.language.linear_layers,
+        layers_apart=architecture.layers_apart,
         layers=layers,
         vit_budget=vit_budget,
         llm_budget=llm_budget,
@@ -169,7 +168,7 @@ def analytic_profile(
 def _layer_cost(
     kind: str, work: Work, units: int, gpu: Device, ranks: _Ranks, mode: GradientMode, added: AdaptersWork | None
 ) -> LayerCost:
-    forward, backward = HOST_SECONDS.get(kind, (0.0, 0.0))
+    forward, backward = HOST_SECONDS.get(KIND_OF.get(kind, kind), (0.0, 0.0))
     weights = sum(weights for weights, _ in ranks.weights(work))
     cost = _in_mode(_cost(work, units, gpu, ranks), weights, units, mode)
     if added is None:

@@ -32,6 +32,8 @@ class Mixer:
     """Beside those of its matrices, forward."""
     per_square: int = 0
     """The same for each token squared of a sample's length."""
+    states: float = 0.0
+    """Operations forward, token by token: what a key finds in every state, what it adds, what a query finds."""
 
 
 def attention(language: LanguageArchitecture, t: int) -> Mixer:
@@ -71,6 +73,7 @@ def linear_attention(linear: LinearAttention, width: int, t: int) -> Mixer:
         late=projected + values,
         moved=2 * projected + 2 * convolved + 2 * repeated + 2 * values + 3 * values,
         operations=heads * (2 * CHUNK * (3 * key + 2 * value) + 6 * key * value),
+        states=6.0 * groups * linear.state,
     )
 
 
@@ -110,6 +113,7 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
         late=tokens * (late + mixer.late) * BYTES,
         attention=tokens * mixer.operations + mixer.per_square * tokens**2,
         per_square=mixer.per_square,
+        states=mixer.states,
         passes=passes + mixer.moved / g,
         blocks=2 + shares,
         cheap=tokens * cheap * BYTES,

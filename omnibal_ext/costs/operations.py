@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_numbers
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import FULL, LINEAR, VISION_KINDS, gradient_mode
+from omnibal_ext.chain import KIND_OF, VISION_KINDS, gradient_mode
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.costs.works import layer_works
 
@@ -39,7 +39,7 @@ class ModelOperations:
         """Count a model's layers, some of whose parts may be frozen, and adapters."""
         works, added, frozen = layer_works(model, 1, 1, 1), adapter_numbers(model, adapters), adapters.frozen(frozen)
         units = dict.fromkeys(("tile", "token", "square", "counted"), 0.0)
-        counts = Counter("vit" if kind == FULL else kind for kind in model.cost_kinds)
+        counts = Counter(kind if kind in works else KIND_OF[kind] for kind in model.cost_kinds)
         for kind, layers in counts.items():
             work, mode = works[kind], gradient_mode(kind, frozen, adapters.targets)
             passes = PASSES[mode]
@@ -51,21 +51,13 @@ class ModelOperations:
             attention = layers * (1 if mode == "idle" else 3)
             if kind == "vit":
                 units["tile"] += work.attention * attention
-            if kind == LINEAR:
-                units["token"] += _state_operations(model) * attention
+            units["token"] += work.states * attention
             units["square"] += work.per_square * attention
         return cls(**units)
 
     def total(self, tiles: float, tokens: float, squares: float, counted: float) -> float:
         """Operations for samples of so many tiles, tokens, squared lengths, and tokens to be predicted."""
         return self.tile * tiles + self.token * tokens + self.square * squares + self.counted * counted
-
-
-def _state_operations(model: Architecture) -> float:
-    """Of a token in a layer of linear attention, forward: what its key finds in every state, what it adds, what its
-    query finds."""
-    linear = model.language.linear
-    return 6.0 * linear.groups * linear.state if linear else 0.0
 
 
 def peak_operations(device_name: str) -> float | None:

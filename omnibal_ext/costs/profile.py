@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.chain import (
+    FULL,
     KIND_OF,
     KINDS,
+    LINEAR,
     PARTS,
     RECOMPUTABLE_KINDS,
     VISION_KINDS,
@@ -39,8 +41,10 @@ from omnibal_ext.reading.checks import is_number, shown
 from omnibal_ext.reading.seal import check_if_sealed, sealed
 
 SCHEMA_VERSION = 1
-LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "full_layers", "linear_layers")
+LISTS = ("chain", "frozen", "lora_targets", "feature_layers")
 """Fields that are tuples here and lists in a file."""
+OLDER = {"full_layers": FULL, "linear_layers": LINEAR}
+"""Fields of older files that `layers_apart` has, and by what name."""
 Fit = tuple[float, float, float]
 
 
@@ -136,11 +140,9 @@ class Profile:
     """Of the adapters that are trained instead; 0: none."""
     lora_targets: tuple[str, ...] = ()
     """The parts that have adapters."""
-    full_layers: tuple[int, ...] = ()
-    """ViT layers (numbers among the ViT's) that see whole images where the others see windows; they cost other seconds,
-    which stand under `omnibal_ext.chain.FULL`, and as many bytes."""
-    linear_layers: tuple[int, ...] = ()
-    """Language layers of linear attention; what they cost stands under `omnibal_ext.chain.LINEAR`."""
+    layers_apart: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Layers whose costs stand under another name than those of their kind in the chain (`omnibal_ext.chain.KIND_OF`):
+    by that name, numbers among that kind's. ViT layers that stand apart keep as many bytes as the others."""
     feature_layers: tuple[int, ...] = ()
     """ViT layers whose output enters the language model too: until then it travels beside the hidden states."""
     device: str = ""
@@ -182,12 +184,16 @@ class Profile:
         layers = {kind: _layer_cost(kind, cost) for kind, cost in record["layers"].items()}
         values |= {"chain": tuple(record["chain"]), "layers": layers, "frozen": tuple(record.get("frozen", ()))}
         values |= {name: tuple(record.get(name, ())) for name in LISTS[2:]}
+        older = {kind: record[name] for name, kind in OLDER.items() if record.get(name)}
+        apart = record.get("layers_apart", older)
+        values["layers_apart"] = {kind: tuple(layers) for kind, layers in apart.items()}
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         """What profile.json holds."""
         lists = {name: list(getattr(self, name)) for name in LISTS}
-        return dataclasses.asdict(self) | lists
+        apart = {kind: list(layers) for kind, layers in self.layers_apart.items()}
+        return dataclasses.asdict(self) | lists | {"layers_apart": apart}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write profile.json, all or nothing."""
@@ -224,7 +230,7 @@ class Profile:
     @property
     def cost_kinds(self) -> tuple[str, ...]:
         """What the costs of every layer of the chain stand under in `layers`."""
-        return cost_kinds(self.chain, self.full_layers, self.linear_layers)
+        return cost_kinds(self.chain, self.layers_apart)
 
     @property
     def features_after(self) -> tuple[int, ...]:

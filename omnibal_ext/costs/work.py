@@ -26,6 +26,8 @@ class Work:
     """Operations forward."""
     per_square: float = 0.0
     """Attention operations for each token squared, where samples share a pack; 0 where attention grows with tiles."""
+    states: float = 0.0
+    """Operations a token, forward, on the states of linear attention, in whatever chunks a kernel computes them."""
     passes: float = 2.0
     """Reads and writes of the stream by elementwise operations, forward."""
     blocks: int = 0

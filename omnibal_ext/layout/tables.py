@@ -2,8 +2,7 @@
 
 A stage is a row of counts, `COLUMNS` of them: its layers of each kind; then the features that it receives, of which one
 beside the output of a layer takes as many bytes as that output until its backward; and those of its layers whose costs
-stand apart (`APART`: ViT layers that see whole images where others see windows, language layers of linear attention):
-what such a layer takes more, or less.
+stand apart (`APART`, such as language layers of linear attention): what such a layer takes more, or less.
 
 What of a stage is recomputed is a row of counts too, one for each of `WAYS`: a level and a kind of layer.
 
@@ -17,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.chain import FULL, KIND_OF, KINDS, LINEAR, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import KIND_OF, KINDS, RECOMPUTABLE_KINDS
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 
 Floats = NDArray[np.float64]
 
 
-APART = {FULL: 2 * len(KINDS), LINEAR: 2 * len(KINDS) + 1}
+APART = {kind: 2 * len(KINDS) + number for number, kind in enumerate(KIND_OF)}
 """Layers whose costs stand apart, and their columns."""
 COLUMNS = 2 * len(KINDS) + len(APART)
 LEVELS = ("cheap", "whole")
@@ -71,10 +70,12 @@ def kind_tables(profile: Profile, packs: PackSizes | None, microbatches: int, sp
     profile = _alike(profile)
     rows = [_row(profile, packs, microbatches, split_backward, kind) for kind in KINDS]
     rows += [_received(profile, row, kind) for row, kind in zip(rows, KINDS, strict=True)]
+    plain = dict(zip(KINDS, rows, strict=False))
     for other in APART:
-        place = KINDS.index(KIND_OF[other])
-        apart = _row(profile, packs, microbatches, split_backward, other) if _share(profile, other) else rows[place]
-        rows[place], more = _apart(rows[place], apart, _share(profile, other))
+        row, place = plain[KIND_OF[other]], KINDS.index(KIND_OF[other])
+        apart = _row(profile, packs, microbatches, split_backward, other) if _share(profile, other) else row
+        again, more = _apart(row, apart, _share(profile, other))
+        rows[place] = (*rows[place][:-1], rows[place][-1] + again)
         rows.append(more)
     *by_column, again = (np.ascontiguousarray(np.stack(column)) for column in zip(*rows, strict=True))
     ways = [_way(profile.layers.get(kind), level) for level, kind in WAYS]
@@ -90,10 +91,9 @@ def _share(profile: Profile, other: str) -> float:
 
 
 def _alike(profile: Profile) -> Profile:
-    """With the most bytes of both kinds of language layers for either: no less is promised than is held."""
-    if not profile.linear_layers:
-        return profile
-    pair = {kind: profile.layers[kind] for kind in ("llm", LINEAR) if kind in profile.layers}
+    """With the most bytes of all kinds of language layers for each: no less is promised than is held."""
+    kinds = ("llm", *(kind for kind in profile.layers_apart if KIND_OF[kind] == "llm"))
+    pair = {kind: profile.layers[kind] for kind in kinds if kind in profile.layers}
     names = ("kept_bytes", "recompute_kept_bytes", "late_bytes", "recompute_cheap_kept_bytes")
     most = {name: [value for cost in pair.values() if (value := getattr(cost, name)) is not None] for name in names}
     alike = {name: max(values) for name, values in most.items() if len(values) == len(pair)}
@@ -140,14 +140,15 @@ def _row(
     return forward, backward, weight, transfer, load, *map(np.asarray, _bytes(cost)), recompute
 
 
-def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -> tuple[tuple[Floats, ...], ...]:
-    """The row of a layer of a kind, and of what one of the `share` of them that stands `apart` takes more: seconds,
-    weights, its step. Running one again takes the mean of both, for counts of recomputed layers do not tell them apart.
+def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -> tuple[Floats, tuple[Floats, ...]]:
+    """What the `share` of a kind's layers that stand `apart` adds to running one of that kind again; and what one of
+    them takes more than a `plain` one: seconds, weights, its step.
+
+    Running one again takes the mean of all, for counts of recomputed layers do not tell them apart.
     """
     more = [other - one for other, one in zip(apart, plain, strict=True)]
     alike = map(np.zeros_like, plain[3:7])  # transfers, loads, bytes kept and late
-    row = (*plain[:-1], plain[-1] + share * more[-1])
-    return row, (*more[:3], *alike, *more[7:-1], np.zeros_like(more[-1]))
+    return share * more[-1], (*more[:3], *alike, *more[7:-1], np.zeros_like(more[-1]))
 
 
 def _received(profile: Profile, row: tuple[Floats, ...], kind: str) -> tuple[Floats, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import FULL, layer_names
+from omnibal_ext.chain import KIND_OF, layer_names
 from omnibal_ext.families.registry import FAMILIES, MODELS, PARTS
 from omnibal_ext.families.weights import Weight
 
@@ -64,9 +64,9 @@ def sources(architecture: Architecture, vision: str, language: str, stored: Coll
     tower, words = MODELS[vision].part, PARTS[language]
     apart = any(re.search(FIRST_EXPERT, name) for name in stored)
     table = (*tower.weights, *(words.weights_apart if apart and words.weights_apart else words.weights))
-    found = {}
+    named, found = {weight.kind for weight in table}, {}
     for cost, link in zip(architecture.cost_kinds, layer_names(architecture.chain), strict=True):
-        kind, number = "vit" if cost == FULL else cost, link.partition(".")[2]
+        kind, number = cost if cost in named else KIND_OF[cost], link.partition(".")[2]
         for weight in _present(table, kind, architecture):
             features = range(len(architecture.vision.feature_layers)) if "{f}" in weight.ours else (0,)
             for feature in map(str, features):

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
-from omnibal_ext.chain import LINEAR
+from omnibal_ext.chain import KIND_OF, LINEAR
 
 Shape = tuple[int, ...]
 
@@ -12,9 +12,12 @@ def weight_shape(ours: str, model: Architecture) -> Shape:
     """The whole shape of a weight by its name in our checkpoints, such as `links.vit_3.mlp.linear_fc1.weight`."""
     _, link, weight = ours.split(".", 2)
     kind, _, number = link.rpartition("_")
-    if kind == "llm" and int(number) in model.language.linear_layers:
-        kind = LINEAR
-    return _shapes(link if link in _KINDS else kind, model)[weight]
+    if link in _KINDS:
+        return _shapes(link, model)[weight]
+    for name, layers in model.layers_apart.items():
+        if name in _KINDS and kind == KIND_OF[name] and int(number) in layers:
+            kind = name
+    return _shapes(kind, model)[weight]
 
 
 @lru_cache(maxsize=16)

@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from omnibal_ext.chain import FULL, KINDS, LINEAR, layer_chain
+from omnibal_ext.chain import FULL, KIND_OF, KINDS, layer_chain
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.layout.problem import LayoutProblem
+
+LANGUAGE = [name for name, kind in KIND_OF.items() if kind == "llm"]
+"""What language layers that differ from the others stand under."""
 
 
 def make_profile(
@@ -66,12 +69,14 @@ def random_problem(seed: int, **changes: Any) -> LayoutProblem:
         full = replace(costs["vit"], forward_seconds=2.5 * costs["vit"].forward_seconds)
         full = replace(full, backward_seconds=1.7 * full.backward_seconds)
         layers_of_costs = profile.layers | {FULL: full}
-        profile = replace(profile, layers=layers_of_costs, full_layers=_some_layers(profile.chain, seed))
-    if seed % 10 == 4:  # some language layers are linear attention
+        profile = replace(profile, layers=layers_of_costs, layers_apart={FULL: _some_layers(profile.chain, seed)})
+    if seed % 10 == 4:  # some language layers are of other kinds
         linear = replace(costs["llm"], forward_seconds=0.6 * costs["llm"].forward_seconds)
         linear = replace(linear, backward_seconds=0.8 * linear.backward_seconds, weight_bytes=1.1 * linear.weight_bytes)
-        some = tuple(layer for layer in range(profile.chain.count("llm")) if layer != seed % 3)
-        profile = replace(profile, layers=profile.layers | {LINEAR: linear}, linear_layers=some or (0,))
+        some = [layer for layer in range(profile.chain.count("llm")) if layer != seed % 3] or [0]
+        kinds = {kind: tuple(some[number :: len(LANGUAGE)]) for number, kind in enumerate(LANGUAGE)}
+        apart = {kind: layers for kind, layers in kinds.items() if layers}
+        profile = replace(profile, layers=profile.layers | dict.fromkeys(apart, linear), layers_apart=apart)
     if random.random() < 0.5:
         shape = (int(random.integers(1, 3)), int(random.integers(1, 3)), settings["microbatches"])
         tokens = random.integers(1, 129, shape)

@@ -23,7 +23,7 @@ def profile_of(full_layers: tuple[int, ...] = (1, 3), **changes: float) -> Profi
     """Four ViT layers of 1 s forward and 2 s backward; those that see whole images take 1.5 and 3.5."""
     plain = make_profile(4, 2)
     full = replace(plain.layers["vit"], **{"forward_seconds": 1.5, "backward_seconds": 3.5} | changes)
-    return replace(plain, layers=plain.layers | {FULL: full}, full_layers=full_layers)
+    return replace(plain, layers=plain.layers | {FULL: full}, layers_apart={FULL: full_layers})
 
 
 @pytest.mark.parametrize("edge", range(1, 9))
@@ -38,7 +38,7 @@ def test_a_stage_takes_what_its_layers_take(edge: int) -> None:
     assert found.forward[:, 0] == pytest.approx([forward[:edge].sum(), forward[edge:].sum()])
     assert found.backward[:, 0] == pytest.approx([backward[:edge].sum(), backward[edge:].sum()])
     assert problem.ideal_seconds() == pytest.approx(2 * (forward.sum() + backward.sum()) / 2)
-    windows = LayoutProblem(replace(costs, full_layers=()), ranks=2, microbatches=2, packs=packs)
+    windows = LayoutProblem(replace(costs, layers_apart={}), ranks=2, microbatches=2, packs=packs)
     assert problem.stage_peak_bytes(Layout((0, edge, 10), ((), ()))) == windows.stage_peak_bytes(
         Layout((0, edge, 10), ((), ()))
     )
@@ -67,7 +67,7 @@ def test_the_cut_follows_them(full: tuple[int, ...]) -> None:
 def test_random_problems_have_them(seed: int) -> None:
     """So that brute force and the bounds' tests (test_joint.py) meet them."""
     profile = random_problem(seed).profile
-    assert profile.full_layers
+    assert profile.layers_apart[FULL]
     assert FULL in profile.layers
 
 
