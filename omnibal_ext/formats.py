@@ -4,7 +4,7 @@ The most of everything is far beyond any run, and little enough for a list of it
 """
 
 from omnibal_ext.chain import KINDS, PARTS
-from omnibal_ext.reading.checks import anything, finite, listing, mapping, maybe, one_of, record, text, whole
+from omnibal_ext.reading.checks import anything, finite, flag, listing, mapping, maybe, one_of, record, text, whole
 
 MOST_LAYERS, MOST_RANKS, MOST_MICROBATCHES = 2**14, 2**14, 2**16
 MOST_BUDGET = 2**31
@@ -26,6 +26,16 @@ _LAYER = whole(0, MOST_LAYERS)
 _LAYERS = listing(_LAYER, most=MOST_LAYERS)
 _STAGE = record({"layers": listing(_LAYER, 2, 2)}, dict.fromkeys(("recompute", *SELECTIVE), _LAYERS))
 _STAGES = listing(_STAGE, least=1, most=MOST_LAYERS)
+TOWER_MODES = ("first", "bubbles", "ahead")
+_TOWER = record(
+    {
+        "links": whole(1, MOST_LAYERS),
+        "owners": listing(whole(0, MOST_RANKS**2), least=1, most=MOST_LAYERS),
+        "parts": listing(listing(whole(0, MOST_RANKS), least=1, most=MOST_RANKS), least=1, most=MOST_MICROBATCHES),
+        "mode": one_of(*TOWER_MODES),
+    },
+    {"recompute": _LAYERS, "again": flag},
+)
 _SECONDS = listing(finite(), most=MOST_LAYERS)
 _PREDICTED = record(
     {},
@@ -51,6 +61,7 @@ PLAN = record(
         "lora_targets": listing(one_of(*PARTS)),
         "lists": listing(text, most=MOST_RANKS),
         "stage_ranks": listing(whole(0, MOST_RANKS), most=MOST_LAYERS),
+        "tower": _TOWER,
         "predicted": _PREDICTED,
         "alternatives": listing(_ALTERNATIVE, most=2**10),
         "trials": listing(mapping(anything), most=2**10),

@@ -20,6 +20,7 @@ from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.formats import PLAN, PLAN_COUNTS, SELECTIVE
+from omnibal_ext.plan_tower import Tower
 from omnibal_ext.reading.seal import check_if_sealed, sealed
 from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule
 from omnibal_ext.schedules.placement import Placement
@@ -69,6 +70,8 @@ class Plan:
     """Of each stage, its pipeline rank; empty: as `schedule` says, which these have to agree with."""
     lists: tuple[str, ...] = ()
     """Of each rank, its actions ("F0.0 F1.0 B0.0 ...": kind, microbatch, chunk); empty: those of `schedule`."""
+    tower: Tower | None = None
+    """The links that stand beside the pipeline, whose stages hold the others; None: the stages hold all."""
     model: str = ""
     model_hash: str = ""
     profile_hash: str = ""
@@ -106,7 +109,8 @@ class Plan:
 
         `recompute` lists, per stage, the layer ids to recompute whole, `recompute_cheap` those whose cheap outputs are.
         """
-        edges = (0, *cuts, len(chain))
+        tower: Tower | None = fields.get("tower")
+        edges = (tower.links if tower else 0, *cuts, len(chain))
         nothing: list[tuple[int, ...]] = [()] * (len(edges) - 1)
         ids = zip(pairwise(edges), recompute or nothing, recompute_cheap or nothing, strict=True)
         stages = tuple(Stage(layers, tuple(whole), recompute_cheap=tuple(cheap)) for layers, whole, cheap in ids)
@@ -145,13 +149,17 @@ class Plan:
         stages = _stages(record["stages"])
         values = {name: value for name, value in record.items() if name in known}
         values |= {"chain": tuple(record["chain"]), "stages": stages}
+        values |= {"tower": Tower.from_record(record["tower"])} if "tower" in record else {}
         values |= {name: tuple(record.get(name, ())) for name in ("alternatives", "trials")}
         values |= {name: tuple(record.get(name, ())) for name in ("frozen", "lora_targets", "lists", "stage_ranks")}
         return cls(**values)
 
     def to_record(self) -> dict[str, Any]:
         """What plan.json holds."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {
+        record = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tower"}
+        if self.tower:
+            record |= {"tower": self.tower.to_record()}
+        return record | {
             "chain": list(self.chain),
             "alternatives": list(self.alternatives),
             "trials": list(self.trials),
@@ -172,15 +180,21 @@ class Plan:
         self._validate_counts()
         names = layer_names(self.chain)
         holders: Counter[int] = Counter()
+        beside = self.tower.links if self.tower else 0
         for number, stage in enumerate(self.stages):
             first, end = stage.layers
+            if beside and 0 <= first < beside:
+                raise UserError(
+                    f"stage {number} holds {names[first]} (id {first}), which stands beside the pipeline: the tower "
+                    f"has layers [0, {beside})"
+                )
             if not 0 <= first < end <= len(self.chain):
                 raise UserError(
                     f"stage {number}: layers [{first}, {end}] is not a slice of the {len(self.chain)} layers "
                     "(at least one layer a stage, end is one past the last)"
                 )
             holders.update(range(first, end))
-        for layer, name in enumerate(names):
+        for layer, name in enumerate(names[beside:], beside):
             if holders[layer] == 0:
                 raise UserError(f"layer {name} (id {layer}) is lost: no stage holds it")
             if holders[layer] > 1:
@@ -192,17 +206,22 @@ class Plan:
                     "stages go in the order the data flows"
                 )
         self._validate_recompute(names)
+        if self.tower:
+            ranks = (self.pipeline_model_parallel_size, self.tensor_model_parallel_size)
+            self.tower.validate(self.chain, ranks, self.num_microbatches, self.frozen, self.lora_targets)
         self._validate_lists()
 
     def _validate_lists(self) -> None:
         if not self.lists:
+            if self.tower:
+                raise UserError("a plan with a tower needs lists of actions, with its E and V; plan again")
             return
         if len(self.lists) != self.pipeline_model_parallel_size:
             raise UserError(
                 f"{len(self.lists)} lists of actions for {self.pipeline_model_parallel_size} pipeline ranks"
             )
         schedule = self.build_schedule()
-        check_schedule(schedule, self.num_microbatches, self.placement)
+        check_schedule(schedule, self.num_microbatches, self.placement, self.tower.beside if self.tower else None)
         check_packs(schedule, self.placement.chunks)
 
     def _validate_counts(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from omnibal_ext.report.timeline import Lane, Span, Timeline
-from omnibal_ext.schedules.actions import giver
+from omnibal_ext.schedules.actions import givers
 
 
 def on_time(timeline: Timeline) -> Timeline:
@@ -24,12 +24,14 @@ def on_time(timeline: Timeline) -> Timeline:
     """When each action ends, in time."""
     spans: dict[tuple[int, int], list[Span]] = {_place(lane): [] for lane in timeline.lanes}
     for lane, before, span in sorted(_steps(timeline.lanes), key=lambda step: step[2].start):
-        place, given = _place(lane), giver(span.action, lane.rank, timeline.placement)
+        place = _place(lane)
         start = spans[place][-1].end if spans[place] else 0.0
-        if given is not None and given[0] != lane.rank:
-            tensor = (lane.data_parallel_rank, *given)
+        given = givers(span.action, lane.rank, timeline.placement)
+        tensors = [(lane.data_parallel_rank, *one) for one in given if one[0] != lane.rank]
+        if tensors:
             ready = before + _read(lane, before, span.start)
-            start = max(start, would[tensor]) + span.start - max(ready, made[tensor])
+            late = span.start - max(ready, *(made[tensor] for tensor in tensors))
+            start = max(start, *(would[tensor] for tensor in tensors)) + late
         moved = replace(span, start=start, end=start + span.end - span.start)
         would[*place, span.action] = moved.end
         spans[place].append(moved)

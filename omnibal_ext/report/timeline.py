@@ -17,7 +17,7 @@ from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import APART, COLUMNS, KIND_OF_WAY
 from omnibal_ext.plan import Plan
-from omnibal_ext.schedules.actions import Action, giver
+from omnibal_ext.schedules.actions import Action, givers
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.units import GIB
 
@@ -96,9 +96,9 @@ class Timeline:
         where = {(lane.data_parallel_rank, lane.rank, s.action): (s, lane) for lane in self.lanes for s in lane.spans}
         found = []
         for (replica, rank, action), (span, lane) in where.items():
-            other, needed = giver(action, rank, self.placement) or (rank, action)
-            if other != rank and (replica, other, needed) in where:
-                found.append((*where[replica, other, needed], span, lane))
+            for other, needed in givers(action, rank, self.placement):
+                if other != rank and (replica, other, needed) in where:
+                    found.append((*where[replica, other, needed], span, lane))
         return found
 
     def totals(self) -> dict[tuple[str, str], float]:

@@ -4,39 +4,72 @@ A stage is one contiguous slice of the layer chain; a `Placement` says which (ra
 
 An action waits for: F, the forward of its microbatch one stage earlier; B, that forward here and the backward one stage
 later; W, the backward here. In lists without W, B computes the gradients of inputs and of weights together.
+
+Where the vision tower stands beside the pipeline (`Beside`), ranks encode parts of the images of a microbatch:
+
+    rank 0   E0.0 F0.0 E1.0 F1.0 B0.0 V0.0 B1.0 V1.0       E3.1: rank 1 encodes its part of microbatch 3
+    rank 1   E0.1 F0.0 E1.1 B0.0 F1.0 V0.1 B1.0 V1.1       V3.1: the backward of that part
+
+F of the first stage waits for all E of its microbatch, V for the first stage's B and its own E. A rank's E go in the
+order of microbatches, and so do its V: sums of gradients do not depend on where they stand.
 """
 
 import re
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.playing import Item
 
+VISION = ("E", "V")
+"""Kinds of actions of a tower beside the pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A tower beside the pipeline, as lists of actions know it."""
+
+    parts: tuple[tuple[int, ...], ...]
+    """Of every microbatch, the pipeline ranks that encode its images."""
+    ahead: bool = False
+    """E are those of the next iteration: no action waits for them, and nothing goes back, for the tower is frozen."""
+
+    def work(self, rank: int) -> set["Action"]:
+        """All E and V of a rank."""
+        kinds = "E" if self.ahead else "EV"
+        return {Action(kind, m, rank) for kind in kinds for m, ranks in enumerate(self.parts) if rank in ranks}
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of one rank: `kind` is "F" forward, "B" backward, "W" gradient of the weights where B leaves it out."""
+    """One step of one rank: `kind` is "F" forward, "B" backward, "W" gradient of the weights where B leaves it out.
+
+    Of a tower beside the pipeline "E" encodes images, "V" is their backward, and `chunk` is the part: the rank itself.
+    """
 
     kind: str
     microbatch: int
     chunk: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind}(microbatch {self.microbatch}, chunk {self.chunk})"
+        place = "part" if self.kind in VISION else "chunk"
+        return f"{self.kind}(microbatch {self.microbatch}, {place} {self.chunk})"
 
     @property
     def word(self) -> str:
-        """As plan.json has it: "B3.1" is the backward of microbatch 3 in chunk 1."""
+        """As plan.json has it: "B3.1" is the backward of microbatch 3 in chunk 1, "E3.1" encodes part 1 of it."""
         return f"{self.kind}{self.microbatch}.{self.chunk}"
 
     @classmethod
     def of_word(cls, word: str) -> "Action":
         """Read `word`. Raises UserError for any other text."""
-        found = re.fullmatch(r"([FBW])(\d{1,9})\.(\d{1,9})", word, re.ASCII)
+        found = re.fullmatch(r"([FBWEV])(\d{1,9})\.(\d{1,9})", word, re.ASCII)
         if found is None:
-            raise UserError(f"{word[:40]!r} is no action; write F, B or W, the microbatch, a dot and the chunk: B3.1")
+            raise UserError(
+                f"{word[:40]!r} is no action; write F, B, W, E or V, the microbatch, a dot and the chunk: B3.1"
+            )
         return cls(found[1], int(found[2]), int(found[3]))
 
 
@@ -55,7 +88,7 @@ def has_weight_gradients(schedule: Schedule) -> bool:
 
 def counts_of(schedule: Schedule) -> tuple[int, int, int]:
     """Of how many ranks, microbatches and chunks lists of actions are."""
-    actions = [action for actions in schedule for action in actions]
+    actions = [action for actions in schedule for action in actions if action.kind not in VISION]
     return len(schedule), 1 + max(a.microbatch for a in actions), 1 + max(a.chunk for a in actions)
 
 
@@ -67,13 +100,17 @@ def in_flight_limits(schedule: Schedule) -> list[list[int]]:
         held: dict[int, int] = defaultdict(int)
         most: dict[int, int] = defaultdict(int)
         for action in actions:
+            if action.kind in VISION:
+                continue
             held[action.chunk] += (action.kind == "F") - (action.kind == release)
             most[action.chunk] = max(most[action.chunk], held[action.chunk])
         limits.append([most[chunk] for chunk in range(max(most, default=0) + 1)])
     return limits
 
 
-def check_schedule(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> list[tuple[int, int]]:
+def check_schedule(
+    schedule: Schedule, microbatches: int, placement: Placement | None = None, beside: Beside | None = None
+) -> list[tuple[int, int]]:
     """Refuse a schedule that loses or doubles work or would deadlock; return a valid order as (rank, position) pairs.
 
     Without a placement every rank has one stage. Raises UserError naming the rank and the action.
@@ -81,8 +118,9 @@ def check_schedule(schedule: Schedule, microbatches: int, placement: Placement |
     placement = placement or Placement.interleaved(len(schedule))
     chunks = placement.chunks
     kinds = ("F", "B", "W") if any(a.kind == "W" for actions in schedule for a in actions) else ("F", "B")
-    wanted = {Action(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks)}
+    of_stages = {Action(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks)}
     for rank, actions in enumerate(schedule):
+        wanted = of_stages | beside.work(rank) if beside else of_stages
         seen: set[Action] = set()
         for action in actions:
             if action not in wanted or action in seen:
@@ -91,9 +129,24 @@ def check_schedule(schedule: Schedule, microbatches: int, placement: Placement |
                 )
             seen.add(action)
         if seen != wanted:
-            missing = min(wanted - seen, key=lambda a: (a.microbatch, a.chunk, kinds.index(a.kind)))
+            missing = min(wanted - seen, key=lambda a: (a.microbatch, a.chunk, "FBWEV".index(a.kind)))
             raise UserError(f"schedule: rank {rank} never does {missing}")
-    return _dependency_order(schedule, placement)
+    if beside:
+        _check_order_of_parts(schedule)
+    return _dependency_order(schedule, placement, beside)
+
+
+def _check_order_of_parts(schedule: Schedule) -> None:
+    """E of a rank go in the order of microbatches, and so do V."""
+    for rank, actions in enumerate(schedule):
+        for kind in VISION:
+            mine = [action for action in actions if action.kind == kind]
+            for action, following in pairwise(mine):
+                if following.microbatch < action.microbatch:
+                    raise UserError(
+                        f"schedule: rank {rank} runs {following} behind {action}; put the {kind} of a rank in "
+                        "the order of microbatches"
+                    )
 
 
 def check_packs(schedule: Schedule, chunks: int = 1) -> None:
@@ -114,34 +167,50 @@ def check_packs(schedule: Schedule, chunks: int = 1) -> None:
                 awaited[action.chunk] += 1
 
 
-def giver(action: Action, rank: int, placement: Placement) -> tuple[int, Action] | None:
-    """Who makes the tensor that an action takes: (rank, action) of the stage before for F, of the next one for B."""
-    return _of_neighbour(action, rank, placement, {"F": -1, "B": 1, "W": 0}[action.kind])
+def givers(action: Action, rank: int, placement: Placement, beside: Beside | None = None) -> list[tuple[int, Action]]:
+    """Who makes the tensors that an action takes, as (rank, action): for F the stage before, or E of its microbatch;
+    for B the next stage; for V the first stage's B."""
+    if action.kind == "V":
+        first, chunk = placement.rank_and_chunk(0)
+        return [(first, Action("B", action.microbatch, chunk))]
+    if beside and action.kind == "F" and placement.stages_of[rank][action.chunk] == 0:
+        return [(part, Action("E", action.microbatch, part)) for part in beside.parts[action.microbatch]]
+    return _of_neighbour(action, rank, placement, {"F": -1, "B": 1}.get(action.kind, 0))
 
 
-def taker(action: Action, rank: int, placement: Placement) -> tuple[int, Action] | None:
-    """Who takes the tensor that an action makes: (rank, action) of the next stage for F, of the one before for B."""
-    return _of_neighbour(action, rank, placement, {"F": 1, "B": -1, "W": 0}[action.kind])
+def takers(action: Action, rank: int, placement: Placement, beside: Beside | None = None) -> list[tuple[int, Action]]:
+    """Who takes the tensors that an action makes, as (rank, action): the other way round than `givers`.
+
+    Where the tower is ahead, an E is for an F of the next iteration's list.
+    """
+    if action.kind == "E":
+        first, chunk = placement.rank_and_chunk(0)
+        return [(first, Action("F", action.microbatch, chunk))]
+    if beside and action.kind == "B" and placement.stages_of[rank][action.chunk] == 0:
+        parts = () if beside.ahead else beside.parts[action.microbatch]
+        return [(part, Action("V", action.microbatch, part)) for part in parts]
+    return _of_neighbour(action, rank, placement, {"F": 1, "B": -1}.get(action.kind, 0))
 
 
-def dependencies(action: Action, rank: int, placement: Placement) -> list[tuple[int, Action]]:
+def dependencies(
+    action: Action, rank: int, placement: Placement, beside: Beside | None = None
+) -> list[tuple[int, Action]]:
     """What an action waits for besides the rank's own list order: (rank, action) pairs."""
-    before = {"F": None, "B": "F", "W": "B"}[action.kind]
+    before = {"B": "F", "W": "B", "V": "E"}.get(action.kind)
     own = [] if before is None else [(rank, Action(before, action.microbatch, action.chunk))]
-    given = giver(action, rank, placement)
-    return own if given is None else [*own, given]
+    given = givers(action, rank, placement, beside)
+    return own + [one for one in given if not (one[1].kind == "E" and beside and beside.ahead)]
 
 
-def _of_neighbour(action: Action, rank: int, placement: Placement, step: int) -> tuple[int, Action] | None:
-    """The same kind of action so many stages further on, and its rank; None beyond the chain's ends."""
-    stage = placement.stages_of[rank][action.chunk] + step
-    if not step or not 0 <= stage < placement.stages:
-        return None
+def _of_neighbour(action: Action, rank: int, placement: Placement, step: int) -> list[tuple[int, Action]]:
+    """The same kind of action so many stages further on, and its rank; none beyond the chain's ends."""
+    if not step or not 0 <= (stage := placement.stages_of[rank][action.chunk] + step) < placement.stages:
+        return []
     where, chunk = placement.rank_and_chunk(stage)
-    return where, Action(action.kind, action.microbatch, chunk)
+    return [(where, Action(action.kind, action.microbatch, chunk))]
 
 
-def _dependency_order(schedule: Schedule, placement: Placement) -> list[tuple[int, int]]:
+def _dependency_order(schedule: Schedule, placement: Placement, beside: Beside | None) -> list[tuple[int, int]]:
     """Let every rank run as far as it can until all are done; a rank resumes when what it waited for is done."""
     ranks = len(schedule)
     position = [0] * ranks
@@ -153,7 +222,7 @@ def _dependency_order(schedule: Schedule, placement: Placement) -> list[tuple[in
         rank = ready.popleft()
         while position[rank] < len(schedule[rank]):
             action = schedule[rank][position[rank]]
-            missing = next((d for d in dependencies(action, rank, placement) if d not in done), None)
+            missing = next((d for d in dependencies(action, rank, placement, beside) if d not in done), None)
             if missing is not None:
                 waiting[missing].append(rank)
                 break
@@ -164,7 +233,7 @@ def _dependency_order(schedule: Schedule, placement: Placement) -> list[tuple[in
     for rank, actions in enumerate(schedule):
         if position[rank] < len(actions):
             action = actions[position[rank]]
-            other, needed = next(d for d in dependencies(action, rank, placement) if d not in done)
+            other, needed = next(d for d in dependencies(action, rank, placement, beside) if d not in done)
             raise UserError(
                 f"schedule deadlocks: rank {rank} waits for ever at {action} for {needed} of rank {other}; "
                 "put that earlier in its list"

@@ -15,15 +15,16 @@ at every step for all that it has posted: by induction over the order, no synchr
 
 from dataclasses import dataclass
 
-from omnibal_ext.schedules.actions import Action, Schedule, check_schedule, dependencies, taker
+from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_schedule, dependencies, takers
 from omnibal_ext.schedules.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Start receiving what `action` waits for from another rank."""
+    """Start receiving what `giver`, a (rank, action), makes for `action`."""
 
     action: Action
+    giver: tuple[int, Action]
 
     @property
     def kind(self) -> str:
@@ -35,27 +36,33 @@ Postings = list[list[Action | Post]]
 """Per rank its actions in the schedule's order, and before or between them the receives it posts."""
 
 
-def with_posts(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Postings:
+def with_posts(
+    schedule: Schedule, microbatches: int, placement: Placement | None = None, beside: Beside | None = None
+) -> Postings:
     """The schedule with its receives: each tensor that comes from another rank is posted once, before its action.
 
+    What E make for the next iteration (`Beside.ahead`) is posted in this one, behind or before an F of the same name.
     Without a placement every rank has one stage. Raises UserError as `check_schedule` does.
     """
     placement = placement or Placement.interleaved(len(schedule))
     postings: Postings = [[] for _ in schedule]
-    for rank, action in _by_end(schedule, check_schedule(schedule, microbatches, placement), placement):
+    order = check_schedule(schedule, microbatches, placement, beside)
+    for rank, action in _by_end(schedule, order, placement, beside):
         postings[rank].append(action)
-        receiver = taker(action, rank, placement)
-        if receiver is not None and receiver[0] != rank:
-            postings[receiver[0]].append(Post(receiver[1]))
+        for receiver, taking in takers(action, rank, placement, beside):
+            if receiver != rank:
+                postings[receiver].append(Post(taking, (rank, action)))
     return postings
 
 
-def _by_end(schedule: Schedule, order: list[tuple[int, int]], placement: Placement) -> list[tuple[int, Action]]:
+def _by_end(
+    schedule: Schedule, order: list[tuple[int, int]], placement: Placement, beside: Beside | None
+) -> list[tuple[int, Action]]:
     """All (rank, action), by the second at which they end; `order` is any that respects what waits for what."""
     clock = [0] * len(schedule)
     ends: dict[tuple[int, Action], int] = {}
     for rank, position in order:
         action = schedule[rank][position]
-        arrivals = (ends[needed] for needed in dependencies(action, rank, placement))
+        arrivals = (ends[needed] for needed in dependencies(action, rank, placement, beside))
         clock[rank] = ends[rank, action] = max(clock[rank], *arrivals, 0) + 1
     return sorted(ends, key=lambda place: (ends[place], place[0]))

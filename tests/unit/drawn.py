@@ -32,3 +32,9 @@ def drawn_lists(placement: Placement, microbatches: int, seed: int) -> Schedule:
         if turned is not None and turned >= 0:
             ready.append(("B", m, turned))
     return lists
+
+
+def drawn_parts(ranks: int, microbatches: int, seed: int) -> tuple[tuple[int, ...], ...]:
+    """Of every microbatch, any ranks that encode its images."""
+    draw = random.Random(seed)
+    return tuple(tuple(sorted(draw.sample(range(ranks), draw.randint(1, ranks)))) for _ in range(microbatches))

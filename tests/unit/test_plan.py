@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.chain import PARTS, layer_chain, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, Stage, single_stage_plan
+from omnibal_ext.plan_tower import Tower
 
 CHAIN = layer_chain(3, 2)
 
@@ -88,6 +90,70 @@ def test_a_plans_own_lists_survive_the_file(tmp_path: Path) -> None:
 def test_lists_that_lose_work_or_cannot_run_are_refused(lists: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         _with_lists(*lists).validate()
+
+
+TOWER = Tower(5, (0, 1, 1, 0, 1), ((0, 1), (1,)))
+BESIDE = ("E0.0 F0.0 F1.0 B0.0 B1.0 V0.0", "E0.1 E1.1 F0.0 B0.0 F1.0 B1.0 V0.1 V1.1")
+
+
+def _beside(tower: Tower = TOWER, **fields: Any) -> Plan:
+    """word_embed and llm.0 on the first rank, llm.1 and head on the second."""
+    plan = Plan.from_cuts(CHAIN, (7,), num_microbatches=2, **({"lists": BESIDE, "tower": tower} | fields))
+    assert [stage.layers for stage in plan.stages] == [(5, 7), (7, 9)]
+    return plan
+
+
+def test_a_tower_beside_the_pipeline_survives_the_file_and_a_plan_without_says_nothing_of_it(tmp_path: Path) -> None:
+    for tower in (TOWER, dataclasses.replace(TOWER, recompute=(1, 3)), dataclasses.replace(TOWER, again=True)):
+        _beside(tower).save(tmp_path / "plan.json")
+        assert Plan.load(tmp_path / "plan.json") == _beside(tower)
+    ahead = dataclasses.replace(TOWER, mode="ahead")
+    lists = tuple(" ".join(word for word in words.split() if word[0] != "V") for words in BESIDE)
+    _beside(ahead, lists=lists, frozen=("vit", "projector")).save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").tower == ahead
+    assert "tower" not in Plan.from_cuts(CHAIN, (7,)).to_record()
+
+
+@pytest.mark.parametrize(
+    ("tower", "fields", "message"),
+    [
+        ({"links": 4}, {}, "4 links end elsewhere than before word_embed, link 5"),
+        ({"owners": (0, 1)}, {}, "2 owners for 5 links"),
+        ({"owners": (0, 1, 2, 0, 1)}, {}, "vit.1 is owned by rank 2, but a replica has 2 x 1 ranks"),
+        ({"parts": ((0, 1),)}, {}, "parts of 1 microbatches for 2"),
+        ({"parts": ((0, 1), ())}, {}, r"parts of microbatch 1 are \[\]"),
+        ({"parts": ((1, 0), (1,))}, {}, r"parts of microbatch 0 are \[1, 0\]; .* from 0 to 1, ascending"),
+        ({"parts": ((0, 1), (2,))}, {}, r"parts of microbatch 1 are \[2\]"),
+        ({"parts": ((0, 1), (0, 1))}, {}, r"rank 0 never does E\(microbatch 1, part 0\)"),
+        ({"recompute": (0,)}, {}, "recompute names link 0, which is no ViT layer"),
+        ({"recompute": (6,)}, {}, "recompute names link 6, which is no ViT layer"),
+        ({"recompute": (1,), "again": True}, {}, "leave `recompute` out"),
+        ({"mode": "later"}, {}, "mode 'later' is not known"),
+        ({"mode": "ahead"}, {}, "some of it is trained"),
+        ({}, {"frozen": ("vit", "projector")}, "all of it is frozen"),
+        ({}, {"lists": ()}, "needs lists of actions"),
+        ({}, {"lists": (BESIDE[0], BESIDE[1].replace("E1.1 ", ""))}, r"rank 1 never does E\(microbatch 1, part 1\)"),
+    ],
+)
+def test_a_tower_that_cannot_be_is_refused(tower: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _beside(dataclasses.replace(TOWER, **tower), **fields)
+
+
+def test_links_of_the_tower_are_on_no_stage(tmp_path: Path) -> None:
+    stages = (Stage((4, 7)), Stage((7, 9)))
+    with pytest.raises(UserError, match=r"stage 0 holds projector \(id 4\), which stands beside .* layers \[0, 5\)"):
+        dataclasses.replace(_beside(), stages=stages).validate()
+    record = _beside().to_record()
+    for name, value, message in (
+        ("links", "5", "tower.links must be"),
+        ("parts", [[0, 1], 1], r"tower.parts\[1\] must"),
+        ("mode", "x", "tower.mode must be one of"),
+        ("again", 1, "tower.again must be"),
+    ):
+        (tmp_path / "plan.json").write_text(json.dumps(record | {"tower": record["tower"] | {name: value}}))
+        with pytest.raises(UserError, match=message):
+            Plan.load(tmp_path / "plan.json")
 
 
 def _with_stages(*stages: Stage) -> Plan:

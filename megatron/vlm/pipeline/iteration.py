@@ -19,7 +19,7 @@ from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.data_parallel import Gathers
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
-from omnibal_ext.schedules.actions import Action, giver, taker
+from omnibal_ext.schedules.actions import Action, takers
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.posting import Post
 
@@ -115,7 +115,7 @@ class Iteration:
         compute = {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
         for step in steps:
             if isinstance(step, Post):
-                self._post_receive(step.action)
+                self._post_receive(step)
             else:
                 self.communicator.progress.action(step)
                 compute[step.kind](step)
@@ -125,24 +125,21 @@ class Iteration:
             "what follows the schedule: reductions, the optimizer's step, a save, an evaluation"
         )
 
-    def _post_receive(self, action: Action) -> None:
-        """Start receiving what `action` needs, if anything comes."""
-        stage, communicator = self.chunks[action.chunk].stage, self.communicator
-        dtype, given = self.chunks[action.chunk].config.pipeline_dtype, giver(action, self.rank, self.placement)
-        assert given is not None  # the ends of the chain have nothing to post
+    def _post_receive(self, post: Post) -> None:
+        """Start receiving what an action needs, if anything comes."""
+        action, (source, _), communicator = post.action, post.giver, self.communicator
+        stage, dtype = self.chunks[action.chunk].stage, self.chunks[action.chunk].config.pipeline_dtype
         if action.kind == "F":
             entering = stage.input_shape(self._pack(action))
             assert entering is not None
-            self.receives[action] = communicator.receive_activation(entering, dtype, given[0])
+            self.receives[action] = communicator.receive_activation(entering, dtype, source)
         elif stage.receives_gradient:
             leaving = self.flights[action.microbatch, action.chunk].output_shape
-            self.receives[action] = communicator.receive_gradient(leaving, dtype, given[0])
+            self.receives[action] = communicator.receive_gradient(leaving, dtype, source)
 
     def _hand_on(self, action: Action, tensor: Tensor, send: Callable[[Tensor, int], None]) -> None:
         """Give what `action` made to the stage that takes it: by `send`, or as it is within this rank."""
-        takes = taker(action, self.rank, self.placement)
-        assert takes is not None
-        rank, taking = takes
+        ((rank, taking),) = takers(action, self.rank, self.placement)
         if rank == self.rank:
             # Detached, as a message is: the graphs of two stages stay apart. It lives on where the output is released.
             self.receives[taking] = Receive(tensor.detach(), None, "what this rank made")

@@ -8,14 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.schedules.actions import Action, Schedule
+from omnibal_ext.schedules.actions import Action, Beside, Schedule
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.posting import Post, Postings, with_posts
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
-from tests.unit.drawn import drawn_lists, placements
-
-Send = tuple[str, int, int]
-"""Kind, microbatch, and the global stage that takes it."""
+from omnibal_ext.schedules.weaving import first_and_last, in_time, woven
+from tests.unit.drawn import drawn_lists, drawn_parts, placements
 
 
 @given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 6), st.integers(1, 13), st.integers(1, 4))
@@ -46,8 +44,14 @@ def test_the_order_of_actions_stays_and_each_tensor_from_elsewhere_is_posted_onc
         assert [item for item in items if isinstance(item, Action)] == schedule[rank]
         posts = [item.action for item in items if isinstance(item, Post)]
         assert sorted(map(str, posts)) == sorted(str(a) for a in schedule[rank] if takes(a, rank, placement))
-        for post in posts:
-            assert items.index(Post(post)) < items.index(post)
+        for number, item in enumerate(items):
+            if isinstance(item, Post):
+                assert number < items.index(item.action)
+                giver, given = item.giver
+                assert giver != rank
+                assert given.kind == item.action.kind
+                assert given.microbatch == item.action.microbatch
+                assert given in schedule[giver]
 
 
 @given(placements, st.integers(1, 7), st.integers(0, 2**31))
@@ -72,6 +76,32 @@ def test_lists_in_any_order_end_too_and_receives_are_posted_in_the_order_of_thei
         stages = [[s for s, r in enumerate(ranks_of) if r == rank][a.chunk] for a in taken]
         received = [(a.microbatch, s) for a, s in zip(taken, stages, strict=True) if ranks_of[s - step] == source]
         assert received == sent
+
+
+@given(placements, st.integers(1, 6), st.integers(0, 2**31), st.booleans(), st.booleans())
+def test_lists_with_a_tower_end_too_and_each_part_is_posted_once(
+    placement: Placement, microbatches: int, seed: int, late: bool, ahead: bool
+) -> None:
+    """Blocking sends and receives, pair by pair; what E make ahead is received though no F of this list takes it."""
+    beside = Beside(drawn_parts(placement.ranks, microbatches, seed), ahead)
+    schedule = drawn_lists(placement, microbatches, seed)
+    places = in_time(schedule, microbatches, placement, beside) if late else first_and_last(schedule, beside)
+    schedule = woven(schedule, places)
+    postings = with_posts(schedule, microbatches, placement, beside)
+    assert [[a for a in items if isinstance(a, Action)] for items in postings] == schedule
+    assert ends_when_everything_blocks(postings, placement, beside)
+    first, chunk = placement.rank_and_chunk(0)
+    of_parts = [
+        item for items in postings for item in items
+        if isinstance(item, Post) and (item.kind == "V" or item.giver[1].kind == "E")
+    ]  # fmt: skip
+    expected = []
+    for m, ranks in enumerate(beside.parts):
+        for part in ranks:
+            if part != first:
+                expected.append(Post(Action("F", m, chunk), (part, Action("E", m, part))))
+                expected += [] if ahead else [Post(Action("V", m, part), (first, Action("B", m, chunk)))]
+    assert sorted(map(str, of_parts)) == sorted(map(str, expected))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -108,13 +138,13 @@ def takes(action: Action, rank: int, placement: Placement) -> bool:
     return other_end(action, rank, placement, {"F": -1, "B": 1, "W": 0}[action.kind]) >= 0
 
 
-def ends_when_everything_blocks(postings: Postings, placement: Placement) -> bool:
+def ends_when_everything_blocks(postings: Postings, placement: Placement, beside: Beside | None = None) -> bool:
     """Play: sends and receives are blocking calls that both sides must have reached, the strictest transport there is.
 
     A rank at a send is stuck until the receiver stands at the matching post, and the other way round.
     """
     ranks = len(postings)
-    words = [_words(items, rank, placement) for rank, items in enumerate(postings)]
+    words = [_words(items, rank, placement, beside) for rank, items in enumerate(postings)]
     at = [0] * ranks
     moved = True
     while moved:
@@ -127,25 +157,43 @@ def ends_when_everything_blocks(postings: Postings, placement: Placement) -> boo
             here = words[rank][at[rank]] if at[rank] < len(words[rank]) else None
             if here is None or here[0] != "send":
                 continue
-            other = placement.ranks_of[here[1][2]]
-            if at[other] < len(words[other]) and words[other][at[other]] == ("take", here[1]):
+            other = here[1]
+            if at[other] < len(words[other]) and words[other][at[other]] == ("take", rank, here[2]):
                 at[rank] += 1
                 at[other] += 1
                 moved = True
     return all(position == len(words[rank]) for rank, position in enumerate(at))
 
 
-def _words(items: Sequence[Action | Post], rank: int, placement: Placement) -> list[tuple[str, Send] | None]:
-    """What a rank calls: None to compute, ("send", tensor), ("take", tensor)."""
-    words: list[tuple[str, Send] | None] = []
+Word = tuple[str, int, tuple[str, int, int]]
+"""Send or take, the other rank, and the tensor: the kind of action that takes it, its microbatch, its stage or part."""
+
+
+def _words(items: Sequence[Action | Post], rank: int, placement: Placement, beside: Beside | None) -> list[Word | None]:
+    """What a rank calls: None to compute, else a send or a take."""
+    words: list[Word | None] = []
+    first = placement.ranks_of[0]
     for item in items:
         if isinstance(item, Post):
-            words.append(("take", (item.kind, item.action.microbatch, placement.stages_of[rank][item.action.chunk])))
+            action = item.action
+            if action.kind == "V":
+                words.append(("take", first, ("V", action.microbatch, rank)))
+                continue
+            stage = placement.stages_of[rank][action.chunk]
+            step = {"F": -1, "B": 1}[action.kind]
+            giver = item.giver[0] if stage + step < 0 else placement.ranks_of[stage + step]
+            words.append(("take", giver, (action.kind, action.microbatch, stage)))
             continue
         words.append(None)
-        target = other_end(item, rank, placement, {"F": 1, "B": -1, "W": 0}[item.kind])
-        if target >= 0:
-            words.append(("send", (item.kind, item.microbatch, target)))
+        if item.kind == "E":
+            words += [("send", first, ("F", item.microbatch, 0))] * (rank != first)
+        elif item.kind == "B" and beside and placement.stages_of[rank][item.chunk] == 0:
+            parts = () if beside.ahead else beside.parts[item.microbatch]
+            words += [("send", part, ("V", item.microbatch, part)) for part in parts if part != rank]
+        elif item.kind in "FB":
+            target = other_end(item, rank, placement, {"F": 1, "B": -1}[item.kind])
+            if target >= 0:
+                words.append(("send", placement.ranks_of[target], (item.kind, item.microbatch, target)))
     return words
 
 
@@ -157,7 +205,9 @@ def one_ahead(actions: list[Action], rank: int, placement: Placement) -> list[Ac
         for wanted in (action, following):
             if wanted is not None and wanted not in posted and takes(wanted, rank, placement):
                 posted.add(wanted)
-                items.append(Post(wanted))
+                stage = other_end(wanted, rank, placement, {"F": -1, "B": 1}[wanted.kind])
+                giver, chunk = placement.rank_and_chunk(stage)
+                items.append(Post(wanted, (giver, Action(wanted.kind, wanted.microbatch, chunk))))
         items.append(action)
     return items
 

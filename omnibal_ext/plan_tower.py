@@ -1,0 +1,101 @@
+"""Where the vision tower stands beside the pipeline: what plan.json says of it.
+
+    chain     patch_embed vit.0 vit.1 projector | word_embed llm.0 | llm.1 head
+    tower     [0, 4): whole copies on every rank  stage 0             stage 1
+
+Every rank of a replica (pipeline x tensor ranks) has a working copy of the tower and encodes a share of the images of
+some microbatches; each of the tower's links is owned by one rank, in whose stage the optimizer and checkpoints see it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from omnibal_ext.chain import RECOMPUTABLE_KINDS, gradient_mode, layer_names
+from omnibal_ext.errors import UserError
+from omnibal_ext.formats import TOWER_MODES
+from omnibal_ext.schedules.actions import Beside
+
+
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """The first links of the chain, beside the pipeline, whose stages hold the rest."""
+
+    links: int
+    """How many; the chain's next one is "word_embed"."""
+    owners: tuple[int, ...]
+    """Of every link, the rank of a replica that owns its weights: pipeline rank * tensor ranks + tensor rank."""
+    parts: tuple[tuple[int, ...], ...]
+    """Of every microbatch, the pipeline ranks that encode its images, ascending."""
+    mode: str = "bubbles"
+    """Where E and V stand: "first" and last; in "bubbles"; "ahead": the tower is frozen, and E are of the next
+    iteration."""
+    recompute: tuple[int, ...] = ()
+    """Layer ids of which only the input is kept from E to V."""
+    again: bool = False
+    """Nothing is kept from E to V, which runs the whole forward again."""
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Tower":
+        """Of plan.json's entry, its format checked."""
+        values = {name: record[name] for name in ("links", "mode")}
+        parts = tuple(tuple(ranks) for ranks in record["parts"])
+        recompute, again = tuple(record.get("recompute", ())), record.get("again", False)
+        return cls(**values, owners=tuple(record["owners"]), parts=parts, recompute=recompute, again=again)
+
+    def to_record(self) -> dict[str, Any]:
+        """What plan.json holds."""
+        record = asdict(self)
+        lists = {"owners": list(self.owners), "parts": [list(ranks) for ranks in self.parts]}
+        return record | lists | {"recompute": list(self.recompute)}
+
+    @property
+    def beside(self) -> Beside:
+        """As lists of actions know it."""
+        return Beside(self.parts, self.mode == "ahead")
+
+    def validate(
+        self,
+        chain: Sequence[str],
+        ranks: tuple[int, int],
+        microbatches: int,
+        frozen: Sequence[str],
+        adapted: Sequence[str],
+    ) -> None:
+        """Raise UserError for what cannot be of this chain on (pipeline, tensor) ranks, naming link or microbatch."""
+        if chain[self.links : self.links + 1] != ("word_embed",):
+            raise UserError(f"tower: {self.links} links end elsewhere than before word_embed, link {_length(chain)}")
+        names, (pipeline, tensor) = layer_names(chain), ranks
+        if len(self.owners) != self.links:
+            raise UserError(f"tower: {len(self.owners)} owners for {self.links} links; each link has one")
+        for link, owner in enumerate(self.owners):
+            if not 0 <= owner < pipeline * tensor:
+                raise UserError(
+                    f"tower: {names[link]} is owned by rank {owner}, but a replica has {pipeline} x {tensor} ranks"
+                )
+        self._validate_parts(pipeline, microbatches)
+        for link in self.recompute:
+            if not 0 <= link < self.links or chain[link] not in RECOMPUTABLE_KINDS:
+                raise UserError(f"tower: recompute names link {link}, which is no ViT layer of it")
+        if self.again and self.recompute:
+            raise UserError("tower: `again` runs all links again; leave `recompute` out")
+        if self.mode not in TOWER_MODES:
+            raise UserError(f"tower: mode {self.mode!r} is not known; choose one of {', '.join(TOWER_MODES)}")
+        idle = gradient_mode("projector", frozen, adapted) == "idle"
+        if idle != (self.mode == "ahead"):
+            state = "all of it is frozen" if idle else "some of it is trained"
+            raise UserError(f'tower: mode {self.mode!r}, but {state}; "ahead" is for frozen towers, and only for them')
+
+    def _validate_parts(self, pipeline: int, microbatches: int) -> None:
+        if len(self.parts) != microbatches:
+            raise UserError(f"tower: parts of {len(self.parts)} microbatches for {microbatches}")
+        for microbatch, ranks in enumerate(self.parts):
+            if not ranks or list(ranks) != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < pipeline:
+                raise UserError(
+                    f"tower: parts of microbatch {microbatch} are {list(ranks)}; name pipeline ranks from 0 to "
+                    f"{pipeline - 1}, ascending, at least one"
+                )
+
+
+def _length(chain: Sequence[str]) -> int:
+    return list(chain).index("word_embed") if "word_embed" in chain else 0
