@@ -59,7 +59,7 @@ def narrow(model: Architecture, layers: int) -> Architecture:
     native = vision.native and replace(vision.native, full_layers=(), learned_positions=None)
     side = vision.patch_size * (1 if native else 2)
     few: dict[str, Any] = {"layers": layers, "hidden_size": 32, "heads": 4, "ffn_hidden_size": 64, "native": native}
-    small = replace(vision, **few, feature_layers=(), image_size=side)
+    small = replace(vision, **few, feature_layers=(), side_by_side=(), image_size=side)
     sections = (2, 3, 3) if language.rotary_sections else ()
     text = replace(language, layers=layers, hidden_size=64, heads=4, kv_heads=2, head_size=16, ffn_hidden_size=64,
                    vocab_size=128, rotary_sections=sections)  # fmt: skip

@@ -140,7 +140,7 @@ def _projector(architecture: Architecture) -> tuple[Matrix, ...]:
         return ()
     out, shuffled = architecture.language.hidden_size, architecture.joined_width
     inner = shuffled if architecture.vision.native else out
-    names = ("", *(f"feature_{number}." for number in range(len(architecture.vision.feature_layers))))
+    names = ("", *(f"feature_{number}." for number in range(architecture.streams - 1)))
     return tuple(
         matrix
         for name in names

@@ -51,17 +51,18 @@ def gradient_mode(kind: str, frozen_parts: Iterable[str], adapted_parts: Collect
     return "frozen" if any(other not in frozen or other in adapted for other in earlier) else "idle"
 
 
-def features_after(chain: Sequence[str], feature_layers: Sequence[int]) -> tuple[int, ...]:
+def features_after(chain: Sequence[str], feature_layers: Sequence[int], joined: bool = False) -> tuple[int, ...]:
     """How many features travel beside the output of every layer: taken there or before, and not yet entered.
 
     The outputs of the ViT layers `feature_layers` (numbers among the ViT's, ascending) enter one by one behind the
-    first language layers (DeepStack, arXiv 2406.04334).
+    first language layers (DeepStack, arXiv 2406.04334), or, `joined`, the projector all at once.
     """
     counts, seen = [], Counter[str]()
     for kind in chain:
         seen[kind] += 1
         taken = sum(layer < seen["vit"] for layer in feature_layers)
-        counts.append(max(0, taken - seen["llm"]))
+        entered = taken * seen["projector"] if joined else seen["llm"]
+        counts.append(max(0, taken - entered))
     return tuple(counts)
 
 

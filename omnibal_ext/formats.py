@@ -95,6 +95,7 @@ PROFILE = record(
         "frozen": listing(one_of(*PARTS)),
         "lora_targets": listing(one_of(*PARTS)),
         "feature_layers": _LAYERS,
+        "features_joined": flag,
         "layers_apart": mapping(_LAYERS),
         "full_layers": _LAYERS,
         "linear_layers": _LAYERS,

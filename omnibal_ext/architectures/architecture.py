@@ -13,6 +13,9 @@ from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.chain import FULL, LINEAR, cost_kinds, features_after, layer_chain
 from omnibal_ext.errors import UserError
 
+LATER = {"later": True}
+"""Of a field that models had none of at first: it changes the hash of those alone where it is not the default."""
+
 
 def _filled_up(count: int, ranks: int) -> int:
     """The next number that `ranks` divides."""
@@ -75,6 +78,9 @@ class VisionArchitecture:
     (stochastic depth, arXiv 1603.09382)."""
     feature_layers: tuple[int, ...] = ()
     """Layers whose output enters the language model too, the first of them behind its first layer and so on."""
+    side_by_side: tuple[int, ...] = field(default=(), metadata=LATER)
+    """The projector joins what these layers give in width, in this order, and nothing of it enters later: numbers among
+    `feature_layers`, the ViT's output the last one."""
 
     def __post_init__(self) -> None:
         if self.image_size % self.patch_size and self.class_token:  # SigLIP's leave the rest unseen
@@ -276,7 +282,7 @@ class Architecture:
             )
         taken = self.vision.feature_layers
         ascending = all(a < b for a, b in pairwise((-1, *taken, self.vision.layers)))
-        if not ascending or len(taken) > self.language.layers:
+        if not ascending or self.streams > 1 + self.language.layers:
             raise UserError(
                 f"model {self.name!r}: features of the ViT's layers {list(taken)}; supported: ascending numbers below "
                 f"{self.vision.layers}, no more than the {self.language.layers} language layers that they enter"
@@ -285,7 +291,13 @@ class Architecture:
     @property
     def joined_width(self) -> int:
         """Width of what the projector's first matrix multiplies."""
-        return self.vision.hidden_size * (1 if self.pools else self.shuffle**2)
+        squares = 1 if self.pools else self.shuffle**2
+        return self.vision.hidden_size * squares * max(1, len(self.vision.side_by_side))
+
+    @property
+    def streams(self) -> int:
+        """Tensors of image tokens behind the projector: hidden states, and features that enter later."""
+        return 1 + len(self.vision.feature_layers) * (not self.vision.side_by_side)
 
     @property
     def untied(self) -> bool:
@@ -326,14 +338,22 @@ class Architecture:
     @cached_property
     def features_after(self) -> tuple[int, ...]:
         """How many features travel beside the output of every layer of the chain."""
-        return features_after(self.chain, self.vision.feature_layers)
+        return features_after(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
 
     @property
     def hash(self) -> str:
         """Names the sizes: two models with the same hash can share a profile and a plan."""
-        sizes = {name: value for name, value in dataclasses.asdict(self).items() if name not in ("prompt", "types")}
+        sizes = {name: value for name, value in _hashed(self).items() if name not in ("prompt", "types")}
         text = json.dumps(sizes, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _hashed(value: Any) -> Any:
+    """Fields by name, without those that came `LATER` and say nothing."""
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = [(one, getattr(value, one.name)) for one in dataclasses.fields(value)]
+    return {one.name: _hashed(found) for one, found in fields if not (one.metadata and found == one.default)}
 
 
 def differences(one: Architecture, other: Architecture) -> list[tuple[str, object, object]]:

@@ -138,6 +138,7 @@ def analytic_profile(
         model_hash=architecture.hash,
         chain=architecture.chain,
         feature_layers=vision.feature_layers,
+        features_joined=bool(vision.side_by_side),
         layers_apart=architecture.layers_apart,
         layers=layers,
         vit_budget=vit_budget,

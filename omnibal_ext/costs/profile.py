@@ -145,6 +145,8 @@ class Profile:
     by that name, numbers among that kind's. ViT layers that stand apart keep as many bytes as the others."""
     feature_layers: tuple[int, ...] = ()
     """ViT layers whose output enters the language model too: until then it travels beside the hidden states."""
+    features_joined: bool = False
+    """It enters the projector, all at once, and not the first language layers."""
     device: str = ""
     dtype: str = ""
     transfer_seconds_per_byte: float = 0.0
@@ -235,7 +237,7 @@ class Profile:
     @property
     def features_after(self) -> tuple[int, ...]:
         """How many features travel beside the output of every layer of the chain."""
-        return features_after(self.chain, self.feature_layers)
+        return features_after(self.chain, self.feature_layers, self.features_joined)
 
     def check_model(self, model: str, model_hash: str) -> None:
         """Raise UserError if the profile is of another model."""

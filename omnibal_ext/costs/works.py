@@ -49,7 +49,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
     if vision.native:
         learned_positions, inner = (vision.native.learned_positions or 0) ** 2 * h, shuffled
         pixels *= vision.native.frames
-    streams = 1 + len(vision.feature_layers)  # hidden states, and features beside them
+    streams = architecture.streams
     projector = shuffled * g if architecture.pools else (shuffled * inner + inner * g) * streams
     inner *= not architecture.pools
     # Query and attention output are counted at the width of the layer, with key and value goes what they have more.

@@ -67,10 +67,14 @@ DROPPING = replace(SMALL, name="dropping", vision=replace(SMALL.vision, drop_pat
 WIDE_NORM = replace(
     SMALL,
     name="wide_norm",
-    vision=replace(SMALL.vision, normalization="RMSNorm", qkv_bias=False, qk_norm=True),
+    vision=replace(
+        SMALL.vision, normalization="RMSNorm", qkv_bias=False, qk_norm=True, feature_layers=(0, 2),
+        side_by_side=(2, 0, 1),
+    ),
     language=replace(SMALL.language, qk_norm=True, head_size=16),
-)
-"""QK-norm over the ViT's full width and over each of the language model's heads, as InternVL3.5-38B."""
+)  # fmt: skip
+"""QK-norm over the ViT's full width and over each of the language model's heads, as InternVL3.5-38B; and what three of
+the ViT's layers give stands side by side, as in ViP-LLaVA."""
 TIED = replace(SMALL, name="tied", tied=True)
 NATIVE = replace(
     SMALL,

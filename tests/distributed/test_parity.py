@@ -21,15 +21,16 @@ def test_every_case_equals_one_process(answers: Path, name: str) -> None:
     assert not wrong
 
 
-def test_features_are_cut_everywhere_on_their_way() -> None:
-    """Between every two links of the model whose features jump, also where images come with them: here, or in
+@pytest.mark.parametrize("model", ["features", "wide_norm"])
+def test_features_are_cut_everywhere_on_their_way(model: str) -> None:
+    """Between every two links of the models whose features jump, also where images come with them: here, or in
     test_strict_transport.py."""
     chain = layer_chain(4, 4)
     first = {
         stage.layers[0]
         for launch in (LAUNCHES | STRICT).values()
         for case in launch.cases()
-        if launch.pipeline > 1 and case.question.model == "features" and case.question.packs != "text only"
+        if launch.pipeline > 1 and case.question.model == model and case.question.packs != "text only"
         for stage in case.plan(chain, launch.pipeline).stages
     }
     assert first == set(range(len(chain)))

@@ -89,11 +89,11 @@ def processed(sample: dict[str, Any], config: Any) -> dict[str, Tensor]:
     if not images:
         return {}
     of_image = (ids == config.image_token_id).long()[None]
-    if kind in ("internvl", "llava"):
+    if kind in ("internvl", "llava", "vipllava"):
         return {"pixel_values": pixels}
     if kind == "gemma3":
         return {"pixel_values": pixels, "token_type_ids": of_image}
-    if kind in ("llava_next", "llava_onevision"):
+    if kind in ("llava_next", "llava_next_video", "llava_onevision"):
         given = {"pixel_values": pixels, "image_sizes": torch.tensor([(one.height, one.width) for one in images])}
         return given | ({"batch_num_images": torch.tensor([len(images)])} if kind == "llava_onevision" else {})
     frames = pixels if pixels.dim() == 5 else torch.stack([pixels, pixels], dim=2)

@@ -117,8 +117,8 @@ def configuration(folder: Path) -> Any:
 
 def test_a_family_that_is_not_known_is_refused_by_name(folders: dict[str, Path]) -> None:
     data = ChatDataset(folders["llava-1.5"] / "data")
-    with pytest.raises(UserError, match=r"models of type 'vipllava' are not known; known: internvl, llava, "):
-        JoinPack(data, transformers.VipLlavaConfig())
+    with pytest.raises(UserError, match=r"models of type 'blip-2' are not known; known: internvl, llava, "):
+        JoinPack(data, transformers.Blip2Config())
 
 
 def test_a_family_whose_layers_carry_on_from_sample_to_sample_is_refused_by_name(folders: dict[str, Path]) -> None:

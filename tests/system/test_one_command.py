@@ -34,8 +34,8 @@ WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 
 
 FAMILIES = (
-    "internvl3.5", "llava-1.5", "llava-1.6", "llava-onevision", "qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe",
-    "gemma-3", "qwen3.5", "qwen3.5-moe",
+    "internvl3.5", "llava-1.5", "llava-1.6", "llava-next-video", "vip-llava", "llava-onevision", "qwen2-vl",
+    "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "gemma-3", "qwen3.5", "qwen3.5-moe",
 )  # fmt: skip
 PACKED = [family for family in FAMILIES if not family.startswith("qwen3.5")]
 """Those whose packs transformers can run."""
@@ -73,7 +73,7 @@ def build(family: str, demo: Path, folder: Path) -> None:
     match family:
         case "internvl3.5":
             processor = internvl(folder)
-        case "llava-1.5" | "llava-1.6":
+        case "llava-1.5" | "llava-1.6" | "llava-next-video" | "vip-llava":
             processor = llava(folder, tokenizer, family)
         case "llava-onevision":
             processor = onevision(folder, tokenizer)
@@ -102,6 +102,12 @@ def llava(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     name, text, grids = {
         "llava-1.5": ("Llava", {**TEXT, **ODD_HEADS, "model_type": "llama"}, {}),
         "llava-1.6": ("LlavaNext", {**models.MISTRAL, "vocab_size": 512}, {"image_grid_pinpoints": models.GRIDS}),
+        "llava-next-video": (
+            "LlavaNextVideo",
+            {**models.MISTRAL, "vocab_size": 512},
+            {"image_grid_pinpoints": models.GRIDS},
+        ),
+        "vip-llava": ("VipLlava", {**TEXT, "model_type": "llama"}, {"vision_feature_layer": [-2, 1]}),
     }[family]
     config = getattr(transformers, f"{name}Config")(
         vision_config=models.CLIP, text_config=text, image_token_index=image_token, **grids

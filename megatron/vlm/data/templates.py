@@ -109,6 +109,10 @@ def _gemma() -> ChatTemplate:
     return ChatTemplate("gemma", tokens[0], turns, tokens, strips_words=True, system_opens=True)
 
 
+LLAVA_V1_SYSTEM = (
+    "A chat between a curious human and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the human's questions."
+)
 LLAVA_LLAMA3_SYSTEM = (
     "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
     "provides, and assist the user with a variety of tasks using natural language."
@@ -130,6 +134,7 @@ TEMPLATES = {
         _llama3("llava-llama3", LLAVA_LLAMA3_SYSTEM),
         _mistral(),
         _vicuna(),
+        replace(_vicuna(), name="llava-v1", system=LLAVA_V1_SYSTEM),
         _gemma(),
     )
 }

@@ -1,8 +1,10 @@
 """From the ViT's width to the language model's.
 
-A two-layer perceptron (LLaVA), pixel shuffle before it (InternVL); or means of squares of patches and one matrix
-(Gemma 3).
+A two-layer perceptron (LLaVA), pixel shuffle before it (InternVL), or what several layers of the ViT give, side by side
+(ViP-LLaVA); or means of squares of patches and one matrix (Gemma 3).
 """
+
+from collections.abc import Sequence
 
 import torch
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
@@ -25,9 +27,10 @@ class Projector(MegatronModule):
         super().__init__(outside_layers(vision))
         self.shared, vision = vision, self.config
         self.tokens_per_tile = architecture.vision.tokens_per_tile
+        self.side_by_side = architecture.vision.side_by_side
         self.shuffle = architecture.shuffle
         self.first = int(architecture.vision.class_token and not architecture.class_token)
-        width = vision.hidden_size * self.shuffle**2
+        width = architecture.joined_width
         linear = {"config": vision, "init_method": vision.init_method, "bias": architecture.projector_bias}
         self.vision_norm: torch.nn.Module = torch.nn.Identity()
         self.norm: torch.nn.Module = torch.nn.Identity()
@@ -39,6 +42,11 @@ class Projector(MegatronModule):
         self.linear_fc2 = RowParallelLinear(
             language.hidden_size, language.hidden_size, input_is_parallel=True, skip_bias_add=False, **linear
         )
+
+    def joined(self, hidden: Tensor, features: Sequence[Tensor]) -> Tensor:
+        """Rows of ViT tokens, and those that layers before gave: one behind the other in width, in that order."""
+        given = (*features, hidden)
+        return torch.cat([given[number] for number in self.side_by_side], dim=-1)
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
         """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile."""

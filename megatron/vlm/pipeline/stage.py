@@ -94,6 +94,8 @@ class Stage(MegatronModule):
             extra: tuple[Any, ...] = (language_view,) if self.chain.kinds[link] == "llm" else ()
             if view is not None and self.chain.kinds[link] in VISION_KINDS:
                 extra = (view,)
+            if batch.tiles and self.chain.architecture.vision.side_by_side:
+                hidden, features = self._side_by_side(link, module, hidden, features)
             step = partial(_run, module, batch, *extra)
             if batch.tiles == 0 and self.chain.kinds[link] in VISION_KINDS:
                 hidden = _pass_by(module, hidden, self.chain.shape_before(link + 1, batch))
@@ -117,6 +119,12 @@ class Stage(MegatronModule):
             return self.input_tensor, []
         hidden, *features = self.input_tensor.chunk(1 + count)
         return hidden, features
+
+    def _side_by_side(
+        self, link: int, module: Any, hidden: Tensor | None, features: list[Tensor]
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """What enters a link, where the projector takes all features at once."""
+        return (module.joined(hidden, features), []) if self.chain.kinds[link] == "projector" else (hidden, features)
 
     def _with_features(
         self, link: int, module: Any, hidden: Tensor, features: list[Tensor], batch: Microbatch, view: View | None

@@ -93,6 +93,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         model_hash=chain.architecture.hash,
         chain=chain.kinds,
         feature_layers=chain.architecture.vision.feature_layers,
+        features_joined=bool(chain.architecture.vision.side_by_side),
         layers_apart=chain.architecture.layers_apart,
         layers=layers,
         vit_budget=job.vit_budget,

@@ -15,10 +15,12 @@ GRIDS = ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))
 
 
 def read_llava(name: str, config: Section) -> Architecture:
-    """LLaVA-1.5, LLaVA-1.6, LLaVA-Interleave. Raises UserError naming a field that cannot be honoured."""
+    """LLaVA-1.5, LLaVA-1.6, LLaVA-Interleave, LLaVA-NeXT-Video. Raises UserError naming what cannot be honoured."""
     config.must(projector_hidden_act="gelu")
     tower, language = config.inner("vision_config", "clip_vision_model"), config.inner("text_config", "llama")
-    newline = config["model_type"] == "llava_next"
+    newline = config["model_type"] != "llava"
+    if config["model_type"] == "llava_next_video":
+        language.asked.update(("factor", "type"))  # published beside the rotation's fields, where nothing reads them
     if tower["model_type"] == "siglip_vision_model" and not newline:
         config.must(vision_feature_select_strategy="full")  # which takes every patch: there is no class token
         return _of_llava(name, config, _siglip(tower, config), language, None, "fixed")
@@ -31,6 +33,25 @@ def read_llava(name: str, config: Section) -> Architecture:
             raise UserError(f"{config.where}.image_grid_pinpoints is not LLaVA-1.6's {grids}; no others are known")
     template, tiling = _llava_template(language), "anyres" if newline else "pad"
     return _of_llava(name, config, vision, language, template, tiling, class_token)
+
+
+def read_vip_llava(name: str, config: Section) -> Architecture:
+    """ViP-LLaVA: what several layers of CLIP give, side by side, without its class token. Raises UserError as above."""
+    config.must(
+        projector_hidden_act="gelu", projector_layernorm_eps=1e-5, vision_feature_select_strategy="default",
+        multimodal_projector_bias=True,
+    )  # fmt: skip
+    tower, language = config.inner("vision_config", "clip_vision_model"), config.inner("text_config", "llama")
+    layers = config["vision_feature_layer"]
+    return Architecture(
+        name,
+        clip(tower, config.get("vision_feature_layers") or layers),  # as published, with the s
+        read_language(language),
+        shuffle=1,
+        tied=tied(config),
+        prompt=PromptFormat("llava", config.take("image_token_index", TOKEN), "llava-v1", "pad"),
+        types=("vipllava", language["model_type"]),
+    )
 
 
 def read_onevision(name: str, config: Section) -> Architecture:

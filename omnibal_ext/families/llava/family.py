@@ -3,8 +3,8 @@
 from typing import Any
 
 from omnibal_ext.families.family import Family, Model, Packs
-from omnibal_ext.families.fields import DATA, GENERAL
-from omnibal_ext.families.llava.config import read_llava, read_onevision
+from omnibal_ext.families.fields import DATA, GENERAL, names
+from omnibal_ext.families.llava.config import read_llava, read_onevision, read_vip_llava
 from omnibal_ext.families.llava.names import projector_weights
 from omnibal_ext.families.llava.presets import PRESETS
 from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
@@ -17,6 +17,12 @@ _FIELDS: dict[str, Any] = {
     "vision_feature_layer": -2,
     "vision_feature_select_strategy": "default",
     "multimodal_projector_bias": True,
+    "tie_word_embeddings": False,
+}
+_VIP = {
+    "image_token_index": 32000,
+    "projector_hidden_act": "gelu",
+    "vision_feature_layer": [-2, -5, -8, -11, 6],
     "tie_word_embeddings": False,
 }
 _ONEVISION = {
@@ -37,6 +43,17 @@ FAMILY = Family(
             takes=("image_sizes",),
             packs=Packs("anyres"),
         ),
+        "llava_next_video": Model(
+            Part(
+                {**_FIELDS, "image_token_index": 32001, "image_grid_pinpoints": None},
+                WITHOUT_EFFECT | names("spatial_pool_mode spatial_pool_stride video_seq_length video_token_index"),
+                WEIGHTS,
+            ),
+            read_llava,
+            takes=("image_sizes",),
+            packs=Packs("anyres"),
+        ),
+        "vipllava": Model(Part(_VIP, WITHOUT_EFFECT, WEIGHTS), read_vip_llava, packs=Packs("pad")),
         "llava_onevision": Model(
             Part(_ONEVISION, WITHOUT_EFFECT | {"video_token_index"}, WEIGHTS),
             read_onevision,

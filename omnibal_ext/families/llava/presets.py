@@ -21,6 +21,13 @@ ONEVISION = {
 }
 """Name: language model, words, whether tied. Words are those of the language model and three of its own, filled up to
 a multiple of 64."""
+NEXT_VIDEO = {
+    "llava-next-video-7b": ("vicuna-7b", "vicuna"),
+    "llava-next-video-7b-32k": ("mistral-7b", "mistral"),
+}
+"""Name: language model, chat template."""
+VIP = {"vip-llava-7b": "vicuna-7b", "vip-llava-13b": "vicuna-13b"}
+"""Name: language model."""
 IMAGE_TOKEN_IDS = {"vicuna": 32000, "mistral": 32000, "llama3": 128256, "yi": 64000}
 """Where image features go: a token that the model's makers added, so its id follows from the vocabulary before it."""
 
@@ -41,6 +48,18 @@ def assembled(name: str, vision: str, language: str, template: str | None = None
     )
 
 
+def _next_video(name: str, language: str, template: str) -> Architecture:
+    """LLaVA-1.6, to whose words a video's was added before an image's."""
+    model = assembled(name, "clip-l-336", language, template, "anyres")
+    return replace(model, prompt=replace(model.prompt, image_token_id=32001), types=("llava_next_video", "llama"))
+
+
+def _vip(name: str, language: str) -> Architecture:
+    model = assembled(name, "clip-l-336", language, "llava-v1")
+    vision = replace(model.vision, feature_layers=(5, 13, 16, 19), side_by_side=(4, 3, 2, 1, 0))
+    return replace(model, vision=vision, projector_norm=True, types=("vipllava", "llama"))
+
+
 def _onevision(name: str, language: str, words: int, tied: bool) -> Architecture:
     return Architecture(
         name,
@@ -57,5 +76,7 @@ def _onevision(name: str, language: str, words: int, tied: bool) -> Architecture
 
 PRESETS = {
     **{name: assembled(name, "clip-l-336", *parts) for name, parts in LLAVA.items()},
+    **{name: _next_video(name, *parts) for name, parts in NEXT_VIDEO.items()},
+    **{name: _vip(name, language) for name, language in VIP.items()},
     **{name: _onevision(name, *parts) for name, parts in ONEVISION.items()},
 }

@@ -84,11 +84,19 @@ def layers_read(tower: Section, feature_layer: Any) -> tuple[int, bool]:
 
 
 def clip(tower: Section, feature_layer: Any) -> VisionArchitecture:
-    """CLIP's, whose features are those behind a layer."""
+    """CLIP's, whose features are those behind a layer, or behind several side by side."""
     tower.must_be("clip_vision_model")
-    layers, _ = layers_read(tower, feature_layer)
+    several = feature_layer if isinstance(feature_layer, list) and feature_layer else [feature_layer]
+    read = [layers_read(tower, one)[0] for one in several]
+    layers = sorted(set(read))
     vision = VisionArchitecture(
-        **vision_sizes(tower, layers), patch_bias=False, pre_norm=True, layer_scale=False, pixels="clip"
+        **vision_sizes(tower, layers[-1]),
+        patch_bias=False,
+        pre_norm=True,
+        layer_scale=False,
+        pixels="clip",
+        feature_layers=tuple(layer - 1 for layer in layers[:-1]),
+        side_by_side=tuple(map(layers.index, read)) if len(read) > 1 else (),
     )
     tower.refuse_unread()
     return vision

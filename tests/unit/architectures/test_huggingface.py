@@ -96,6 +96,30 @@ LLAVA_1_6_MISTRAL = {
         "vocab_size": 32064,
     },
 }
+LLAVA_NEXT_VIDEO = {
+    **LLAVA_1_5,
+    "model_type": "llava_next_video",
+    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    "image_token_index": 32001,
+    "spatial_pool_mode": "average",
+    "spatial_pool_stride": 2,
+    "text_config": {**LLAVA_1_5["text_config"], "factor": 2.0, "type": "linear"},  # type: ignore[dict-item]
+    "use_image_newline_parameter": True,
+    "video_seq_length": 288,
+    "video_token_index": 32000,
+}
+VIP_LLAVA = {
+    "architectures": ["VipLlavaForConditionalGeneration"],
+    "ignore_index": -100,
+    "image_token_index": 32000,
+    "model_type": "vipllava",
+    "projector_hidden_act": "gelu",
+    "projector_layernorm_eps": 1e-05,
+    "text_config": LLAVA_1_5["text_config"],
+    "vision_config": LLAVA_1_5["vision_config"],
+    "vision_feature_layers": [-2, -5, -8, -11, 6],
+    "vocab_size": 32064,
+}
 
 QWEN2_5_VL = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
@@ -350,11 +374,21 @@ def test_a_folder_that_is_called_like_a_preset_is_meant(tmp_path: Path, monkeypa
     assert preset("tiny").language != PRESETS["tiny"].language
 
 
+def test_fields_that_came_later_leave_the_hash_of_others_alone() -> None:
+    """Profiles, plans and runs of a model are told by it: `internvl-chat-1.5` had this one before there were any."""
+    assert PRESETS["internvl-chat-1.5"].hash == "2a456a76ad508e21"
+    one = PRESETS["vip-llava-7b"]
+    other = replace(one, vision=replace(one.vision, side_by_side=(0, 1, 2, 3, 4)))
+    assert one.hash != other.hash
+
+
 @pytest.mark.parametrize(
     ("name", "config"),
     [
         ("llava-1.5-7b", LLAVA_1_5),
         ("llava-1.6-mistral-7b", LLAVA_1_6_MISTRAL),
+        ("llava-next-video-7b", LLAVA_NEXT_VIDEO),
+        ("vip-llava-7b", VIP_LLAVA),
         ("internvl-chat-1.5", INTERNVL_CHAT),
         ("internvl3.5-38b", INTERNVL_3_5),
         ("qwen2.5-vl-7b", QWEN2_5_VL),
@@ -435,7 +469,7 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (INTERNVL_CHAT, "select_layer", -46, r"feature layer -46 of 45"),
         (INTERNVL_HF, "vision_feature_select_strategy", "full", r"vision_feature_select_strategy is 'full'"),
         (INTERNVL_HF, "projector_hidden_act", "relu", r"projector_hidden_act is 'relu'"),
-        (LLAVA_1_5, "vision_feature_layer", [-2, -5], r"several layers"),
+        (LLAVA_1_5, "vision_feature_layer", [-2, 0], r"feature layer 0 of 24; at least one layer must run"),
         (LLAVA_1_5, "vision_config.model_type", "siglip_vision_model", r"select_strategy is 'default'; supported: 'fu"),
         (LLAVA_1_6_MISTRAL, "vision_config.model_type", "siglip_vision_model", r"'siglip_vision_model'; supported"),
         (LLAVA_1_5, "text_config.model_type", "phi3", r"'phi3' is not supported"),

@@ -83,6 +83,8 @@ QWEN3_5_TEXT = {
 nothing the norm behind blows rounding up: with transformers' own epsilon a word's last bit moves logits by 5e-5."""
 SHARED = {"shared_expert_intermediate_size": 24}
 GRIDS = [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]]
+VIP = [-2, -4, 1]
+"""Layers whose features stand side by side, no more than run."""
 QWEN = {**TEXT, "model_type": "qwen2"}
 QWEN3 = {**TEXT, "model_type": "qwen3", "head_dim": 16}
 MISTRAL = {**TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": 512}
@@ -217,6 +219,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     ),
     "llava-next vicuna": ("LlavaNext", {}, {**TEXT, "model_type": "llama", "num_key_value_heads": 4}, {}),
     "llava-next mistral": ("LlavaNext", {}, MISTRAL, {}),
+    "llava-next-video": ("LlavaNextVideo", {}, {**TEXT, "model_type": "llama"}, {}),
+    "vip-llava": ("VipLlava", {"num_hidden_layers": 5}, {**TEXT, "model_type": "llama"}, {"vision_feature_layer": VIP}),
+    "llava of several layers, with class token": (
+        "Llava",
+        {},
+        {**TEXT, "model_type": "llama"},
+        {"vision_feature_select_strategy": "full", "vision_feature_layer": [-1, 1]},
+    ),
     "llava-onevision": ("LlavaOnevision", SIGLIP, QWEN, {}),
     "llava-onevision tied": (
         "LlavaOnevision",
@@ -290,7 +300,7 @@ def config_fields(family: str) -> dict[str, Any]:
     else:
         fields = {"image_token_index": IMAGE_TOKEN, **fields}
         vision = vision if prefix in ("LlavaOnevision", "Gemma3") else {**CLIP, **vision}
-    if prefix == "LlavaNext":
+    if prefix.startswith("LlavaNext"):
         fields = {"image_grid_pinpoints": GRIDS, **fields}
     if prefix == "LlavaOnevision":
         side = vision["image_size"]

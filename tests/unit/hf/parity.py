@@ -225,7 +225,7 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
             images["pixel_values"] = sample.pixels
             if theirs.config.model_type == "gemma3":
                 images["token_type_ids"] = (sample.ids == IMAGE_TOKEN).long()[None]
-            if theirs.config.model_type in ("llava_next", "llava_onevision"):
+            if theirs.config.model_type in ("llava_next", "llava_next_video", "llava_onevision"):
                 images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
             if theirs.config.model_type == "llava_onevision":
                 images["batch_num_images"] = torch.tensor([len(sample.sizes)])

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "frozen": "modes: test_tables.py",
     "lora_rank": "chooses what is measured",
     "lora_targets": "modes: test_tables.py",
+    "features_joined": "test_features.py",
     "layers_apart": "test_full_layers.py, test_linear_layers.py",
 }
 NO_PLANNER = {f"recompute_{part}_{figure}" for part in ("attention", "mlp") for figure in ("seconds", "kept_bytes")}

@@ -25,6 +25,22 @@ def test_features_travel_from_their_vit_layer_to_their_language_layer() -> None:
     assert set(features_after(chain, ())) == {0}
 
 
+def test_features_side_by_side_travel_to_the_projector() -> None:
+    chain = layer_chain(4, 3)
+    assert features_after(chain, (1, 2), joined=True) == (0, 0, 1, 2, 2, 0, 0, 0, 0, 0, 0)
+
+
+def test_analytic_features_side_by_side_are_those_of_the_model() -> None:
+    """ViP-LLaVA-7B: a LayerNorm, 5 x 1024 to 4096 and 4096 to 4096; one tensor of image tokens goes on."""
+    profile = analytic_profile(preset("vip-llava-7b"), "h100", 16, 2048)
+    assert profile.parameters["projector"] == 5 * 1024 * 4096 + 4096 * 4096
+    assert [profile.features_after[1 + layer] for layer in (4, 5, 13, 16, 19, 22)] == [0, 1, 2, 3, 4, 4]
+    assert not any(profile.features_after[24:])
+    image = profile.layers["projector"].output_bytes
+    assert image == 16 * 576 * 4096 * 2
+    assert cut_bytes(profile)[24] == image
+
+
 @pytest.mark.parametrize(
     ("edge", "features", "output"), [(3, 1, 4.0), (5, 2, 4.0), (6, 2, 1.0), (7, 2, 1.0), (8, 1, 2.0)]
 )

@@ -78,6 +78,17 @@ def llava_next(path: Path, _: bool) -> tuple[Any, str]:
     return LlavaNextProcessor(pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
 
 
+def llava_next_video(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.llava_next_video.processing_llava_next_video import LlavaNextVideoProcessor
+
+    class WithoutVideo(LlavaNextVideoProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Its video processor needs torchvision."""
+
+    pictures = llava_next(path, False)[0].image_processor
+    return WithoutVideo(None, pictures, fast(path, ["<s>", "</s>", "<image>"]), **CLIP_FEATURES), "<image>"
+
+
 def llava_onevision(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
     from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
@@ -154,6 +165,8 @@ CASES["native"] = (
 CASES["native, Qwen3-VL"] = (
     qwen3_vl, {"template": "hermes-2", "markup": "qwen3-vl", "tokens_per_tile": 0.25, "normalization": "half"},
 )  # fmt: skip
+CASES["anyres, LLaVA-NeXT-Video"] = (llava_next_video, CASES["anyres"][1])
+CASES["pad, ViP-LLaVA"] = (llava, {**CASES["pad"][1], "template": "llava-v1"})
 CASES["anyres_max_9"] = (
     llava_onevision,
     {"template": "qwen-vl", "markup": "llava", "tokens_per_tile": 4, "normalization": "half"},
@@ -165,6 +178,7 @@ PROMPTS = {  # what their chat templates write for one question and answer
     "hermes-2": QUESTION,
     "qwen-vl": QUESTION,  # without the system message, which the dataset is made without
     "mistral": "<s>[INST] {0}\nWhat is in the picture? [/INST] A cat.</s>",
+    "llava-v1": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
     "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
     "gemma": "<bos><start_of_turn>user\n{0}\nWhat is in the picture?<end_of_turn>\n<start_of_turn>model\nA cat."
     "<end_of_turn>\n",
@@ -219,6 +233,12 @@ MOST_TILES = {"native": 120, "anyres_max_9": 36}
 TOWERS = {  # config.json of each kind of model
     "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
     "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
+    "anyres, LLaVA-NeXT-Video": (
+        "llava_next_video",
+        "mistral",
+        {"model_type": "clip_vision_model", "image_size": TILE},
+    ),
+    "pad, ViP-LLaVA": ("vipllava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
     "pad": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
     "crop": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
     "native": ("qwen2_5_vl", "qwen2_5_vl_text", {"out_hidden_size": 8192}),

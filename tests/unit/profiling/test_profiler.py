@@ -210,7 +210,7 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
         "parameters": {kind: 10 * weights for kind, weights in WEIGHTS.items()}, "tensor_model_parallel_size": 2,
         "expert_model_parallel_size": 1, "frozen": ("vit",),
         "lora_rank": 0, "lora_targets": (), "layers_apart": {},
-        "feature_layers": (),
+        "feature_layers": (), "features_joined": False,
         "device": "a device", "dtype": "bfloat16" if half else "float32", "transfer_seconds_per_byte": 0.002,
         "transfer_latency_seconds": 0.01, "overhead_bytes": 77, "action_seconds": 0.5,
         "iteration_seconds": pytest.approx(0.75 + A_STEP), "measured_with": {"device": "a device", "torch": "2"},
