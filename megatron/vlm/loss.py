@@ -45,5 +45,9 @@ def token_weights(batch: Microbatch, power: float) -> Tensor:
     if not power:
         return batch.loss_mask
     assert batch.segment_ids is not None
-    counts = batch.loss_mask.new_zeros(len(batch.lengths)).index_add_(0, batch.segment_ids, batch.loss_mask)
+    if batch.share is not None:  # others hold tokens of its samples
+        assert batch.targets is not None
+        counts = batch.targets
+    else:
+        counts = batch.loss_mask.new_zeros(len(batch.lengths)).index_add_(0, batch.segment_ids, batch.loss_mask)
     return batch.loss_mask * counts.clamp(min=1).pow(-power)[batch.segment_ids]

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
 
@@ -33,6 +34,26 @@ class Segments(PackedSeqParams):
     none."""
     rotation: tuple[Tensor, Tensor] | None = None
     """By which query and key of each row turn (`models.rotation`); None: they do not."""
+    meeting: "Meeting | None" = None
+    """How the first rows, of samples that lie on several ranks, find the rest of these; None: there are none."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Samples that several ranks of a team hold parts of: each computes some heads of all their rows.
+
+    place 0   a0 a1 a2 b0 | c c c         arrived   a0 a1 a2 b0 a3 a4 b1 b2
+    place 1   a3 a4 b1 b2 | d d d         order     a0 a1 a2 a3 a4 b0 b1 b2
+    """
+
+    rows: tuple[int, ...]
+    """Of every place of the team, those it holds: its first ones."""
+    order: Tensor
+    """int64 [sum(rows)]: which rows, as they arrive place after place, are the samples end to end."""
+    place: int
+    team: ProcessGroup
+    segments: Segments
+    """The samples, whole."""
 
 
 FP8_ROWS = 32
@@ -73,6 +94,50 @@ def segments_of(
 
 
 @dataclass(frozen=True)
+class Cut:
+    """The samples of a wide pack of which several ranks hold parts; see `Meeting`."""
+
+    samples: tuple[int, ...]
+    """Their numbers among the pack's segments."""
+    lengths: tuple[int, ...]
+    rows: tuple[int, ...]
+    order: Tensor
+
+
+@dataclass(frozen=True)
+class FeatureRoute:
+    """The way of image features from the ranks of a team that make them to those whose tokens take them."""
+
+    leaving: Tensor
+    """int64: which of the features made here go, place after place."""
+    gives: tuple[int, ...]
+    """How many go to every place."""
+    takes: tuple[int, ...]
+    """How many come from every place."""
+    arriving: Tensor
+    """int64: which of those that arrived the tokens here take, in order."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of a pack that a team of `width` ranks runs together."""
+
+    place: int
+    width: int
+    pack: "Microbatch"
+    """The whole pack's sizes, without its tensors."""
+    segments: tuple[int, ...]
+    """Of every segment here its number among the pack's: first those of which others hold parts too."""
+    begins: tuple[int, ...]
+    """Where in it the part begins."""
+    rows: Tensor
+    """int64 [T], on the host: which tokens of the pack these are."""
+    cut: Cut
+    features: FeatureRoute
+    team: ProcessGroup | None = None
+
+
+@dataclass(frozen=True)
 class Microbatch:
     """A pack: tiles for the ViT, one sequence of samples end to end for the language model.
 
@@ -99,7 +164,7 @@ class Microbatch:
     labels: Tensor | None = None  # [T]
     supervised: Tensor | None = None  # [tokens that count], into labels; None: the loss of every token is wanted
     loss_mask: Tensor | None = None  # [T], 1 where the label counts
-    segment_ids: Tensor | None = None  # [T], which of `lengths` the token is of
+    segment_ids: Tensor | None = None  # [T], which of the pack's `lengths` the token is of
     targets: Tensor | None = None  # fp32 [len(lengths)], tokens to be predicted of each, where there are experts
     sample_weights: Tensor | None = None  # fp32 [len(lengths)], of each in the loss; None: routers are not balanced
     sample_lengths: tuple[int, ...] = ()  # [samples], without padding; (): as in `lengths`
@@ -110,6 +175,8 @@ class Microbatch:
     grids: tuple[Grid, ...] = ()  # of every image at native resolution, in order
     image_starts: tuple[int, ...] = ()  # where the tokens of each image begin, where the model asks for it
     seconds: tuple[float, ...] = ()  # of each of these images between two steps in time; (): the pack has no video
+    share: Share | None = None  # of a pack that several ranks run: tiles, lengths and tokens are those here, what is
+    # said of samples one by one is of the whole pack
 
     def pin_memory(self) -> "Microbatch":
         """The same in memory that a device reads by itself; torch's DataLoader calls this in a thread of its own."""
@@ -124,7 +191,26 @@ class Microbatch:
     @property
     def squares(self) -> int:
         """Sum of the squared lengths of all segments: what attention runs."""
-        return sum(length * length for length in self.lengths)
+        if self.share is None:
+            return sum(length * length for length in self.lengths)
+        cut = self.share.cut
+        own = sum(length * length for length in self.lengths[self.parts :])
+        return own + sum(length * length for length in cut.lengths) // self.share.width
+
+    @property
+    def whole(self) -> "Microbatch":
+        """The pack that this is a share of, in sizes; itself where it is one rank's."""
+        return self if self.share is None else self.share.pack
+
+    @property
+    def parts(self) -> int:
+        """Segments, the first ones, of which other ranks hold parts too."""
+        return 0 if self.share is None else sum(number in self.share.cut.samples for number in self.share.segments)
+
+    @property
+    def pictured(self) -> bool:
+        """Whether the whole pack has images."""
+        return self.whole.tiles > 0
 
     @property
     def counted(self) -> int:
@@ -139,7 +225,20 @@ class Microbatch:
     @cached_property
     def positions(self) -> Tensor:
         """[T] position of every token inside its own sample."""
-        return platform.to_device(torch.cat([torch.arange(length) for length in self.lengths]))
+        return platform.to_device(self.host_positions)
+
+    @property
+    def host_segment_ids(self) -> Tensor:
+        """[T] the pack's number of the segment that each token is of, on the host."""
+        ids = segment_ids(self.lengths)
+        return ids if self.share is None else torch.tensor(self.share.segments)[ids]
+
+    @property
+    def host_positions(self) -> Tensor:
+        """The same on the host."""
+        begins = self.share.begins if self.share else (0,) * len(self.lengths)
+        pairs = zip(begins, self.lengths, strict=True)
+        return torch.cat([torch.arange(begin, begin + length) for begin, length in pairs])
 
 
 def _has_content(value: object) -> bool:

@@ -43,6 +43,7 @@ from megatron.vlm.monitoring.recorder import Recorder, recorded_iterations
 from megatron.vlm.monitoring.stage_meter import StageMeter
 from megatron.vlm.pipeline.executor import Executor, install
 from megatron.vlm.pipeline.stage import Stage, stage_number
+from megatron.vlm.pipeline.teams import Teams
 from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.preflight.findings import refuse
 from megatron.vlm.preflight.run import Run, check_run
@@ -78,6 +79,7 @@ class Trainer:
             True: BadSamples(args.data, args.max_bad_samples), False: BadSamples(args.eval_data, args.max_bad_samples)
         }  # fmt: skip
         """Of the training data, and of those held out."""
+        self.teams = Teams()
         self.hosts = Hosts()
         self.bad_steps = BadSteps(args.max_bad_steps, self.hosts)
         self.packs: dict[bool, list[Packs]] = {True: [], False: []}
@@ -109,6 +111,7 @@ class Trainer:
         """Training microbatches of this rank from where the checkpoint left off, held-out ones from the first."""
         args = self.args
         train = self._dataset(args.data, args.packs, vp_stage)
+        self.teams.open(train.index.widths)
         stream = PackStream(train.index, args.data_parallel_size, args.global_batch_size // args.data_parallel_size)
         self.iteration = first_iteration(args.consumed_train_samples, args.global_batch_size)
         samples_per_epoch = len(train.index.sample_ids) / len(train.index.manifest["epoch_packs"])
@@ -119,6 +122,7 @@ class Trainer:
         if not args.eval_packs:
             return packs, None, None
         held_out = self._dataset(args.eval_data, args.eval_packs, vp_stage)
+        self.teams.open(held_out.index.widths)
         order = HeldOutPass(held_out.index, args.data_parallel_size).of_rank(rank)
         self.packs[False].append(Packs(held_out, order, args.num_workers))
         return packs, self.packs[False][-1], None
@@ -131,11 +135,12 @@ class Trainer:
             Needs.of(self.plan.chain[first:end], self.architecture.language.experts is not None),
             sequence_multiple(self.args),
             decodes=parallel_state.get_tensor_model_parallel_rank() == 0,
+            rank=parallel_state.get_data_parallel_rank(),
         )
 
     def forward_step(self, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
         """Run one microbatch through a stage."""
-        batch = next(data)
+        batch = self.teams.join(next(data))
         self.recorder.saw(batch)
         self.bad_samples[model.training].saw(batch)
         tally = self.meter.tally if model.training else self.evaluation.tally

@@ -71,10 +71,10 @@ class Question:
     adapted: tuple[str, ...] = ()
 
     @staticmethod
-    def draw(count: int, seed: int) -> list["Question"]:
+    def draw(count: int, seed: int, models: Sequence[str] = MODELS) -> list["Question"]:
         """Questions in which every value of every dimension comes up about equally often."""
         generator = random.Random(seed)
-        columns = (spread(values, count, generator) for values in (MODELS, FREEZE, PACKS, REDUCTIONS))
+        columns = (spread(values, count, generator) for values in (models, FREEZE, PACKS, REDUCTIONS))
         return [Question(*row) for row in zip(*columns, strict=True)]
 
     @staticmethod
@@ -100,7 +100,9 @@ class Case:
     overlap: bool
     """--overlap-grad-reduce"""
     seed: int
-    """Of the cuts, and of what "mixed" recomputes."""
+    """Of the cuts, of what "mixed" recomputes, and of widths."""
+    wide: bool = False
+    """Packs are run by several ranks together."""
 
     def plan(self, chain: tuple[str, ...], ranks: int) -> Plan:
         """The plan of this case: cuts drawn anywhere in the chain, none twice."""
@@ -165,18 +167,23 @@ class Launch:
     """Cases more, of models with experts alone."""
     adapted: int = 0
     """Cases more, in which adapters are trained."""
+    wide: bool = False
+    """Packs are run by several ranks together; the models are all there are."""
 
     def _shares(self, question: Question) -> bool:
         return self.tensor > 1 and question.model in SHARING
 
     def cases(self) -> list[Case]:
         """Cases in which every value of every dimension comes up about equally often."""
-        generator, questions = random.Random(self.seed), Question.draw(self.questions, seed=0)
+        generator, questions = (
+            random.Random(self.seed),
+            Question.draw(self.questions, seed=0, models=(*MODELS, "mixture") if self.wide else MODELS),
+        )
         dealt = [question for question in questions if question.model == "experts"]
         adapted = Question.draw_adapted(self.questions, seed=0)
         return [
             *self._drawn(questions, self.count, generator),
-            *self._drawn(dealt, self.dealt, generator),
+            *(self._drawn(dealt, self.dealt, generator) if self.dealt else ()),
             *self._drawn(adapted, self.adapted, generator),
         ]
 
@@ -190,7 +197,15 @@ class Launch:
         )
         columns = (spread(values, count, generator) for values in dimensions)
         return [
-            Case(question, *schedule, recompute, share or self._shares(question), overlap, generator.randrange(2**31))
+            Case(
+                question,
+                *schedule,
+                recompute,
+                share or self._shares(question),
+                overlap,
+                generator.randrange(2**31),
+                self.wide,
+            )
             for question, schedule, recompute, share, overlap in zip(*columns, strict=True)
         ]
 
@@ -212,13 +227,21 @@ STRICT = {
     "four ranks": Launch(4, 1, 4, seed=23, count=16),
     "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=6),
     "pipelines of two": Launch(4, 2, 2, seed=26, count=16),
+    "teams": Launch(4, 1, 2, seed=34, count=16, wide=True),
 }
 """Launches over a strict transport."""
+TEAMS = {
+    "teams": Launch(4, 1, 1, seed=31, count=18, experts=2, dealt=4, wide=True),
+    "teams and pipeline": Launch(4, 1, 2, seed=32, count=18, adapted=4, wide=True),
+    "teams and tensor": Launch(4, 2, 1, seed=33, count=14, wide=True),
+}
+"""Launches whose packs are run by several ranks together."""
 TRAINING = {
     "pipeline": Launch(2, 1, 2, seed=11, count=8, questions=8),
     "tensor": Launch(2, 2, 1, seed=12, count=3, questions=8),
     "data": Launch(2, 1, 1, seed=22, count=3, questions=8, experts=2, dealt=2, adapted=2),
     "data and pipeline": Launch(4, 1, 2, seed=22, count=3, questions=8, adapted=1),
+    "data in teams": Launch(4, 1, 2, seed=24, count=4, questions=8, wide=True),
 }
 """Launches that take optimizer steps."""
 
@@ -231,4 +254,6 @@ def compile_lists() -> None:
 
 def questions() -> set[Question]:
     """All that any launch asks of one iteration."""
-    return {case.question for launch in (LAUNCHES | STRICT).values() for case in launch.cases()}
+    return {
+        case.question for launch in (*LAUNCHES.values(), *STRICT.values(), *TEAMS.values()) for case in launch.cases()
+    }

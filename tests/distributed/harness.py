@@ -386,10 +386,12 @@ def run_iteration(
     packs: Sequence[Microbatch],
     executor: Executor,
     reduction: str = "token",
+    dealt: bool = False,
 ) -> float:
-    """Forward and backward of the packs, dealt over the data-parallel ranks; the global batch's mean loss."""
+    """Forward and backward of the packs, dealt over the data-parallel ranks if they are not; the global batch's mean
+    loss."""
     rank, ranks = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-    mine = packs[rank::ranks]
+    mine = packs if dealt else packs[rank::ranks]
     iterators: list[Iterator[Microbatch]] = []
     for chunk in range(len(model)):
         first, end = plan.stages[stage_number(plan.placement, chunk)].layers

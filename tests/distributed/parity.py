@@ -17,7 +17,7 @@ from megatron.training import get_args
 from megatron.vlm import platform
 from omnibal_ext.schedules.actions import Action, counts_of
 from omnibal_ext.schedules.schedule import splits_backward
-from tests.distributed import cases, harness
+from tests.distributed import cases, harness, wide
 
 
 def main() -> None:
@@ -29,11 +29,15 @@ def main() -> None:
         cases.compile_lists()
         print("RESULT " + json.dumps({"answers": len(answers)}))
     else:
-        launch = cases.LAUNCHES[name]
+        launch = (cases.LAUNCHES | cases.TEAMS)[name]
         harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags, experts=launch.experts)
         answers = torch.load(Path(path), weights_only=False)
         executors = harness.executors(harness.open_channels())
         worst = {str(case): difference(case, answers, launch.pipeline, executors) for case in launch.cases()}
+        if launch.wide and launch.ranks > launch.tensor * launch.pipeline * 2:
+            film = cases.Question("features", (), "all", "token")
+            packs = harness.sample_packs("all", model=film.model)
+            worst["numbers of a long film"] = wide.numbers_of_a_long_film(harness.chain_of(get_args(), film), packs)
         harness.report(worst)
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
@@ -61,14 +65,19 @@ def difference(
     plan.validate()
     model = harness.build_model(chain, plan)
     multiple = args.tensor_model_parallel_size if case.sequence_parallel else 1
-    packs = harness.sample_packs(case.question.packs, multiple, case.question.model)
-    lists = case.lists(plan, len(packs) // args.data_parallel_size)
+    packs = harness.sample_packs(case.question.packs, 1 if case.wide else multiple, case.question.model)
+    first, microbatches = packs[: args.data_parallel_size], len(packs) // args.data_parallel_size
+    if case.wide:
+        packs = wide.dealt(packs, case.seed, multiple, chain.architecture)
+        first, microbatches = packs[:1], len(packs)
+    lists = case.lists(plan, microbatches)
     executor = make_executor(plan.schedule, lists)
+    how = (executor, case.question.reduction, case.wide)
     if case.overlap:
         # Core counts gradients in the first iteration and overlaps from the second, however many packs either has.
-        harness.run_iteration(model, plan, packs[: args.data_parallel_size], executor, case.question.reduction)
+        harness.run_iteration(model, plan, first, *how)
         get_model_config(model[0]).finalize_model_grads_func = harness.finalize_what_is_under_way
-    loss = harness.run_iteration(model, plan, packs, executor, case.question.reduction)
+    loss = harness.run_iteration(model, plan, packs, *how)
     if lists is not None:
         rank = parallel_state.get_pipeline_model_parallel_rank()
         ran = executor._postings[counts_of(lists)][rank]

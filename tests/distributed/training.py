@@ -8,7 +8,9 @@ training.py answers LAUNCH,LAUNCH... ANSWERS.pt [flag...]
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,11 +21,13 @@ from megatron.training import get_args
 from torch import Tensor
 
 from megatron.vlm import platform
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.plan import Plan, single_stage_plan
-from tests.distributed import cases, harness
+from tests.distributed import cases, harness, wide
 
 STEPS = 8
+Deal = Callable[[list[Microbatch]], list[Microbatch]]
 PACKS = "one of many"
 
 
@@ -56,7 +60,8 @@ def one_process(question: cases.Question) -> tuple[float, dict[str, Tensor]]:
     """The last loss and all weights."""
     chain = harness.chain_of(get_args(), question)
     plan = single_stage_plan(chain.kinds)
-    loss, weights = train(chain, plan, Executor(plan.schedule), question.reduction, 1)
+    packs = harness.sample_packs(PACKS, model=question.model)
+    loss, weights = train(chain, plan, Executor(plan.schedule), question.reduction, packs, None)
     weights = {name: weight.detach().clone() for name, weight in weights.items()}
     if chain.architecture.tied:
         weights["head.linear.weight"] = weights["word_embed.embedding.weight"]
@@ -71,9 +76,11 @@ def difference(case: cases.Case, answers: dict, pipeline: int, make_executor: ha
     chain = harness.chain_of(args, case.question)
     multiple = args.tensor_model_parallel_size if case.sequence_parallel else 1
     plan = case.plan(chain.kinds, pipeline)
-    microbatches = len(harness.sample_packs(PACKS, multiple, case.question.model)) // args.data_parallel_size
+    deal = partial(wide.dealt, seed=case.seed, multiple=multiple, model=chain.architecture) if case.wide else None
+    packs = harness.sample_packs(PACKS, 1 if case.wide else multiple, case.question.model)
+    microbatches = len(deal(packs)) if deal else len(packs) // args.data_parallel_size
     executor = make_executor(plan.schedule, case.lists(plan, microbatches))
-    loss, weights = train(chain, plan, executor, case.question.reduction, multiple)
+    loss, weights = train(chain, plan, executor, case.question.reduction, packs, deal)
     expected_loss, expected = answers[replace(case.question, packs=PACKS)]
     worst = abs(loss - expected_loss)
     for name, weight in weights.items():
@@ -82,9 +89,9 @@ def difference(case: cases.Case, answers: dict, pipeline: int, make_executor: ha
 
 
 def train(
-    chain: harness.Chain, plan: Plan, executor: Executor, reduction: str, multiple: int
+    chain: harness.Chain, plan: Plan, executor: Executor, reduction: str, packs: list[Microbatch], deal: Deal | None
 ) -> tuple[float, dict[str, Tensor]]:
-    """The last step's loss, and this rank's weights after it."""
+    """The last step's loss, and this rank's weights after it; `deal` gives this rank's part of packs."""
     args, model = get_args(), harness.build_model(chain, plan)
     config = OptimizerConfig(
         lr=1e-3,
@@ -97,11 +104,13 @@ def train(
     )
     optimizer = get_megatron_optimizer(config, model)
     get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
-    packs, loss = harness.sample_packs(PACKS, multiple, chain.architecture.name), 0.0
+    loss = 0.0
     for step in range(STEPS):
         turn = step % len(packs)
         optimizer.zero_grad()
-        loss = harness.run_iteration(model, plan, packs[turn:] + packs[:turn], executor, reduction)
+        turned = packs[turn:] + packs[:turn]
+        mine = deal(turned) if deal else turned
+        loss = harness.run_iteration(model, plan, mine, executor, reduction, deal is not None)
         done, _, _ = optimizer.step()
         assert done, "the optimizer skipped a step"
     for module in model if args.overlap_param_gather else ():

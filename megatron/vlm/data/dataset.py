@@ -173,15 +173,19 @@ class ChatDataset(Dataset):
         """
         return normalise(torch.from_numpy(self.tiles(sample)), self.normalization)
 
-    def tiles(self, sample: int) -> NDArray[np.uint8]:
+    def tiles(self, sample: int, chosen: Sequence[Sequence[int]] | None = None) -> NDArray[np.uint8]:
         """The tiles of a sample as they were cut: uint8 [tiles, tile_size, tile_size, 3].
 
-        With videos [tiles, frames, tile_size, tile_size, 3]. Raises `UserError` naming file and sample if an image or
-        video cannot be read, or is not what was preprocessed.
+        With videos [tiles, frames, tile_size, tile_size, 3]. `chosen` are the steps in time to read of each video, or
+        an image's one; None: all. Raises `UserError` naming file and sample if an image or video cannot be
+        read, or is not what was preprocessed.
         """
         size, rule = self.manifest["tile_size"], self.manifest["tiling"]["rule"]
         tiles = [np.zeros((0, size, size, 3), dtype=np.uint8)]
-        for seen in self.images(sample):
+        images = self.images(sample)
+        if chosen is not None:
+            images = [image.at_steps(steps) for image, steps in zip(images, chosen, strict=False) if len(steps)]
+        for seen in images:
             image = seen if self.checks_images else replace(seen, crcs=())
             source = self._sources.entry(sample)
             root = Path(source["image_root"] or "")

@@ -3,9 +3,9 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import forkserver
 from typing import Any
@@ -20,12 +20,16 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.anyres import order_tensors
 from megatron.vlm.data.media.tiles import FRAMES
 from megatron.vlm.data.media.videos import as_films
+from megatron.vlm.data.sharing import share_of, with_filler
 from megatron.vlm.data.sources import Sources
+from megatron.vlm.data.steps import PackSteps, Reading
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.errors import UserError
 from omnibal_ext.lifeline import end_with_starter
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.tower import deal
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,17 @@ class PackDataset(Dataset):
     """Pack number -> Microbatch, on the host; pixels as they were cut, to be normalised on the device."""
 
     def __init__(
-        self, data: ChatDataset, index: PackedIndex, needs: Needs, sequence_multiple: int = 1, decodes: bool = True
+        self,
+        data: ChatDataset,
+        index: PackedIndex,
+        needs: Needs,
+        sequence_multiple: int = 1,
+        decodes: bool = True,
+        rank: int = 0,
     ) -> None:
         """T is padded up to a multiple of `sequence_multiple` (`microbatch.sequence_multiple`).
+
+        The data-parallel `rank` says what is read of a pack that several run together.
 
         Without `decodes` the pixels are another rank's to bring: a tensor without content says their shape.
 
@@ -64,7 +76,7 @@ class PackDataset(Dataset):
         index.verify()
         index.check_samples(len(data))
         self.data, self.index, self.needs, self.sequence_multiple = data, index, needs, sequence_multiple
-        self.decodes = decodes
+        self.decodes, self.rank = decodes, rank
         self.sources = Sources(data.manifest)
 
     @property
@@ -75,24 +87,45 @@ class PackDataset(Dataset):
     def __getitem__(self, pack: int) -> Microbatch:
         samples = self.index.samples(pack) if pack >= 0 else np.empty(0, dtype=np.int64)
         real = [int(self.data.sizes.tokens[sample]) for sample in samples]
+        if pack >= 0 and (width := self.index.width(pack)) > 1:
+            return self._share(pack, samples, real, width)
         longest = max(real, default=0)
         lengths = [longest] * len(real) if self.index.pad else list(real)
         if filler := -sum(lengths) % self.sequence_multiple if lengths else self.sequence_multiple:
             lengths.append(filler)
+        tiles = self.data.sizes.tiles[samples]
+        shown = zip(samples[tiles > 0].tolist(), tiles[tiles > 0].tolist(), strict=True)
+        pixels, broken = self._pixels([Reading(sample, None, count) for sample, count in shown])
+        return replace(self._pack(pack, samples, real, lengths, self.needs.targets), pixels=pixels, broken=broken)
+
+    def _share(self, pack: int, samples: np.ndarray, real: list[int], width: int) -> Microbatch:
+        """What this rank holds of a pack that a team of `width` runs together."""
+        place, steps = self.rank % width, PackSteps.of(self.data, samples)
+        lengths, spans = with_filler(share_tokens(real, width, self.sequence_multiple), real, self.sequence_multiple)
+        makers = np.array(deal(steps.tiles.tolist(), pack, tuple(range(width)), 1), np.int64)
+        own = steps.chosen(makers == place)
+        whole = self._pack(pack, samples, real, list(lengths), self.needs.targets or self.needs.labels)
+        share = share_of(whole, spans, makers.repeat(steps.features), place)
+        pixels, broken = self._pixels(own.readings)
+        grids = own.grids if self.data.is_native else ()
+        return replace(share, tiles=int(own.tiles.sum()), grids=grids, pixels=pixels, broken=broken)
+
+    def _pack(
+        self, pack: int, samples: np.ndarray, real: list[int], lengths: list[int], tells_targets: bool
+    ) -> Microbatch:
+        """A pack without pixels, its segments of `lengths`."""
         reads = self.needs.tokens or self.needs.labels or self.needs.targets
         ids, mask = self._text(samples, lengths) if reads else (None, None)
         targets = None
-        if mask is not None and self.needs.targets:
+        if mask is not None and tells_targets:
             targets = torch.stack([part.sum() for part in mask.split(lengths)])
         mask = mask if self.needs.labels else None
-        pixels, broken = self._pixels(samples) if self.needs.pixels else (None, ())
         return Microbatch(
             tiles=int(self.data.sizes.tiles[samples].sum()),
             lengths=tuple(lengths),
             samples=len(samples),
             useful_tokens=sum(real),
             useful_squares=sum(length * length for length in real),
-            pixels=pixels,
             pixel_statistics=self.data.normalization if self.needs.pixels else None,
             input_ids=ids if self.needs.tokens else None,
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
@@ -106,7 +139,6 @@ class PackDataset(Dataset):
             sources=self._sources(samples, len(lengths)) if self.needs.labels else None,
             pack=pack,
             sample_ids=tuple(map(int, samples)),
-            broken=broken,
             **(self._places(samples, lengths) if self.data.tells_starts else {}),
         )
 
@@ -149,24 +181,28 @@ class PackDataset(Dataset):
             for image, order in zip(self.data.images(sample), self.data.feature_orders(sample), strict=True)
         )
 
-    def _pixels(self, samples: np.ndarray) -> tuple[Tensor, tuple[tuple[int, str], ...]]:
+    def _pixels(self, readings: Sequence[Reading]) -> tuple[Tensor | None, tuple[tuple[int, str], ...]]:
         """The tiles, and the samples that have black ones because an image of theirs cannot be read, and why."""
-        size, tiles = self.data.manifest["tile_size"], self.data.sizes.tiles[samples]
-        if not self.decodes or not tiles.any():
-            frames = (FRAMES,) if any(self._has_video(sample) for sample in samples[tiles > 0].tolist()) else ()
-            return torch.empty(int(tiles.sum()), *frames, size, size, 3, dtype=torch.uint8, device="meta"), ()
+        if not self.needs.pixels:
+            return None, ()
+        size, tiles = self.data.manifest["tile_size"], sum(reading.tiles for reading in readings)
+        if not self.decodes or not tiles:
+            frames = (FRAMES,) if any(map(self._has_film, readings)) else ()
+            return torch.empty(tiles, *frames, size, size, 3, dtype=torch.uint8, device="meta"), ()
         cut, broken = [], []
-        for sample, count in zip(samples[tiles > 0].tolist(), tiles[tiles > 0].tolist(), strict=True):
+        for reading in readings:
             try:
-                cut.append(self.data.tiles(sample))
+                cut.append(self.data.tiles(reading.sample, reading.steps))
             except UserError as error:
-                broken.append((sample, str(error)))
-                frames = (FRAMES,) if self._has_video(sample) else ()  # the other ranks reckon with its shape
-                cut.append(np.zeros((count, *frames, size, size, 3), dtype=np.uint8))
+                broken.append((reading.sample, str(error)))
+                frames = (FRAMES,) if self._has_film(reading) else ()  # the other ranks reckon with its shape
+                cut.append(np.zeros((reading.tiles, *frames, size, size, 3), dtype=np.uint8))
         return torch.from_numpy(as_films(cut)), tuple(broken)
 
-    def _has_video(self, sample: int) -> bool:
-        return self.data.is_native and any(image.film for image in self.data.images(sample))
+    def _has_film(self, reading: Reading) -> bool:
+        if reading.steps is not None:
+            return reading.film
+        return self.data.is_native and any(image.film for image in self.data.images(reading.sample))
 
 
 class PackOrder:

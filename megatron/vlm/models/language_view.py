@@ -14,15 +14,15 @@ rows are queries, columns keys. With a window of three, a token looks back over 
     t x x x x x x x              t . . . . x x x
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Microbatch, Segments, segments_of
+from megatron.vlm.microbatch import Meeting, Microbatch, Segments, segments_of
 from megatron.vlm.models.linear.gated_delta_net import Runs
 from megatron.vlm.models.mixture.router import Balance
 from megatron.vlm.models.rotary import Rotary
@@ -63,28 +63,32 @@ class LanguageViewer(torch.nn.Module):
 
     def forward(self, batch: Microbatch) -> LanguageView:
         """Rotation and segments of both kinds of layers. UserError where a sample is too long for the model."""
-        samples = [*zip(batch.lengths, self._images(batch), strict=True)]
-        masks = [self._mask(length, images, None) for length, images in samples]
-        far, balance = _segments(batch, masks, self.rotary(batch, self.dtype)), Balance.of(batch)
+        masks = partial(self._masks, batch.whole, {})
+        far, balance = _seen(batch, partial(masks, None), self.rotary(batch, self.dtype)), Balance.of(batch)
         if not self.sliding:
-            return LanguageView(far, far, balance, Runs.of(batch, self.dtype) if self.linear else None)
-        window = self.sliding.tokens
-        nearer = [
-            mask if length <= window else self._mask(length, images, window)
-            for (length, images), mask in zip(samples, masks, strict=True)
-        ]
-        near = _segments(batch, nearer, self.near_rotary(batch, self.dtype))
+            return LanguageView(far, far, balance, Runs.of(batch, self.dtype, far.meeting) if self.linear else None)
+        near = _seen(batch, partial(masks, self.sliding.tokens), self.near_rotary(batch, self.dtype))
         return LanguageView(far, near, balance)
 
-    def _images(self, batch: Microbatch) -> list[tuple[Span, ...]]:
-        """Of each sample, where in it are the tokens of its images that see each other."""
-        begins = [*accumulate(batch.lengths, initial=0)]
+    def _images(self, batch: Microbatch, number: int) -> tuple[Span, ...]:
+        """Where in a sample are the tokens of its images that see each other."""
+        begin = sum(batch.lengths[:number])
         starts = batch.image_starts if self.image_attention else ()
-        spans = [(start, start + self.image_tokens) for start in starts]
-        return [
-            tuple((first - begin, last - begin) for first, last in spans if begin <= first and last <= end)
-            for begin, end in pairwise(begins)
-        ]
+        spans = [(start - begin, start - begin + self.image_tokens) for start in starts]
+        return tuple(span for span in spans if span[0] >= 0 and span[1] <= batch.lengths[number])
+
+    def _masks(
+        self, batch: Microbatch, made: dict[tuple[int, int], Tensor | None], window: int | None, numbers: Sequence[int]
+    ) -> tuple[Tensor | None, ...]:
+        """Of these samples of a pack; each is made once, whatever windows it fits into."""
+        found = []
+        for number in numbers:
+            length = batch.lengths[number]
+            reach = length if window is None else min(window, length)
+            if (number, reach) not in made:
+                made[number, reach] = self._mask(length, self._images(batch, number), reach)
+            found.append(made[number, reach])
+        return tuple(found)
 
     def _mask(self, length: int, images: Sequence[Span], window: int | None) -> Tensor | None:
         """Zero where a query sees a key. One tensor for all layers, in the form that torch keeps and does not copy: in
@@ -96,10 +100,29 @@ class LanguageViewer(torch.nn.Module):
         return mask.masked_fill_(~seen, -torch.inf)
 
 
-def _segments(batch: Microbatch, masks: Sequence[Tensor | None], rotation: Rotation) -> Segments:
+def _seen(
+    batch: Microbatch, masks: Callable[[Sequence[int]], tuple[Tensor | None, ...]], rotation: Rotation
+) -> Segments:
+    """The samples of a pack or share; `masks` makes those of samples by their numbers in the pack."""
+    share = batch.share
+    if share is None or not share.cut.samples:
+        return _isolated(batch, masks(range(len(batch.lengths)) if share is None else share.segments), rotation)
+    assert share.team is not None
+    cut = share.cut
+    together = _with_masks(cut.lengths, masks(cut.samples))
+    meeting = Meeting(cut.rows, cut.order, share.place, share.team, together)
+    own = _with_masks(batch.lengths[batch.parts :], masks(share.segments[batch.parts :]))
+    return replace(own, rotation=rotation, meeting=meeting)
+
+
+def _isolated(batch: Microbatch, masks: tuple[Tensor | None, ...], rotation: Rotation) -> Segments:
     if all(mask is None for mask in masks):
         return replace(batch.segments, rotation=rotation)
-    return segments_of(batch.lengths, masks=tuple(masks), rotation=rotation)
+    return segments_of(batch.lengths, masks=masks, rotation=rotation)
+
+
+def _with_masks(lengths: Sequence[int], masks: tuple[Tensor | None, ...]) -> Segments:
+    return segments_of(lengths, masks=() if all(mask is None for mask in masks) else masks)
 
 
 def seen_keys(length: int, images: Sequence[Span], window: int | None) -> Tensor | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Microbatch, segment_ids
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.native import text_and_image_positions
 from megatron.vlm.models.rotation import Rotation, rotation
 from omnibal_ext.architectures.architecture import LanguageArchitecture, RopeScaling
@@ -38,7 +38,7 @@ class Rotary(torch.nn.Module):
 
     def angles(self, batch: Microbatch) -> Tensor:
         """Angles of every position, [T, 1, 1, numbers that turn]. UserError where a sample is too long for it."""
-        longest = max(batch.lengths)
+        longest = max(batch.whole.lengths)
         if self.max_positions is not None and longest > self.max_positions:
             raise UserError(
                 f"a sample of {longest} tokens; beyond {self.max_positions} this model slides a window "
@@ -56,16 +56,20 @@ class Rotary(torch.nn.Module):
 
     def _of_long_samples(self, batch: Microbatch, scaling: RopeScaling) -> Tensor:
         """Dynamic scaling: each sample turns as its own length says."""
-        widths = torch.stack([stretched_frequencies(self.language, scaling, length) for length in batch.lengths])
-        ids = platform.to_device(segment_ids(batch.lengths))
+        lengths = batch.whole.lengths
+        widths = torch.stack([stretched_frequencies(self.language, scaling, length) for length in lengths])
+        ids = platform.to_device(batch.host_segment_ids)
         angles = batch.positions.float()[:, None] * platform.to_device(widths)[ids]
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 
     def _by_axis(self, batch: Microbatch) -> Tensor:
         """M-RoPE: each frequency turns with time, row or column."""
-        seconds = np.array(batch.seconds, np.float32)  # as transformers' processors hand them on
+        pack = batch.whole
+        seconds = np.array(pack.seconds, np.float32)  # as transformers' processors hand them on
         paces = () if self.positions_per_second is None else (self.positions_per_second * seconds).tolist()
-        places = text_and_image_positions(batch.lengths, batch.grids, batch.image_starts, self.merge, paces)
+        places = text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, self.merge, paces)
+        if batch.share is not None:
+            places = places[:, batch.share.rows.numpy()]
         angles = platform.to_device(torch.from_numpy(places)).float()[self.axes].T * self.frequencies
         return torch.cat([angles, angles], dim=-1)[:, None, None, :]
 

@@ -69,7 +69,7 @@ class BadSamples:
             batch = replace(batch, targets=batch.targets.index_fill(0, places, 0.0))
         if not segments or batch.loss_mask is None or batch.segment_ids is None:
             return batch
-        heard = torch.ones(len(batch.lengths))
+        heard = torch.ones(len(batch.whole.lengths))
         heard[segments] = 0.0
         return replace(batch, loss_mask=batch.loss_mask * platform.to_device(heard)[batch.segment_ids])
 

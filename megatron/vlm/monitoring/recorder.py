@@ -155,7 +155,7 @@ class Recorder:
     def saw(self, batch: Microbatch) -> None:
         """A pack that is run forwards now."""
         if self._now is not None and self._now.action.kind == "F" and self._now.action.chunk == 0:
-            self.packs.append([batch.tiles, batch.tokens, sum(length**2 for length in batch.lengths)])
+            self.packs.append([batch.tiles, batch.tokens, batch.squares])
 
     def close(self) -> None:
         """Training has ended."""

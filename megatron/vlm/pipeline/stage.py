@@ -11,8 +11,9 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.autograd import Variable
 
-from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.microbatch import Microbatch, Share
 from megatron.vlm.models.chain import Chain, Links
+from megatron.vlm.models.exchange import features_to_tokens
 from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.native import View, Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
@@ -97,6 +98,8 @@ class Stage(MegatronModule):
             if batch.tiles and self.chain.architecture.vision.side_by_side:
                 hidden, features = self._side_by_side(link, module, hidden, features)
             step = partial(_run, module, batch, *extra)
+            if self.chain.kinds[link] == "word_embed" and batch.share is not None and batch.pictured:
+                hidden, features = self._across_team(link, batch.share, hidden, features)
             if batch.tiles == 0 and self.chain.kinds[link] in VISION_KINDS:
                 hidden = _pass_by(module, hidden, self.chain.shape_before(link + 1, batch))
             elif link in recomputed:
@@ -105,17 +108,29 @@ class Stage(MegatronModule):
                 hidden = tensor_parallel.checkpoint(step, False, hidden)
             else:
                 hidden = step(hidden)
-            if batch.tiles and self.chain.architecture.vision.feature_layers:
+            looks = batch.tiles or self.chain.kinds[link] not in VISION_KINDS
+            if batch.pictured and looks and self.chain.architecture.vision.feature_layers:
                 hidden, features = self._with_features(link, module, hidden, features, batch, view)
         assert hidden is not None
         hidden = torch.cat([hidden, *features]) if features else hidden
         # A view would keep a larger tensor alive and cannot be released after sending.
         return hidden.clone() if hidden._base is not None else hidden
 
+    def _across_team(
+        self, link: int, share: Share, hidden: Tensor | None, features: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Of a wide pack: what this rank's ViT made, for what its tokens take; features of later layers likewise."""
+        assert hidden is not None
+        assert share.team is not None
+        made = features or [hidden] * self.chain.architecture.features_after[link - 1]  # alike where there is nothing
+        taken = features_to_tokens(torch.stack([hidden, *made], dim=1), share.features, share.team)
+        hidden, *features = taken.unbind(1)
+        return hidden, features
+
     def _arrived(self, batch: Microbatch) -> tuple[Tensor | None, list[Tensor]]:
         """Hidden states, and the features behind them."""
         count = self.chain.features_before(self.first, batch)
-        if self.input_tensor is None or not count:
+        if self.input_tensor is None or not count or not len(self.input_tensor):  # others of the team have the tiles
             return self.input_tensor, []
         hidden, *features = self.input_tensor.chunk(1 + count)
         return hidden, features

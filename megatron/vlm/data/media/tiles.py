@@ -19,8 +19,8 @@ square by square, as many of them as become one token of the language model.
 Pixels are those of transformers' image processors (the ones on Pillow), to which the tests compare them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from math import ceil, floor, sqrt
 
@@ -286,6 +286,17 @@ class TiledImage:
     def tiles(self) -> int:
         """ViT tiles that the image becomes; of a video, patches of all steps."""
         return self.steps * self.columns * self.rows + self.thumbnail
+
+    def at_steps(self, chosen: Sequence[int]) -> "TiledImage":
+        """A video with some of its steps in time alone, ascending; an image has its one."""
+        if self.film is None:
+            return self
+        frames = [frame for step in chosen for frame in range(FRAMES * step, FRAMES * (step + 1))]
+        frames = [frame for frame in frames if frame < len(self.film.frames)]
+        files = tuple(self.film.files[frame] for frame in frames) if self.film.files else ()
+        crcs = tuple(self.crcs[frame] for frame in frames) if self.film.files and self.crcs else self.crcs
+        seen, times = (tuple(self.film.frames[frame] for frame in frames)), tuple(self.film.times[s] for s in chosen)
+        return replace(self, film=replace(self.film, frames=seen, times=times, files=files), crcs=crcs)
 
     @property
     def grids(self) -> list[tuple[int, int, int]]:

@@ -10,7 +10,7 @@ layer needs flash-linear-attention, and cuts where ranks divide the heads alone.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Microbatch, Segments
+from megatron.vlm.microbatch import Meeting, Microbatch, Segments, segments_of
 from megatron.vlm.models.again import run_again
+from megatron.vlm.models.exchange import heads_to_rows, rows_to_groups
 from megatron.vlm.models.linear import convolution, delta_rule
 from megatron.vlm.models.linear.delta_rule import Chunks
 from megatron.vlm.models.padding import loads_without_padding
@@ -45,12 +46,26 @@ class Runs:
     """[T], place of each row in its sample."""
     chunks: Chunks | None
     """None where kernels are told the segments alone."""
+    meeting: Meeting | None = None
+    """How the first rows, of samples that lie on several ranks, find the rest of these; None: there are none."""
+    together: "Runs | None" = None
+    """These samples, whole."""
 
     @classmethod
-    def of(cls, batch: Microbatch, dtype: torch.dtype) -> "Runs":
+    def of(cls, batch: Microbatch, dtype: torch.dtype, meeting: Meeting | None = None) -> "Runs":
         """Of a pack, for layers of this precision."""
-        chunks = None if by_kernels(dtype) else Chunks.of(batch.lengths)
-        return cls(batch.segments, batch.positions, chunks)
+        if meeting is None:
+            return cls._of_segments(batch.segments, batch.positions, dtype)
+        own = segments_of(batch.lengths[batch.parts :])
+        apart = cls._of_segments(own, batch.positions[meeting.rows[meeting.place] :], dtype)
+        positions = torch.cat([torch.arange(length) for length in meeting.segments.lengths])
+        together = cls._of_segments(meeting.segments, platform.to_device(positions), dtype)
+        return replace(apart, meeting=meeting, together=together)
+
+    @classmethod
+    def _of_segments(cls, segments: Segments, positions: Tensor, dtype: torch.dtype) -> "Runs":
+        chunks = None if by_kernels(dtype) or not segments.lengths else Chunks.of(segments.lengths)
+        return cls(segments, positions, chunks)
 
 
 def by_kernels(dtype: torch.dtype) -> bool:
@@ -119,27 +134,42 @@ class GatedDeltaNet(MegatronModule):
 
     def _core(self, projected: Tensor, runs: Runs) -> Tensor:
         """[T, 1, groups here x numbers of one] -> [T, 1, values of all heads here]."""
+        rows = projected.view(len(projected), self.groups, self.linear.projected)
+        if runs.meeting is None or runs.together is None:
+            return self._inside(rows, runs, 0, self.groups).unsqueeze(1)
+        cut = runs.meeting.rows[runs.meeting.place]
+        met, (first, end) = rows_to_groups(rows[:cut], runs.meeting)
+        out = self._inside(met, runs.together, first, end)
+        values = self.linear.heads_a_group * self.linear.value_width
+        parts = heads_to_rows(out.view(len(out), -1, values), self.groups, runs.meeting).flatten(1)
+        return torch.cat([parts, self._inside(rows[cut:], runs, 0, self.groups)]).unsqueeze(1)
+
+    def _inside(self, rows: Tensor, runs: Runs, first: int, end: int) -> Tensor:
+        """Whole samples [T, groups, numbers of one], of groups `first` to `end` here -> [T, values of their heads]."""
         linear, values = self.linear, self.linear.heads_a_group * self.linear.value_width
-        rows = projected.view(len(projected), self.groups, linear.projected)
+        if not rows.numel():
+            return rows.new_zeros(len(rows), (end - first) * values) + rows.sum()
         # Tensors of their own: as parts of what was projected they would keep all of it.
         mixed, gate, rate, alpha = (
             part.contiguous()
             for part in rows.split([linear.convolved, values, linear.heads_a_group, linear.heads_a_group], dim=-1)
         )
-        decay, rate = _paces(alpha.flatten(1), rate.flatten(1), self.a_log, self.dt_bias)
-        mixed = self._convolved(mixed.flatten(1), runs).view_as(mixed)
+        heads = slice(first * linear.heads_a_group, end * linear.heads_a_group)
+        channels = self.convolution[first * linear.convolved : end * linear.convolved]
+        decay, rate = _paces(alpha.flatten(1), rate.flatten(1), self.a_log[heads], self.dt_bias[heads])
+        mixed = self._convolved(mixed.flatten(1), channels, runs).view_as(mixed)
         if runs.chunks is None:
             out = delta_rule.by_kernel(*_heads(mixed, linear), decay, rate, runs.segments)
         else:
             out = run_again(_in_chunks, mixed, decay, rate, linear, runs.chunks)
         # Under tensor parallelism a rank has some of the heads that share the weight.
         weight = tensor_parallel.copy_to_tensor_model_parallel_region(self.norm_weight)
-        return run_again(_gated_norm, out, gate.view_as(out), weight, self.config.layernorm_epsilon).unsqueeze(1)
+        return run_again(_gated_norm, out, gate.view_as(out), weight, self.config.layernorm_epsilon)
 
-    def _convolved(self, rows: Tensor, runs: Runs) -> Tensor:
+    def _convolved(self, rows: Tensor, channels: Tensor, runs: Runs) -> Tensor:
         if runs.chunks is None:
-            return convolution.by_kernel(rows, self.convolution, runs.segments)
-        return run_again(convolution.by_shifts, rows, self.convolution, runs.positions)
+            return convolution.by_kernel(rows, channels, runs.segments)
+        return run_again(convolution.by_shifts, rows, channels, runs.positions)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[tuple[int, int, int], ...] = (), metadata: dict | None = None

@@ -19,7 +19,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from megatron.vlm import platform
-from megatron.vlm.microbatch import Microbatch, segment_ids
+from megatron.vlm.microbatch import Microbatch, Share
 
 BALANCING = "seq_aux_loss"
 """What core calls a balance loss of each sequence, and its coefficient goes by."""
@@ -35,20 +35,22 @@ class Balance:
     """[samples + 1] fp32, of their tokens."""
     weights: Tensor
     """[samples + 1] fp32, the last one 0."""
+    share: Share | None = None
+    """Of a pack that several ranks run, each a part of its tokens."""
 
     @classmethod
     def of(cls, batch: Microbatch) -> "Balance | None":
         """Of a pack; None where its samples have no weights."""
         if batch.sample_weights is None:
             return None
-        ids, count = segment_ids(batch.lengths), len(batch.lengths)
-        true = torch.tensor(batch.sample_lengths or batch.lengths)
+        pack = batch.whole
+        ids, count = batch.host_segment_ids, len(pack.lengths)
+        true = torch.tensor(pack.sample_lengths or pack.lengths)
         true = torch.cat([true, true.new_zeros(count - len(true))])
-        places = torch.cat([torch.arange(length) for length in batch.lengths])
-        ids = torch.where(places < true[ids], ids, count)
+        ids = torch.where(batch.host_positions < true[ids], ids, count)
         lengths = torch.cat([true, true.new_ones(1)]).clamp(min=1).float()
         weights = torch.cat([batch.sample_weights, batch.sample_weights.new_zeros(1)])
-        return cls(platform.to_device(ids), platform.to_device(lengths), weights)
+        return cls(platform.to_device(ids), platform.to_device(lengths), weights, batch.share)
 
 
 class Router(TopKRouter):
@@ -80,12 +82,16 @@ class Router(TopKRouter):
         )
         if shared:
             torch.distributed.all_reduce(chosen, group=self.tp_group)
+        if (share := self.balance.share) is not None:
+            torch.distributed.all_reduce(chosen, group=share.team)
         lengths, weights = self.balance.lengths, self.balance.weights
         balances = (chosen * likely).sum(1) * (self.num_experts / self.topk) / lengths.square()
         total = (balances * weights).sum()
         get_moe_metrics_tracker().record(
             "seq_load_balancing_loss",
-            total / weights.sum().clamp(min=1e-8),
+            total
+            * (share.width if share else 1)
+            / weights.sum().clamp(min=1e-8),  # of which the mean over ranks is taken
             self.layer_number,
             self.config.num_layers,
             reduce_group=self.tp_group if shared else None,

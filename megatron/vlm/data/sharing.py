@@ -1,0 +1,163 @@
+"""A pack that a team of ranks runs together: from the whole pack to what one rank holds of it.
+
+    pack of width 2      a a a a a | b b | c c c | f      images of a: A0 A1, of c: C0
+    place 0              a a a a | b b                    makes A0, takes what its tokens show
+    place 1              a | c c c | f                    makes A1 and C0
+
+Which tokens lie where says `omnibal_ext.packing.shares`, which images are whose `omnibal_ext.tower`. Parts of samples
+that are cut come first, then whole samples, then what fills up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megatron.vlm.microbatch import Cut, FeatureRoute, Microbatch, Share
+from omnibal_ext.packing.shares import Shares, Span
+
+Ints = NDArray[np.int64]
+
+
+def with_filler(
+    shares: Shares, lengths: Sequence[int], multiple: int
+) -> tuple[tuple[int, ...], tuple[tuple[Span, ...], ...]]:
+    """Lengths of a pack's segments, and the spans of every place, with what fills each place up as a segment more.
+
+    No place is empty: it has at least `multiple` tokens.
+    """
+    filled, spans = list(lengths), []
+    for mine, tokens in zip(shares.spans, shares.tokens, strict=True):
+        filler = max(tokens, multiple) - sum(span.end - span.begin for span in mine)
+        spans.append((*mine, Span(len(filled), 0, filler)) if filler else mine)
+        filled += [filler] if filler else []
+    return tuple(filled), tuple(spans)
+
+
+def share_of(pack: Microbatch, spans: Sequence[Sequence[Span]], makers: Ints, place: int) -> Microbatch:
+    """What one place of a team holds of a pack, which comes without pixels.
+
+    `spans` are the tokens of every place; makers [features] say which place makes each feature of the pack's images.
+    """
+    parts = _in_order(spans)
+    cut, rows = _cut(pack.lengths, parts), [_rows(pack.lengths, mine) for mine in parts]
+    asked, images = _tokens_of_images(pack, rows, place)
+    numbers, begins, ends = zip(*parts[place], strict=True)
+    share = Share(
+        place=place,
+        width=len(parts),
+        pack=_sizes_alone(pack),
+        segments=numbers,
+        begins=begins,
+        rows=torch.from_numpy(rows[place]),
+        cut=cut,
+        features=feature_route(makers, asked, place),
+    )
+    real = {number: end - begin for number, begin, end in parts[place] if number < pack.samples}
+    squares = sum(length**2 for number, length in real.items() if number not in cut.samples)
+    return replace(
+        pack,
+        lengths=tuple(end - begin for begin, end in zip(begins, ends, strict=True)),
+        samples=sum(begin == 0 for number, begin in zip(numbers, begins, strict=True) if number in real),
+        useful_tokens=sum(real.values()),
+        useful_squares=squares + sum(length**2 for length in cut.lengths) // len(parts),
+        segment_ids=None if pack.segment_ids is None else pack.segment_ids[share.rows],
+        share=share,
+        **_text(pack, share.rows),
+        **images,
+    )
+
+
+def feature_route(makers: Ints, asked: Sequence[Ints], place: int) -> FeatureRoute:
+    """How features travel: makers [features], and the features that every place asks for, in the order it does."""
+    place_of, places = np.zeros(len(makers), np.int64), len(asked)
+    for maker in range(places):
+        made = makers == maker
+        place_of[made] = np.arange(int(made.sum()))
+    leaving = [place_of[wanted[makers[wanted] == place]] for wanted in asked]
+    mine = asked[place]
+    arriving = np.empty(len(mine), np.int64)
+    arriving[np.argsort(makers[mine], kind="stable")] = np.arange(len(mine))
+    takes = np.bincount(makers[mine], minlength=places)
+    return FeatureRoute(
+        leaving=torch.from_numpy(np.concatenate(leaving)),
+        gives=tuple(map(len, leaving)),
+        takes=tuple(takes.tolist()),
+        arriving=torch.from_numpy(arriving),
+    )
+
+
+def _in_order(spans: Sequence[Sequence[Span]]) -> list[list[tuple[int, int, int]]]:
+    """Of every place (segment, begin, end): parts of those that several places hold first."""
+    holders: dict[int, set[int]] = {}
+    for place, mine in enumerate(spans):
+        for span in mine:
+            holders.setdefault(span.document, set()).add(place)
+    return [
+        sorted(
+            ((span.document, span.begin, span.end) for span in mine),
+            key=lambda part: (len(holders[part[0]]) == 1, part),
+        )
+        for mine in spans
+    ]
+
+
+def _cut(lengths: Sequence[int], parts: Sequence[Sequence[tuple[int, int, int]]]) -> Cut:
+    places: dict[int, set[int]] = {}
+    for place, mine in enumerate(parts):
+        for number, *_ in mine:
+            places.setdefault(number, set()).add(place)
+    cut = sorted(number for number, holders in places.items() if len(holders) > 1)
+    arrived = [part for mine in parts for part in mine if part[0] in cut]
+    keys = [(number, token) for number, begin, end in arrived for token in range(begin, end)]
+    order = np.lexsort(np.array(keys, np.int64).reshape(-1, 2).T[::-1])
+    rows = tuple(sum(end - begin for number, begin, end in mine if number in cut) for mine in parts)
+    return Cut(tuple(cut), tuple(lengths[number] for number in cut), rows, torch.from_numpy(order))
+
+
+def _rows(lengths: Sequence[int], parts: Sequence[tuple[int, int, int]]) -> Ints:
+    """Which tokens of the pack a place holds, in its order."""
+    starts = [*accumulate(lengths, initial=0)]
+    return np.concatenate([np.arange(starts[n] + begin, starts[n] + end) for n, begin, end in parts])
+
+
+def _text(pack: Microbatch, rows: Tensor) -> dict[str, Any]:
+    mask = None if pack.loss_mask is None else pack.loss_mask[rows]
+    return {
+        "input_ids": None if pack.input_ids is None else pack.input_ids[rows],
+        "labels": None if pack.labels is None else pack.labels[rows],
+        "loss_mask": mask,
+        "supervised": None if mask is None else mask.nonzero().squeeze(1),
+    }
+
+
+def _tokens_of_images(pack: Microbatch, rows: Sequence[Ints], place: int) -> tuple[list[Ints], dict[str, Any]]:
+    """Which features every place asks for, and where those go that come to this one.
+
+    Where a stage reads no tokens nothing is asked for.
+    """
+    if pack.image_positions is None:
+        return [np.empty(0, np.int64) for _ in rows], {}
+    number = np.full(sum(pack.lengths), -1)
+    number[pack.image_positions.numpy()] = np.arange(len(pack.image_positions))
+    shown = [number[mine] for mine in rows]
+    tokens = [found[found >= 0] for found in shown]
+    here: dict[str, Any] = {"image_positions": torch.from_numpy(np.flatnonzero(shown[place] >= 0))}
+    if pack.image_sources is None:
+        return tokens, here
+    sources = [pack.image_sources.numpy()[found] for found in tokens]
+    asked = [np.unique(found[found >= 0]) for found in sources]
+    mine = sources[place]
+    there = np.where(mine < 0, mine, np.searchsorted(asked[place], mine))
+    weights = None if pack.image_weights is None else pack.image_weights[torch.from_numpy(tokens[place])]
+    return asked, {**here, "image_sources": torch.from_numpy(there), "image_weights": weights}
+
+
+def _sizes_alone(pack: Microbatch) -> Microbatch:
+    tensors: dict[str, Any] = {name: None for name, value in vars(pack).items() if isinstance(value, Tensor)}
+    return replace(pack, **tensors)

@@ -1,0 +1,87 @@
+"""The images of a pack as what can be computed apart: each image, and each step in time of a video."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.media.tiles import SQUARE
+from megatron.vlm.microbatch import Grid
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read of a sample: the steps of each of its images, and the tiles that these are."""
+
+    sample: int
+    steps: tuple[tuple[int, ...], ...] | None
+    """None: everything."""
+    tiles: int
+    film: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """An image, or a step in time of a video."""
+
+    sample: int
+    image: int
+    number: int
+    tiles: int
+    features: int
+    grid: Grid
+    film: bool
+
+
+class PackSteps(tuple[Step, ...]):
+    """Of all images of a pack, in order."""
+
+    @classmethod
+    def of(cls, data: ChatDataset, samples: Iterable[int]) -> "PackSteps":
+        """Those of these samples of a dataset."""
+        each = SQUARE**-2 if data.is_native else data.manifest["tokens_per_tile"]
+        found = []
+        for sample in map(int, samples):
+            for number, image in enumerate(data.images(sample) if data.sizes.tiles[sample] else ()):
+                tiles = image.tiles // image.steps
+                grid = (1, image.rows, image.columns)
+                found += [
+                    Step(sample, number, step, tiles, int(tiles * each), grid, image.film is not None)
+                    for step in range(image.steps)
+                ]
+        return cls(found)
+
+    @property
+    def tiles(self) -> NDArray[np.int64]:
+        """[steps]"""
+        return np.array([step.tiles for step in self], np.int64)
+
+    @property
+    def features(self) -> NDArray[np.int64]:
+        """[steps] That the language model takes or makes its tokens of."""
+        return np.array([step.features for step in self], np.int64)
+
+    def chosen(self, mine: NDArray[np.bool_]) -> "PackSteps":
+        """Some of them."""
+        return PackSteps(step for step, is_mine in zip(self, mine, strict=True) if is_mine)
+
+    @property
+    def grids(self) -> tuple[Grid, ...]:
+        """Steps of one video at one place are one film."""
+        films = groupby(self, key=lambda step: (step.sample, step.image, step.grid))
+        return tuple((len(list(steps)), rows, columns) for (*_, (_, rows, columns)), steps in films)
+
+    @property
+    def readings(self) -> list[Reading]:
+        """What of which sample is read for these."""
+        found = []
+        for sample, of_sample in groupby(self, key=lambda step: step.sample):
+            steps = list(of_sample)
+            images = range(1 + steps[-1].image)
+            numbers = tuple(tuple(step.number for step in steps if step.image == image) for image in images)
+            film = any(step.film for step in steps)
+            found.append(Reading(sample, numbers, sum(step.tiles for step in steps), film))
+        return found

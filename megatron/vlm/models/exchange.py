@@ -1,0 +1,92 @@
+"""How the ranks of a team that runs a wide pack exchange what they hold (Ulysses, arXiv 2309.14509, by documents).
+
+    heads      rows of a sample that is cut, all heads     ->  all rows of the sample, some heads      and back
+    features   where the ViT made them                     ->  where the tokens are that take them
+
+Only samples that are cut travel, and each feature once. Both are one all-to-all of ragged parts, whose sizes every rank
+knows from the pack. In a backward pass the same goes the other way, in the same order on all ranks.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from megatron.vlm import platform
+from megatron.vlm.microbatch import FeatureRoute, Meeting
+from omnibal_ext.costs.exchange import HeadShares
+
+
+def rows_to_heads(query: Tensor, key: Tensor, value: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the samples that are cut this rank's rows, for all their rows, sample by sample, of the heads computed here.
+
+    [n, heads, d] and twice [n, groups, d] -> [N, heads here, d] and twice [N, groups or heads here, d].
+    """
+    shares, here = HeadShares(query.shape[1], key.shape[1], len(meeting.rows)), meeting.place
+    spans = zip(shares.heads, shares.groups, strict=True)
+    sent = [torch.cat([query[:, a:b], key[:, c:d], value[:, c:d]], dim=1) for (a, b), (c, d) in spans]
+    heads, groups = shares.widths(here)
+    found, keys, values = _meet(sent, heads + 2 * groups, meeting).split([heads, groups, groups], dim=1)
+    if (places := shares.by_head(here)) is not None:
+        index = platform.to_device(torch.tensor(places))
+        keys, values = keys.index_select(1, index), values.index_select(1, index)
+    return found.contiguous(), keys.contiguous(), values.contiguous()
+
+
+def rows_to_groups(rows: Tensor, meeting: Meeting) -> tuple[Tensor, tuple[int, int]]:
+    """The same of rows [n, groups, d] that are no queries, keys and values: [N, groups here, d], and which groups."""
+    shares = HeadShares(rows.shape[1], rows.shape[1], len(meeting.rows))
+    first, end = shares.heads[meeting.place]
+    return _meet([rows[:, a:b] for a, b in shares.heads], end - first, meeting), (first, end)
+
+
+def heads_to_rows(out: Tensor, heads: int, meeting: Meeting) -> Tensor:
+    """The way back: [N, heads here, d] -> this rank's rows of all heads, [n, heads, d]."""
+    shares = HeadShares(heads, heads, len(meeting.rows))
+    by_place = out[platform.to_device(torch.argsort(meeting.order))]
+    shapes = [(meeting.rows[meeting.place], end - first, out.shape[2]) for first, end in shares.heads]
+    return torch.cat(_exchange(by_place.split(meeting.rows), shapes, meeting.team), dim=1)
+
+
+def _meet(sent: Sequence[Tensor], heads: int, meeting: Meeting) -> Tensor:
+    """[n, heads, d] for every place -> all rows of the samples that are cut, of what is for this one: [N, heads, d]."""
+    shapes = [(rows, heads, sent[0].shape[2]) for rows in meeting.rows]
+    return torch.cat(_exchange(sent, shapes, meeting.team))[platform.to_device(meeting.order)]
+
+
+def features_to_tokens(features: Tensor, route: FeatureRoute, team: ProcessGroup) -> Tensor:
+    """Features made here [made, ...] -> those that the tokens here take, in their order [taken, ...]."""
+    shape = features.shape[1:]
+    sent = features[platform.to_device(route.leaving)].split(route.gives)
+    arrived = _exchange(sent, [(count, *shape) for count in route.takes], team)
+    return torch.cat(arrived)[platform.to_device(route.arriving)]
+
+
+def _exchange(sent: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], team: ProcessGroup) -> list[Tensor]:
+    """One tensor for every rank of the team, for one of these shapes from each."""
+    gives = [tensor.numel() for tensor in sent]
+    takes = [torch.Size(shape).numel() for shape in shapes]
+    flat: Tensor = _AllToAll.apply(torch.cat([tensor.reshape(-1) for tensor in sent]), gives, takes, team)
+    return [part.view(shape) for part, shape in zip(flat.split(takes), shapes, strict=True)]
+
+
+class _AllToAll(torch.autograd.Function):
+    """Flat numbers, ragged; all ranks of the team must call it, and its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, sent: Tensor, gives: list[int], takes: list[int], team: ProcessGroup) -> Tensor:
+        ctx.gives, ctx.takes, ctx.team = gives, takes, team
+        return _all_to_all(sent, gives, takes, team)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(gradient.contiguous(), ctx.takes, ctx.gives, ctx.team), None, None, None
+
+
+def _all_to_all(sent: Tensor, gives: list[int], takes: list[int], team: ProcessGroup) -> Tensor:
+    taken = sent.new_empty(sum(takes))
+    dist.all_to_all_single(taken, sent, takes, gives, team)
+    return taken

@@ -1,0 +1,51 @@
+"""Teams: neighbouring data-parallel ranks that run one pack together, where it is wider than a rank.
+
+    data-parallel ranks    0 1 2 3 4 5 6 7
+    of width 4             [     ] [     ]     a rank's place is its number in its team
+    of width 2             [ ] [ ] [ ] [ ]
+
+All replicas run one list of actions and teams lie inside one another, so exchanges of teams of several widths come in
+one order on all of their ranks and cannot wait for each other in a circle.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.parallel_state import create_group
+from megatron.training import get_args
+
+from megatron.vlm.microbatch import Microbatch
+
+
+class Teams:
+    """Process groups of the teams of this rank, by their width."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, dist.ProcessGroup] = {}
+
+    def open(self, widths: Iterable[int]) -> None:
+        """Make those of packs of these widths that are not there yet. All ranks of the job call it together."""
+        timeout = timedelta(minutes=get_args().distributed_timeout_minutes)
+        ranks = dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
+        for width in sorted({*widths} - {1, *self.groups}):
+            for team in _all_teams(ranks, width):
+                group = create_group(list(team), timeout=timeout, group_desc=f"team_of_{width}")
+                if dist.get_rank() in team:
+                    self.groups[width] = group
+
+    def join(self, batch: Microbatch) -> Microbatch:
+        """The same microbatch; of a wide pack it knows its team."""
+        if batch.share is None:
+            return batch
+        return replace(batch, share=replace(batch.share, team=self.groups[batch.share.width]))
+
+
+def _all_teams(ranks: Sequence[int], width: int) -> list[tuple[int, ...]]:
+    """Those of all data-parallel groups, in one order on all ranks."""
+    everyone: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, list(ranks))
+    groups = sorted({tuple(group) for group in everyone})
+    return [group[first : first + width] for group in groups for first in range(0, len(group), width)]

@@ -1,0 +1,166 @@
+"""What places of a team hold of a wide pack: together all of it, every token and sample once, every feature."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from megatron.vlm.data import dataset as reading
+from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.sharing import share_of, with_filler
+from megatron.vlm.microbatch import Microbatch, segment_ids
+from omnibal_ext.packing.shares import share_tokens
+from tests.unit.data.clips import TURNS, noise, write_frames
+from tests.unit.data.test_loader import pack_of
+from tests.unit.data.test_videos import made
+from tests.unit.preprocessing.test_processors import PATCH, written_tokenizer
+
+SEEDS = range(12)
+
+
+def drawn(seed: int, joined: bool) -> tuple[Microbatch, list, np.ndarray, int]:
+    """A pack with images in it, the spans of its places, who makes each feature, and the width."""
+    generator = np.random.default_rng(seed)
+    width, multiple = int(generator.choice([2, 4, 8])), int(generator.choice([1, 4]))
+    real = generator.integers(1, 60, generator.integers(1, 9)).tolist()
+    shares = share_tokens(real, width, multiple)
+    lengths, spans = with_filler(shares, real, multiple)
+    total, words = sum(lengths), sum(real)
+    shown = np.flatnonzero(generator.random(words) < 0.4)
+    features = len(shown) if not joined else max(1, len(shown) // 2)
+    mask = torch.from_numpy((np.arange(total) < words) * (generator.random(total) < 0.5)).float()
+    pack = Microbatch(
+        tiles=features,
+        lengths=lengths,
+        samples=len(real),
+        useful_tokens=words,
+        input_ids=torch.arange(total),
+        labels=torch.arange(total) + 1000,
+        loss_mask=mask,
+        supervised=mask.nonzero().squeeze(1),
+        segment_ids=segment_ids(lengths),
+        targets=torch.stack([part.sum() for part in mask.split(lengths)]),
+        image_positions=torch.from_numpy(shown),
+    )
+    if joined:
+        sources = torch.from_numpy(generator.integers(-1, features, (len(shown), 4)))
+        pack = replace(pack, image_sources=sources, image_weights=torch.rand(len(shown), 4))
+    return pack, spans, generator.integers(0, width, features), width
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_places_hold_every_token_once(seed: int) -> None:
+    pack, spans, makers, width = drawn(seed, joined=False)
+    shares = [share_of(pack, spans, makers, place) for place in range(width)]
+    ids = torch.cat([share.input_ids for share in shares])
+    assert sorted(ids.tolist()) == list(range(pack.tokens))
+    for share in shares:
+        assert torch.equal(share.labels, share.input_ids + 1000)
+        assert torch.equal(share.loss_mask, pack.loss_mask[share.input_ids])
+        assert torch.equal(share.supervised, share.loss_mask.nonzero().squeeze(1))
+        assert torch.equal(share.host_segment_ids, pack.segment_ids[share.input_ids])
+        assert torch.equal(share.segment_ids, share.host_segment_ids)
+        begins = torch.tensor([0, *pack.lengths]).cumsum(0)
+        assert torch.equal(share.host_positions, share.input_ids - begins[share.segment_ids])
+        assert share.tokens == len(share.input_ids)
+        assert share.whole.lengths == pack.lengths
+        assert share.whole.input_ids is None
+    assert sum(share.samples for share in shares) == pack.samples
+    assert sum(share.useful_tokens for share in shares) == pack.useful_tokens
+    assert all(0 < share.tokens <= -(-pack.useful_tokens // width) + 3 for share in shares)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rows_of_cut_samples_meet_in_order(seed: int) -> None:
+    pack, spans, makers, width = drawn(seed, joined=False)
+    shares = [share_of(pack, spans, makers, place) for place in range(width)]
+    cut = shares[0].share.cut
+    arrived = torch.cat([share.input_ids[:rows] for share, rows in zip(shares, cut.rows, strict=True)])
+    wanted = [torch.arange(pack.tokens)[pack.segment_ids == number] for number in cut.samples]
+    assert torch.equal(arrived[cut.order], torch.cat(wanted) if wanted else torch.zeros(0, dtype=torch.long))
+    for share, rows in zip(shares, cut.rows, strict=True):
+        assert sum(share.lengths[: share.parts]) == rows
+        whole = share.share.segments[share.parts :]
+        assert all(share.lengths[share.parts + i] == pack.lengths[number] for i, number in enumerate(whole))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_features_come_to_the_tokens_that_show_them(seed: int, joined: bool) -> None:
+    pack, spans, makers, width = drawn(seed, joined)
+    shares = [share_of(pack, spans, makers, place) for place in range(width)]
+    made = [torch.from_numpy(np.flatnonzero(makers == place)) for place in range(width)]
+    routes = [share.share.features for share in shares]
+    sent = [features[route.leaving].split(route.gives) for features, route in zip(made, routes, strict=True)]
+    for place, (share, route) in enumerate(zip(shares, routes, strict=True)):
+        parts = [sent[other][place] for other in range(width)]
+        assert tuple(map(len, parts)) == route.takes
+        taken = torch.cat(parts)[route.arriving]
+        number = {int(position): i for i, position in enumerate(pack.image_positions)}
+        shown = [number[int(token)] for token in share.input_ids[share.image_positions]]
+        if not joined:
+            assert taken.tolist() == shown
+            continue
+        found = torch.cat([taken, torch.tensor([-1])])[share.image_sources]
+        assert torch.equal(found, pack.image_sources[shown])
+        assert torch.equal(share.image_weights, pack.image_weights[shown])
+        assert len(set(taken.tolist())) == len(taken)  # each once, whatever tokens it is a part of
+
+
+@pytest.mark.parametrize("markup", ["qwen-vl", "qwen3-vl"])
+def test_no_place_reads_what_another_shows(markup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long film and an image over four ranks: every frame is opened by one, and all tiles are there once."""
+    written_tokenizer(tmp_path / "tokenizer.json")
+    names = write_frames(tmp_path, "f", noise(18, 56, 84))
+    Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
+    records = [
+        {"video": names, "fps": 2, "conversations": TURNS},
+        {"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]},
+    ]
+    data = made(tmp_path, markup, records)
+    index: Any = pack_of(np.arange(2))
+    index.width = lambda _: 1
+    whole = PackDataset(data, index, Needs(True, True, True))[0]
+    index.width = lambda _: 4
+    opened: Counter[str] = Counter()
+    load = reading.load_rgb
+    monkeypatch.setattr(
+        reading, "load_rgb", lambda path, *more, **named: (opened.update([path.name]), load(path, *more, **named))[1]
+    )
+    shares = [PackDataset(data, index, Needs(True, True, True), rank=rank)[0] for rank in range(4, 8)]
+    assert set(opened.values()) == {1}
+    assert set(opened) == {"b.png", *(Path(name).name for image in data.images(0) for name in image.film.files)}
+    assert sum(share.tiles for share in shares) == whole.tiles
+    assert max(share.tiles for share in shares) < whole.tiles / 2
+    rows = [row.tobytes() for share in shares for row in as_film(share.pixels)]
+    assert Counter(rows) == Counter(row.tobytes() for row in as_film(whole.pixels))
+    for share in shares:
+        assert sum(steps * height * width for steps, height, width in share.grids) == share.tiles
+        assert share.whole.grids == whole.grids
+        blind = PackDataset(data, index, Needs(True, True, True), decodes=False, rank=share.share.place)[0]
+        assert blind.pixels.is_meta
+        assert blind.pixels.shape == share.pixels.shape
+
+
+def as_film(pixels: torch.Tensor) -> np.ndarray:
+    """Patches of two frames each."""
+    found = pixels.numpy()
+    return found if found.ndim == 5 else np.repeat(found[:, None], 2, axis=1)
+
+
+def test_a_place_without_images_has_rows_of_none(tmp_path: Path) -> None:
+    written_tokenizer(tmp_path / "tokenizer.json")
+    Image.fromarray(noise(1, 56, 112)[0]).save(tmp_path / "b.png")
+    records = [{"image": "b.png", "conversations": [{"from": "human", "value": "<image>What?"}, TURNS[1]]}]
+    index: Any = pack_of(np.arange(1))
+    index.width = lambda _: 2
+    data = made(tmp_path, "qwen-vl", records)
+    shares = [PackDataset(data, index, Needs(True, True, True), rank=rank)[0] for rank in range(2)]
+    assert sorted(share.tiles for share in shares) == [0, 32]
+    assert all(share.pictured and share.pixels.shape[-2] == PATCH for share in shares)
+    assert sum(len(share.image_positions) for share in shares) == 8
