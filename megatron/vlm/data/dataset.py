@@ -173,30 +173,29 @@ class ChatDataset(Dataset):
         """
         return normalise(torch.from_numpy(self.tiles(sample)), self.normalization)
 
-    def tiles(self, sample: int, chosen: Sequence[Sequence[int]] | None = None) -> NDArray[np.uint8]:
+    def tiles(self, sample: int) -> NDArray[np.uint8]:
         """The tiles of a sample as they were cut: uint8 [tiles, tile_size, tile_size, 3].
 
-        With videos [tiles, frames, tile_size, tile_size, 3]. `chosen` are the steps in time to read of each video, or
-        an image's one; None: all. Raises `UserError` naming file and sample if an image or video cannot be
-        read, or is not what was preprocessed.
+        With videos [tiles, frames, tile_size, tile_size, 3]. Raises `UserError` naming file and sample if an image or
+        video cannot be read, or is not what was preprocessed.
         """
+        size = self.manifest["tile_size"]
+        nothing = np.zeros((0, size, size, 3), dtype=np.uint8)
+        return as_films([nothing, *(self.image_tiles(sample, image) for image in self.images(sample))])
+
+    def image_tiles(self, sample: int, image: TiledImage) -> NDArray[np.uint8]:
+        """The tiles of one of a sample's `images`, and errors, as in `tiles`; only a video's have frames."""
         size, rule = self.manifest["tile_size"], self.manifest["tiling"]["rule"]
-        tiles = [np.zeros((0, size, size, 3), dtype=np.uint8)]
-        images = self.images(sample)
-        if chosen is not None:
-            images = [image.at_steps(steps) for image, steps in zip(images, chosen, strict=False) if len(steps)]
-        for seen in images:
-            image = seen if self.checks_images else replace(seen, crcs=())
-            source = self._sources.entry(sample)
-            root = Path(source["image_root"] or "")
-            path = Path(source["path"]) if image.place else root / image.path
-            try:
-                tiles.append(_film(root, path, image, size) if image.film else _image(path, image, size, rule))
-            except ChangedError as error:
-                raise UserError(f"{error}; sample {sample} of {self.folder}") from error
-            except Exception as error:  # Pillow's and FFmpeg's readers raise nearly anything on a damaged file
-                raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
-        return as_films(tiles)
+        image = image if self.checks_images else replace(image, crcs=())
+        source = self._sources.entry(sample)
+        root = Path(source["image_root"] or "")
+        path = Path(source["path"]) if image.place else root / image.path
+        try:
+            return _film(root, path, image, size) if image.film else _image(path, image, size, rule)
+        except ChangedError as error:
+            raise UserError(f"{error}; sample {sample} of {self.folder}") from error
+        except Exception as error:  # Pillow's and FFmpeg's readers raise nearly anything on a damaged file
+            raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
 
 
 def _image(path: Path, image: TiledImage, size: int, rule: str) -> NDArray[np.uint8]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -24,12 +25,12 @@ from megatron.vlm.data.sharing import share_of, with_filler
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.data.steps import PackSteps, Reading
 from megatron.vlm.microbatch import Microbatch, segment_ids
+from omnibal_ext.dealing import deal
 from omnibal_ext.errors import UserError
 from omnibal_ext.lifeline import end_with_starter
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.shares import share_tokens
-from omnibal_ext.tower import deal
 
 
 @dataclass(frozen=True)
@@ -192,12 +193,20 @@ class PackDataset(Dataset):
         cut, broken = [], []
         for reading in readings:
             try:
-                cut.append(self.data.tiles(reading.sample, reading.steps))
+                cut.append(self._tiles(reading))
             except UserError as error:
                 broken.append((reading.sample, str(error)))
                 frames = (FRAMES,) if self._has_film(reading) else ()  # the other ranks reckon with its shape
                 cut.append(np.zeros((reading.tiles, *frames, size, size, 3), dtype=np.uint8))
         return torch.from_numpy(as_films(cut)), tuple(broken)
+
+    def _tiles(self, reading: Reading) -> NDArray[np.uint8]:
+        if reading.steps is None:
+            return self.data.tiles(reading.sample)
+        images = zip(self.data.images(reading.sample), reading.steps, strict=False)
+        return as_films(
+            [self.data.image_tiles(reading.sample, image.at_steps(steps)) for image, steps in images if steps]
+        )
 
     def _has_film(self, reading: Reading) -> bool:
         if reading.steps is not None:

@@ -4,7 +4,7 @@
     place 0              a a a a | b b                    makes A0, takes what its tokens show
     place 1              a | c c c | f                    makes A1 and C0
 
-Which tokens lie where says `omnibal_ext.packing.shares`, which images are whose `omnibal_ext.tower`. Parts of samples
+Which tokens lie where says `omnibal_ext.packing.shares`, which images are whose `omnibal_ext.dealing`. Parts of samples
 that are cut come first, then whole samples, then what fills up.
 """
 

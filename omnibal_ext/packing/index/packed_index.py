@@ -89,6 +89,15 @@ class PackedIndex:
         """Most tokens of a pack, padding included."""
         return int(self.manifest["llm_budget"])
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many ranks run a pack together, of all packs."""
+        return (1,)
+
+    def width(self, pack: int) -> int:
+        """How many ranks run a pack together."""
+        return self.widths[0]
+
     def seconds(self, packs: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return what ranks wait for: seconds of some packs in each part of the model, or in all, [packs, parts]."""
         return self.costs.waited_for(np.asarray(self.loads[packs]), self.load_names, bool(self.manifest.get("one_sum")))

@@ -52,6 +52,9 @@ class OnePack:
     def samples(self, _: int) -> np.ndarray:
         return self._samples
 
+    def width(self, _: int) -> int:
+        return 1
+
     def check(self, _: object) -> None:
         """It was made here."""
 
