@@ -177,6 +177,9 @@ class Microbatch:
     seconds: tuple[float, ...] = ()  # of each of these images between two steps in time; (): the pack has no video
     share: Share | None = None  # of a pack that several ranks run: tiles, lengths and tokens are those here, what is
     # said of samples one by one is of the whole pack
+    units: tuple[
+        int, ...
+    ] = ()  # of what a rank encodes of a pack: tiles of each unit of all of it (`omnibal_ext.tower`)
 
     def pin_memory(self) -> "Microbatch":
         """The same in memory that a device reads by itself; torch's DataLoader calls this in a thread of its own."""
@@ -187,6 +190,10 @@ class Microbatch:
     def tokens(self) -> int:
         """T: tokens of the sequence, padding included."""
         return sum(self.lengths)
+
+    def units_of_images(self) -> tuple[int, ...]:
+        """Tiles, or patches, of each unit of the pack's images (`omnibal_ext.tower`), in order."""
+        return tuple(steps * rows * columns for steps, rows, columns in self.grids) or (1,) * self.tiles
 
     @property
     def squares(self) -> int:

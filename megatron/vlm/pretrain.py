@@ -42,9 +42,11 @@ from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps, Hosts
 from megatron.vlm.monitoring.recorder import Recorder, recorded_iterations
 from megatron.vlm.monitoring.stage_meter import StageMeter
 from megatron.vlm.pipeline.executor import Executor, install
+from megatron.vlm.pipeline.image_streams import ImageStreams
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.teams import Teams
 from megatron.vlm.pipeline.tied import embedding_ranks
+from megatron.vlm.pipeline.tower import owned_links
 from megatron.vlm.preflight.findings import refuse
 from megatron.vlm.preflight.run import Run, check_run
 from megatron.vlm.weights import apply_weights
@@ -74,7 +76,7 @@ class Trainer:
         self.stages = StageMeter(self.plan)
         timelines = Path(args.metrics_file).with_name(TIMELINE) if args.metrics_file else None
         self.recorder = Recorder(timelines, recorded_iterations(args.train_iters, args.timelines))
-        self.executor = Executor(self.plan.schedule, self._watch, self.plan.build_schedule())
+        self.executor = Executor(self.plan.schedule, self._watch, self.plan.build_schedule(), self.plan.tower)
         self.bad_samples = {
             True: BadSamples(args.data, args.max_bad_samples), False: BadSamples(args.eval_data, args.max_bad_samples)
         }  # fmt: skip
@@ -84,6 +86,8 @@ class Trainer:
         self.bad_steps = BadSteps(args.max_bad_steps, self.hosts)
         self.packs: dict[bool, list[Packs]] = {True: [], False: []}
         """Of each chunk of this rank: those trained on, and those held out."""
+        self.images = ImageStreams(self.plan.tower, args.seed, args.num_workers)
+        """What this rank encodes of both, where the plan has a tower beside the pipeline."""
         self.iteration = 0
         """Iterations of training behind us, those before a resume included."""
 
@@ -103,7 +107,8 @@ class Trainer:
         """The stage of the plan that this rank (and chunk) runs."""
         chain = Chain.of(self.args, self.architecture, config)
         stage = self.plan.stages[stage_number(self.plan.placement, vp_stage)]
-        return Stage(chain, *stage.layers, *stage.recomputed, vp_stage, pg_collection)
+        owned = owned_links(self.plan, vp_stage)
+        return Stage(chain, *stage.layers, *stage.recomputed, vp_stage, pg_collection, owned)
 
     def datasets(
         self, _: Any, vp_stage: int | None = None
@@ -112,20 +117,25 @@ class Trainer:
         args = self.args
         train = self._dataset(args.data, args.packs, vp_stage)
         self.teams.open(train.index.widths)
-        stream = PackStream(train.index, args.data_parallel_size, args.global_batch_size // args.data_parallel_size)
+        microbatches = args.global_batch_size // args.data_parallel_size
+        stream = PackStream(train.index, args.data_parallel_size, microbatches)
         self.iteration = first_iteration(args.consumed_train_samples, args.global_batch_size)
         samples_per_epoch = len(train.index.sample_ids) / len(train.index.manifest["epoch_packs"])
         self.meter.start(args.train_iters, samples_before(stream, train.index, self.iteration), samples_per_epoch)
         rank = parallel_state.get_data_parallel_rank()
-        packs = Packs(train, PackOrder(stream, rank, self.iteration), args.num_workers, self.recorder.reading)
+        order = PackOrder(stream, rank, self.iteration)
+        packs = Packs(train, order, args.num_workers, self.recorder.reading)
         self.packs[True].append(packs)
+        self.images.add(True, packs, order, microbatches, self.recorder.reading)
         if not args.eval_packs:
             return packs, None, None
         held_out = self._dataset(args.eval_data, args.eval_packs, vp_stage)
         self.teams.open(held_out.index.widths)
-        order = HeldOutPass(held_out.index, args.data_parallel_size).of_rank(rank)
-        self.packs[False].append(Packs(held_out, order, args.num_workers))
-        return packs, self.packs[False][-1], None
+        whole = HeldOutPass(held_out.index, args.data_parallel_size)
+        evaluated = Packs(held_out, whole.of_rank(rank), args.num_workers)
+        self.packs[False].append(evaluated)
+        self.images.add(False, evaluated, whole.of_rank(rank), whole.global_batch // args.data_parallel_size)
+        return packs, evaluated, None
 
     def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
         first, end = self.plan.stages[stage_number(self.plan.placement, vp_stage)].layers
@@ -159,7 +169,7 @@ class Trainer:
         training = not arguments.get("forward_only")
         (self.meter if training else self.evaluation).begin_iteration()
         number = get_args().curr_iteration + 1 if training else 0
-        with self.recorder.iteration(number, arguments["model"]):
+        with self.recorder.iteration(number, [*_list(arguments["model"]), *self.executor.copies]):
             records = self._soundly({**arguments, "forward_step_func": self.forward_step}, training, number)
         if not training and self.evaluation.end_iteration():
             self._evaluated()
@@ -171,6 +181,7 @@ class Trainer:
         bad_samples, modules, before = self.bad_samples[training], _list(arguments["model"]), meter.tally.copy()
         for packs in self.packs[training]:
             packs.begin_iteration()
+        arguments |= self.images.begin(training, bad_samples.saw, number)
         while True:
             self.bad_steps.begin(number)
             if training:
@@ -186,6 +197,8 @@ class Trainer:
                     module.zero_grad_buffer()
             packs_again = [packs.again() for packs in self.packs[training]]
             arguments = {**arguments, "data_iterator": packs_again if len(packs_again) > 1 else packs_again[0]}
+            arguments |= self.images.again(training, self.packs[training][0].taken, bad_samples.saw, number)
+            self.executor.forget_images(training)
 
     @contextmanager
     def _watch(self, action: Action) -> Iterator[None]:

@@ -36,6 +36,7 @@ from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.pipeline.executor import open_channels as open_channels_along
 from megatron.vlm.pipeline.stage import Stage, stage_number
 from megatron.vlm.pipeline.tied import embedding_ranks
+from megatron.vlm.pipeline.tower import owned_links
 from megatron.vlm.platform import CPU
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures import presets
@@ -300,7 +301,7 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
     def provide(vp_stage: int | None = None, **_: object) -> Stage:
         stage = plan.stages[stage_number(plan.placement, vp_stage)]
         own = replace(chain, language=copy(chain.language))  # as Megatron's providers: every chunk has its own
-        return stirred(Stage(own, *stage.layers, *stage.recomputed, vp_stage))
+        return stirred(Stage(own, *stage.layers, *stage.recomputed, vp_stage, owned=owned_links(plan, vp_stage)))
 
     _regroup(chain, plan)
     model = get_model(provide, ModelType.encoder_or_decoder)
@@ -456,7 +457,12 @@ def reference(
 def shard(whole: Tensor, parameter: Tensor) -> Tensor:
     """This rank's part of a whole tensor, dealt or cut as the parameter is."""
     whole, ranks = experts_here(whole, parameter), parallel_state.get_tensor_model_parallel_world_size()
-    if ranks == 1 or _is_dealt(parameter) or not getattr(parameter, "tensor_model_parallel", False):
+    if (
+        ranks == 1
+        or parameter.shape == whole.shape
+        or _is_dealt(parameter)
+        or not getattr(parameter, "tensor_model_parallel", False)
+    ):
         return whole
     stride, dim = parameter.partition_stride, parameter.partition_dim
     pieces = whole.chunk(ranks * stride, dim)

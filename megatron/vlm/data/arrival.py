@@ -32,11 +32,12 @@ class Arrivals:
     3. Pixels are shared by the tensor-parallel ranks and normalised there, in the order of the schedule: these ranks
        talk in between, and must do so in one order.
 
-    Tensors come from the host, as `PackDataset` lays them out; what is on the device already stays as it is.
+    Tensors come from the host, as `PackDataset` lays them out; what is on the device already stays as it is. Without
+    `normalises` pixels stay as they came, this rank's alone: who computes with them does that (`with_pixels`).
     """
 
-    def __init__(self, packs: Iterator[Microbatch], count: int) -> None:
-        self.packs, self.left = packs, count
+    def __init__(self, packs: Iterator[Microbatch], count: int, normalises: bool = True) -> None:
+        self.packs, self.left, self.normalises = packs, count, normalises
         self.copied: deque[Microbatch] = deque()
 
     def look_ahead(self) -> None:
@@ -58,7 +59,7 @@ class Arrivals:
         platform.wait_for("copying")
         for tensor in tensors(pack).values():
             platform.used_here(tensor)
-        return with_pixels(pack)
+        return with_pixels(pack) if self.normalises else pack
 
 
 def tensors(pack: Microbatch) -> dict[str, Tensor]:

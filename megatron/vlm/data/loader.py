@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import tee
 from multiprocessing import forkserver
 from typing import Any
 
@@ -235,13 +236,15 @@ class Packs:
 
     def __init__(
         self,
-        dataset: PackDataset,
-        order: Iterable[int],
+        dataset: Any,
+        order: Iterable[Any],
         num_workers: int = 0,
         reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
+        """`dataset[what]` is a `Microbatch` for all that `order` has, as a `PackDataset` or `PartDataset`."""
         self.dataset, self.reading = dataset, reading
-        self.taken: list[int] = []
+        self.taken: list[Any] = []
+        self._order, order = tee(order)
         self._batches = microbatches(dataset, order, num_workers)
 
     def __iter__(self) -> Iterator[Microbatch]:
@@ -250,7 +253,7 @@ class Packs:
     def __next__(self) -> Microbatch:
         with self.reading():
             batch = next(self._batches)
-        self.taken.append(batch.pack)
+        self.taken.append(next(self._order))
         return batch
 
     def begin_iteration(self) -> None:
@@ -262,7 +265,7 @@ class Packs:
         return (self.dataset[pack] for pack in tuple(self.taken))
 
 
-def microbatches(dataset: PackDataset, order: Iterable[int], num_workers: int = 0) -> Iterator[Microbatch]:
+def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Iterator[Microbatch]:
     """The microbatches of a rank's packs, on the host, for `Arrivals` to take.
 
     Images are read ahead by `num_workers` processes; the rest is read here, which takes less than to hand it over.

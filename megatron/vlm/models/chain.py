@@ -1,9 +1,9 @@
 """The layer chain: builds any link of it, and knows the shape of what travels between two links."""
 
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.adapters import adapters_in, attach
 from megatron.vlm.models.again import compute_cheap_again
+from megatron.vlm.models.alone import alone, config_alone
 from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.models.draws import streams_kept
 from megatron.vlm.models.language import (
     Head,
     LanguageLayer,
@@ -49,6 +51,8 @@ class Chain:
     """Parts whose weights are not trained, of `omnibal_ext.chain.PARTS`."""
     adapters: Adapters = NO_ADAPTERS
     """Of frozen parts, those that are trained through adapters."""
+    is_whole: bool = False
+    """Links are built whole on every rank, whatever the tensor-parallel size."""
 
     @classmethod
     def of(cls, args: Namespace, architecture: Architecture, language: TransformerConfig | None = None) -> "Chain":
@@ -58,6 +62,12 @@ class Chain:
         adapters = Adapters.of(args)
         frozen = adapters.frozen(args.freeze)
         return cls(architecture, language, vision, args.padded_vocab_size, args.seed, frozen, adapters)
+
+    def whole(self) -> "Chain":
+        """The same chain, of which every rank builds links whole, and runs them inside `alone`."""
+        vision = config_alone(self.vision)
+        vision.num_attention_heads = vision.num_query_groups = self.architecture.vision.heads_over(1)
+        return replace(self, language=config_alone(self.language), vision=vision, is_whole=True)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -72,10 +82,12 @@ class Chain:
     def build(self, link: int, again: bool = False) -> torch.nn.Module:
         """Build one link, with the weights that this link has in every layout: its seed depends on `link` alone.
 
-        Drawn on the device, they are this tensor-parallel rank's part and depend on the rank too. `again`: of a
-        transformer layer, norm outputs and activations are computed again instead of kept.
+        Drawn on the device, they are this tensor-parallel rank's part and depend on the rank too: there a whole link
+        begins as one that is not cut. `again`: of a transformer layer, norm outputs and activations are computed again
+        instead of kept.
         """
-        module, mode = self._build(link, again), self.gradient_mode(link)
+        with alone() if self.is_whole else nullcontext():
+            module, mode = self._build(link, again), self.gradient_mode(link)
         if mode != "trained":
             module.requires_grad_(False)
         for _, adapter in adapters_in(module):
@@ -161,10 +173,11 @@ class Chain:
 
 
 class Links(torch.nn.ModuleDict):
-    """Links of the chain by name; each of them knows how tensor parallelism cuts its weights."""
+    """Links of the chain by name; each of them knows how tensor parallelism cuts its weights, but for the `whole`."""
 
-    def __init__(self, links: dict[str, torch.nn.Module]) -> None:
+    def __init__(self, links: dict[str, torch.nn.Module], whole: Collection[str] = ()) -> None:
         super().__init__(links)
+        self.whole = frozenset(whole)
         self.register_load_state_dict_pre_hook(_without_extra_state)
 
     def sharded_state_dict(
@@ -173,7 +186,8 @@ class Links(torch.nn.ModuleDict):
         """What a checkpoint holds of these links: weights alone, core's layers have no state beside them."""
         state: ShardedStateDict = {}
         for name, link in self.items():
-            state |= sharded_state_dict_default(link, f"{prefix}{name}.", sharded_offsets, metadata)
+            with alone() if name in self.whole else nullcontext():
+                state |= sharded_state_dict_default(link, f"{prefix}{name}.", sharded_offsets, metadata)
         return {key: entry for key, entry in state.items() if not key.endswith("_extra_state")}
 
 
@@ -191,13 +205,7 @@ def _seeded(seed: int) -> Iterator[None]:
     The host draws whole weights, of which every rank takes its part. On the device each tensor-parallel rank draws its
     own part: core adds the rank to the seed. All expert-parallel ranks draw from one stream, each its own experts.
     """
-    tracker = tensor_parallel.get_cuda_rng_tracker()
-    states, host, device = tracker.get_states(), torch.get_rng_state(), torch.cuda.get_rng_state()
-    tensor_parallel.model_parallel_cuda_manual_seed(seed * SEEDS_APART, ep_rank=0)
-    torch.manual_seed(seed)
-    try:
+    with streams_kept():
+        tensor_parallel.model_parallel_cuda_manual_seed(seed * SEEDS_APART, ep_rank=0)
+        torch.manual_seed(seed)
         yield
-    finally:
-        tracker.set_states(states)
-        torch.cuda.set_rng_state(device)
-        torch.set_rng_state(host)

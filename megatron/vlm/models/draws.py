@@ -1,8 +1,10 @@
 """What layers draw by chance: every iteration anew, and under sequence parallelism."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
+import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
@@ -17,6 +19,28 @@ def begin_draws(seed: int, iteration: int) -> None:
     place = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_data_parallel_rank()
     (own,) = np.random.SeedSequence((seed, iteration, *place)).generate_state(1)
     tensor_parallel.model_parallel_cuda_manual_seed(int(own))
+
+
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """All generators are afterwards as they were before."""
+    tracker = tensor_parallel.get_cuda_rng_tracker()
+    states, host, device = tracker.get_states(), torch.get_rng_state(), torch.cuda.get_rng_state()
+    try:
+        yield
+    finally:
+        tracker.set_states(states)
+        torch.cuda.set_rng_state(device)
+        torch.set_rng_state(host)
+
+
+@contextmanager
+def draws_of(*place: int) -> Iterator[None]:
+    """Inside, what layers draw follows from `place` alone, and outside nothing of it is seen."""
+    with streams_kept():
+        (own,) = np.random.SeedSequence(place).generate_state(1)
+        tensor_parallel.model_parallel_cuda_manual_seed(int(own))
+        yield
 
 
 def own_draws(layer: TransformerLayer) -> AbstractContextManager[None]:

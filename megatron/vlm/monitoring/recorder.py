@@ -35,7 +35,7 @@ from omnibal_ext.schedules.actions import Action
 
 WARM_UP = 3  # iterations
 OTHER = "other"
-PHASES = {"F": "forward", "B": "backward", "W": "weight"}
+PHASES = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "backward"}
 
 
 def recorded_iterations(iterations: int, count: int) -> frozenset[int]:
@@ -185,14 +185,14 @@ class Recorder:
         )  # fmt: skip
 
     def _mark_parts(self, stage: Stage) -> Iterator[Any]:
-        for link, module in enumerate(stage.links.values(), start=stage.first):
+        for link, module in stage.run_links:
             part = PART_OF[stage.chain.kinds[link]]
             yield module.register_forward_pre_hook(partial(self._begin, part))
             yield module.register_forward_hook(partial(self._leave, part))
 
     def _begin(self, part: str, *_: Any) -> None:
         if self._now is not None:
-            again = self._now.action.kind == "B"
+            again = self._now.action.kind in "BV"
             self._mark(part, "recompute" if again else "forward")
 
     def _leave(self, part: str, _: Any, __: Any, output: Any) -> None:

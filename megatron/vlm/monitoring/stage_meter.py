@@ -23,7 +23,7 @@ from megatron.vlm.monitoring.meters import of_all_ranks
 from megatron.vlm.platform import Moment, peak_bytes, to_device
 from omnibal_ext.output import printable
 from omnibal_ext.plan import Plan
-from omnibal_ext.schedules.actions import Action
+from omnibal_ext.schedules.actions import VISION, Action
 from omnibal_ext.units import GIB
 
 WARM_UP = 2  # iterations
@@ -41,9 +41,10 @@ class StageMeter:
         self.iterations = 0
         self.timing = False
         self.actions: list[tuple[int, Moment, Moment]] = []
-        """(chunk, start, end) of each action of this iteration."""
+        """(chunk, start, end) of each action of this iteration; a tower beside the pipeline is one chunk more."""
         self.timed: list[list[float]] = []
-        """An iteration each: seconds of work of each chunk of this rank, and from its first start to its last end."""
+        """An iteration each: seconds of work of each chunk of this rank, and of a tower beside the pipeline; and from
+        its first start to its last end."""
         self.recent: deque[list[float]] = deque(maxlen=JUDGED)
         """An iteration each: seconds of a microbatch on each stage."""
         self.said = self.warned = False
@@ -63,14 +64,15 @@ class StageMeter:
             return
         started = Moment()
         yield
-        self.actions.append((action.chunk, started, Moment()))
+        chunks = self.plan.virtual_pipeline_model_parallel_size
+        self.actions.append((chunks if action.kind in VISION else action.chunk, started, Moment()))
 
     def end_iteration(self) -> None:
         """An iteration of training is over, on the device too."""
         self.iterations += 1
         if not self.actions:
             return
-        worked = [0.0] * self.plan.virtual_pipeline_model_parallel_size
+        worked = [0.0] * (self.plan.virtual_pipeline_model_parallel_size + (self.plan.tower is not None))
         for chunk, start, end in self.actions:
             worked[chunk] += start.seconds_until(end)
         self.timed.append([*worked, self.actions[0][1].seconds_until(self.actions[-1][2])])
@@ -81,6 +83,7 @@ class StageMeter:
 
         bubble                 share of the ranks' time, from first start to last end of work, in which they wait
         stage_seconds[stage]   of a microbatch, forward and backward
+        tower_seconds[rank]    of the pipeline, of all microbatches; only of a tower beside it
         stage_peak_bytes[rank] of the pipeline, the most since the start; only where there are GPUs
         """
         if not self.timed:
@@ -91,6 +94,8 @@ class StageMeter:
         stages = stages.mean(dim=0) / self.plan.num_microbatches
         self.recent += stages.tolist()
         report = {"bubble": bubble(everyone.worked, everyone.spans), "stage_seconds": stages.mean(dim=0).tolist()}
+        if self.plan.tower:
+            report["tower_seconds"] = everyone.worked[..., -1].mean(dim=(0, 2)).tolist()
         report |= {"stage_peak_bytes": everyone.peaks} if any(everyone.peaks) else {}
         self._compare(report)
         return report
@@ -115,7 +120,7 @@ class Everyone:
     """What all ranks of one tensor-parallel number have timed."""
 
     worked: Tensor
-    """[data-parallel ranks, pipeline ranks, iterations, chunks] seconds."""
+    """[data-parallel ranks, pipeline ranks, iterations, chunks] seconds; a tower beside the pipeline is one more."""
     spans: Tensor
     """[data-parallel ranks, pipeline ranks, iterations] seconds from first start to last end."""
     peaks: list[int]

@@ -60,10 +60,15 @@ class Communicator:
     """Where messages start and arrive."""
 
     def __init__(
-        self, pipeline_group: dist.ProcessGroup, edges: Sequence[tuple[int, int]], timeout: timedelta | None = None
+        self,
+        pipeline_group: dist.ProcessGroup,
+        edges: Sequence[tuple[int, int]],
+        timeout: timedelta | None = None,
+        image_edges: Sequence[tuple[int, int]] = (),
     ) -> None:
         """All ranks of the job open the channels together, for activations along `edges` (source, target) of pipeline
-        ranks and gradients against them. A message that takes longer than `timeout` is an error.
+        ranks and gradients against them; of a tower beside the pipeline image tokens along `image_edges`, and their
+        gradients against them. A message that takes longer than `timeout` is an error.
 
         A rank makes its own channels; it only counts those of others, since torch names groups by
         their number. (With `use_local_synchronization` it goes by how many groups a rank has, in which the two ends of
@@ -79,12 +84,17 @@ class Communicator:
             for source, target in edges:
                 self._make(pipeline, source, target, "activation", timeout)
                 self._make(pipeline, target, source, "gradient", timeout)
+            for source, target in image_edges:
+                self._make(pipeline, source, target, "image tokens", timeout)
+                self._make(pipeline, target, source, "gradient of image tokens", timeout)
 
     def _make(self, pipeline: Sequence[int], source: int, target: int, kind: str, timeout: timedelta | None) -> None:
         """Make and open a channel if it is ours; all ranks call it."""
         ends = pipeline[source], pipeline[target]
         options = platform.point_to_point_options()
-        group = create_group(sorted(ends), timeout=timeout, pg_options=options, group_desc=f"pipeline_{kind}")
+        group = create_group(
+            sorted(ends), timeout=timeout, pg_options=options, group_desc=f"pipeline_{kind.replace(' ', '_')}"
+        )
         if self.ranks[self.here] in ends:
             self.channels[source, target, kind] = group
             _open(group, self.device, *ends)
@@ -104,6 +114,22 @@ class Communicator:
     def receive_gradient(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
         """Start receiving the gradient of a stage's output from the pipeline rank of the next stage."""
         return self._receive_kind("gradient", shape, dtype, source)
+
+    def send_image_tokens(self, tensor: Tensor, target: int) -> None:
+        """Start sending what the tower made here to the pipeline rank of the first stage."""
+        self._send_kind("image tokens", tensor, target)
+
+    def send_image_gradient(self, tensor: Tensor, target: int) -> None:
+        """Start sending the gradient of image tokens to the pipeline rank that made them."""
+        self._send_kind("gradient of image tokens", tensor, target)
+
+    def receive_image_tokens(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
+        """Start receiving what the tower made on another pipeline rank."""
+        return self._receive_kind("image tokens", shape, dtype, source)
+
+    def receive_image_gradient(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
+        """Start receiving the gradient of what the tower made here from the pipeline rank of the first stage."""
+        return self._receive_kind("gradient of image tokens", shape, dtype, source)
 
     def _receive_kind(self, kind: str, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Receive:
         receive = self._receive(shape, dtype, self.ranks[source], self.channels[source, self.here, kind])

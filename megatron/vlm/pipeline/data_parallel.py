@@ -11,7 +11,7 @@ Weights of dealt experts (--expert-model-parallel-size) have buckets of their ow
 among the others: two groups of ranks that start in different orders can wait for each other too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -42,6 +42,16 @@ class Gathers:
     def finish(self, module: Any) -> None:
         """Compute from here on with all weights of a stage."""
         self._wait(self._last.get(module, -1))
+
+    def await_weights(self, weights: Collection[torch.nn.Parameter]) -> None:
+        """Compute from here on with these weights."""
+        held = set(weights)
+        places = [
+            place
+            for place, group in enumerate(self._buckets)
+            if any(held & set(bucket.params_list) for bucket in group.buckets)
+        ]
+        self._wait(max(places, default=-1))
 
     def _start(self) -> None:
         if self._arrived < len(self._buckets):

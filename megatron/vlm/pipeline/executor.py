@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.utils import get_model_config
@@ -18,13 +19,18 @@ from torch import Tensor
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.data_parallel import OrderedReductions
+from megatron.vlm.pipeline.encoding import Encoding, Images
 from megatron.vlm.pipeline.iteration import Chunk, Iteration, Watch
 from megatron.vlm.pipeline.tied import reduce_tied_embedding
+from megatron.vlm.pipeline.tower import Tower
 from megatron.vlm.pipeline.weight_gradients import WeightGradients
-from omnibal_ext.schedules.actions import Schedule, check_packs, counts_of, has_weight_gradients
+from omnibal_ext.errors import UserError
+from omnibal_ext.plan_tower import Tower as TowerPlan
+from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs, counts_of, has_weight_gradients
 from omnibal_ext.schedules.placement import Placement
-from omnibal_ext.schedules.posting import Postings, with_posts
+from omnibal_ext.schedules.posting import Post, Postings, with_posts
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
+from omnibal_ext.tower import encoded_in_time, parts_of
 
 
 def install(executor: Callable[..., Any]) -> None:
@@ -32,16 +38,24 @@ def install(executor: Callable[..., Any]) -> None:
     training.get_forward_backward_func = lambda *_, **__: executor
 
 
-def open_channels(groups: ProcessGroupCollection, edges: Sequence[tuple[int, int]]) -> Communicator:
+def open_channels(
+    groups: ProcessGroupCollection, edges: Sequence[tuple[int, int]], image_edges: Sequence[tuple[int, int]] = ()
+) -> Communicator:
     """The channels of a run along these edges of pipeline ranks, with the time limit that the run's flags say."""
-    return Communicator(groups.pp, edges, timedelta(minutes=get_args().distributed_timeout_minutes))
+    return Communicator(groups.pp, edges, timedelta(minutes=get_args().distributed_timeout_minutes), image_edges)
+
+
+def image_edges(ranks: int, first: int) -> list[tuple[int, int]]:
+    """From every pipeline rank to that of the first stage."""
+    return [(rank, first) for rank in range(ranks) if rank != first]
 
 
 class Executor:
     """Callable as core's forward_backward functions are. One communicator serves all iterations.
 
     `watch(action)` is a context entered around the computing of every action, for those who measure. `lists` are a
-    plan's own; for other numbers of microbatches than theirs, the lists are those of `schedule_name`.
+    plan's own; for other numbers of microbatches than theirs, the lists are those of `schedule_name`. `tower` is what
+    the plan has beside the pipeline.
     """
 
     def __init__(
@@ -49,14 +63,18 @@ class Executor:
         schedule_name: str = "1f1b",
         watch: Watch = lambda _: contextlib.nullcontext(),
         lists: Schedule | None = None,
+        tower: TowerPlan | None = None,
     ) -> None:
-        self.schedule_name = schedule_name
+        self.schedule_name, self.tower = schedule_name, tower
         self.lists = {} if lists is None else {counts_of(lists): lists}
         self.watch = watch
         self.weight_gradients = WeightGradients()
         self.reductions = OrderedReductions()
+        self.encoding: Encoding | None = None
+        """E and V of the run, from its first iteration on."""
         self._communicator: Communicator | None = None
         self._postings: dict[tuple[int, int, int], Postings] = {}
+        self._in_time_postings: dict[tuple[int, int, int], Postings] = {}
 
     def __call__(
         self,
@@ -70,12 +88,14 @@ class Executor:
         first_val_step: bool | None = None,
         pg_collection: ProcessGroupCollection | None = None,
         force_all_reduce: bool = False,
+        images: Images | None = None,
         **_: Any,
     ) -> list[Any]:
         """One iteration: forwards and backwards of `num_microbatches` packs, then the reduction of gradients.
 
         Returns the loss records of the last stage's microbatches, elsewhere an empty list. Shapes, peers and order come
-        from the schedule and the packs; core's arguments about sequence lengths and shapes are not needed.
+        from the schedule and the packs; core's arguments about sequence lengths and shapes are not needed. `images` are
+        those that this rank encodes, of a tower beside the pipeline.
         Raises UserError for a schedule that loses work or would deadlock.
         """
         groups = pg_collection or ProcessGroupCollection.use_mpu_process_groups()
@@ -84,7 +104,7 @@ class Executor:
         config = get_model_config(modules[0])
         chunks = [Chunk(module, iterator, config) for module, iterator in zip(modules, iterators, strict=True)]
         placement = placement_of(self.schedule_name, groups.pp.size(), len(chunks))
-        postings = self._schedule(placement, num_microbatches, chunks)
+        postings = self._schedule(placement, num_microbatches, chunks, forward_only)
         for chunk in chunks:
             if chunk.overlaps:
                 self.reductions.attach(chunk.module)
@@ -110,28 +130,89 @@ class Executor:
             )
             return result
 
-        self._communicator = self._communicator or open_channels(groups, placement.edges)
-        iteration = Iteration(self._communicator, placement, chunks, forward, self.weight_gradients, self.watch)
-        steps = postings[groups.pp.rank()]
-        iteration.run([step for step in steps if step.kind == "F"] if forward_only else steps)
+        encoding = self._encoding(groups, placement, chunks)
+        if encoding is not None:
+            assert images is not None
+            encoding.take(images, num_microbatches, training=not forward_only)
+        assert self._communicator is not None
+        iteration = Iteration(
+            self._communicator, placement, chunks, forward, self.weight_gradients, self.watch, encoding
+        )
+        steps, missing = postings[groups.pp.rank()], self._encodes(placement, num_microbatches)[groups.pp.rank()]
+        iteration.run([step for step in steps if step.kind in "EF"] if forward_only else steps, missing)
         if not forward_only:
             _finalize(modules, iteration.normaliser, groups, force_all_reduce)
         if config.timers is not None:
             config.timers("forward-backward").stop()
         return records
 
-    def _schedule(self, placement: Placement, num_microbatches: int, chunks: Sequence[Chunk]) -> Postings:
+    @property
+    def copies(self) -> list[torch.nn.Module]:
+        """What runs here beside the stages: copies of a tower."""
+        return [] if self.encoding is None else [self.encoding.tower.copies]
+
+    def forget_images(self, training: bool) -> None:
+        """The iteration is run again: of the images, too, nothing is there yet."""
+        if self.encoding is not None and training:
+            self.encoding.forget()
+
+    def _encoding(
+        self, groups: ProcessGroupCollection, placement: Placement, chunks: Sequence[Chunk]
+    ) -> Encoding | None:
+        """What the plan has beside the pipeline; all channels are opened and copies made the first time."""
+        first = placement.ranks_of[0]
+        edges = image_edges(placement.ranks, first) if self.tower else []
+        self._communicator = self._communicator or open_channels(groups, placement.edges, edges)
+        if self.tower is not None and self.encoding is None:
+            stage = chunks[0].stage
+            self.encoding = Encoding(Tower(stage.chain, self.tower, stage), self._communicator, first)
+        return self.encoding
+
+    def _schedule(
+        self, placement: Placement, num_microbatches: int, chunks: Sequence[Chunk], forward_only: bool
+    ) -> Postings:
         """The lists for these counts, checked once; linear layers are readied where they split the backward."""
         key = (placement.ranks, num_microbatches, placement.chunks)
+        if self.tower is not None and forward_only:
+            return self._in_time(placement, num_microbatches)
+        if self.tower is not None and key not in self.lists:
+            made = next(iter(self.lists))[1]
+            raise UserError(
+                f"the plan has lists for {made} microbatches with its tower beside the pipeline, the run has "
+                f"{num_microbatches}; plan again with tools/plan_layout.py --num-microbatches {num_microbatches}"
+            )
         if key not in self._postings:
             schedule = self.lists.get(key) or build_schedule(self.schedule_name, *key)
-            postings = with_posts(schedule, num_microbatches, placement)
+            postings = with_posts(schedule, num_microbatches, placement, self.tower.beside if self.tower else None)
             check_packs(schedule, placement.chunks)
             if has_weight_gradients(schedule):
                 for chunk in chunks:
                     self.weight_gradients.attach(chunk.stage)
             self._postings[key] = postings
         return self._postings[key]
+
+    def _in_time(self, placement: Placement, num_microbatches: int) -> Postings:
+        """Lists of an evaluation with a tower: of any number of microbatches, each encoded shortly before its F."""
+        assert self.tower is not None
+        key = (placement.ranks, num_microbatches, placement.chunks)
+        if key not in self._in_time_postings:
+            beside = Beside(tuple(parts_of(self.tower.parts, number) for number in range(num_microbatches)))
+            lists = encoded_in_time(build_schedule(self.schedule_name, *key), beside)
+            self._in_time_postings[key] = with_posts(lists, num_microbatches, placement, beside)
+        return self._in_time_postings[key]
+
+    def _encodes(self, placement: Placement, num_microbatches: int) -> Postings:
+        """What encodes all of an iteration that a tower which runs ahead has not."""
+        if self.tower is None or self.tower.mode != "ahead":
+            return [[] for _ in range(placement.ranks)]
+        return [
+            [step for step in steps if _makes(step).kind == "E"] for steps in self._in_time(placement, num_microbatches)
+        ]
+
+
+def _makes(step: Action | Post) -> Action:
+    """The action itself, or that whose tensor is awaited."""
+    return step.giver[1] if isinstance(step, Post) else step
 
 
 def _finalize(modules: list[Any], normaliser: Tensor, groups: ProcessGroupCollection, force_all_reduce: bool) -> None:

@@ -4,7 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.data_parallel import Gathers
+from megatron.vlm.pipeline.encoding import Encoding
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
 from omnibal_ext.schedules.actions import Action, takers
@@ -80,6 +81,8 @@ class Iteration:
        there is nothing to do, and nothing comes or goes.
     5. W: compute the weights' gradients that B put aside.
     6. The data-parallel reduction of a chunk runs beside its last backward, or follows its last W.
+    7. E and V are of a tower beside the pipeline (`pipeline.encoding`), from which the first stage's F takes what
+       enters. Its owners have the gradients when the list is through; their reductions are the last.
     """
 
     def __init__(
@@ -90,11 +93,12 @@ class Iteration:
         forward: Callable[[Chunk, Microbatch, Tensor | None, int], tuple[Tensor, Tensor]],
         weight_gradients: WeightGradients,
         watch: Watch,
+        encoding: Encoding | None = None,
     ) -> None:
         """`forward(chunk, pack, input, microbatch)` gives the output, and the loss's normaliser on the last stage."""
         self.communicator, self.placement, self.chunks, self.forward = communicator, placement, chunks, forward
         self.rank = communicator.here
-        self.weight_gradients, self.watch = weight_gradients, watch
+        self.weight_gradients, self.watch, self.encoding = weight_gradients, watch, encoding
         self.arrivals: list[Arrivals] = []
         self.packs: dict[Action, Microbatch] = {}
         self.receives: dict[Action, Receive] = {}
@@ -103,8 +107,9 @@ class Iteration:
         self.split = False
         self.normaliser = torch.zeros([], dtype=torch.float32, device="cuda")
 
-    def run(self, steps: Sequence[Action | Post]) -> None:
-        """Obey the list. Without backwards in it nothing is kept for them."""
+    def run(self, steps: Sequence[Action | Post], missing: Sequence[Action | Post] = ()) -> None:
+        """Obey the list. Without backwards in it nothing is kept for them. `missing` encodes what a tower that runs
+        ahead has not."""
         actions = [step for step in steps if isinstance(step, Action)]
         self.split = any(action.kind == "W" for action in actions)
         self.last = set({a.chunk: a for a in actions if a.kind == ("W" if self.split else "B")}.values())
@@ -112,22 +117,60 @@ class Iteration:
         self.arrivals = [Arrivals(chunk.packs, forwards[number]) for number, chunk in enumerate(self.chunks)]
         gathered = [chunk.module for chunk in self.chunks if chunk.gathers and self.last]  # an evaluation's are whole
         self.gathers = Gathers(gathered, self.communicator.progress.waiting)
+        if self.encoding is not None:
+            self.gathers.await_weights([weight for chunk in self.chunks for weight in chunk.stage.owned_weights])
+            if self.encoding.begin():
+                self._walk(missing)
+            self.encoding.go_on()
+        self._walk(steps)
+        self.communicator.progress.at("the sends after the last action")
+        self.communicator.finish()
+        if self.encoding is not None:
+            self._end_encoding(self.encoding)
+        self.communicator.progress.at(
+            "what follows the schedule: reductions, the optimizer's step, a save, an evaluation"
+        )
+
+    def _walk(self, steps: Sequence[Action | Post]) -> None:
         compute = {"F": self._forward, "B": self._backward, "W": self._weight_gradients}
+        compute |= {"E": self._encode, "V": self._encode_backward}
         for step in steps:
             if isinstance(step, Post):
                 self._post_receive(step)
             else:
                 self.communicator.progress.action(step)
                 compute[step.kind](step)
-        self.communicator.progress.at("the sends after the last action")
-        self.communicator.finish()
-        self.communicator.progress.at(
-            "what follows the schedule: reductions, the optimizer's step, a save, an evaluation"
-        )
+
+    def _encode(self, action: Action) -> None:
+        assert self.encoding is not None
+        self.encoding.encode(action.microbatch, partial(self.watch, action))
+
+    def _encode_backward(self, action: Action) -> None:
+        assert self.encoding is not None
+        self.encoding.backward(action.microbatch, partial(self.watch, action))
+
+    def _end_encoding(self, encoding: Encoding) -> None:
+        """Give the tower's owners their gradients; where W start reductions, their stage's have waited for it."""
+        self.communicator.progress.at("the sums of the tower's gradients")
+        owner = self.chunks[0]
+        with owner.no_sync() if self.split else contextlib.nullcontext():
+            encoding.end()
+        if self.split and owner.overlaps and owner.stage.owned:
+            owner.module.start_grad_sync()
+
+    def _takes_images(self, chunk: Chunk) -> bool:
+        """Whether what enters a stage is put together from what ranks have encoded."""
+        return self.encoding is not None and chunk.stage.first == self.encoding.tower.plan.links
 
     def _post_receive(self, post: Post) -> None:
         """Start receiving what an action needs, if anything comes."""
-        action, (source, _), communicator = post.action, post.giver, self.communicator
+        action, (source, made), communicator = post.action, post.giver, self.communicator
+        if self.encoding is not None and made.kind == "E":
+            self.encoding.post_tokens(action.microbatch, source)
+            return
+        if self.encoding is not None and action.kind == "V":
+            self.encoding.post_gradient(action.microbatch)
+            return
         stage, dtype = self.chunks[action.chunk].stage, self.chunks[action.chunk].config.pipeline_dtype
         if action.kind == "F":
             entering = stage.input_shape(self._pack(action))
@@ -162,6 +205,8 @@ class Iteration:
 
     def _forward(self, action: Action) -> None:
         chunk, entering = self.chunks[action.chunk], self._received(action)
+        if self.encoding is not None and self._takes_images(chunk):
+            entering = self.encoding.assembled(action.microbatch)
         if entering is not None and self.last and chunk.stage.sends_gradient:
             entering.requires_grad_()
         pack = self._pack(action)
@@ -190,7 +235,9 @@ class Iteration:
             aside = self.weight_gradients.put_aside(flight.late) if self.split else contextlib.nullcontext()
             with self.watch(action), reduces, aside:
                 input_gradient = schedules.backward_step(entering, flight.output, gradient, chunk.config)
-            if chunk.stage.sends_gradient:
+            if chunk.stage.sends_gradient and self.encoding is not None and self._takes_images(chunk):
+                self.encoding.give_back(action.microbatch, input_gradient)
+            elif chunk.stage.sends_gradient:
                 self._hand_on(action, input_gradient, self.communicator.send_gradient)
         flight.entering = flight.output = None
         if not self.split:
@@ -200,5 +247,5 @@ class Iteration:
         chunk, flight = self.chunks[action.chunk], self.flights.pop((action.microbatch, action.chunk))
         with self.watch(action), chunk.no_sync():
             accumulate(flight.late)
-        if action in self.last and chunk.overlaps:
+        if action in self.last and chunk.overlaps and not chunk.stage.owned:
             chunk.module.start_grad_sync()

@@ -18,13 +18,16 @@ from datetime import timedelta
 
 from megatron.vlm.platform import Moment
 from omnibal_ext.output import say
-from omnibal_ext.schedules.actions import Action
+from omnibal_ext.schedules.actions import VISION, Action
 
 SHARE = 0.8
 """Of --distributed-timeout-minutes, after which a rank speaks."""
 LOOKS = 20
 """How often it is looked meanwhile."""
-ACTIONS = {"F": "the forward", "B": "the backward", "W": "the weight gradients"}
+ACTIONS = {
+    "F": "the forward", "B": "the backward", "W": "the weight gradients",
+    "E": "the encoding of images", "V": "the backward of images",
+}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -62,7 +65,8 @@ class Progress:
 
     def action(self, action: Action) -> None:
         """From now on the rank is in this action."""
-        self.at(f"{ACTIONS[action.kind]} of microbatch {action.microbatch}, chunk {action.chunk}")
+        place = "part" if action.kind in VISION else "chunk"
+        self.at(f"{ACTIONS[action.kind]} of microbatch {action.microbatch}, {place} {action.chunk}")
 
     @contextlib.contextmanager
     def waiting(self, message: str) -> Iterator[None]:

@@ -27,6 +27,9 @@ class Stage(MegatronModule):
     Those in `recompute_attention` do not keep what is inside the attention core, in `recompute_mlp` what is inside the
     perceptron, in `recompute_cheap` what norms and activation functions give. The links sit under their chain names,
     which are the same in every layout: a checkpoint written by one layout is read by any other.
+
+    Links in `owned` are of a tower beside the pipeline: their weights are here, whole, to be trained and saved; others
+    run them (`pipeline.tower`).
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Stage(MegatronModule):
         recompute_cheap: tuple[int, ...] = (),
         vp_stage: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        owned: tuple[int, ...] = (),
     ) -> None:
         super().__init__(chain.language)
         self.chain, self.first, self.end = chain, first, end
@@ -51,16 +55,30 @@ class Stage(MegatronModule):
         self.pre_process, self.post_process = first == 0, end == len(chain.kinds)
         self.share_embeddings_and_output_weights = False
         self.input_tensor: Tensor | None = None
-        names = enumerate((name.replace(".", "_") for name in chain.names[first:end]), start=first)
-        self.links = Links({name: chain.build(link, link in recompute_cheap) for link, name in names})
+        names, self.owned = [name.replace(".", "_") for name in chain.names], owned
+        own = {names[link]: chain.build(link, link in recompute_cheap) for link in range(first, end)}
+        others = {names[link]: build_owned(chain, link) for link in owned}
+        # Those of others in front: their gradients come last, and no reduction waits for them.
+        self.links = Links(others | own, whole=others)
         tie(chain, self.links)
-        for link, module in enumerate(self.links.values(), start=first):
+        for link, module in self.run_links:
             if chain.kinds[link] in RECOMPUTABLE_KINDS:
                 set_selective_recompute(module, link in recompute_attention, link in recompute_mlp)
         if "llm" in self.kinds:
             self.language_viewer = LanguageViewer(chain.architecture, chain.language.params_dtype)
         if chain.architecture.vision.native and set(VISION_KINDS) & set(self.kinds):
             self.viewer = Viewer(chain.architecture.vision, chain.vision)
+
+    @property
+    def run_links(self) -> list[tuple[int, torch.nn.Module]]:
+        """Those that this stage runs, by their numbers in the chain."""
+        return [*enumerate([*self.links.values()][len(self.owned) :], start=self.first)]
+
+    @property
+    def owned_weights(self) -> list[torch.nn.Parameter]:
+        """Of the links that others run."""
+        owned = [*self.links.values()][: len(self.owned)]
+        return [weight for link in owned for weight in link.parameters()]
 
     @property
     def has_backward(self) -> bool:
@@ -91,7 +109,7 @@ class Stage(MegatronModule):
         language_view = self.language_viewer(batch) if "llm" in self.kinds else None
         view = self.viewer(batch) if hasattr(self, "viewer") and batch.tiles else None
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
-        for link, module in enumerate(self.links.values(), start=self.first):
+        for link, module in self.run_links:
             extra: tuple[Any, ...] = (language_view,) if self.chain.kinds[link] == "llm" else ()
             if view is not None and self.chain.kinds[link] in VISION_KINDS:
                 extra = (view,)
@@ -164,6 +182,15 @@ class Stage(MegatronModule):
         state = super().sharded_state_dict(prefix, *arguments, **options)
         share_in_checkpoint(self.chain, self.links, state, f"{prefix}links.")
         return state
+
+
+def build_owned(chain: Chain, link: int) -> torch.nn.Module:
+    """A link whole, on one tensor-parallel rank alone: its gradients count in the norm, whichever rank that is."""
+    module = chain.whole().build(link)
+    for weight in module.parameters():
+        tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(weight)
+        setattr(weight, "tensor_model_parallel", True)  # noqa: B010 (Megatron marks weights so)
+    return module
 
 
 def _with_gradient(hidden: Tensor | None) -> Tensor:

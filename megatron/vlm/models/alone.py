@@ -1,0 +1,35 @@
+"""Links that one rank has whole, whatever the tensor-parallel size: those of a tower beside the pipeline."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, core takes this rank for a tensor-parallel group of one: links are built, run and saved whole.
+
+    Core asks for that group in many places, some of them in the middle of a forward pass.
+    """
+    state: Any = parallel_state
+    group = state._TENSOR_MODEL_PARALLEL_GROUP
+    # There is a context-parallel group of every rank by itself: sequences are not cut here.
+    state._TENSOR_MODEL_PARALLEL_GROUP = state.get_context_parallel_group()
+    try:
+        yield
+    finally:
+        state._TENSOR_MODEL_PARALLEL_GROUP = group
+
+
+def config_alone(config: TransformerConfig) -> TransformerConfig:
+    """The same configuration for a rank alone, whose gradients are added up by whoever runs it."""
+    config = copy(config)
+    config.tensor_model_parallel_size = 1
+    config.sequence_parallel = False
+    config.gradient_accumulation_fusion = False
+    config.delay_wgrad_compute = False
+    return config

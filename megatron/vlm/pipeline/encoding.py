@@ -1,0 +1,229 @@
+"""What E and V do: this rank's images through the tower, image tokens to the first stage, their gradients back.
+
+    E    take the rank's part of the pack, run the tower, send the image tokens on
+    F    of the first stage: wait for all parts, put them together as the pack has them
+    B    of the first stage: send every rank the gradient of what it made
+    V    wait for it, add the gradients of the tower's weights to the sums
+
+A frozen tower may run one iteration ahead: then E is of the next iteration's pack, and what is missing of this one's
+(the first of a run, one that is run again) is encoded before.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+
+from megatron.vlm.data.arrival import Arrivals
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.draws import draws_of
+from megatron.vlm.pipeline.communicator import Communicator, Receive
+from megatron.vlm.pipeline.image_rows import ImageRows
+from megatron.vlm.pipeline.tower import Tower
+from omnibal_ext.tower import deal, parts_of
+
+
+@dataclass(frozen=True)
+class Images:
+    """What a rank encodes in an iteration, and of which it is."""
+
+    packs: Iterator[Microbatch]
+    """In the order of E a part of every microbatch (`Microbatch.units`), be it empty; of a tower that runs ahead the
+    next iteration's, behind what is missing of this one's."""
+    seed: int = 0
+    iteration: int = 0
+
+
+@dataclass
+class Flight:
+    """What V needs of a part of a microbatch: what the tower made, or the part, to run it again."""
+
+    part: Microbatch | None
+    tokens: Tensor | None
+    shape: torch.Size
+
+
+@dataclass
+class Encoded:
+    """The images of one iteration, from their packs to the stage that takes them."""
+
+    iteration: int
+    arrivals: Arrivals
+    taken: int = 0
+    """Packs that have come."""
+    parts: dict[int, Microbatch] = field(default_factory=dict)
+    """By microbatch, before this rank encodes them."""
+    rows: dict[int, ImageRows] = field(default_factory=dict)
+    """By microbatch, until nothing of it is expected any more."""
+    tokens: dict[tuple[int, int], Receive] = field(default_factory=dict)
+    """By microbatch and the pipeline rank that made them, where the first stage is."""
+
+
+class Encoding:
+    """E and V of a run on one rank: `take`, `begin`, what is missing, `go_on`, the actions of a list, `end`."""
+
+    def __init__(self, tower: Tower, communicator: Communicator, first: int) -> None:
+        """`first` is the pipeline rank of the first stage."""
+        self.tower, self.communicator, self.first = tower, communicator, first
+        self.here, self.group = communicator.here, parallel_state.get_tensor_model_parallel_group()
+        self.flights: dict[int, Flight] = {}
+        """By microbatch, from E to V."""
+        self.gradients: dict[int, Receive] = {}
+        self.training = self.is_ahead = False
+        self.microbatches = 0
+        self.images = Images(iter(()))
+        self._now = self._coming = self._fresh(0)
+        """What F takes, and what E makes: of this iteration, or of the next one."""
+        self._next: Encoded | None = None
+        """Of the next iteration of training, where there was time to encode it."""
+
+    def take(self, images: Images, microbatches: int, training: bool) -> None:
+        """An iteration is to come, with these images."""
+        self.images, self.microbatches, self.training = images, microbatches, training
+        self.is_ahead = training and self.tower.plan.mode == "ahead"
+
+    def begin(self) -> bool:
+        """Begin it; every rank calls it. Whether E of this very iteration has to come in front of its list: where the
+        tower runs ahead, and has not."""
+        self.tower.refresh()
+        missing = self.is_ahead and self._next is None
+        self._now = self._coming = (self.is_ahead and self._next) or self._fresh(self.images.iteration)
+        return missing
+
+    def go_on(self) -> None:
+        """What is encoded from here on is the list's."""
+        if self.is_ahead:
+            self._drain()
+            self._coming = self._fresh(self.images.iteration + 1)
+
+    def end(self) -> None:
+        """The list is through; every rank calls it."""
+        self._drain()
+        if self.is_ahead:
+            self._next = self._coming
+        if self.training and self.tower.trained:
+            self.tower.reduce()
+            self.tower.is_stale = True
+
+    def forget(self) -> None:
+        """What was encoded ahead does not count: the iteration is run again."""
+        self._next = None
+
+    def encode(self, microbatch: int, watch: Callable[[], AbstractContextManager[Any]]) -> None:
+        """E; `watch` is entered around the computing."""
+        made = self._coming
+        self._expect(made, microbatch)
+        part = made.parts.pop(microbatch)
+        with watch():
+            again = self.tower.plan.again
+            tokens = self._run(part, made.iteration, microbatch, keeps=self._trains and not again)
+        if tokens is not None:
+            if self.here == self.first:
+                made.tokens[microbatch, self.here] = Receive(tokens.detach(), None)
+            else:
+                self.communicator.send_image_tokens(tokens, self.first)
+            if self._trains:
+                self.flights[microbatch] = Flight(part if again else None, None if again else tokens, tokens.shape)
+        made.arrivals.look_ahead()
+
+    def post_tokens(self, microbatch: int, source: int) -> None:
+        """Start receiving what another pipeline rank makes of a microbatch."""
+        made = self._coming
+        self._expect(made, microbatch)
+        rows, part = made.rows[microbatch], self._parts(microbatch).index(source)
+        chain = self.tower.chain
+        shape = (rows.count(part, self.group.rank()), 1, chain.language.hidden_size)
+        receive = self.communicator.receive_image_tokens(shape, chain.language.params_dtype, source)
+        made.tokens[microbatch, source] = receive
+
+    def assembled(self, microbatch: int) -> Tensor:
+        """What enters the first stage, in F of it."""
+        rows, parts = self._now.rows[microbatch], self._parts(microbatch)
+        receives = [self._now.tokens.pop((microbatch, part), None) for part in parts]
+        pieces = [self._arrived(receive) for receive in receives if receive is not None]
+        if not self._trains:
+            del self._now.rows[microbatch]
+        return rows.assemble(pieces or [self._no_tokens()], self.group)
+
+    def give_back(self, microbatch: int, gradient: Tensor) -> None:
+        """Send what B of the first stage made to those who wait for it in V."""
+        rows = self._now.rows.pop(microbatch)
+        for number, part in enumerate(self._parts(microbatch)):
+            piece = rows.piece(gradient, number, self.group.rank())
+            if part == self.here:
+                self.gradients[microbatch] = Receive(piece, None)
+            else:
+                self.communicator.send_image_gradient(piece, part)
+
+    def post_gradient(self, microbatch: int) -> None:
+        """Start receiving what V of a microbatch waits for."""
+        if microbatch in self.flights:
+            shape, dtype = self.flights[microbatch].shape, self.tower.chain.language.params_dtype
+            self.gradients[microbatch] = self.communicator.receive_image_gradient(shape, dtype, self.first)
+
+    def backward(self, microbatch: int, watch: Callable[[], AbstractContextManager[Any]]) -> None:
+        """V."""
+        receive, flight = self.gradients.pop(microbatch, None), self.flights.pop(microbatch, None)
+        gradient = None if receive is None else self._arrived(receive)
+        with watch():
+            if flight is None or gradient is None:
+                return
+            tokens = flight.tokens
+            if flight.part is not None:
+                tokens = self._run(flight.part, self._now.iteration, microbatch, keeps=True)
+            assert tokens is not None
+            self.tower.backward(tokens, gradient)
+
+    def _run(self, part: Microbatch, iteration: int, microbatch: int, keeps: bool) -> Tensor | None:
+        """What the tower makes of a part, None of one without images. It draws as its place says: wherever E stands in
+        a list, and when it is run again."""
+        if not part.tiles:
+            return None
+        place = parallel_state.get_data_parallel_rank(), self.here, self.group.rank(), microbatch
+        draws = self.training and self.tower.draws
+        with draws_of(self.images.seed, iteration, *place) if draws else nullcontext():
+            return self.tower.encode(part, self.training, keeps)
+
+    @property
+    def _trains(self) -> bool:
+        return self.training and self.tower.trained
+
+    def _no_tokens(self) -> Tensor:
+        language = self.tower.chain.language
+        return torch.empty(0, 1, language.hidden_size, dtype=language.params_dtype, device="cuda")
+
+    def _fresh(self, iteration: int) -> Encoded:
+        return Encoded(iteration, Arrivals(self.images.packs, self.microbatches, normalises=False))
+
+    def _parts(self, microbatch: int) -> tuple[int, ...]:
+        return parts_of(self.tower.plan.parts, microbatch)
+
+    def _expect(self, made: Encoded, microbatch: int) -> None:
+        """Take packs up to that of a microbatch."""
+        while made.taken <= microbatch:
+            pack, number, architecture = next(made.arrivals), made.taken, self.tower.chain.architecture
+            parts, tensor_ranks = self._parts(number), self.group.size()
+            copies = 1 + (self.tower.features if pack.units else 0)
+            made.rows[number] = ImageRows(
+                tuple(architecture.image_tokens(size) for size in pack.units),
+                deal(pack.units, number, parts, tensor_ranks),
+                len(parts),
+                tensor_ranks,
+                copies,
+            )
+            if self.here in parts:
+                made.parts[number] = pack
+            made.taken += 1
+
+    def _drain(self) -> None:
+        """Take the packs that are left: the next iteration's come behind them."""
+        if self.microbatches:
+            self._expect(self._coming, self.microbatches - 1)
+
+    def _arrived(self, receive: Receive) -> Tensor:
+        with self.communicator.progress.waiting(receive.message or "what this rank made"):
+            return receive.wait()

@@ -1,0 +1,87 @@
+"""Whose rows of a pack's image tokens are where, when several ranks have encoded its images.
+
+    units of the pack           0   1   2   3            their workers (part, tensor rank): 0.0  0.1  0.0  1.0
+    part 0, tensor rank 0       0   2                    image tokens of its units, then their features
+    part 0, tensor rank 1       1
+    part 1, tensor rank 0       3
+    enters the first stage      0   1   2   3            image tokens of the pack, then its features
+
+Pieces of all parts meet on the pipeline rank of the first stage, each on the tensor rank that made it; these then
+gather them. Shapes follow from the pack's sizes and the plan: ranks tell each other nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from megatron.vlm import platform
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """The rows of one pack's images."""
+
+    units: tuple[int, ...]
+    """Rows of each unit of images."""
+    workers: tuple[int, ...]
+    """Who encodes each: part x tensor ranks + tensor rank."""
+    parts: int
+    tensor_ranks: int
+    copies: int
+    """Of every row: the image token, and its features."""
+
+    def count(self, part: int, tensor_rank: int) -> int:
+        """Rows that a worker makes."""
+        return len(self._places[part * self.tensor_ranks + tensor_rank])
+
+    @property
+    def total(self) -> int:
+        """Rows that enter the first stage."""
+        return self.copies * sum(self.units)
+
+    @cached_property
+    def _places(self) -> list[Ints]:
+        """Of every worker, where its rows are among those that enter the first stage, in the order it makes them."""
+        begins = np.cumsum([0, *self.units])
+        rows: list[list[Ints]] = [[] for _ in range(self.parts * self.tensor_ranks)]
+        for begin, count, worker in zip(begins, self.units, self.workers, strict=False):
+            rows[worker].append(np.arange(begin, begin + count))
+        own = (np.concatenate([np.zeros(0, np.int64), *found]) for found in rows)
+        return [np.concatenate([copy * begins[-1] + found for copy in range(self.copies)]) for found in own]
+
+    def assemble(self, pieces: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
+        """What enters the first stage, of this tensor rank's pieces of all parts; all tensor ranks together."""
+        piece = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+        if not self.total:
+            return piece
+        room = max(sum(self.count(part, rank) for part in range(self.parts)) for rank in range(self.tensor_ranks))
+        if self.tensor_ranks > 1:
+            mine = piece.new_zeros(room, *piece.shape[1:])
+            mine[: len(piece)] = piece
+            piece = piece.new_empty(room * self.tensor_ranks, *piece.shape[1:])
+            dist.all_gather_into_tensor(piece, mine, group=group)
+        order = np.empty(self.total, np.int64)
+        for rank in range(self.tensor_ranks):
+            begin = rank * room
+            for places in self._places[rank :: self.tensor_ranks]:
+                order[places] = np.arange(begin, begin + len(places))
+                begin += len(places)
+        return _taken(piece, order)
+
+    def piece(self, whole: Tensor, part: int, tensor_rank: int) -> Tensor:
+        """Of something as long as what enters the first stage, the rows of a worker, in its order."""
+        return _taken(whole, self._places[part * self.tensor_ranks + tensor_rank])
+
+
+def _taken(rows: Tensor, order: Ints) -> Tensor:
+    if len(order) == len(rows) and np.array_equal(order, np.arange(len(order))):
+        return rows
+    return rows.index_select(0, platform.to_device(torch.from_numpy(order)))

@@ -1,0 +1,169 @@
+"""The vision tower beside the pipeline: every rank of a replica has working copies of its links, each link one owner.
+
+    owner                                   all ranks of the replica
+    weight in its Stage, trained, saved --> copy                     broadcast after every step of the optimizer
+    its gradient                        <-- sum of the copies'       reduced after the last backward
+
+Owners keep links under their names in the chain, whole: the optimizer, clipping and checkpoints know them as weights
+like all others. Copies are outside of the modules that Megatron trains. What is exchanged lies flat, one piece for each
+owner, in one order on all ranks, whether they have run images or none.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from megatron.vlm.data.arrival import with_pixels
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.alone import alone
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.stage import Stage
+from omnibal_ext.plan import Plan
+from omnibal_ext.plan_tower import Tower as TowerPlan
+
+
+@dataclass
+class Piece:
+    """The weights of one owner that are trained, or those that are not: flat, as this rank's copies have them."""
+
+    owner: int
+    """Its rank in the job."""
+    weights: Tensor
+    copies: list[Tensor]
+    """Views of `weights`, one for each weight."""
+    owned: list[torch.nn.Parameter]
+    """On the owner those that the optimizer trains; elsewhere none."""
+    sums: Tensor | None
+    """fp32, of the copies' gradients; None of weights that are not trained."""
+
+    @property
+    def totals(self) -> list[Tensor]:
+        """Views of `sums`, one for each weight."""
+        assert self.sums is not None
+        parts = self.sums.split([copy.numel() for copy in self.copies])
+        return [part.view_as(copy) for part, copy in zip(parts, self.copies, strict=True)]
+
+
+class Tower:
+    """What one rank has of the tower: the copies that run, and what goes between them and the owners."""
+
+    def __init__(self, chain: Chain, plan: TowerPlan, stage: Stage) -> None:
+        """`stage` is this rank's first chunk, which has the links that it owns. Every rank calls it alike."""
+        self.chain, self.plan = chain.whole(), plan
+        with alone():
+            self.copies = Stage(self.chain, 0, plan.links, plan.recompute)
+        self.group = parallel_state.get_model_parallel_group()
+        vision = chain.vision
+        self.draws = bool(vision.hidden_dropout or vision.attention_dropout or chain.architecture.vision.drop_path)
+        """Something by chance."""
+        self.trained = self.copies.has_backward
+        self.features = chain.architecture.features_after[plan.links - 1]
+        """That come with every image token."""
+        self.is_stale = True
+        """The optimizer has stepped since the copies were made."""
+        self._has_frozen = False
+        self.pieces = [piece for trained in (True, False) for piece in self._pieces(stage, trained)]
+
+    def _pieces(self, stage: Stage, trained: bool) -> Iterator[Piece]:
+        names = [name for name, _ in self.copies.links.items()]
+        for place, owner in enumerate(dist.get_process_group_ranks(self.group)):
+            links = [name for name, whose in zip(names, self.plan.owners, strict=True) if whose == place]
+            weights = [
+                weight
+                for name in links
+                for weight in self.copies.links[name].parameters()
+                if weight.requires_grad == trained
+            ]
+            if not weights:
+                continue
+            owned = [
+                weight
+                for name in links
+                if owner == dist.get_rank()
+                for weight in stage.links[name].parameters()
+                if weight.requires_grad == trained
+            ]
+            yield _flatten(owner, weights, owned, trained)
+
+    def refresh(self) -> None:
+        """Make the copies what the owners have, where a step may have changed it; every rank calls it."""
+        for piece in self.pieces if self.is_stale else ():
+            if piece.sums is None and self._has_frozen:
+                continue
+            if piece.owned:
+                torch._foreach_copy_(piece.copies, [weight.detach() for weight in piece.owned])
+            if self.group.size() > 1:
+                dist.broadcast(piece.weights, piece.owner, self.group)
+        self.is_stale, self._has_frozen = False, True
+
+    def encode(self, part: Microbatch, training: bool, keeps: bool) -> Tensor:
+        """What the tower makes of a rank's images of a pack: image tokens [rows, 1, LLM width], features behind them.
+
+        `keeps`: with what the backward needs.
+        """
+        self.copies.train(training)
+        with alone(), torch.set_grad_enabled(keeps):
+            tokens: Tensor = self.copies(with_pixels(part))
+        return tokens
+
+    def backward(self, tokens: Tensor, gradient: Tensor) -> None:
+        """Add the gradients of the copies' weights to the sums."""
+        with alone():
+            torch.autograd.backward((tokens,), (gradient,))
+
+    def reduce(self) -> None:
+        """Give the owners the sums of all ranks, as gradients of their weights; every rank calls it once an iteration.
+
+        A sum goes straight to where Megatron adds gradients up, in full width; its hooks see that it is there.
+        """
+        for piece in self.pieces:
+            if piece.sums is None:
+                continue
+            if self.group.size() > 1:
+                dist.reduce(piece.sums, piece.owner, group=self.group)
+            for weight, total in zip(piece.owned, piece.totals if piece.owned else (), strict=True):
+                _hand_over(weight, total)
+            piece.sums.zero_()
+
+
+def owned_links(plan: Plan, vp_stage: int | None) -> tuple[int, ...]:
+    """The links of a tower beside the pipeline that a chunk of this rank owns; its first one owns all of the rank's."""
+    if plan.tower is None or vp_stage:
+        return ()
+    here, tensor = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
+    place = here * parallel_state.get_tensor_model_parallel_world_size() + tensor
+    return tuple(link for link, owner in enumerate(plan.tower.owners) if owner == place)
+
+
+def _flatten(
+    owner: int, weights: Sequence[torch.nn.Parameter], owned: list[torch.nn.Parameter], trained: bool
+) -> Piece:
+    """Put weights into one piece of memory, and let their gradients be added up in another."""
+    flat = torch.cat([weight.detach().flatten() for weight in weights])
+    views = [
+        part.view_as(weight) for part, weight in zip(flat.split([w.numel() for w in weights]), weights, strict=True)
+    ]
+    piece = Piece(owner, flat, views, owned, torch.zeros_like(flat, dtype=torch.float32) if trained else None)
+    for weight, view in zip(weights, views, strict=True):
+        weight.data = view
+    for weight, total in zip(weights, piece.totals if trained else (), strict=False):
+        weight.register_post_accumulate_grad_hook(partial(_add, total))
+    return piece
+
+
+def _add(total: Tensor, weight: Any) -> None:
+    total.add_(weight.grad)
+    weight.grad = None
+
+
+def _hand_over(weight: Any, total: Tensor) -> None:
+    weight.main_grad.add_(total)
+    weight.grad_added_to_main_grad = True  # what autograd is given is read by nobody
+    torch.autograd.backward((weight,), (torch.empty_like(weight),))
+    weight.grad_added_to_main_grad = False

@@ -1,0 +1,167 @@
+"""The grid of cases with the tower beside the pipeline: lists, parts and owners are drawn too."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from omnibal_ext.chain import gradient_mode
+from omnibal_ext.plan import Plan
+from omnibal_ext.plan_tower import Tower
+from omnibal_ext.schedules.actions import Action, Schedule, check_schedule
+from omnibal_ext.schedules.placement import Placement
+from omnibal_ext.schedules.schedule import build_schedule, placement_of
+from tests.distributed.cases import PACKS, REDUCTIONS, Case, Question, spread
+
+MODELS = ("small", "wide_norm", "native", "features", "gemma", "tied")
+FREEZE = ((), (), (), ("vit",), ("projector",), ("llm",), ("vit", "projector"), ("vit", "projector"))
+ADAPTED = ("llm", "vit")
+SCHEDULES = (
+    ("1f1b", 1),
+    ("1f1b", 2),
+    ("gpipe", 1),
+    ("zb_h1", 1),
+    ("zb_h2", 1),
+    ("zb_v", 2),
+    ("v_half", 2),
+    ("zb_v", 3),
+)
+KEPT = ("kept", "recomputed", "again")
+MODES = ("first", "bubbles")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A question, and a way to compute the answer with the tower beside the pipeline."""
+
+    case: Case
+    mode: str
+    """Of a tower that is trained; one that is frozen runs ahead."""
+    kept: str
+    everyone: bool
+    """All ranks encode all microbatches; else some of them."""
+    microbatches: int
+
+    def plan(self, chain: tuple[str, ...], ranks: int, tensor: int) -> Plan:
+        """Cuts behind the tower, owners, parts and lists drawn; the same for both modes."""
+        generator, case = random.Random(self.case.seed), self.case
+        links, stages = chain.index("word_embed"), ranks * case.chunks
+        edges = (links, *sorted(generator.sample(range(links + 1, len(chain)), stages - 1)), len(chain))
+        whole = case.plan(chain, ranks)
+        made = tuple(case._stage(chain, *slice_, generator) for slice_ in pairwise(edges))
+        plan = replace(whole, stages=made, num_microbatches=self.microbatches, tensor_model_parallel_size=tensor)
+        tower = Tower(
+            links,
+            tuple(generator.randrange(ranks * tensor) for _ in range(links)),
+            tuple(self._ranks(ranks, generator) for _ in range(self.microbatches)),
+            self.mode_of(plan),
+            tuple(sorted(generator.sample(range(1, links - 1), 2))) if self.kept == "recomputed" else (),
+            self.kept == "again",
+        )
+        lists = woven(case.schedule, case.chunks, ranks, tower, generator)
+        words = tuple(" ".join(action.word for action in actions) for actions in lists)
+        return replace(plan, tower=tower, lists=words)
+
+    def mode_of(self, plan: Plan) -> str:
+        """Frozen towers run ahead."""
+        idle = gradient_mode("projector", plan.frozen, plan.lora_targets) == "idle"
+        return "ahead" if idle else self.mode
+
+    def _ranks(self, ranks: int, generator: random.Random) -> tuple[int, ...]:
+        chosen = generator.sample(range(ranks), generator.randint(1, ranks))
+        return tuple(range(ranks)) if self.everyone else tuple(sorted(chosen))
+
+
+def woven(schedule: str, chunks: int, ranks: int, tower: Tower, generator: random.Random) -> Schedule:
+    """Lists with E and V: first and last, or each at any place where it can be done."""
+    microbatches, placement = len(tower.parts), placement_of(schedule, ranks, chunks)
+    base = build_schedule(schedule, ranks, microbatches, chunks)
+    order = check_schedule(base, microbatches, placement)
+    places = {(rank, base[rank][at]): float(number) for number, (rank, at) in enumerate(order)}
+    end = float(len(order))
+    for rank in range(ranks):
+        mine = [m for m, parts in enumerate(tower.parts) if rank in parts]
+        for microbatch in reversed(mine):
+            following = places.get((rank, _next(mine, microbatch, "E", rank)), end)
+            latest = (
+                following if tower.mode == "ahead" else min(following, _of_first(places, placement, "F", microbatch))
+            )
+            at = -1.0 if tower.mode == "first" else generator.uniform(-1, latest)
+            places[rank, Action("E", microbatch, rank)] = at
+        for microbatch in mine if tower.mode != "ahead" else ():
+            before = places.get((rank, _next(mine[::-1], microbatch, "V", rank)), -1.0)
+            earliest = max(before, _of_first(places, placement, "B", microbatch))
+            at = end if tower.mode == "first" else generator.uniform(earliest, end)
+            places[rank, Action("V", microbatch, rank)] = at
+    lists: Schedule = [[] for _ in range(ranks)]
+    for rank, action in sorted(places, key=lambda place: (places[place], place[1].microbatch)):
+        lists[rank].append(action)
+    return lists
+
+
+def _next(mine: Sequence[int], microbatch: int, kind: str, rank: int) -> Action:
+    """Of the microbatch behind one in a list; of none behind the last."""
+    behind = mine.index(microbatch) + 1
+    return Action(kind, mine[behind] if behind < len(mine) else -1, rank)
+
+
+def _of_first(places: dict[tuple[int, Action], float], placement: Placement, kind: str, microbatch: int) -> float:
+    rank, chunk = placement.rank_and_chunk(0)
+    return places[rank, Action(kind, microbatch, chunk)]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start: its ranks, and the cases it runs through."""
+
+    ranks: int
+    tensor: int
+    pipeline: int
+    seed: int
+    count: int
+
+    def cases(self) -> list[Beside]:
+        """Cases in which every value of every dimension comes up about equally often."""
+        generator = random.Random(self.seed)
+        schedules = (
+            [one for one in SCHEDULES if one[1] * self.pipeline <= 6]
+            if self.pipeline > 1
+            else [("1f1b", 1), ("zb_h1", 1)]
+        )
+        dimensions = (
+            questions(self.seed, self.count), schedules, ("none", "mixed"), (False, True)[: self.tensor], (False, True),
+            MODES, KEPT, (True, True, False),
+        )  # fmt: skip
+        columns = (spread(values, self.count, generator) for values in dimensions)
+        replicas = self.ranks // self.tensor // self.pipeline
+        return [
+            Beside(
+                Case(question, *schedule, recompute, share, overlap, generator.randrange(2**31)),
+                mode, kept, everyone, PACK_COUNTS[question.packs] // replicas,
+            )
+            for question, schedule, recompute, share, overlap, mode, kept, everyone in zip(*columns, strict=True)
+        ]  # fmt: skip
+
+
+PACK_COUNTS = {"all": 8, "text only": 4, "image only": 4, "one of many": 4, "short": 2}
+
+
+def questions(seed: int, count: int) -> list[Question]:
+    """Questions in which every value of every dimension comes up about equally often; some of adapters."""
+    generator = random.Random(seed)
+    columns = (spread(values, count, generator) for values in (MODELS, FREEZE, PACKS, REDUCTIONS))
+    found = [Question(*row) for row in zip(*columns, strict=True)]
+    adapted = [replace(one, freeze=(), adapted=(ADAPTED[n % 2],)) for n, one in enumerate(found[: count // 6])]
+    return [*adapted, *found[count // 6 :]]
+
+
+LAUNCHES = {
+    "one rank": Launch(1, 1, 1, seed=41, count=10),
+    "pipeline": Launch(2, 1, 2, seed=42, count=16),
+    "tensor": Launch(2, 2, 1, seed=43, count=12),
+    "data": Launch(2, 1, 1, seed=44, count=10),
+    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=16),
+    "data and pipeline": Launch(4, 1, 2, seed=46, count=16),
+    "long pipeline": Launch(4, 1, 4, seed=47, count=14),
+    "data and tensor": Launch(4, 2, 1, seed=48, count=10),
+}

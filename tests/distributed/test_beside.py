@@ -1,0 +1,37 @@
+"""With the tower beside the pipeline any lists, parts, owners and layout give one process's loss and gradients."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.beside_cases import LAUNCHES
+from tests.distributed.conftest import run_program
+
+PROGRAM = "tests.distributed.beside"
+
+
+@pytest.fixture(scope="module")
+def answers_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("beside") / "answers.pt"
+    run_program(PROGRAM, 1, "answers", str(path))
+    return path
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_every_case_equals_one_process(answers_beside: Path, name: str) -> None:
+    launch = LAUNCHES[name]
+    limit = ("--distributed-timeout-minutes", "4")
+    result = run_program(PROGRAM, launch.ranks, name, str(answers_beside), *limit)
+    assert len(result) == len(set(launch.cases()))
+    assert not {case: difference for case, difference in result.items() if not difference < 1e-5}
+
+
+def test_the_grid_has_every_mode_and_model_with_every_way_of_keeping() -> None:
+    drawn = [case for launch in LAUNCHES.values() for case in launch.cases()]
+    trained = [case for case in drawn if not {"vit", "projector"} <= set(case.case.question.freeze)]
+    assert {(case.mode, case.kept) for case in trained} == {
+        (mode, kept) for mode in ("first", "bubbles") for kept in ("kept", "recomputed", "again")
+    }
+    assert {case.case.question.model for case in trained} == {case.case.question.model for case in drawn}
+    assert {case.case.question.packs for case in trained} >= {"all", "text only", "one of many"}
+    assert len(trained) < len(drawn)

@@ -1,0 +1,58 @@
+"""Images dealt to the ranks of a replica: once each, level, by the pack, the microbatch and the plan alone."""
+
+from collections import Counter
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from omnibal_ext.tower import deal
+
+
+def loads(units: list[int], workers: tuple[int, ...], count: int) -> list[int]:
+    return [sum(cost for cost, one in zip(units, workers, strict=True) if one == worker) for worker in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_worker_has_more_than_grahams_bound(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    units = generator.integers(1, 40, generator.integers(1, 8)).tolist()
+    ranks, tensor = tuple(range(int(generator.integers(1, 3)))), int(generator.integers(1, 3))
+    count = len(ranks) * tensor
+    dealt = deal(units, seed, ranks, tensor)
+    assert len(dealt) == len(units)
+    assert set(dealt) <= set(range(count))
+    best = min(max(loads(units, way, count)) for way in product(range(count), repeat=len(units)))
+    assert max(loads(units, dealt, count)) <= (4 / 3 - 1 / (3 * count)) * best + 1e-9
+
+
+@pytest.mark.parametrize(("tiles", "ranks", "tensor"), [(1, 4, 1), (5, 4, 2), (24, 4, 1), (27, 3, 2)])
+def test_tiles_lie_level_and_in_one_piece(tiles: int, ranks: int, tensor: int) -> None:
+    dealt = deal([1] * tiles, 3, tuple(range(ranks)), tensor)
+    counts = Counter(dealt)
+    assert {counts[worker] for worker in range(ranks * tensor)} <= {
+        tiles // (ranks * tensor),
+        -(-tiles // (ranks * tensor)),
+    }
+    assert sum(one != other for one, other in pairwise(dealt)) == len(counts) - 1
+
+
+def test_leftovers_go_round() -> None:
+    """Five tiles of each of eight microbatches over eight workers: each worker has five."""
+    dealt = Counter(worker for m in range(8) for worker in deal([1] * 5, m, (0, 1, 2, 3), 2))
+    assert dealt == Counter(dict.fromkeys(range(8), 5))
+
+
+def test_soon_every_worker_has_had_leftovers() -> None:
+    """After four microbatches of five tiles over eight workers none has two more than another."""
+    dealt = Counter(worker for m in range(4) for worker in deal([1] * 5, m, (0, 1, 2, 3), 2))
+    assert max(dealt.values()) - min(dealt[worker] for worker in range(8)) <= 1
+
+
+def test_nothing_is_dealt_of_a_pack_without_images() -> None:
+    assert deal([], 2, (0, 1), 2) == ()
+
+
+def test_one_giant_stays_whole_beside_the_others() -> None:
+    dealt = deal([1, 100, 1, 1, 1], 0, (0, 1), 1)
+    assert [dealt.count(worker) for worker in (dealt[1], 1 - dealt[1])] == [1, 4]
