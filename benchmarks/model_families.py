@@ -54,6 +54,7 @@ CASES = (
     Case("internvl3.5-30b-a3b", 4, 4, 24),
     Case("gemma-3-12b", 4, 4, 24),
     Case("gemma-3-27b", 8, 4, 24),
+    Case("gemma-4-31b", 8, 4, 2520 * 6),
 )
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import PART_OF, PARTS
+from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
+from omnibal_ext.chain import FAR, KIND_OF, PART_OF, PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Need, Numbers
 
@@ -94,7 +94,7 @@ class Matrix:
     @property
     def is_stacked(self) -> bool:
         """Whether it is gate and up, each of which is cut over tensor-parallel ranks."""
-        return self.parts == 2
+        return self.name.endswith("fc1") and self.parts == 2
 
     def numbers(self, rank: int, tensor: int = 1) -> float:
         """Numbers in its adapters, on one of `tensor` tensor-parallel ranks; each of these has one of the two whole."""
@@ -103,15 +103,13 @@ class Matrix:
 
 
 def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]]:
-    """The matrices that get adapters, by kind of layer: all linear layers of transformer layers and projector.
+    """The matrices that get adapters, by what costs stand under: all linear layers of transformer layers and projector.
 
     Experts get none, nor does their router: of a mixture those of the attention alone.
     """
-    return {
-        "vit": _vision(architecture),
-        "projector": _projector(architecture),
-        "llm": _language(architecture),
-    }
+    language = architecture.language
+    far = {FAR: _language(language.with_far_heads)} if language.far else {}
+    return {"vit": _vision(architecture), "projector": _projector(architecture), "llm": _language(language), **far}
 
 
 def adapter_numbers(architecture: Architecture, adapters: Adapters, tensor: int = 1) -> dict[str, float]:
@@ -119,14 +117,14 @@ def adapter_numbers(architecture: Architecture, adapters: Adapters, tensor: int 
     return {
         kind: sum(matrix.numbers(adapters.rank, tensor) for matrix in matrices)
         for kind, matrices in adapted_matrices(architecture).items()
-        if PART_OF[kind] in adapters.targets
+        if PART_OF[KIND_OF.get(kind, kind)] in adapters.targets
     }
 
 
 def _vision(architecture: Architecture) -> tuple[Matrix, ...]:
     vision = architecture.vision
     width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
-    packed = vision.native is not None  # Qwen's query, key and value are one matrix there too
+    packed = vision.native is not None and vision.bias  # Qwen's query, key and value are one matrix there too
     return (
         Matrix("self_attention.linear_qkv", 3 * width, width, (1,) if packed else (head,) * 3),
         Matrix("self_attention.linear_proj", width, width, by_rows=True),
@@ -151,10 +149,10 @@ def _projector(architecture: Architecture) -> tuple[Matrix, ...]:
     )
 
 
-def _language(architecture: Architecture) -> tuple[Matrix, ...]:
-    language = architecture.language
+def _language(language: LanguageArchitecture) -> tuple[Matrix, ...]:
     width, heads = language.hidden_size, language.heads * language.head_dim
-    group = (language.heads // language.kv_heads * language.head_dim, language.head_dim, language.head_dim)
+    keys = (language.head_dim,) * (1 if language.keys_are_values else 2)
+    group = (language.heads // language.kv_heads * language.head_dim, *keys)
     attention = (
         Matrix("self_attention.linear_qkv", language.kv_heads * sum(group), width, group),
         Matrix("self_attention.linear_proj", width, heads, by_rows=True),

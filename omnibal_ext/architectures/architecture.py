@@ -10,7 +10,7 @@ from math import log
 from typing import Any
 
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.chain import FULL, LINEAR, cost_kinds, features_after, layer_chain
+from omnibal_ext.chain import FAR, FULL, LINEAR, cost_kinds, features_after, layer_chain
 from omnibal_ext.errors import UserError
 
 LATER = {"later": True}
@@ -38,6 +38,11 @@ class NativeResolution:
     learned_positions: int | None = None
     """Learned positions a side of a square that is stretched over an image, beside the rotation; None: there are none.
     """
+    axis_positions: int | None = field(default=None, metadata=LATER)
+    """Learned positions of rows, and as many of columns: a patch gets one of each (Gemma 4); None: there are none."""
+    by_halves: bool = field(default=False, metadata=LATER)
+    """Columns turn the first half of a head and rows the second, each half by itself; else numbers of a pair are half a
+    head apart, and rows turn the first pairs."""
     positions_per_second: float | None = None
     """Of a video's frames in time, for the language model; None: one a step, however far they are apart."""
 
@@ -60,9 +65,15 @@ class VisionArchitecture:
     norm_epsilon: float = 1e-6
     qkv_bias: bool = True
     qk_norm: bool = False  # over the full width of query and key, not per head (InternViT-6B)
+    head_norms: bool = field(default=False, metadata=LATER)
+    """RMSNorm of every head's query, key and, without a weight, value by itself; scores are not divided (Gemma 4)."""
+    branch_norms: bool = field(default=False, metadata=LATER)
+    """Attention and perceptron end in a norm, before the residual connection."""
     activation: str = "gelu"  # or "quick_gelu" (CLIP), "gelu_tanh", "silu"
     gated: bool = False
     """The perceptron is gated, as a language model's, with biases (Qwen2.5-VL)."""
+    bias: bool = field(default=True, metadata=LATER)
+    """Matrices have biases; those of query, key and value, and of patches, are named apart."""
     patch_bias: bool = True
     class_token: bool = True
     """A tile has a token of its own beside its patches; images at their own size have none anyway."""
@@ -71,6 +82,8 @@ class VisionArchitecture:
     final_norm: bool = False
     """A LayerNorm behind the last layer."""
     layer_scale: bool = True
+    standardized: bool = field(default=False, metadata=LATER)
+    """What leaves the ViT, joined, is shifted and scaled by numbers that are not trained (Gemma 4)."""
     pixels: str = "imagenet"  # or "clip", "half": mean and deviation that pixels are brought to
     native: NativeResolution | None = None
     drop_path: float = 0.0
@@ -119,7 +132,8 @@ class RopeScaling:
     """Slower rotation for longer texts.
 
     "linear" divides every angle, "llama3" and "yarn" those of long waves, "yarn" (arXiv 2309.00071) with sharper
-    attention; "dynamic" stretches the waves of samples longer than the original context, by their length.
+    attention; "dynamic" stretches the waves of samples longer than the original context, by their length;
+    "proportional" lets only the first pairs of a head turn, and divides their angles.
     """
 
     kind: str
@@ -131,6 +145,8 @@ class RopeScaling:
     original_positions: int = 8192
     whole_dimensions: bool = True
     """The border of yarn's waves is rounded to whole frequencies."""
+    turning: float = field(default=1.0, metadata=LATER)
+    """Share of a head's pairs that turn at all ("proportional")."""
 
     @property
     def attention_factor(self) -> float:
@@ -147,6 +163,23 @@ class SlidingWindow:
     layers: tuple[int, ...]
     theta: float
     """Base of these layers' rotation, which is not scaled."""
+    images_here_alone: bool = field(default=False, metadata=LATER)
+    """Where tokens of an image see each other, they do so in these layers and in no others (Gemma 4)."""
+
+
+@dataclass(frozen=True)
+class FarHeads:
+    """Heads of the layers that slide no window, where they are others than those of the layers that do (Gemma 4)."""
+
+    kv_heads: int
+    head_size: int
+    keys_are_values: bool
+    """One matrix gives both, which are normalised apart."""
+
+    @property
+    def own_values(self) -> bool:
+        """Values have a matrix of their own."""
+        return not self.keys_are_values
 
 
 @dataclass(frozen=True)
@@ -198,6 +231,15 @@ class LanguageArchitecture:
     query_scale: int | None = None
     """Scores are divided by the root of this; None: of a head's width."""
     sliding: SlidingWindow | None = None
+    far: FarHeads | None = field(default=None, metadata=LATER)
+    value_norm: bool = field(default=False, metadata=LATER)
+    """RMSNorm of every head's value by itself, without a weight."""
+    keys_are_values: bool = field(default=False, metadata=LATER)
+    """Before their norms; of one layer (`of_layer`)."""
+    layer_scalar: bool = field(default=False, metadata=LATER)
+    """What a layer gives is multiplied with one number, which is not trained."""
+    logit_cap: float | None = field(default=None, metadata=LATER)
+    """Logits x become cap tanh(x / cap)."""
     image_attention: bool = False
     """Tokens of an image see those of the same image behind them too."""
     experts: Experts | None = None
@@ -218,6 +260,30 @@ class LanguageArchitecture:
     def rotary_width(self) -> int:
         """Numbers of a head that turn."""
         return self.rotated or self.head_dim
+
+    @property
+    def far_layers(self) -> tuple[int, ...]:
+        """Layers whose heads are others than most; none in most models."""
+        near = self.sliding.layers if self.sliding else ()
+        return tuple(number for number in range(self.layers) if number not in near) if self.far else ()
+
+    def of_layer(self, number: int) -> "LanguageArchitecture":
+        """The same with the heads that layer `number` has."""
+        return self.with_far_heads if number in self.far_layers else self
+
+    @property
+    def with_far_heads(self) -> "LanguageArchitecture":
+        """As layers have it that slide no window."""
+        if self.far is None:
+            return self
+        near_alone = self.sliding is not None and self.sliding.images_here_alone
+        return replace(
+            self,
+            kv_heads=self.far.kv_heads,
+            head_size=self.far.head_size,
+            keys_are_values=self.far.keys_are_values,
+            image_attention=self.image_attention and not near_alone,
+        )
 
     @property
     def linear_layers(self) -> tuple[int, ...]:
@@ -327,7 +393,7 @@ class Architecture:
     def layers_apart(self) -> dict[str, tuple[int, ...]]:
         """Layers that differ from others of their kind in the chain: by the name that their costs and weights stand
         under, numbers among that kind's."""
-        found = {FULL: self.vision.full_layers, LINEAR: self.language.linear_layers}
+        found = {FULL: self.vision.full_layers, LINEAR: self.language.linear_layers, FAR: self.language.far_layers}
         return {name: layers for name, layers in found.items() if layers}
 
     @property

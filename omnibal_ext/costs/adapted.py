@@ -32,7 +32,7 @@ def adapters_works(
     """Of one layer of each kind in `works` that has adapters, on one of `t` tensor-parallel ranks."""
     matrices, numbers, found = adapted_matrices(architecture), adapter_numbers(architecture, adapters, t), {}
     for kind, work in works.items():
-        if (plain := KIND_OF.get(kind, kind)) not in numbers:
+        if (plain := kind if kind in numbers else KIND_OF.get(kind, kind)) not in numbers:
             continue
         rows, columns = (sum(getattr(matrix, side) for matrix in matrices[plain]) for side in ("rows", "columns"))
         inner = adapters.rank * sum(matrix.parts / (t if matrix.by_rows else 1) for matrix in matrices[plain])

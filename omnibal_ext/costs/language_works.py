@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omnibal_ext.architectures.architecture import Experts, LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.chain import LINEAR
+from omnibal_ext.chain import FAR, LINEAR
 from omnibal_ext.costs.work import BYTES, Work, cheap_passes
 
 SCORES = 2
@@ -41,15 +41,17 @@ def attention(language: LanguageArchitecture, t: int) -> Mixer:
     groups = language.groups_over(t)
     heads = groups * (language.heads // language.kv_heads) * language.head_dim
     key_value, gates = 2 * groups * language.head_dim, heads * language.output_gate
+    projected = key_value // (1 + language.keys_are_values)
     rotated = heads + key_value // 2  # query and key, which are also what QK-norm normalises
+    normalised = rotated * language.qk_norm + key_value // 2 * language.value_norm
     repeated = (2 * heads - key_value) * language.image_attention  # under a mask every head has its key and value
     return Mixer(
-        weights=language.hidden_size * (2 * heads + key_value + gates),
+        weights=language.hidden_size * (2 * heads + projected + gates),
         others=2 * language.head_dim * language.qk_norm,
         # Query, key, value and output; before their norm query and key; gates, and what they are applied to.
-        kept=2 * heads + key_value + repeated + rotated * language.qk_norm + 2 * gates,
-        late=2 * heads + key_value + gates,
-        moved=2 * heads + key_value + (2 + 2 * language.qk_norm) * rotated + 3 * gates,
+        kept=2 * heads + key_value + repeated + normalised + 2 * gates,
+        late=2 * heads + projected + gates,
+        moved=2 * heads + projected + 2 * rotated + 2 * normalised + 3 * gates,
         operations=0,
         per_square=2 * heads,
     )
@@ -83,6 +85,8 @@ def language_works(language: LanguageArchitecture, tokens: int, t: int, e: int =
     if language.linear:
         mixer = linear_attention(language.linear, language.hidden_size, t)
         works[LINEAR] = _work(language, mixer, tokens, t, e)
+    if language.far:
+        works[FAR] = _work(language, attention(language.with_far_heads, t), tokens, t, e)
     return works
 
 

@@ -47,21 +47,24 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
     shuffled, pixels, words = architecture.joined_width, 3 * vision.patch_size**2, language.vocab_size * g
     learned_positions, inner = tile * h, g
     if vision.native:
-        learned_positions, inner = (vision.native.learned_positions or 0) ** 2 * h, shuffled
+        learned_positions = ((vision.native.learned_positions or 0) ** 2 + 2 * (vision.native.axis_positions or 0)) * h
+        inner = shuffled
         pixels *= vision.native.frames
     streams = architecture.streams
     projector = shuffled * g if architecture.pools else (shuffled * inner + inner * g) * streams
     inner *= not architecture.pools
+    given = g if architecture.pools else g * t  # its gradient is a share where the one matrix is cut by its columns
     # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
     inside_h = 2 * heads_h + 2 * (heads_h - h)
-    vit_inner, vit_others = vit_matrices * vision.ffn_hidden_size, 4 * vision.qk_norm + 4 * vision.layer_scale
+    vit_inner, normed = vit_matrices * vision.ffn_hidden_size, 2 * vision.qk_norm + 3 * vision.head_norms
+    vit_others = 2 * normed + 4 * vision.layer_scale + 4 * vision.branch_norms
     vit_passes = passes(h, inside_h, vit_inner, vit_others)
-    vit_kept = kept(h, inside_h, vit_inner, 2 * h * vision.qk_norm, vision.layer_scale)
+    vit_kept = kept(h, inside_h, vit_inner, (normed + 2 * vision.branch_norms) * h, vision.layer_scale)
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
     vit_kept += heads_h * (vit_tokens % t > 0)
     # Every rank has all image tokens around the projector, and all supervised ones in front of the head.
-    normed = architecture.projector_norm or vision.native is not None
-    before_projector = vit_tokens * h * vision.final_norm + image_tokens * shuffled * (1 + normed)
+    has_norm = architecture.projector_norm or vision.native is not None
+    before_projector = vit_tokens * h * vision.final_norm + image_tokens * shuffled * (1 + has_norm)
     # Of four linear layers: query, key, value and attention output; MLP; whole on every rank what ranks have shares of.
     vit_late = 4 * heads_h + vit_inner + 4 * h * t
     vit_cheap = 2 * h + vision.ffn_hidden_size
@@ -78,7 +81,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
         ),
         "projector": Work(
             projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * inner) * streams * BYTES,
-            image_tokens * (2 * inner + (shuffled + g) * t) * streams * BYTES,
+            image_tokens * (2 * inner + shuffled * t + given) * streams * BYTES,
         ),
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * streams * BYTES) * t),
         **language_works(language, tokens, t, e),

@@ -5,6 +5,7 @@
     Qwen-VL    <|vision_start|><|image_pad|><|image_pad|>...<|vision_end|>
                <|vision_start|><|video_pad|><|video_pad|>...<|vision_end|>
     Qwen3-VL   <|vision_start|><0.3 seconds><|vision_start|><|video_pad|>...<|vision_end|><1.3 seconds>...<|vision_end|>
+    Gemma 4    <|image><|image|><|image|>...<image|>
     Gemma 3    <start_of_image><image_soft_token><image_soft_token>...<end_of_image>, an empty line before and after
 
 The context token is written once and repeated later, when the tiles are counted. Markup belongs to the model, not to

@@ -42,7 +42,7 @@ ADAPTED = (("llm",), ("llm",), ("vit",), ("projector",), ("vit", "projector", "l
 """Parts with adapters, where nothing else is trained."""
 PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
-MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma", "linear", "experts")
+MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma", "gemma_4", "linear", "experts")
 ADAPTED_MODELS = (*(name for name in MODELS if name not in ("linear", "experts")), "mixture")
 """Those whose language layers can have adapters."""
 SHARING = ("experts", "mixture")
@@ -79,11 +79,11 @@ class Question:
 
     @staticmethod
     def draw_adapted(count: int, seed: int) -> list["Question"]:
-        """The same of models of which adapters are trained; Gemma's projector can have none."""
+        """The same of models of which adapters are trained; the projector of Gemma's can have none."""
         generator = random.Random(seed)
         columns = (spread(values, count, generator) for values in (ADAPTED_MODELS, PACKS, REDUCTIONS, ADAPTED))
         return [
-            Question(model, (), packs, reduction, ("llm",) if model == "gemma" else adapted)
+            Question(model, (), packs, reduction, ("llm",) if model.startswith("gemma") else adapted)
             for model, packs, reduction, adapted in zip(*columns, strict=True)
         ]
 

@@ -43,6 +43,7 @@ from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import (
     Architecture,
     Experts,
+    FarHeads,
     LanguageArchitecture,
     NativeResolution,
     RopeScaling,
@@ -112,6 +113,23 @@ GEMMA = replace(
     tied=True,
 )  # fmt: skip
 """Norms around both branches, windows in three of four layers, images seen in both directions, as in Gemma 3."""
+GEMMA_4 = replace(
+    NATIVE,
+    name="gemma_4",
+    vision=replace(
+        NATIVE.vision, activation="gelu_tanh", qkv_bias=False, bias=False, head_norms=True, branch_norms=True,
+        standardized=True, native=NativeResolution(frames=1, axis_positions=16, by_halves=True),
+    ),
+    language=replace(
+        SMALL.language, qk_norm=True, value_norm=True, head_size=12, query_scale=1, activation="gelu_tanh",
+        branch_norms=True, scaled_words=True, rope_scaling=RopeScaling("proportional", 2.0, turning=0.5),
+        sliding=SlidingWindow(3, (0, 2), 1e3, images_here_alone=True), far=FarHeads(1, 16, keys_are_values=True),
+        layer_scalar=True, logit_cap=2.0, image_attention=True,
+    ),
+    pools=True,
+    tied=True,
+)  # fmt: skip
+"""Windows in every other layer; the others have wider heads in one group, whose keys are values, as in Gemma 4."""
 LINEAR = replace(
     FEATURES,
     name="linear",
@@ -135,7 +153,9 @@ MIXTURE = replace(
     language=replace(FEATURES.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3)),
 )
 """Experts behind attention in every layer, which can have adapters."""
-MODELS = {model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, LINEAR, EXPERTS, MIXTURE)}
+MODELS = {
+    model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, GEMMA_4, LINEAR, EXPERTS, MIXTURE)
+}
 IMAGE_TOKEN = 127
 
 
@@ -210,17 +230,19 @@ def sample_packs(kind: str = "all", multiple: int = 1, model: str = "small") -> 
     packs = []
     for tiles, lengths in PACK_KINDS[kind]:
         pack = _pack(SMALL, tiles, lengths, multiple, generator)
-        packs.append(_at_native_resolution(pack, tiles, generator) if MODELS[model].vision.native else pack)
+        native = MODELS[model].vision.native
+        packs.append(_at_native_resolution(pack, tiles, native.frames > 1, generator) if native else pack)
     return packs
 
 
-def _at_native_resolution(pack: Microbatch, tiles: list[int], generator: torch.Generator) -> Microbatch:
-    """An image for the tiles of each sample, two squares high and two wide for each; for two tiles as many steps."""
+def _at_native_resolution(pack: Microbatch, tiles: list[int], films: bool, generator: torch.Generator) -> Microbatch:
+    """An image for the tiles of each sample, two squares high and two wide for each; for two tiles as many steps, where
+    the model sees `films`."""
     begins = [sum(pack.lengths[:sample]) for sample in range(len(tiles))]
-    grids = {count: (2, 4, 4) if count == 2 else (1, 4, 4 * count) for count in tiles if count}
+    grids = {count: (2, 4, 4) if count == 2 and films else (1, 4, 4 * count) for count in tiles if count}
     shown = [(begin, grids[count]) for begin, count in zip(begins, tiles, strict=True) if count]
     patches, size = sum(steps * rows * columns for _, (steps, rows, columns) in shown), NATIVE.vision.patch_size
-    frames = (2,) if 2 in tiles else ()
+    frames = (2,) if 2 in tiles and films else ()
     return replace(
         pack,
         tiles=patches,

@@ -40,22 +40,22 @@ class RMSNorm(torch.autograd.Function):
     """What torch launches on CUDA: one kernel in either direction, which keeps 1 / deviation of every row."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None) -> Tensor:
         scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
         ctx.save_for_backward(x, weight, scale)
-        return run_as_kernel(_like, x, weight)
+        return run_as_kernel(_like, x, *(() if weight is None else (weight,)))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight, scale = ctx.saved_tensors
-        return run_as_kernel(_like, x, grad, scale), torch.empty_like(weight)
+        return run_as_kernel(_like, x, grad, scale), None if weight is None else torch.empty_like(weight)
 
 
 def _like(x: Tensor, *_: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float | None = None) -> Tensor:
+def rms_norm(x: Tensor, shape: Any, weight: Tensor | None, eps: float | None = None) -> Tensor:
     """As torch's."""
     out: Tensor = RMSNorm.apply(x, weight)
     return out
@@ -119,6 +119,9 @@ def move(module: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
                 moved = torch.nn.Parameter(weight.detach().to("shapes", dtype), requires_grad=weight.requires_grad)
                 vars(moved).update({key: value for key, value in vars(weight).items() if key not in vars(moved)})
                 part._parameters[name] = moved
+        for name, numbers in part._buffers.items():
+            if numbers is not None and numbers.is_floating_point():
+                part._buffers[name] = numbers.to("shapes", dtype)
 
 
 def end(answer: str) -> NoReturn:

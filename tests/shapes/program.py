@@ -46,9 +46,10 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
 
     args = start(name, tensor)
     model = preset(name)
-    one = replace(
-        model, vision=replace(model.vision, layers=1, feature_layers=()), language=replace(model.language, layers=1)
-    )
+    language = replace(model.language, layers=1, image_attention=False)  # masks are none of this device's
+    if language.sliding and language.far:  # one with a window, one without
+        language = replace(language, layers=2, sliding=replace(language.sliding, layers=(0,)))
+    one = replace(model, vision=replace(model.vision, layers=1, feature_layers=()), language=language)
     chain = padded_chain(args, one)
     args.delay_wgrad_compute = engine
     late = padded_chain(args, one)
@@ -57,7 +58,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     pack = replace(synthetic_pack(one, tiles, equal_lengths(tokens, 4)), sample_weights=weights)
     MoEAuxLossAutoScaler.main_loss_backward_scale = torch.ones(1, device="cuda")  # as in an iteration
     found = {}
-    for link, kind in enumerate(chain.kinds):
+    for link, (kind, cost) in enumerate(zip(chain.kinds, one.cost_kinds, strict=True)):
         stage = Stage(chain, link, link + 1)
         entering = None
         if link:
@@ -66,18 +67,18 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
                 shape[0] = len(pack.image_positions)
             shape[0] *= 1 + chain.features_before(link, pack)
             entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        found[kind] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
+        found[cost] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
         if kind in RECOMPUTABLE_KINDS:
             cheap, entering.grad = Stage(chain, link, link + 1, recompute_cheap=(link,)), None
-            found[kind]["cheap"] = count(cheap, lambda s=cheap, e=entering: run(s, e, pack))
+            found[cost]["cheap"] = count(cheap, lambda s=cheap, e=entering: run(s, e, pack))
         if kind in ADAPTABLE_KINDS:
             adapted, entering.grad = Stage(trained_by_adapters, link, link + 1), None
-            found[kind]["adapted"] = count(adapted, lambda s=adapted, e=entering: run(s, e, pack))
+            found[cost]["adapted"] = count(adapted, lambda s=adapted, e=entering: run(s, e, pack))
         split = Stage(late, link, link + 1)
-        found[kind]["late"] = held_until_w(split, lambda s=split, e=entering: run(s, e, pack))
+        found[cost]["late"] = held_until_w(split, lambda s=split, e=entering: run(s, e, pack))
     whole = Stage(chain, 0, len(chain.kinds))
     found["step"] = count(whole, lambda: weighted(whole(pack), pack))
-    if engine:
+    if engine and one.language.activation == "silu":  # core's own layers know no other
         found |= {f"gpt {kind}": core_layer(config, pack) for kind, config in
                   (("vit", chain.vision), ("llm", chain.language))}  # fmt: skip
     return found

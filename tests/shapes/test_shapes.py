@@ -3,13 +3,14 @@
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_numbers
 from omnibal_ext.architectures.presets import preset
-from omnibal_ext.chain import LINEAR, PARTS
+from omnibal_ext.chain import FAR, LINEAR, PARTS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.language_works import CHUNK
 from omnibal_ext.costs.works import layer_works
@@ -179,7 +180,7 @@ def test_elementwise_traffic_is_that_of_cores_own_layer(machine: tuple[str, dict
 def test_linear_attention_waits_for_nothing_and_holds_what_plans_count() -> None:
     """Without its kernels, of which plans count what they keep: torch's form keeps one copy of what they take."""
     name, tensor, tiles, tokens = "qwen3.5-9b", 2, 2304, 4096
-    found = run("program", "local", {name: (tensor, tiles, tokens)})[name]["llm"]  # the first layer of the model
+    found = run("program", "local", {name: (tensor, tiles, tokens)})[name][LINEAR]  # the first layer of the model
     assert not found["waits"]
     model = preset(name)
     work, linear = layer_works(model, tiles, tokens, tensor)[LINEAR], model.language.linear
@@ -191,6 +192,26 @@ def test_linear_attention_waits_for_nothing_and_holds_what_plans_count() -> None
     assert found["kept"] == pytest.approx(work.kept / tensor - more, rel=0.002)
     matrices = 2 * tokens * work.matrix_weights * 3 / tensor
     assert matrices < found["operations"] < matrices + 5 * work.attention / tensor, "and the rule, forward three times"
+
+
+@pytest.mark.parametrize("machine", ["engine", "local"])
+def test_plans_count_layers_whose_heads_are_others(machine: str) -> None:
+    """Gemma 4's with a window and without, its ViT and what stands behind it: bytes, products; and nothing waits."""
+    name, tensor, tiles, tokens = "gemma-4-31b", 2, 2268, 4096
+    found, model = run("program", machine, {name: (tensor, tiles, tokens)})[name], preset(name)
+    model = replace(model, language=replace(model.language, image_attention=False))  # no masks are made here
+    profile = analytic_profile(model, "h100", tiles, tokens, tensor)
+    for kind, work in layer_works(model, tiles, tokens, tensor).items():
+        one, cost = found[kind], profile.layers[kind]
+        assert not one["wide"], kind
+        assert not one["waits"] or kind == "llm", (kind, one["waits"])
+        assert cost.kept_bytes == pytest.approx(one["kept"], rel=0.05), kind
+        gathered = work.blocks * work.tokens * work.width * 2 * (1 - 1 / tensor) * (machine == "local")
+        assert cost.late_bytes - gathered == pytest.approx(one["late"], rel=0.05), kind
+        products = 2 * work.tokens * work.matrix_weights * (2 if work.copies else 3) / work.shares(tensor)
+        assert products == pytest.approx(one["operations"], rel=0.01), kind
+    for kind in ("vit", "llm", FAR):
+        assert profile.layers[kind].recompute_cheap_kept_bytes == pytest.approx(found[kind]["cheap"]["kept"], rel=0.05)
 
 
 @pytest.mark.parametrize("machine", ITERATIONS)

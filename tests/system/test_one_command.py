@@ -35,9 +35,10 @@ WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 
 FAMILIES = (
     "internvl3.5", "llava-1.5", "llava-1.6", "llava-next-video", "vip-llava", "llava-onevision", "qwen2-vl",
-    "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "gemma-3", "qwen3.5", "qwen3.5-moe",
+    "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "gemma-3", "gemma-4", "qwen3.5",
+    "qwen3.5-moe",
 )  # fmt: skip
-PACKED = [family for family in FAMILIES if not family.startswith("qwen3.5")]
+PACKED = [family for family in FAMILIES if not family.startswith(("qwen3.5", "gemma-4"))]
 """Those whose packs transformers can run."""
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
 ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
@@ -79,6 +80,8 @@ def build(family: str, demo: Path, folder: Path) -> None:
             processor = onevision(folder, tokenizer)
         case "gemma-3":
             processor = gemma(folder, tokenizer)
+        case "gemma-4":
+            processor = gemma4(folder, tokenizer)
         case _:
             processor = qwen(folder, tokenizer, family)
     (folder / "model/preprocessor_config.json").write_text(json.dumps(processor))
@@ -140,6 +143,18 @@ def gemma(folder: Path, tokenizer: Path) -> dict[str, Any]:
     (folder / "model/chat_template.jinja").write_text(models.GEMMA_JINJA)
     (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
     return {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2, "size": {"height": 16, "width": 16}}
+
+
+def gemma4(folder: Path, tokenizer: Path) -> dict[str, Any]:
+    special = (*TEMPLATES["gemma4"].tokens, *MARKUPS["gemma4"].tokens)
+    config = transformers.Gemma4Config(
+        vision_config={**models.GEMMA_4_VIT, "patch_size": 8}, text_config={**models.GEMMA_4, "vocab_size": 512},
+        image_token_id=load_tokenizer(tokenizer, special).token_id("<|image|>"),
+    )  # fmt: skip
+    transformers.Gemma4ForConditionalGeneration(config).save_pretrained(folder / "model")
+    (folder / "model/chat_template.jinja").write_text(JINJA["gemma4"])
+    (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
+    return {"do_normalize": False, "patch_size": 8, "pooling_kernel_size": 3, "max_soft_tokens": 6}
 
 
 def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:

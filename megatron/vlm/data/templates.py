@@ -109,6 +109,13 @@ def _gemma() -> ChatTemplate:
     return ChatTemplate("gemma", tokens[0], turns, tokens, strips_words=True, system_opens=True)
 
 
+def _gemma4() -> ChatTemplate:
+    names = {SYSTEM: "system", USER: "user", ASSISTANT: "model"}
+    turns = {role: Turn(f"<|turn>{name}\n", end="<turn|>", gap="\n") for role, name in names.items()}
+    tokens = ("<bos>", "<|turn>", "<turn|>")
+    return ChatTemplate("gemma4", tokens[0], turns, tokens, strips_words=True)
+
+
 LLAVA_V1_SYSTEM = (
     "A chat between a curious human and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the human's questions."
@@ -136,6 +143,7 @@ TEMPLATES = {
         _vicuna(),
         replace(_vicuna(), name="llava-v1", system=LLAVA_V1_SYSTEM),
         _gemma(),
+        _gemma4(),
     )
 }
 

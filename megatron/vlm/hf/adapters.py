@@ -24,7 +24,7 @@ from megatron.vlm.hf.names import Source, is_idle, table_name
 from megatron.vlm.models.adapters import part_of_rows, rows_and_parts, wide
 from omnibal_ext.adapters import SUFFIX, Adapters, Matrix, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import PART_OF, PARTS
+from omnibal_ext.chain import PART_OF, PARTS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import finite, record, shown, whole
 from omnibal_ext.reading.document import read_json
@@ -115,10 +115,12 @@ class AdaptedLayer:
 def adapted_layers(architecture: Architecture, sources: Mapping[str, Source]) -> dict[str, AdaptedLayer]:
     """Every layer that can have adapters, by the name of its weight in our checkpoints."""
     matrices, found = adapted_matrices(architecture), {}
+    names = (name.replace(".", "_") for name in layer_names(architecture.chain))
+    kinds = dict(zip(names, zip(architecture.chain, architecture.cost_kinds, strict=True), strict=True))
     for weight, source in sources.items():
         link, _, inner = weight.removeprefix("links.").removesuffix(".weight").partition(".")
-        kind = link if link in PART_OF else link.rpartition("_")[0]
-        for matrix in matrices.get(kind, ()):
+        kind, cost = kinds[link]
+        for matrix in matrices.get(cost, matrices.get(kind, ())):
             if matrix.name == inner and weight.endswith(".weight"):
                 theirs = tuple(table_name(name).removesuffix(".weight") for name in source.theirs)
                 name = weight.removesuffix(".weight")

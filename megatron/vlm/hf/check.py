@@ -16,6 +16,7 @@ from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_o
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
+from megatron.vlm.models.native import row_layout
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import Adapters
@@ -118,6 +119,8 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str]) -> dict[str,
     if not len(sample.pixels):
         return {}
     pixels, is_image = sample.pixels, (sample.ids == config.image_token_id).long()[None]
+    if "image_position_ids" in takes:
+        return {**_with_positions(sample, config.vision_config.pooling_kernel_size), "mm_token_type_ids": is_image}
     if sample.grids:  # a patch is a film of equal frames, colour by colour
         frames = config.vision_config.temporal_patch_size
         pixels = pixels.unsqueeze(2).expand(-1, -1, frames, -1, -1).flatten(1)
@@ -129,3 +132,15 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str]) -> dict[str,
         "batch_num_images": torch.tensor([len(sample.sizes)]),
     }
     return {"pixel_values": pixels, **{name: known[name] for name in takes}}
+
+
+def _with_positions(sample: CheckSample, square: int) -> dict[str, Tensor]:
+    """Patches of each image from 0 to 1, colours last, and the column and row of each; filled up to the most of one."""
+    counts = [rows * columns for _, rows, columns in sample.grids]
+    filled = torch.zeros(len(counts), max(counts), sample.pixels[0].numel())
+    places = torch.full((len(counts), max(counts), 2), -1)
+    for number, patches in enumerate(sample.pixels.split(counts)):
+        filled[number, : len(patches)] = patches.permute(0, 2, 3, 1).flatten(1) / 2 + 0.5
+        rows_and_columns = row_layout((sample.grids[number],), square, None).places
+        places[number, : len(patches)] = torch.from_numpy(rows_and_columns).flip(1)
+    return {"pixel_values": filled, "image_position_ids": places}

@@ -7,6 +7,8 @@ transposed           theirs  [in, out]                          ours  [out, in]
 experts              theirs  [out, in] each                     ours  [experts, out, in]
 linear               theirs  q | k | v, z, b, a                 ours  q0 k0 v0 v1 z0 z1 b0 b1 a0 a1 | q1 k1 v2 v3 ...
 convolution          theirs  q | k | v                          ours  q0 k0 v0 v1 | q1 k1 v2 v3
+keys alone           theirs  q0 q1 q2 q3 | k0 k1                ours  q0 q1 k0 | q2 q3 k1    (they are values too)
+patches              theirs  [width, rows x columns x colours]  ours  [width, colours, 1, rows, columns]
 either way           theirs  [experts, in, out], as published   ours  [experts, out, in]
                      or as ours, as transformers 5 saves
 """
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,36 @@ def _split_convolution(tensor: Tensor, architecture: Architecture) -> tuple[Tens
     return (torch.cat(_split_groups(tensor, groups, parts[:3])),)
 
 
+def _join_patches(tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
+    side = architecture.vision.patch_size
+    (weight,) = tensors
+    return weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2).unsqueeze(2).contiguous()
+
+
+def _split_patches(tensor: Tensor, _: Architecture) -> tuple[Tensor, ...]:
+    return (tensor.squeeze(2).permute(0, 2, 3, 1).flatten(1),)
+
+
+def _split_keys_alone(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
+    groups, width = _far(architecture)
+    return _split_groups(tensor, groups, [len(tensor) // groups - width, width])
+
+
 def _vision(architecture: Architecture) -> tuple[int, int]:
     vision = architecture.vision
     return vision.heads, vision.hidden_size // vision.heads
 
 
 def _language(architecture: Architecture) -> tuple[int, int]:
-    return architecture.language.kv_heads, architecture.language.head_dim
+    return _of(architecture.language)
+
+
+def _far(architecture: Architecture) -> tuple[int, int]:
+    return _of(architecture.language.with_far_heads)
+
+
+def _of(language: LanguageArchitecture) -> tuple[int, int]:
+    return language.kv_heads, language.head_dim
 
 
 FORMS = {
@@ -152,6 +177,12 @@ FORMS = {
         lambda tensors, model: _join_groups(tensors, model.language.kv_heads),
         lambda tensor, model: _split_qkv(tensor, *_language(model)),
     ),
+    "far_qkv": Form(
+        lambda tensors, model: _join_groups(tensors, _far(model)[0]),
+        lambda tensor, model: _split_qkv(tensor, *_far(model)),
+    ),
+    "keys_alone": Form(lambda tensors, model: _join_groups(tensors, _far(model)[0]), _split_keys_alone),
+    "patches": Form(_join_patches, _split_patches),
     "gated_qkv": Form(_gated, _split_gated),
     "linear": Form(_join_linear, _split_linear),
     "convolution": Form(_join_convolution, _split_convolution),

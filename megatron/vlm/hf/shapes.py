@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
-from omnibal_ext.chain import KIND_OF, LINEAR
+from omnibal_ext.chain import FAR, KIND_OF, LINEAR
 
 Shape = tuple[int, ...]
 
@@ -50,6 +50,7 @@ def _patch_embed(model: Architecture) -> dict[str, Shape]:
             "projection.weight": (width, 3, native.frames, patch, patch),
             "projection.bias": (width,),
             "positions": ((native.learned_positions or 0) ** 2, width),
+            "axis_positions": (2, native.axis_positions or 0, width),
         }
     return {
         "class_token": (1, 1, width),
@@ -66,8 +67,10 @@ def _vit(model: Architecture) -> dict[str, Shape]:
         **_layer(width, inner * (1 + model.vision.gated), inner),
         **_linear("self_attention.linear_qkv", 3 * width, width),
         **_linear("self_attention.linear_proj", width, width),
-        **_norm("self_attention.q_layernorm", width),
-        **_norm("self_attention.k_layernorm", width),
+        **_norm("self_attention.q_layernorm", width // model.vision.heads if model.vision.head_norms else width),
+        **_norm("self_attention.k_layernorm", width // model.vision.heads if model.vision.head_norms else width),
+        **_norm("self_attn_bda.norm", width),
+        **_norm("mlp_bda.norm", width),
         "self_attn_bda.scale": (width,),
         "mlp_bda.scale": (width,),
     }
@@ -76,6 +79,8 @@ def _vit(model: Architecture) -> dict[str, Shape]:
 def _projector(model: Architecture) -> dict[str, Shape]:
     width, out = model.vision.hidden_size, model.language.hidden_size
     shuffled = model.joined_width
+    if model.vision.native and model.pools:
+        return {"shift": (width,), "scale": (width,), **_linear("linear", out, width)}
     if model.vision.native:
         prefixes = ("", *(f"feature_{feature}." for feature in range(len(model.vision.feature_layers))))
         merger = {**_linear("linear_fc1", shuffled, shuffled), **_linear("linear_fc2", out, shuffled)}
@@ -97,9 +102,17 @@ def _word_embed(model: Architecture) -> dict[str, Shape]:
 
 
 def _llm(model: Architecture) -> dict[str, Shape]:
-    language = model.language
+    return _with_attention(model.language)
+
+
+def _llm_far(model: Architecture) -> dict[str, Shape]:
+    return _with_attention(model.language.with_far_heads)
+
+
+def _with_attention(language: LanguageArchitecture) -> dict[str, Shape]:
     width, heads = language.hidden_size, language.heads * language.head_dim
-    projected = heads * (1 + language.output_gate) + 2 * language.kv_heads * language.head_dim
+    keys = language.kv_heads * language.head_dim
+    projected = heads * (1 + language.output_gate) + keys * (1 if language.keys_are_values else 2)
     return {
         **_perceptrons(language),
         **_linear("self_attention.linear_qkv", projected, width),
@@ -108,6 +121,7 @@ def _llm(model: Architecture) -> dict[str, Shape]:
         **_norm("self_attention.k_layernorm", language.head_dim),
         **_norm("self_attn_bda.norm", width),
         **_norm("mlp_bda.norm", width),
+        "scalar": (1,),
     }
 
 
@@ -152,5 +166,6 @@ _KINDS = {
     "word_embed": _word_embed,
     "llm": _llm,
     LINEAR: _llm_linear,
+    FAR: _llm_far,
     "head": _head,
 }

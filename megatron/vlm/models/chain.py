@@ -27,7 +27,7 @@ from megatron.vlm.models.language import (
     language_layer_config,
     language_layer_spec,
 )
-from megatron.vlm.models.native import NativePatchEmbed, PatchMerger
+from megatron.vlm.models.native import NativePatchEmbed, PatchMerger, SquarePooler
 from megatron.vlm.models.projector import PooledProjector, Projector
 from megatron.vlm.models.vision import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
@@ -113,20 +113,21 @@ class Chain:
                     return layer
                 case "projector":
                     plain = PooledProjector if self.architecture.pools else Projector
-                    join = PatchMerger if vision.native else plain
+                    join = (SquarePooler if self.architecture.pools else PatchMerger) if vision.native else plain
                     return self._adapted(link, join(self.vision, self.language, self.architecture))
                 case "word_embed":
                     return WordEmbedding(self.language, self.vocab_size, self.architecture)
                 case "llm":
                     language = self.architecture.language
-                    config, number = language_layer_config(self.language, language), self.kinds[:link].count("llm")
+                    number = self.kinds[:link].count("llm")
+                    config = language_layer_config(self.language, language.of_layer(number))
                     spec = language_layer_spec(config, language, self._norms_apart(link, again), number)
                     layer = self._layer(config, spec, link, again)
                     assert isinstance(layer, LanguageLayer)
                     layer.place(language, number)
                     return layer
                 case _:
-                    return Head(self.language, self.vocab_size, self.architecture.language.vocab_size)
+                    return Head(self.language, self.vocab_size, self.architecture.language)
 
     def _layer(self, config: TransformerConfig, spec: ModuleSpec, link: int, again: bool) -> torch.nn.Module:
         number = self.kinds[:link].count(self.kinds[link]) + 1
@@ -144,7 +145,8 @@ class Chain:
     def _adapted(self, link: int, module: torch.nn.Module) -> torch.nn.Module:
         """A link, with adapters where its part has them."""
         if self.gradient_mode(link) == "adapted":
-            attach(module, adapted_matrices(self.architecture)[self.kinds[link]], self.adapters, self.seed + link)
+            found, kind = adapted_matrices(self.architecture), self.architecture.cost_kinds[link]
+            attach(module, found.get(kind, found[self.kinds[link]]), self.adapters, self.seed + link)
         return module
 
     def shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:

@@ -67,16 +67,16 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     config.ffn_hidden_size = vision.ffn_hidden_size
     config.normalization = vision.normalization
     config.layernorm_zero_centered_gamma = False
-    config.softmax_scale = None
+    config.softmax_scale = 1.0 if vision.head_norms else None
     config.layernorm_epsilon = vision.norm_epsilon
     config.gated_linear_unit = vision.gated
     config.activation_func = ACTIVATIONS[vision.activation]
-    config.add_bias_linear = True
+    config.add_bias_linear = vision.bias
     config.num_moe_experts = None
     config.attention_output_gate = False
     config.fp8 = None  # 1025 tokens a tile make no whole blocks of eight bits
     config.add_qkv_bias = vision.qkv_bias
-    config.qk_layernorm = vision.qk_norm
+    config.qk_layernorm = vision.qk_norm or vision.head_norms
     config.bias_activation_fusion = False  # core's is another GELU; `perceptron.Perceptron` fuses the model's own
     _set_initialization(config)
     return config

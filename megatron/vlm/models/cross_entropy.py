@@ -3,6 +3,7 @@
     kept      the logits; of every row its largest, the sum of its exponentials, its label
     fp32      a few hundred rows at a time; compiled, none
     gradient  in the logits' place
+    capped    logits are cap tanh(x / cap) of what the head gives; the gradient gets its slope, 1 - (logit / cap)^2
 
 `--cross-entropy-loss-fusion` takes core's compiled functions instead, which keep the exponentials in fp32. (Transformer
 Engine's kernel is refused by Megatron 0.19 itself.)
@@ -22,18 +23,50 @@ ROWS = 512
 """Whose logits are looked at in fp32 at a time."""
 
 
-def token_losses(config: TransformerConfig, logits: Tensor, labels: Tensor, group: ProcessGroup) -> Tensor:
-    """Logits [n, local vocabulary], labels [n] into the whole vocabulary -> [n] fp32. The logits are used up."""
+def token_losses(
+    config: TransformerConfig, logits: Tensor, labels: Tensor, group: ProcessGroup, cap: float | None = None
+) -> Tensor:
+    """Logits [n, local vocabulary], labels [n] into the whole vocabulary -> [n] fp32. The logits are used up.
+
+    `cap`: they were capped so (`cap_logits`); their gradient is that of what they were before.
+    """
     if config.cross_entropy_loss_fusion:
+        logits = logits if cap is None else _Slope.apply(logits, cap)
         fused: Tensor = fused_vocab_parallel_cross_entropy(logits.unsqueeze(1), labels.unsqueeze(1), group)
         return fused.squeeze(1)
-    losses: Tensor = _CrossEntropy.apply(logits, labels, group)
+    losses: Tensor = _CrossEntropy.apply(logits, labels, group, cap)
     return losses
+
+
+@torch.no_grad()
+def cap_logits(logits: Tensor, cap: float) -> None:
+    """Logits [n, words] become cap tanh(x / cap), in their place; autograd does not see it (`token_losses` does)."""
+    for rows in _chunks(len(logits)):
+        logits[rows].copy_(cap * torch.tanh(logits[rows] / cap))
+
+
+class _Slope(torch.autograd.Function):
+    """Capped logits as they are, and the gradient that capping would have."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, cap: float) -> Tensor:
+        ctx.save_for_backward(_slope(logits, cap))
+        return logits.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return grad * slope, None
+
+
+def _slope(capped: Tensor, cap: float) -> Tensor:
+    """Zero of words that cannot be, which are no number of tanh's."""
+    return (1 - (capped / cap).square()).clamp(min=0)
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, group: ProcessGroup, cap: float | None) -> Tensor:
         largest = logits.amax(dim=-1).float()
         torch.distributed.all_reduce(largest, ReduceOp.MAX, group)
         local = labels - group.rank() * logits.shape[-1]
@@ -48,14 +81,15 @@ class _CrossEntropy(torch.autograd.Function):
         torch.distributed.all_reduce(sums, group=group)
         own, total = sums
         ctx.save_for_backward(logits, largest, total, local, elsewhere)
+        ctx.cap = cap
         return torch.log(total) - own
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, largest, total, local, elsewhere = ctx.saved_tensors
         for rows in _chunks(len(logits)):
-            _put_gradient(*(tensor[rows] for tensor in (logits, largest, total, local, elsewhere, grad)))
-        return logits, None, None
+            _put_gradient(*(tensor[rows] for tensor in (logits, largest, total, local, elsewhere, grad)), ctx.cap)
+        return logits, None, None, None
 
 
 def _chunks(rows: int) -> Iterator[slice]:
@@ -69,10 +103,11 @@ def _sum_of_exponentials(logits: Tensor, largest: Tensor) -> Tensor:
 
 @jit_fuser
 def _put_gradient(
-    logits: Tensor, largest: Tensor, total: Tensor, local: Tensor, elsewhere: Tensor, grad: Tensor
+    logits: Tensor, largest: Tensor, total: Tensor, local: Tensor, elsewhere: Tensor, grad: Tensor, cap: float | None
 ) -> None:
-    """(softmax - 1 at the label) x grad, in the logits' place and precision."""
+    """(softmax - 1 at the label) x grad, in the logits' place and precision; times the slope where they are capped."""
     softmax = (logits.float() - largest.unsqueeze(-1)).exp() / total.unsqueeze(-1)
     here = torch.where(elsewhere, 0.0, 1.0)
     softmax = softmax.scatter_add(-1, local.unsqueeze(-1), -here.unsqueeze(-1))
-    logits.copy_(softmax * grad.unsqueeze(-1))
+    gradient = softmax * grad.unsqueeze(-1)
+    logits.copy_(gradient if cap is None else gradient * _slope(logits.float(), cap))

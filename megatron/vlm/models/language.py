@@ -20,12 +20,13 @@ from torch.nn.functional import dropout
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention import IsolatedAttention
 from megatron.vlm.models.configs import outside_layers
-from megatron.vlm.models.cross_entropy import token_losses
+from megatron.vlm.models.cross_entropy import cap_logits, token_losses
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.language_view import LanguageView
 from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet
 from megatron.vlm.models.mixture.experts import experts_builder
 from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
+from megatron.vlm.models.normed_values import KeysAsValues, NormedValues
 from megatron.vlm.models.padding import loads_without_padding
 from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, perceptron_projections, projections, set_projections
@@ -90,9 +91,12 @@ class LanguageLayer(TransformerLayer):
     """A token sees no further back than the model's window."""
     linear = False
     """A state is carried from token to token, in the place of attention."""
+    scalar: Tensor | None
+    """What the layer gives is multiplied with."""
 
     def place(self, language: LanguageArchitecture, number: int) -> None:
         """Say which of the language model's layers this is."""
+        self.register_buffer("scalar", torch.ones(1, dtype=self.config.params_dtype) if language.layer_scalar else None)
         self.slides = language.sliding is not None and number in language.sliding.layers
         self.linear = number in language.linear_layers
 
@@ -100,22 +104,28 @@ class LanguageLayer(TransformerLayer):
         """[T, 1, width] -> the same."""
         seen = view.runs if self.linear else view.near if self.slides else view.far
         with own_draws(self), get_fp8_context(self.config, self.layer_number - 1):
-            return super().forward(
+            out: Tensor = super().forward(
                 hidden,
                 attention_mask=None,
                 packed_seq_params=seen,
                 padding_mask=view.balance,
             )[0]
+        return out if self.scalar is None else out * self.scalar
 
 
 def language_layer_config(config: TransformerConfig, architecture: LanguageArchitecture) -> TransformerConfig:
-    """A layer's own configuration. Core would sum gradients of all QK-norms if the model's said that there are some.
+    """The configuration of a layer that is as `architecture` says.
+
+    Core would sum gradients of all QK-norms if the model's own said that there are some.
 
     Without dropout a residual connection is one addition, which a compiled function takes no kernel less for, and the
     host four times as long.
     """
     layer = copy(config)
     layer.qk_layernorm = architecture.qk_norm
+    groups = architecture.groups_over(config.tensor_model_parallel_size)
+    layer.num_query_groups, layer.kv_channels = groups, architecture.head_dim
+    layer.num_attention_heads = groups * (architecture.heads // architecture.kv_heads)
     layer.bias_dropout_fusion = config.bias_dropout_fusion and config.hidden_dropout > 0
     return layer
 
@@ -126,7 +136,7 @@ def language_layer_spec(
     """Core's layer with attention isolated per sample or linear attention, as layer `number` has it, and, where the
     model has them, QK-norm of every head, norms behind both branches, experts. `again`: built so that its cheap outputs
     can be computed again."""
-    submodules = layer_submodules(config, again)
+    submodules, architecture = layer_submodules(config, again), architecture.of_layer(number)
     if architecture.branch_norms:
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
     if architecture.activation != "silu":
@@ -138,7 +148,10 @@ def language_layer_spec(
         return ModuleSpec(LanguageLayer, submodules=submodules)
     attention = submodules.self_attention.submodules
     attention.core_attention = IsolatedAttention
-    set_projections(attention, config, architecture.kv_heads, architecture.qkv_bias, again)
+    own = {"keys_are_values": True} if architecture.keys_are_values else {}
+    set_projections(attention, config, architecture.kv_heads, architecture.qkv_bias, again, **own)
+    if architecture.value_norm:
+        submodules.self_attention.module = KeysAsValues if architecture.keys_are_values else NormedValues
     attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp
     return ModuleSpec(LanguageLayer, submodules=submodules)
 
@@ -154,12 +167,13 @@ class Head(MegatronModule):
     """Final norm, output projection and, where labels are given, the loss of every token that counts.
 
     [T, 1, width] -> losses [T] in fp32, zero where `batch.supervised` says that none is asked for, or without labels
-    logits [T, local vocabulary]. Of `vocab_size` rows only `words` are the model's; the others fill up the
-    tensor-parallel group and are never chosen.
+    logits [T, local vocabulary], capped where the model's are. Of `vocab_size` rows only those of words are the
+    model's; the others fill up the tensor-parallel group and are never chosen.
     """
 
-    def __init__(self, config: TransformerConfig, vocab_size: int, words: int) -> None:
+    def __init__(self, config: TransformerConfig, vocab_size: int, language: LanguageArchitecture) -> None:
         super().__init__(config)
+        words, self.cap = language.vocab_size, language.logit_cap
         self.norm = build_norm(config, config.hidden_size, config.layernorm_epsilon)
         self.linear = ColumnParallelLinear(
             config.hidden_size,
@@ -182,13 +196,15 @@ class Head(MegatronModule):
             hidden = hidden.index_select(0, chosen)
         logits, _ = self.linear(hidden)
         logits = logits.squeeze(1)
+        if self.cap is not None:
+            cap_logits(logits, self.cap)
         if self.words_here < logits.shape[1]:
             with torch.no_grad():  # the gradient of a word that cannot be is zero either way
                 logits[:, self.words_here :] = -torch.inf
         if batch.labels is None:
             return logits
         labels = batch.labels if chosen is None else batch.labels.index_select(0, chosen)
-        losses = token_losses(self.config, logits, labels, self.linear.tp_group)
+        losses = token_losses(self.config, logits, labels, self.linear.tp_group, self.cap)
         return losses if chosen is None else losses.new_zeros(batch.tokens).index_copy(0, chosen, losses)
 
     def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:

@@ -17,6 +17,7 @@ rows are queries, columns keys. With a window of three, a token looks back over 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,10 +54,12 @@ class LanguageViewer(torch.nn.Module):
         super().__init__()
         language, self.dtype = architecture.language, dtype
         self.sliding, self.image_attention = language.sliding, language.image_attention
+        self.near_alone = self.sliding is not None and self.sliding.images_here_alone
         self.linear = language.linear
-        self.image_tokens = architecture.image_tokens_per_tile
-        native = architecture.vision.native
-        self.rotary = Rotary(language, architecture.shuffle, native.positions_per_second if native else None)
+        self.image_tokens, self.joined = architecture.image_tokens_per_tile, architecture.shuffle**2
+        self.native = native = architecture.vision.native
+        far = language.with_far_heads
+        self.rotary = Rotary(far, architecture.shuffle, native.positions_per_second if native else None)
         if self.sliding:
             near = replace(language, rope_theta=self.sliding.theta, rope_scaling=None)
             self.near_rotary = Rotary(near, architecture.shuffle)
@@ -74,20 +77,24 @@ class LanguageViewer(torch.nn.Module):
         """Where in a sample are the tokens of its images that see each other."""
         begin = sum(batch.lengths[:number])
         starts = batch.image_starts if self.image_attention else ()
-        spans = [(start - begin, start - begin + self.image_tokens) for start in starts]
+        counts = [self.image_tokens] * len(starts)
+        if self.native:
+            counts = [steps * rows * columns // self.joined for steps, rows, columns in batch.grids]
+        spans = [(start - begin, start - begin + count) for start, count in zip(starts, counts, strict=False)]
         return tuple(span for span in spans if span[0] >= 0 and span[1] <= batch.lengths[number])
 
     def _masks(
-        self, batch: Microbatch, made: dict[tuple[int, int], Tensor | None], window: int | None, numbers: Sequence[int]
+        self, batch: Microbatch, made: dict[Any, Tensor | None], window: int | None, numbers: Sequence[int]
     ) -> tuple[Tensor | None, ...]:
         """Of these samples of a pack; each is made once, whatever windows it fits into."""
         found = []
         for number in numbers:
             length = batch.lengths[number]
             reach = length if window is None else min(window, length)
-            if (number, reach) not in made:
-                made[number, reach] = self._mask(length, self._images(batch, number), reach)
-            found.append(made[number, reach])
+            images = () if window is None and self.near_alone else self._images(batch, number)
+            if (number, reach, images) not in made:
+                made[number, reach, images] = self._mask(length, images, reach)
+            found.append(made[number, reach, images])
         return tuple(found)
 
     def _mask(self, length: int, images: Sequence[Span], window: int | None) -> Tensor | None:

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from megatron.core.jit import jit_fuser
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -29,10 +30,11 @@ from torch.nn.functional import gelu, linear
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Grid, Microbatch, Segments, segments_of
 from megatron.vlm.models.configs import outside_layers
-from megatron.vlm.models.norm import build_norm
+from megatron.vlm.models.norm import build_norm, normalised_heads
 from megatron.vlm.models.rotation import rotation
 from megatron.vlm.models.vision import join_rows, share_rows, shared_rows
 from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
+from omnibal_ext.errors import UserError
 
 Ints = NDArray[np.int64]
 
@@ -129,14 +131,20 @@ class Viewer(torch.nn.Module):
         ranks = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
         missing = shared_rows(batch.tiles, self.config) * ranks - batch.tiles
         order, back = self._orders(layout.order) if self.native.window else (None, None)
-        angles = torch.from_numpy(layout.places)[..., None].float() * self.frequencies  # [patches, 2, width / 4]
-        angles = torch.cat([angles.flatten(1)] * 2, dim=-1)
-        angles = torch.nn.functional.pad(angles, (0, 0, 0, missing))[:, None, None, :]
+        angles = self._angles(layout.places, missing)
         turn, filler = rotation(platform.to_device(angles), self.config.params_dtype), (missing,) if missing else ()
         whole, windows = (
             segments_of((*lengths, *filler), causal=False, rotation=turn) for lengths in (layout.frames, layout.windows)
         )
         return View(order, back, whole, windows)
+
+    def _angles(self, places: Ints, missing: int) -> Tensor:
+        """Of every patch, [patches, 1, 1, width of a head], or of both halves of one [patches, 1, 1, 2, width / 2]; and
+        of `missing` rows that fill up."""
+        angles = torch.from_numpy(places)[..., None].float() * self.frequencies  # [patches, 2, width / 4]
+        angles = angles.flip(1) if self.native.by_halves else angles.flatten(1)
+        angles = torch.cat([angles, angles], dim=-1)[:, None, None]
+        return torch.cat([angles, angles.new_zeros(missing, *angles.shape[1:])])
 
     def _orders(self, order: Ints) -> tuple[Tensor, Tensor]:
         squares = torch.from_numpy(order)
@@ -176,6 +184,10 @@ class NativePatchEmbed(MegatronModule):
             weight = torch.empty(side**2, architecture.hidden_size, dtype=config.params_dtype)
             self.positions = torch.nn.Parameter(weight)
             config.init_method(self.positions.data)
+        if places := self.native.axis_positions:
+            weight = torch.empty(2, places, architecture.hidden_size, dtype=config.params_dtype)
+            self.axis_positions = torch.nn.Parameter(weight)
+            config.init_method(self.axis_positions.data)
 
     def forward(self, hidden: None, batch: Microbatch, view: View) -> Tensor:
         """Pixels of the pack's patches -> rows in the ViT's order, this rank's share."""
@@ -191,7 +203,56 @@ class NativePatchEmbed(MegatronModule):
             places, weights = map(platform.to_device, found)
             around = (self.positions[place] * weight[:, None] for place, weight in zip(places, weights, strict=True))
             rows = rows + sum(around).to(rows.dtype)
+        if self.native.axis_positions:
+            rows = rows + self._of_axes(batch)
         return share_rows(rows.unsqueeze(1), self.config)
+
+    def _of_axes(self, batch: Microbatch) -> Tensor:
+        """Learned positions of every patch's column and row. Raises UserError where an image is larger than these."""
+        places, most = row_layout(batch.grids, self.native.merge, self.native.window).places, self.native.axis_positions
+        if (largest := 1 + places.max(initial=0)) > most:
+            raise UserError(
+                f"an image of {largest} patches a side, the ViT has {most} learned positions; give fewer --max-pixels "
+                "in preprocessing"
+            )
+        row, column = platform.to_device(torch.from_numpy(places)).unbind(1)
+        return self.axis_positions[0][column] + self.axis_positions[1][row]
+
+
+class SquarePooler(MegatronModule):
+    """Means of squares of patches, scaled, shifted where the model does so, normalised; then one matrix (Gemma 4).
+
+    This rank's rows of patches -> [squares, 1, LLM width], in the order of the images, on every tensor-parallel rank.
+    """
+
+    def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
+        super().__init__(outside_layers(vision))
+        self.shared, self.square, self.width = vision, architecture.shuffle**2, vision.hidden_size
+        self.standardized = architecture.vision.standardized
+        if self.standardized:
+            self.register_buffer("shift", torch.zeros(self.width, dtype=vision.params_dtype))
+            self.register_buffer("scale", torch.ones(self.width, dtype=vision.params_dtype))
+        self.linear = ColumnParallelLinear(
+            self.width, language.hidden_size, config=self.config, init_method=vision.init_method, bias=False,
+            gather_output=True,
+        )  # fmt: skip
+
+    def forward(self, hidden: Tensor, batch: Microbatch, view: View) -> Tensor:
+        """This rank's rows -> image tokens [tokens, 1, LLM width]. Means are rounded, what follows is in fp32."""
+        rows = join_rows(hidden, batch.tiles, self.shared)
+        standard = (self.shift, self.scale) if self.standardized else ()
+        means = _means_of_squares(rows.view(-1, self.square, 1, self.width), *standard)
+        out: Tensor = self.linear(normalised_heads(means, self.shared.layernorm_epsilon))[0]
+        return out
+
+
+@jit_fuser
+def _means_of_squares(squares: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """[squares, patches, 1, width] -> means times the root of the width, shifted and scaled: [squares, 1, width]."""
+    means = squares.float().mean(dim=1).to(squares.dtype).float() * squares.shape[-1] ** 0.5
+    if shift is not None and scale is not None:
+        means = (means - shift.float()) * scale.float()
+    return means.to(squares.dtype)
 
 
 class SquareMerger(MegatronModule):

@@ -76,6 +76,12 @@ class HeadRMSNorm(torch.nn.RMSNorm):
         return rms_norm(hidden, self.normalized_shape, weight, self.eps)
 
 
+def normalised_heads(hidden: Tensor, epsilon: float) -> Tensor:
+    """RMSNorm of every head by itself, without a weight: [..., d] -> the same."""
+    # Of its own: as a part of what was projected it would keep query and key for backward.
+    return rms_norm(hidden.contiguous(), hidden.shape[-1:], None, epsilon)
+
+
 class BranchNormAdd(torch.nn.Module):
     """The residual connection behind a branch that ends in a norm (Gemma): residual + dropout(norm(x + bias)).
 

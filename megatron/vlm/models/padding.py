@@ -39,7 +39,7 @@ class QueryKeyValue:
     """Mixed into a column-parallel class: the projection to query, key and value, for `groups` true groups of heads of
     `filled` with those of zeros.
 
-    Its bias is the model's own choice.
+    Its bias is the model's own choice. `keys_are_values`: one matrix gives both, so that a group has one head less.
     """
 
     weight: Tensor
@@ -55,8 +55,10 @@ class QueryKeyValue:
         has_bias: bool,
         init_method: Initialization,
         tp_group: ProcessGroup,
+        keys_are_values: bool = False,
         **core: Any,
     ) -> None:
+        output_size -= filled * config.kv_channels * keys_are_values
         true_size = output_size // filled * groups
         draw = partial(_draw, init_method, 0, true_size)
         core |= {"bias": has_bias, "tp_group": tp_group}

@@ -104,12 +104,17 @@ def rotary_frequencies(language: LanguageArchitecture) -> Tensor:
             return frequencies
         case RopeScaling(kind="linear", factor=factor):
             return frequencies / factor
+        case RopeScaling(kind="proportional", factor=factor, turning=share):
+            turning = int(share * language.rotary_width // 2)
+            return frequencies / factor * (torch.arange(len(frequencies)) < turning)
         case RopeScaling(kind="llama3") as scaling:
             return _long_waves_slower(frequencies, scaling)
         case RopeScaling(kind="yarn") as scaling:
             return _yarn(frequencies, scaling, language.rope_theta)
         case scaling:
-            raise UserError(f"rotary scaling {scaling.kind!r} is not known; known: linear, dynamic, llama3, yarn")
+            raise UserError(
+                f"rotary scaling {scaling.kind!r} is not known; known: linear, dynamic, llama3, yarn, proportional"
+            )
 
 
 def _yarn(frequencies: Tensor, scaling: RopeScaling, theta: float) -> Tensor:

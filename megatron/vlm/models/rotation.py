@@ -9,7 +9,8 @@ from megatron.core.jit import jit_fuser
 from torch import Tensor
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of the angle of every row and number of a head that turns, [rows, 1, 1, numbers]."""
+"""Cosines and sines of the angle of every row and number of a head that turns, [rows, 1, 1, numbers]; or of each part
+of a head that turns by itself, [rows, 1, 1, parts, numbers]."""
 
 
 def rotation(angles: Tensor, dtype: torch.dtype, factor: float = 1.0) -> Rotation:
@@ -25,6 +26,8 @@ def turned(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[
 
 
 def _turned(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    if cosines.dim() > rows.dim():
+        return _turned(rows.unflatten(-1, cosines.shape[-2:]), cosines, sines).flatten(-2)
     if (width := cosines.shape[-1]) == rows.shape[-1]:
         return rows * cosines + _a_quarter_on(rows) * sines
     turning, others = rows[..., :width], rows[..., width:]

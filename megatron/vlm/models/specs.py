@@ -62,16 +62,17 @@ def layer_submodules(config: TransformerConfig, again: bool) -> TransformerLayer
 
 
 def projections(
-    config: TransformerConfig, groups: int, filled: int | None, has_bias: bool, again: bool
+    config: TransformerConfig, groups: int, filled: int | None, has_bias: bool, again: bool, **into_it: Any
 ) -> tuple[partial[Any], partial[Any]]:
     """What projects into the attention, norm included where it is inside, and out of it. They fill up the last ranks to
-    `filled` groups of heads, where these do not divide the `groups` that the model has."""
+    `filled` groups of heads, where these do not divide the `groups` that the model has. `into_it`: what the first takes
+    beside that."""
     into, out_of = ColumnParallelLinear, RowParallelLinear
     if by_transformer_engine(config):
         into = transformer_engine.Columns if again else transformer_engine.NormAndColumns
         out_of = transformer_engine.Rows
     return (
-        partial(mixed(QueryKeyValue, into), groups=groups, filled=filled, has_bias=has_bias),
+        partial(mixed(QueryKeyValue, into), groups=groups, filled=filled, has_bias=has_bias, **into_it),
         partial(mixed(AttentionOutput, out_of), groups=groups, filled=filled),
     )
 
@@ -83,8 +84,13 @@ def perceptron_projections(config: TransformerConfig) -> MLPSubmodules:
 
 
 def set_projections(
-    attention: SelfAttentionSubmodules, config: TransformerConfig, groups: int, has_bias: bool, again: bool
+    attention: SelfAttentionSubmodules,
+    config: TransformerConfig,
+    groups: int,
+    has_bias: bool,
+    again: bool,
+    **into_it: Any,
 ) -> None:
     """Give core's attention these projections."""
-    found = projections(config, groups, config.num_query_groups, has_bias, again)
+    found = projections(config, groups, config.num_query_groups, has_bias, again, **into_it)
     attention.linear_qkv, attention.linear_proj = found

@@ -26,7 +26,14 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention import ImageAttention, TileAttention
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.draws import own_draws
-from megatron.vlm.models.norm import FullWidthRMSNorm, build_norm, normalise_together
+from megatron.vlm.models.norm import (
+    BranchNormAdd,
+    FullWidthRMSNorm,
+    HeadRMSNorm,
+    build_norm,
+    normalise_together,
+    normalised_heads,
+)
 from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, set_projections
 from megatron.vlm.models.tile_rows import SplitHeads
@@ -129,7 +136,7 @@ _scale_add_fused = jit_fuser(_scale_add)
 
 
 class VisionAttention(SelfAttention):
-    """Core's attention; where query and key have norms, these share one reduction over the group."""
+    """Core's attention; where query and key have norms over all heads, these share one reduction over the group."""
 
     def get_query_key_value_tensors(
         self,
@@ -145,6 +152,9 @@ class VisionAttention(SelfAttention):
         query, key, value = SplitHeads.apply(heads, len(heads) // tokens * tokens)
         if isinstance(self.q_layernorm, FullWidthRMSNorm):
             query, key = normalise_together(query, key, self.q_layernorm, self.k_layernorm)
+        elif isinstance(self.q_layernorm, HeadRMSNorm):
+            query, key = self.q_layernorm(query), self.k_layernorm(key)
+            value = normalised_heads(value, self.config.layernorm_epsilon)
         return query, key, value
 
 
@@ -184,7 +194,8 @@ class VisionLayer(TransformerLayer):
 
 
 def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture, again: bool) -> ModuleSpec:
-    """Core's layer with bidirectional attention and, where the model has them, LayerScale and full-width QK-norm.
+    """Core's layer with bidirectional attention and, where the model has them, LayerScale or norms behind both
+    branches, and norms of query and key.
 
     `again`: built so that its cheap outputs can be computed again.
     """
@@ -193,12 +204,15 @@ def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitectur
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(
             LayerScaleAdd, params={"width": config.hidden_size, "initial": 1.0, "config": config}
         )
+    if architecture.branch_norms:
+        submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
     submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
     attention, heads = submodules.self_attention, architecture.heads
     attention.module, attention.params = VisionAttention, {"attn_mask_type": AttnMaskType.no_mask}
     tiles = partial(TileAttention, tokens=architecture.tokens_per_tile)
     attention.submodules.core_attention = ImageAttention if architecture.native else tiles
-    norm = partial(FullWidthRMSNorm, heads=heads) if architecture.qk_norm else IdentityOp
+    full_width = partial(FullWidthRMSNorm, heads=heads) if architecture.qk_norm else IdentityOp
+    norm = HeadRMSNorm if architecture.head_norms else full_width
     attention.submodules.q_layernorm = attention.submodules.k_layernorm = norm
     set_projections(attention.submodules, config, heads, architecture.qkv_bias, again)
     return ModuleSpec(VisionLayer, submodules=submodules)

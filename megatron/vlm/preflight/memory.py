@@ -10,7 +10,7 @@ from megatron.vlm.preflight.findings import Note
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_numbers
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import expert_shares
-from omnibal_ext.chain import gradient_mode
+from omnibal_ext.chain import KIND_OF, gradient_mode
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.works import layer_works
 from omnibal_ext.errors import UserError
@@ -24,9 +24,10 @@ def parameters(
     """Parameters of the model, and those of them that are trained (biases of linear layers left out)."""
     of_kind, frozen = analytic_profile(architecture, "h100", 1, 1).parameters, adapters.frozen(frozen)
     added = adapter_numbers(architecture, adapters)
-    more = sum(int(added.get(kind, 0)) for kind in architecture.chain)
-    total = sum(of_kind[kind] for kind in architecture.chain)
-    trained = sum(of_kind[kind] for kind in architecture.chain if gradient_mode(kind, frozen) == "trained")
+    kinds = [kind if kind in of_kind else KIND_OF[kind] for kind in architecture.cost_kinds]
+    more = sum(int(added.get(kind, added.get(KIND_OF.get(kind, kind), 0))) for kind in kinds)
+    total = sum(of_kind[kind] for kind in kinds)
+    trained = sum(of_kind[kind] for kind in kinds if gradient_mode(kind, frozen) == "trained")
     return total + more, trained + more
 
 

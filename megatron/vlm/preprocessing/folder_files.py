@@ -24,7 +24,7 @@ from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
 from omnibal_ext.architectures.folder import CONFIG, read_config
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import shown
+from omnibal_ext.reading.checks import shown, whole
 
 LLAVA_SIDE = 224
 """Pixels of a side that LLaVA-1.5's processor makes where its file does not say."""
@@ -54,7 +54,8 @@ def folder_choices(folder: Path, architecture: Architecture, with_template: bool
     found |= _original_tiles(read_config(folder / CONFIG))
     if processor:
         _check_pixels(processor, folder / name, architecture)
-        if "image_mean" in processor or "image_std" in processor:
+        scaled = RULES[architecture.prompt.tiling].scaled
+        if scaled and ("image_mean" in processor or "image_std" in processor):
             found["normalize"] = Choice(_normalization(processor, folder / name), name)
         if architecture.prompt.tiling in ONE_SQUARE:
             found["tiling"] = Choice(_square(processor, folder / name, architecture.vision.image_size), name)
@@ -79,7 +80,8 @@ def _processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
 def _check_pixels(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> None:
     """Refuse what would give other pixels: another resampling, no scaling, further crops, tiles of another size."""
     vision = architecture.vision
-    steps = dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True) | {"do_pan_and_scan": False}
+    steps = dict.fromkeys(("do_resize", "do_rescale"), True) | {"do_pan_and_scan": False}
+    steps["do_normalize"] = RULES[architecture.prompt.tiling].scaled
     for name, wanted in steps.items():
         if bool(processor.get(name, wanted)) != wanted:
             raise UserError(f"{where}: {name} is {processor[name]!r}; supported: {wanted!r}")
@@ -142,10 +144,16 @@ def _tiles(processor: Mapping[str, Any], name: str) -> dict[str, Choice]:
 def _patches(processor: Mapping[str, Any], where: Path, vision: VisionArchitecture) -> dict[str, Choice]:
     """Limits of an image at native resolution: pixels in the file, patches here."""
     assert vision.native is not None
-    wanted = {"patch_size": vision.patch_size, "merge_size": vision.native.merge}
-    for name, value in (wanted | {"temporal_patch_size": vision.native.frames}).items():
+    wanted = {"patch_size": vision.patch_size, "temporal_patch_size": vision.native.frames}
+    for name, value in (wanted | dict.fromkeys(("merge_size", "pooling_kernel_size"), vision.native.merge)).items():
         if processor.get(name) not in (None, value):
             raise UserError(f"{where}: {name} is {processor[name]}, the model of {CONFIG} has {value}")
+    if tokens := processor.get("max_soft_tokens"):
+        return {
+            "max-tiles": Choice(
+                whole(1, 2**20)(f"{where}: max_soft_tokens", tokens) * vision.native.merge**2, where.name
+            )
+        }
     sides, found = processor.get("size") or {}, {}
     for flag, names in (("min-tiles", ("min_pixels", "shortest_edge")), ("max-tiles", ("max_pixels", "longest_edge"))):
         pixels = processor.get(names[0]) or sides.get(names[0]) or sides.get(names[1])

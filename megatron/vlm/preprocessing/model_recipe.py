@@ -34,6 +34,8 @@ USUAL = {
 """Where neither flag nor model says otherwise."""
 NATIVE_LIMITS = {"min-tiles": 16, "max-tiles": 5120, "thumbnail": False}
 """Patches of an image, where the model's folder does not say: as transformers' processor, 56^2 to 1280 28^2 pixels."""
+FILLED = {"min-tiles": 9, "max-tiles": 2520, "thumbnail": False}
+"""The same of models that fill the limit, whatever an image's size: 280 tokens."""
 STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-markup")
 """What the weights were made for: a dataset of another kind is none for this model."""
 
@@ -54,7 +56,8 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
         "chat-template": prompt.chat_template,
     }
     if architecture.vision.native:
-        known |= NATIVE_LIMITS | {"video": RULES_OF_MARKUP.get(prompt.image_markup)}
+        limits = NATIVE_LIMITS if RULES[prompt.tiling].scaled else FILLED
+        known |= limits | {"video": RULES_OF_MARKUP.get(prompt.image_markup)}
     if RULES[prompt.tiling].cap:
         known["max-tiles"] = len(ANYRES_MAX_GRIDS)
     by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
@@ -163,6 +166,6 @@ def fits(flag: str, given: Any, wanted: Any) -> bool:
     """Whether a flag's value serves a model that needs `wanted`."""
     if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
         rules = [RULES[rule] for rule in (given, wanted) if rule in RULES]
-        kinds = [(rule.joins_tiles, rule.cap, rule.native, rule.starts) for rule in rules]
+        kinds = [(rule.joins_tiles, rule.cap, rule.native, rule.square, rule.starts) for rule in rules]
         return len(kinds) == 2 and kinds[0] == kinds[1]
     return bool(given == wanted)

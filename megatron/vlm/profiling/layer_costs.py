@@ -18,7 +18,7 @@ from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.step import SplitBackward, Step, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, timed
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
-from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, VISION_KINDS
+from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, SQUARED_KINDS, VISION_KINDS
 from omnibal_ext.costs.profile import Fit, LayerCost
 
 SAMPLES = 4  # of the pack that is measured at the budgets
@@ -203,14 +203,14 @@ def _packs(chain: Chain, kind: str, tiles: int, tokens: int) -> list[Microbatch]
     if kind in VISION_KINDS:
         return [make(tiles, tokens), make(max(1, tiles // 2), tokens)]
     packs = [make(tiles, tokens), make(tiles // 2, max(1, tokens // 2))]
-    return [*packs, make(tiles, tokens, 1)] if kind == "llm" else packs
+    return [*packs, make(tiles, tokens, 1)] if kind in SQUARED_KINDS else packs
 
 
 def _features(kind: str, pack: Microbatch) -> tuple[float, float, float]:
     """What the time of a layer depends on: a constant, units (tiles or tokens), squared sample lengths."""
     if kind in VISION_KINDS:
         return (1.0, pack.tiles, 0.0)
-    return (1.0, pack.tokens, float(sum(length**2 for length in pack.lengths)) if kind == "llm" else 0.0)
+    return (1.0, pack.tokens, float(sum(length**2 for length in pack.lengths)) if kind in SQUARED_KINDS else 0.0)
 
 
 def fit_seconds(features: Sequence[tuple[float, float, float]], seconds: Sequence[float]) -> Fit:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext.architectures.architecture import RopeScaling, SlidingWindow, differences
+from omnibal_ext.architectures.architecture import FarHeads, RopeScaling, SlidingWindow, differences
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
@@ -352,6 +352,52 @@ GEMMA_3 = {
 }
 
 
+GEMMA_4 = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "audio_config": None,
+    "boi_token_id": 255999,
+    "eoi_token_id": 258882,
+    "image_token_id": 258880,
+    "model_type": "gemma4",
+    "text_config": {
+        "attention_k_eq_v": True,
+        "enable_moe_block": False,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 5376,
+        "hidden_size_per_layer_input": 0,
+        "intermediate_size": 21504,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+        "model_type": "gemma4_text",
+        "num_attention_heads": 32,
+        "num_global_key_value_heads": 4,
+        "num_hidden_layers": 60,
+        "num_key_value_heads": 16,
+        "num_kv_shared_layers": 0,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+        },
+        "sliding_window": 1024,
+        "use_bidirectional_attention": "vision",
+    },
+    "vision_config": {
+        "head_dim": 72,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "model_type": "gemma4_vision",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "num_key_value_heads": 16,
+        "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+        "standardize": True,
+        "use_clipped_linears": False,
+    },
+}
+
+
 def write(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -401,6 +447,7 @@ def test_fields_that_came_later_leave_the_hash_of_others_alone() -> None:
         ("internvl3.5-30b-a3b", INTERNVL_3_5_MOE),
         ("llava-onevision-7b", LLAVA_ONEVISION),
         ("gemma-3-27b", GEMMA_3),
+        ("gemma-4-31b", GEMMA_4),
     ],
 )
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
@@ -440,6 +487,7 @@ def test_a_file_a_folder_and_a_converted_folder_are_the_same_model(tmp_path: Pat
 def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(kind)
+    theirs.allow_global_per_layer_attribute_access = True  # where layers differ, those that are not named apart
     for field, value in DEFAULTS[kind].items():
         if field in ("image_grid_pinpoints", "sliding_window", "num_key_value_heads"):  # filled in when asked for
             continue
@@ -542,6 +590,25 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (LLAVA_1_5, "model_type", "llama", r"'llama' is not supported; known: internvl, [^']*; docs/families\.md says"),
         (LLAVA_1_5, "model_type", "clip_vision_model", r"not supported; known: (?!.*clip_vision_model)"),
         (LLAVA_1_6_MISTRAL, "use_image_newline_parameter", False, r"use_image_newline_parameter is False"),
+        (GEMMA_4, "vision_config", None, r"vision_config is missing"),
+        (GEMMA_4, "vision_config.model_type", "siglip_vision_model", r"model_type is 'siglip_vision_model'"),
+        (GEMMA_4, "vision_config.use_clipped_linears", True, r"use_clipped_linears is True"),
+        (GEMMA_4, "vision_config.num_key_value_heads", 4, r"num_key_value_heads is 4; supported: 16"),
+        (GEMMA_4, "vision_config.head_dim", 64, r"head_dim is 64; supported: 72"),
+        (GEMMA_4, "vision_config.num_attention_heads", 5, r"1152 does not divide into 5 heads"),
+        (GEMMA_4, "vision_config.rope_parameters", {"rope_type": "yarn"}, r"rope type 'yarn'; supported"),
+        (GEMMA_4, "text_config.model_type", "gemma3_text", r"model_type is 'gemma3_text'; supported: 'gemma4_text'"),
+        (GEMMA_4, "text_config.hidden_size_per_layer_input", 256, r"hidden_size_per_layer_input is 256; supported: 0"),
+        (GEMMA_4, "text_config.num_kv_shared_layers", 20, r"num_kv_shared_layers is 20; supported: 0"),
+        (GEMMA_4, "text_config.use_double_wide_mlp", True, r"use_double_wide_mlp is True"),
+        (GEMMA_4, "text_config.use_bidirectional_attention", "all", r"'all'; supported: 'vision', null"),
+        (GEMMA_4, "text_config.num_global_key_value_heads", 5, r"32 heads of width 512 and 5 of keys"),
+        (GEMMA_4, "text_config.layer_types", ["full_attention"] * 60, r"no 'sliding_attention' before the last layer"),
+        (GEMMA_4, "text_config.layer_types", ["chunked_attention"] * 60, r"layer_types are \['chunked_attention'"),
+        (GEMMA_4, "text_config.per_layer_config", {"0": {"head_dim": 64}}, r"per_layer_config: supported: the same in"),
+        (GEMMA_4, "text_config.per_layer_config", {"5": {"heads": 64}}, r"per_layer_config"),
+        (GEMMA_4, "text_config.rope_parameters", {"rope_theta": 1e4}, r"rope_theta is needed for 'sliding_attention'"),
+        (GEMMA_4, "text_config.altup_active_idx", 1, r"altup_active_idx is '1', which is not known"),
         (GEMMA_3, "mm_tokens_per_image", 100, r"mm_tokens_per_image is 100; supported: squares of a number that"),
         (GEMMA_3, "vision_config.model_type", "clip_vision_model", r"model_type is 'clip_vision_model'"),
         (GEMMA_3, "text_config.model_type", "llama", r"model_type is 'llama'; supported: 'gemma3_text'"),
@@ -625,6 +692,23 @@ def test_a_window_that_no_layer_uses_limits_nothing(tmp_path: Path, fields: dict
     assert ("sliding_attention" in Qwen2_5_VLConfig(text_config=text).text_config.layer_types) == (window is not None)
     plain = {name: value for name, value in QWEN2_5_VL.items() if name not in text and name != "max_window_layers"}
     assert preset(str(write(tmp_path / "model", {**plain, **text}))).language.max_positions == window
+
+
+def test_heads_of_gemmas_global_layers_are_read_in_both_spellings(tmp_path: Path) -> None:
+    """Published files say them once, transformers writes them layer by layer; the last layer is always global."""
+    own = {"head_dim": 512, "num_key_value_heads": 4}
+    text = {
+        k: v for k, v in GEMMA_4["text_config"].items() if k not in ("global_head_dim", "num_global_key_value_heads")
+    }
+    by_layer = {**text, "per_layer_config": {str(layer): own for layer in range(5, 60, 6)}}
+    by_layer["layer_types"] = [*by_layer["layer_types"][:-1], "sliding_attention"]
+    written = preset(str(write(tmp_path / "model", {**GEMMA_4, "text_config": by_layer})))
+    assert written.language == preset("gemma-4-31b").language
+    alone = changed(GEMMA_4, "text_config.attention_k_eq_v", False)
+    language = preset(str(write(tmp_path / "model", alone))).language
+    assert language.far == FarHeads(16, 512, keys_are_values=False), (
+        "as transformers: fewer groups where they are values"
+    )
 
 
 def test_gemma_without_layers_that_slide(tmp_path: Path) -> None:

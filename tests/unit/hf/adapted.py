@@ -44,6 +44,8 @@ from tests.unit.hf.parity import local_part, packed, padded, reference
 RANK, ALPHA = 3, 7.0
 CLASSES = [models.classes(family) for family in models.FAMILIES]
 """Looked up here, where the fork server imports what they need for all ranks."""
+WITHOUT = ("lm_head", "input_proj", "embedding_projection")
+"""Layers that get no adapters: the head, and Gemma 4's patch embedding and projector."""
 
 
 def main() -> None:
@@ -105,7 +107,9 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
 
 def adapted(theirs: torch.nn.Module) -> Any:
     """With adapters on every linear layer but the head, in which nothing is zero."""
-    layers = [name for name, layer in theirs.named_modules() if type(layer) is torch.nn.Linear and name != "lm_head"]
+    layers = [
+        name for name, layer in theirs.named_modules() if type(layer) is torch.nn.Linear and not name.endswith(WITHOUT)
+    ]
     model = peft.get_peft_model(theirs, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=layers))
     generator = torch.Generator().manual_seed(2)
     for name, weight in model.named_parameters():

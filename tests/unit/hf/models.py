@@ -103,6 +103,34 @@ GEMMA = {
 }
 """A window shorter than the samples, and narrower than an image with words around it."""
 
+GEMMA_4_VIT = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "intermediate_size": 40,
+    "patch_size": SIDE,
+    "position_embedding_size": 30,
+    "standardize": True,
+}
+GEMMA_4 = {
+    **TEXT,
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "use_bidirectional_attention": "vision",
+    "final_logit_softcapping": 4.0,
+    "pad_token_id": VOCABULARY - 1,
+}
+"""The global layers have wider heads in one group, whose keys are values; logits near the cap. Transformers' word of
+padding has no gradient, so that it is one which no sample has."""
+
 # As Gemma 3's: the system's words at the head of the first turn, parts trimmed one by one.
 GEMMA_JINJA = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
@@ -248,6 +276,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         },
         {"mm_tokens_per_image": 16, "tie_word_embeddings": False},
     ),
+    "gemma 4": ("Gemma4", GEMMA_4_VIT, GEMMA_4, {}),
+    "gemma 4 untied, values apart, images in one direction, a square of two": (
+        "Gemma4",
+        {**GEMMA_4_VIT, "standardize": False, "pooling_kernel_size": 2},
+        {
+            **GEMMA_4,
+            "attention_k_eq_v": False,
+            "global_head_dim": 12,
+            "sliding_window": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "use_bidirectional_attention": None,
+            "final_logit_softcapping": None,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.5,
+                    "factor": 2.0,
+                    "rope_theta": 1e5,
+                },
+            },
+        },
+        {"tie_word_embeddings": False},
+    ),
     "qwen2-vl": ("Qwen2VL", QWEN2_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl": ("Qwen2_5_VL", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl tied": (
@@ -292,7 +345,7 @@ def classes(family: str) -> tuple[Any, Any]:
 def config_fields(family: str) -> dict[str, Any]:
     """What transformers' configuration of that family is made of."""
     prefix, vision, text, fields = FAMILIES[family]
-    if prefix.startswith("Qwen"):
+    if prefix.startswith("Qwen") or prefix == "Gemma4":
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
     elif prefix == "InternVL":
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
@@ -311,14 +364,26 @@ def config_fields(family: str) -> dict[str, Any]:
 def build(family: str, seed: int) -> torch.nn.Module:
     """A model of that family; every weight is random, those too that transformers starts from zero or one."""
     make_config, make_model = classes(family)
-    return randomised(make_model(make_config(**config_fields(family))), seed)
+    model = randomised(make_model(make_config(**config_fields(family))), seed)
+    if FAMILIES[family][0] == "Gemma4":
+        _soften(model)
+    return model
+
+
+@torch.no_grad()
+def _soften(model: torch.nn.Module) -> None:
+    """Scores that no root divides are those of trained models, not ten times as large: these blow rounding up."""
+    for name, weight in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            weight.mul_(0.5)
 
 
 def randomised(model: torch.nn.Module, seed: int) -> torch.nn.Module:
     """The model with every weight drawn, about one where transformers starts from one."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in model.parameters():
+        kept = model.state_dict(keep_vars=True)  # with numbers that are not trained
+        for weight in [*model.parameters(), *(one for one in kept.values() if not one.requires_grad)]:
             center = 1.0 if weight.dim() == 1 and weight.mean() > 0.5 else 0.0
             weight.copy_(center + 0.1 * torch.randn(weight.shape, generator=generator))
     return model.eval()

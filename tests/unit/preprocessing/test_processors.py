@@ -148,6 +148,24 @@ def gemma(path: Path, _: bool) -> tuple[Any, str]:
     return Gemma3Processor(pictures, tokenizer, image_seq_length=4), "<start_of_image>"
 
 
+def gemma4(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+    from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+
+    class ImagesAlone(Gemma4Processor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Those of sounds and videos need other packages."""
+
+    roles = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
+    tokenizer = fast(
+        path, ["<bos>", "<|turn>", "<turn|>", *roles.values()], **roles, boa_token="<|turn>", eoa_token="<turn|>"
+    )
+    tokenizer.bos_token = "<bos>"
+    tokenizer.pad_token = "<bos>"
+    pictures = Gemma4ImageProcessorPil(patch_size=PATCH, max_soft_tokens=70)
+    return ImagesAlone(None, pictures, tokenizer, None), "<|image|>"
+
+
 CLIP_FEATURES = {
     "patch_size": PATCH,
     "vision_feature_select_strategy": "default",
@@ -172,7 +190,11 @@ CASES["anyres_max_9"] = (
     {"template": "qwen-vl", "markup": "llava", "tokens_per_tile": 4, "normalization": "half"},
 )
 CASES["gemma"] = (gemma, {"template": "gemma", "markup": "gemma", "tokens_per_tile": 4, "normalization": "half"})
-NATIVE = Tiling(PATCH, 16, 120, False, "native")
+CASES["gemma4"] = (
+    gemma4,
+    {"template": "gemma4", "markup": "gemma4", "tokens_per_tile": 1 / 9, "normalization": "half"},
+)
+TILINGS = {"native": Tiling(PATCH, 16, 120, False, "native"), "gemma4": Tiling(PATCH, 9, 630, False, "gemma4")}
 QUESTION = "<|im_start|>user\n{0}\nWhat is in the picture?<|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n"
 PROMPTS = {  # what their chat templates write for one question and answer
     "hermes-2": QUESTION,
@@ -182,6 +204,7 @@ PROMPTS = {  # what their chat templates write for one question and answer
     "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
     "gemma": "<bos><start_of_turn>user\n{0}\nWhat is in the picture?<end_of_turn>\n<start_of_turn>model\nA cat."
     "<end_of_turn>\n",
+    "gemma4": "<bos><|turn>user\n{0}\nWhat is in the picture?<turn|>\n<|turn>model\nA cat.<turn|>\n",
 }
 
 
@@ -221,7 +244,7 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
     recipe = Recipe(
         folder,
         folder / "tokenizer.json",
-        tiling=NATIVE if rule == "native" else Tiling(TILE, max_tiles=MOST_TILES.get(rule, 12), rule=rule),
+        tiling=TILINGS.get(rule) or Tiling(TILE, max_tiles=MOST_TILES.get(rule, 12), rule=rule),
         system_message="",
         **flags,
     )
@@ -229,7 +252,7 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
     return ChatDataset(folder / "dataset")
 
 
-MOST_TILES = {"native": 120, "anyres_max_9": 36}
+MOST_TILES = {"native": 120, "anyres_max_9": 36, "gemma4": 630}
 TOWERS = {  # config.json of each kind of model
     "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
     "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
@@ -245,6 +268,7 @@ TOWERS = {  # config.json of each kind of model
     "anyres_max_9": ("llava_onevision", "qwen2", {"model_type": "siglip_vision_model", "image_size": TILE}),
     "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
     "gemma": ("gemma3", "gemma3_text", {"model_type": "siglip_vision_model", "image_size": TILE}),
+    "gemma4": ("gemma4", "gemma4_text", {}),
 }
 JINJA = {
     "hermes-2": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}"
@@ -253,6 +277,9 @@ JINJA = {
     "{{ '[INST] ' if m.role == 'user' else ' ' }}{% for part in m.content %}{{ part.text }}{% endfor %}"
     "{{ ' [/INST]' if m.role == 'user' else '</s>' }}{% endfor %}",
     "gemma": GEMMA_JINJA,
+    "gemma4": "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+    "{% for part in m.content %}{{ part.text | trim }}{% endfor %}{{ '<turn|>\n' }}{% endfor %}",
 }
 
 
@@ -264,7 +291,8 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
     processor.image_processor.save_pretrained(tmp_path)
     processor.tokenizer.save_pretrained(tmp_path)
     kind, language, tower = TOWERS[case]
-    towers = {"text_config": {"model_type": language}, "vision_config": {**tower, "patch_size": PATCH}}
+    text = {"model_type": language, **({"hidden_size_per_layer_input": 0} if kind == "gemma4" else {})}
+    towers = {"text_config": text, "vision_config": {**tower, "patch_size": PATCH}}
     config = {"model_type": kind, **towers} | ({"mm_tokens_per_image": 4} if kind == "gemma3" else {})
     (tmp_path / "config.json").write_text(json.dumps(config))
     given = {"chat-template": flags["template"]}
@@ -272,7 +300,7 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
         (tmp_path / "chat_template.jinja").write_text(JINJA[flags["template"]])
         given = {}
     found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
-    native = rule == "native"
+    native = rule in TILINGS
     wanted = {"tiling": rule, "tile-size": PATCH if native else TILE, "tokens-per-tile": flags["tokens_per_tile"]}
     wanted |= {"max-tiles": MOST_TILES.get(rule, 12)}
     wanted |= {"image-markup": flags["markup"], "normalize": flags.get("normalization", "imagenet")}
@@ -299,6 +327,13 @@ def test_images_among_others_are_the_processors(case: str, rule: str, tmp_path: 
     np.testing.assert_allclose(data.pixels(0).numpy(), pixels, atol=1e-6)
 
 
+def square_by_square(patches: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Gemma 4's patches by column and row, colours last, from 0 to 1 -> by square of three, from -1 to 1."""
+    found = {(row, column): patch for patch, (column, row) in zip(patches, places.tolist(), strict=True) if row >= 0}
+    order = sorted(found, key=lambda at: (at[0] // 3, at[1] // 3, at[0] % 3, at[1] % 3))
+    return np.stack([found[at].reshape(PATCH, PATCH, 3).transpose(2, 0, 1) for at in order]) * 2 - 1
+
+
 @pytest.mark.parametrize("case", list(CASES))
 def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None:
     (build, flags), rule = CASES[case], case.partition(",")[0]
@@ -317,6 +352,8 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
             assert [(1, image.rows, image.columns) for image in data.images(sample)] == [
                 *map(tuple, theirs["image_grid_thw"])
             ]
+        elif rule == "gemma4":
+            pixels = square_by_square(theirs["pixel_values"][0], theirs["image_position_ids"][0])
         else:
             pixels = pixels.reshape(-1, 3, TILE, TILE)
             if rule == "anyres_max_9":
@@ -324,5 +361,9 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
         np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-6, err_msg=name)
     context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>"}.get(rule, mark)
     assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(context)
-    added = {token: number for token, number in processor.tokenizer.get_added_vocab().items() if token != "<video>"}
+    added = {
+        token: number
+        for token, number in processor.tokenizer.get_added_vocab().items()
+        if token not in ("<video>", "<|video|>")
+    }
     assert data.manifest["special_tokens"] == added

@@ -14,7 +14,8 @@ middle square, as its published processor does; `fixed`, the image stretched; `g
 interpolation, as Gemma 3 has it, which needs to know where its images begin.
 
 `native` keeps an image near its own size (Qwen2-VL, arXiv 2409.12191): a tile is a patch, and patches follow each other
-square by square, as many of them as become one token of the language model.
+square by square, as many of them as become one token of the language model. `gemma4` does so too, with as many patches
+as the limit allows (Gemma 4), however small the image.
 
 Pixels are those of transformers' image processors (the ones on Pillow), to which the tests compare them.
 """
@@ -38,7 +39,7 @@ Grid = tuple[int, int]  # columns, rows
 # transformers', which reads the published list as (height, width).
 ANYRES_GRIDS: tuple[Grid, ...] = ((2, 1), (1, 2), (2, 2), (1, 3), (3, 1))
 ANYRES_MAX_GRIDS: tuple[Grid, ...] = tuple((columns, rows) for rows in range(1, 7) for columns in range(1, 7))
-SQUARE = 2  # patches a side that become one token, at native resolution
+SQUARE = 2  # patches a side that become one token, at native resolution; Gemma 4 has its own
 FRAMES = 2  # of a video that become one step in time
 MOST_TIMES_LONGER = 200  # as transformers' processors say
 MAX_CANVAS = 2**28  # pixels, 0.8 GB
@@ -117,6 +118,21 @@ def square_grid(
     return columns * SQUARE, rows * SQUARE
 
 
+def filling_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int, square: int = 3) -> Grid:
+    """Patches a side, in whole squares, for an image scaled to nearly `max_tiles` patches; at least one square a side,
+    then as many times longer the other way as the image is. Raises `Rejected` (too_narrow) where that leaves none."""
+    side, factor = square * tile_size, sqrt(max_tiles * tile_size**2 / (height * width))
+    rows, columns = floor(factor * height / side), floor(factor * width / side)
+    longest = max_tiles // square**2
+    if not rows:
+        rows, columns = 1, min(width // height, longest)
+    elif not columns:
+        rows, columns = min(height // width, longest), 1
+    if not rows * columns:
+        raise Rejected("too_narrow", f"{width} x {height} pixels become no square of {side} pixels a side")
+    return columns * square, rows * square
+
+
 def _one_tile(*_: int) -> Grid:
     return (1, 1)
 
@@ -179,6 +195,8 @@ class Rule:
     joins_tiles: bool = False  # the language model reads the tiles' features as one picture, without its padding
     cap: int = 0  # joined tiles are made smaller beyond so many tiles' features; one alone has a thumbnail too
     native: bool = False  # tiles are patches, in squares
+    square: int = SQUARE  # patches a side of one, there
+    scaled: bool = True  # pixels are brought to the ViT's mean and deviation by the processor, and not by the model
     each: bool = False  # limits are those of an image, not of a conversation
     starts: bool = False  # the language model must know where the tokens of each image begin
     resampling: Image.Resampling = Image.Resampling.BICUBIC
@@ -207,6 +225,7 @@ RULES = {
         resampling=Image.Resampling.BILINEAR,
     ),
     "native": Rule(native_grid, _stretch, native=True, each=True, starts=True),
+    "gemma4": Rule(filling_grid, _stretch, native=True, square=3, scaled=False, each=True, starts=True),
 }
 
 
@@ -229,8 +248,9 @@ class Tiling:
             raise UserError(f"unknown tiling rule {self.rule!r}; known: {', '.join(RULES)}")
         if RULES[self.rule].joins_tiles and not self.thumbnail:
             raise UserError(f"tiling rule {self.rule!r} has a thumbnail always; leave --no-thumbnail out")
-        if RULES[self.rule].native and (self.thumbnail or self.max_tiles < SQUARE**2):
-            raise UserError(f"tiling rule {self.rule!r} has no thumbnail and squares of {SQUARE**2} patches at least")
+        patches = RULES[self.rule].square ** 2
+        if RULES[self.rule].native and (self.thumbnail or self.max_tiles < patches):
+            raise UserError(f"tiling rule {self.rule!r} has no thumbnail and squares of {patches} patches at least")
         if not 1 <= self.min_tiles <= self.max_tiles or self.tile_size < 1:
             raise UserError(
                 f"tile size {self.tile_size}, {self.min_tiles} to {self.max_tiles} tiles: all must be 1 or more, "
@@ -326,7 +346,8 @@ def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -
     resized = np.asarray(shown.lay(image, size))
     cells = resized.reshape(plan.rows, tile_size, plan.columns, tile_size, 3).swapaxes(1, 2)
     if layout.native:
-        squares = (plan.rows // SQUARE, SQUARE, plan.columns // SQUARE, SQUARE)
+        side = layout.square
+        squares = (plan.rows // side, side, plan.columns // side, side)
         cells = cells.reshape(*squares, tile_size, tile_size, 3).swapaxes(1, 2)
     tiles = cells.reshape(-1, tile_size, tile_size, 3)
     if not plan.thumbnail:

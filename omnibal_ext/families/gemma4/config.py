@@ -1,0 +1,209 @@
+"""Reads the config.json of Gemma 4: images at their own size, local layers and global ones with heads of their own.
+
+Of the global layers' heads transformers writes the width and number by layer (`per_layer_config`), published files once
+for all of them (`global_head_dim`, `num_global_key_value_heads`).
+"""
+
+from typing import Any
+
+from omnibal_ext.architectures.architecture import (
+    Architecture,
+    FarHeads,
+    LanguageArchitecture,
+    NativeResolution,
+    PromptFormat,
+    RopeScaling,
+    SlidingWindow,
+    VisionArchitecture,
+)
+from omnibal_ext.errors import UserError
+from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.llama import (
+    BASE,
+    EPSILON,
+    FACTOR,
+    FULL,
+    HEADS,
+    LAYERS,
+    POSITIONS,
+    SLIDING,
+    TOKEN,
+    WIDTH,
+    WORDS,
+    tied,
+)
+from omnibal_ext.reading.checks import finite, flag, listing, mapping, maybe, record, shown, text, whole
+
+PATTERN = 6
+"""Every so many layers one is global, where the file does not list them; the last one is always."""
+ROPE = record(
+    {},
+    {"rope_type": maybe(text), "rope_theta": maybe(BASE), "factor": maybe(FACTOR)}
+    | {"partial_rotary_factor": maybe(finite(0, 1))},
+)
+ROPES = record({}, {SLIDING: ROPE, FULL: ROPE})
+OWN = mapping(record({}, {"head_dim": WIDTH, "num_key_value_heads": HEADS}))
+ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh"}
+DIRECTIONS = ("vision", None)
+
+
+def read_gemma4(name: str, config: Section) -> Architecture:
+    """The model of a gemma4's config.json. Raises UserError naming a field that cannot be honoured."""
+    if not config.get("vision_config"):
+        raise UserError(f"{config.where}.vision_config is missing; models that see images are trained here")
+    tower, language = config.inner("vision_config", "gemma4_vision"), config.inner("text_config", "gemma4_text")
+    tower.must_be("gemma4_vision")
+    language.must_be("gemma4_text")
+    return Architecture(
+        name,
+        _vision(tower),
+        _language(language),
+        shuffle=tower.take("pooling_kernel_size", whole(1, 2**5)),
+        pools=True,
+        projector_norm=False,
+        tied=tied(config),
+        prompt=PromptFormat("gemma4", config.take("image_token_id", TOKEN), "gemma4", "gemma4"),
+        types=("gemma4", "gemma4_text"),
+    )
+
+
+def _vision(tower: Section) -> VisionArchitecture:
+    tower.must(attention_bias=False, attention_dropout=0.0, use_clipped_linears=False)
+    width, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
+    if width % (4 * heads):
+        raise UserError(f"{tower.where}: {width} does not divide into {heads} heads whose width is a multiple of 4")
+    tower.must(num_key_value_heads=heads, head_dim=width // heads)
+    rope = tower.take_if("rope_parameters", ROPE) or {}
+    if rope.get("rope_type") not in (None, "axial", "default"):  # which older files say, and mean the same
+        raise UserError(f"{tower.where}.rope_parameters: rope type {shown(rope['rope_type'])}; supported: 'axial'")
+    patch = tower.take("patch_size", WIDTH)
+    vision = VisionArchitecture(
+        layers=tower.take("num_hidden_layers", LAYERS),
+        hidden_size=width,
+        heads=heads,
+        ffn_hidden_size=tower.take("intermediate_size", WIDTH),
+        patch_size=patch,
+        image_size=patch,
+        normalization="RMSNorm",
+        norm_epsilon=tower.take("rms_norm_eps", EPSILON),
+        qkv_bias=False,
+        head_norms=True,
+        branch_norms=True,
+        activation=tower.choose("hidden_activation", ACTIVATIONS),
+        gated=True,
+        bias=False,
+        patch_bias=False,
+        layer_scale=False,
+        standardized=tower.take("standardize", flag),
+        pixels="half",
+        native=NativeResolution(
+            merge=tower.take("pooling_kernel_size", whole(1, 2**5)),
+            frames=1,
+            theta=float(rope.get("rope_theta") or 100.0),
+            axis_positions=tower.take("position_embedding_size", WIDTH),
+            by_halves=True,
+        ),
+    )
+    tower.refuse_unread()
+    return vision
+
+
+def _language(section: Section) -> LanguageArchitecture:
+    section.must(
+        attention_bias=False, attention_dropout=0.0, enable_moe_block=False, hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0, use_double_wide_mlp=False,
+    )  # fmt: skip
+    both_ways = section.take_if("use_bidirectional_attention", text)
+    if both_ways not in DIRECTIONS:
+        raise UserError(f"{section.where}.use_bidirectional_attention is {shown(both_ways)}; supported: 'vision', null")
+    layers, heads = section.take("num_hidden_layers", LAYERS), section.take("num_attention_heads", HEADS)
+    kv_heads, head_size = section.take("num_key_value_heads", HEADS), section.take("head_dim", WIDTH)
+    near = _near_layers(section, layers)
+    far = _far_heads(section, tuple(number for number in range(layers) if number not in near), kv_heads, head_size)
+    for groups, width in ((kv_heads, head_size), (far.kv_heads, far.head_size)):
+        if heads % groups or width % 2:
+            raise UserError(
+                f"{section.where}: {heads} heads of width {width} and {groups} of keys and values; supported: heads of "
+                "an even width, in groups of one size"
+            )
+    theta, scaling, near_theta = _rotation(section)
+    window = section.take("sliding_window", POSITIONS)
+    hidden_size = section.take("hidden_size", WIDTH)
+    language = LanguageArchitecture(
+        layers=layers,
+        hidden_size=hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_hidden_size=section.take("intermediate_size", WIDTH),
+        vocab_size=section.take("vocab_size", WORDS),
+        rope_theta=theta,
+        norm_epsilon=section.take("rms_norm_eps", EPSILON),
+        qk_norm=True,
+        head_size=head_size,
+        rope_scaling=scaling,
+        activation=section.choose("hidden_activation", ACTIVATIONS),
+        branch_norms=True,
+        scaled_words=True,
+        query_scale=1,
+        sliding=SlidingWindow(window, near, near_theta, images_here_alone=True),
+        far=far,
+        value_norm=True,
+        layer_scalar=True,
+        logit_cap=section.take_if("final_logit_softcapping", finite(1e-3, 1e6)),
+        image_attention=both_ways == "vision",
+    )
+    section.refuse_unread()
+    return language
+
+
+def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
+    """Layers that slide a window; the last one never does, whatever the file says."""
+    kinds = section.take_if("layer_types", listing(text))
+    kinds = kinds or [SLIDING if (number + 1) % PATTERN else FULL for number in range(layers)]
+    if len(kinds) != layers or set(kinds) - {SLIDING, FULL}:
+        raise UserError(
+            f"{section.where}.layer_types are {shown(kinds)}; supported: {SLIDING!r} or {FULL!r} for each layer"
+        )
+    near = tuple(number for number, kind in enumerate(kinds[:-1]) if kind == SLIDING)
+    if not near:
+        raise UserError(f"{section.where}.layer_types has no {SLIDING!r} before the last layer; at least one is needed")
+    return near
+
+
+def _far_heads(section: Section, far: tuple[int, ...], kv_heads: int, head_size: int) -> FarHeads:
+    """Of the layers that slide none. Raises UserError where these differ among each other, or others have their own."""
+    alike = section.take("attention_k_eq_v", flag)
+    width = section.take_if("global_head_dim", WIDTH) or 512
+    groups = section.take_if("num_global_key_value_heads", HEADS)
+    by_layer = section.take_if("per_layer_config", OWN)
+    if by_layer is None:
+        return FarHeads(groups if alike and groups else kv_heads, width, alike)
+    own = [by_layer.get(str(number), {}) for number in far]
+    if set(by_layer) - {str(number) for number in far} or any(one != own[0] for one in own):
+        raise UserError(
+            f"{section.where}.per_layer_config: supported: the same in all layers of {FULL!r}, and in no other"
+        )
+    return FarHeads(own[0].get("num_key_value_heads", kv_heads), own[0].get("head_dim", head_size), alike)
+
+
+def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
+    """Base and scaling of the layers that see all tokens, base of those with a window."""
+    given: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
+    usual: dict[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    near, far = (given.get(SLIDING), given.get(FULL)) if given else ({"rope_theta": 1e4}, usual)
+    if not near or not far or not near.get("rope_theta") or not far.get("rope_theta"):
+        raise UserError(f"{section.where}.rope_parameters: rope_theta is needed for {SLIDING!r} and {FULL!r}")
+    unread = {name for name, value in given.items() if value and name not in (SLIDING, FULL, "rope_type")}
+    unread |= {
+        name for rope in (near, far) for name in rope if name not in ("rope_type", "rope_theta", *usual, "factor")
+    }
+    if unread:
+        raise UserError(f"{section.where}.rope_parameters has {shown(min(unread))}, which is not known here")
+    for place, rope, known in ((SLIDING, near, ("default",)), (FULL, far, ("default", "proportional"))):
+        if (kind := rope.get("rope_type") or "default") not in known:
+            raise UserError(f"{section.where}: {place} has rope type {kind!r}; supported: {', '.join(known)}")
+    scaling = None
+    if far.get("rope_type") == "proportional":
+        share = far.get("partial_rotary_factor")
+        scaling = RopeScaling("proportional", float(far.get("factor") or 1), turning=1.0 if share is None else share)
+    return float(far["rope_theta"]), scaling, float(near["rope_theta"])

@@ -1,0 +1,67 @@
+"""Gemma 4."""
+
+from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.fields import GENERAL, LANGUAGE, names
+from omnibal_ext.families.gemma4.config import read_gemma4
+from omnibal_ext.families.gemma4.names import language_weights, vision_weights
+from omnibal_ext.families.gemma4.presets import PRESETS
+from omnibal_ext.families.markup import ImageMarkup
+from omnibal_ext.families.section import Part
+
+OTHERS = names(
+    "audio_config boi_token_id eoi_token_id video_token_id boa_token_id eoa_token_index audio_token_id"
+)  # of sounds and films, and of what stands around an image
+MODEL = Part({"image_token_id": 258880, "tie_word_embeddings": True}, GENERAL | OTHERS, tuple(vision_weights()))
+TEXT = Part(
+    {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "vocab_size": 262144,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "attention_k_eq_v": False,
+    },
+    LANGUAGE | {"vocab_size_per_layer_input"},  # of inputs that are refused
+    tuple(language_weights()),
+)
+TOWER = Part(
+    {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "head_dim": 64,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "pooling_kernel_size": 3,
+        "patch_size": 16,
+        "position_embedding_size": 10240,
+        "standardize": False,
+    },
+    LANGUAGE,
+)
+FAMILY = Family(
+    models={"gemma4": Model(MODEL, read_gemma4, takes=("image_position_ids", "mm_token_type_ids"))},
+    parts={"gemma4_text": TEXT, "gemma4_vision": TOWER},
+    presets=PRESETS,
+    markups=(
+        ImageMarkup(
+            "gemma4",
+            "<|image|>",
+            ("<|image>", "<image|>", "<|image|>"),
+            before="<|image>",
+            after="<image|>",
+            gap="",
+        ),
+    ),
+    folder_says_template=True,
+    spellings=((r"^model\.(?=embed_vision\.|embed_audio\.|audio_tower\.)", ""),),
+    idle=(r"embed_audio\.", r"audio_tower\."),
+)

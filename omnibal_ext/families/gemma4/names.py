@@ -1,0 +1,46 @@
+"""Names of Gemma 4's weights, and of numbers beside them that are not trained."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from omnibal_ext.chain import FAR
+from omnibal_ext.families.weights import Weight, llama
+
+LAYER = "language_model.model.layers.{n}"
+
+
+def language_weights() -> Iterator[Weight]:
+    """Global layers have other heads, and keys that may be values."""
+    for weight in llama(branch_norms=True):
+        yield weight
+        if weight.kind == "llm" and ".linear_qkv." not in weight.ours:
+            yield replace(weight, kind=FAR)
+    queries, keys, values = (f"{LAYER}.self_attn.{one}_proj.weight" for one in "qkv")
+    qkv = "self_attention.linear_qkv.weight"
+    yield Weight(FAR, qkv, (queries, keys, values), "far_qkv", when="language.far.own_values")
+    yield Weight(FAR, qkv, (queries, keys), "keys_alone", when="language.far.keys_are_values")
+    for kind in ("llm", FAR):
+        yield Weight(kind, "scalar", (f"{LAYER}.layer_scalar",))
+
+
+def vision_weights() -> Iterator[Weight]:
+    """The ViT's, and the one matrix behind it."""
+    embedder, layer = "vision_tower.patch_embedder", "vision_tower.encoder.layers.{n}"
+    yield Weight("patch_embed", "projection.weight", (f"{embedder}.input_proj.weight",), "patches")
+    yield Weight("patch_embed", "axis_positions", (f"{embedder}.position_embedding_table",))
+    norms = {"input_layernorm": "input", "pre_mlp_layernorm": "pre_feedforward"}
+    norms |= {"self_attn_bda.norm": "post_attention", "mlp_bda.norm": "post_feedforward"}
+    for ours, theirs in norms.items():
+        yield Weight("vit", f"{ours}.weight", (f"{layer}.{theirs}_layernorm.weight",))
+    attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+    queries = tuple(f"{attention}.{one}_proj.linear.weight" for one in "qkv")
+    yield Weight("vit", "self_attention.linear_qkv.weight", queries, "vision_qkv")
+    for one in "qk":
+        yield Weight("vit", f"self_attention.{one}_layernorm.weight", (f"{attention}.{one}_norm.weight",))
+    yield Weight("vit", "self_attention.linear_proj.weight", (f"{attention}.o_proj.linear.weight",))
+    halves = (f"{mlp}.gate_proj.linear.weight", f"{mlp}.up_proj.linear.weight")
+    yield Weight("vit", "mlp.linear_fc1.weight", halves, "stacked")
+    yield Weight("vit", "mlp.linear_fc2.weight", (f"{mlp}.down_proj.linear.weight",))
+    yield Weight("projector", "shift", ("vision_tower.std_bias",), when="vision.standardized")
+    yield Weight("projector", "scale", ("vision_tower.std_scale",), when="vision.standardized")
+    yield Weight("projector", "linear.weight", ("embed_vision.embedding_projection.weight",))

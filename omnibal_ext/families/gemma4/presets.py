@@ -1,0 +1,39 @@
+"""Gemma 4's models, a line each."""
+
+from omnibal_ext.architectures.architecture import (
+    Architecture,
+    FarHeads,
+    LanguageArchitecture,
+    NativeResolution,
+    PromptFormat,
+    RopeScaling,
+    SlidingWindow,
+    VisionArchitecture,
+)
+
+VISION = VisionArchitecture(
+    27, 1152, 16, 4304, 16, 16, "RMSNorm", qkv_bias=False, head_norms=True, branch_norms=True, activation="gelu_tanh",
+    gated=True, bias=False, patch_bias=False, layer_scale=False, standardized=True, pixels="half",
+    native=NativeResolution(3, 1, theta=100.0, axis_positions=10240, by_halves=True),
+)  # fmt: skip
+
+
+def _gemma(
+    name: str, layers: int, hidden_size: int, heads: int, kv_heads: int, far_kv_heads: int, ffn_hidden_size: int
+) -> Architecture:
+    near = tuple(layer for layer in range(layers) if (layer + 1) % 6)
+    language = LanguageArchitecture(
+        layers, hidden_size, heads, kv_heads, ffn_hidden_size, vocab_size=262144, norm_epsilon=1e-6, qk_norm=True,
+        head_size=256, rope_scaling=RopeScaling("proportional", 1.0, turning=0.25), activation="gelu_tanh",
+        branch_norms=True, scaled_words=True, query_scale=1,
+        sliding=SlidingWindow(1024, near, 1e4, images_here_alone=True), far=FarHeads(far_kv_heads, 512, True),
+        value_norm=True, layer_scalar=True, logit_cap=30.0, image_attention=True,
+    )  # fmt: skip
+    prompt = PromptFormat("gemma4", 258880, "gemma4", "gemma4")
+    return Architecture(
+        name, VISION, language, shuffle=3, pools=True, projector_norm=False, tied=True, prompt=prompt,
+        types=("gemma4", "gemma4_text"),
+    )  # fmt: skip
+
+
+PRESETS = {"gemma-4-31b": _gemma("gemma-4-31b", 60, 5376, 32, 16, 4, 21504)}
