@@ -55,6 +55,7 @@ CASES = (
     Case("gemma-3-12b", 4, 4, 24),
     Case("gemma-3-27b", 8, 4, 24),
     Case("gemma-4-31b", 8, 4, 2520 * 6),
+    Case("gemma-4-26b-a4b", 4, 4, 2520 * 6),
 )
 
 

@@ -193,6 +193,9 @@ class Experts:
     """What a token's experts weigh adds up to 1; else they weigh as likely as they are among all."""
     balance: float = 0.001
     """What the routers' balance loss weighs in training."""
+    beside: int = field(default=0, metadata=LATER)
+    """Width of a perceptron beside the experts, through which every token goes too: both have norms of their own in
+    front and behind, and the router one without a weight (Gemma 4); 0: there is none."""
     shared: int = 0
     """Width of one more perceptron, through which every token goes, times a gate of its own; 0: there is none."""
 
@@ -260,6 +263,11 @@ class LanguageArchitecture:
     def rotary_width(self) -> int:
         """Numbers of a head that turn."""
         return self.rotated or self.head_dim
+
+    @property
+    def dense(self) -> bool:
+        """No layer has experts."""
+        return self.experts is None
 
     @property
     def far_layers(self) -> tuple[int, ...]:

@@ -94,22 +94,31 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
     g, experts = language.hidden_size, language.experts or Experts(1, 1)
     routed, shares = language.experts is not None, experts.shared > 0
     perceptron, router = 3 * g * language.ffn_hidden_size, experts.count * g * routed
-    shared = 3 * g * experts.shared + g * shares
+    shared, beside = 3 * g * (experts.shared + experts.beside) + g * shares, experts.beside > 0
     matrices = mixer.weights + experts.chosen * perceptron + router + shared
-    inner = experts.chosen * 3 * language.ffn_hidden_size + 3 * experts.shared
+    inner = experts.chosen * 3 * language.ffn_hidden_size + 3 * (experts.shared + experts.beside)
     sorted_tokens = experts.chosen * g * routed  # a copy for each of a token's experts
     dealt = e > 1
     copies = sorted_tokens * (1 if dealt else t)  # of all ranks; dealt ones are sorted again where they have come
     # Two norms and two residual connections; of what an expert that all tokens share gives the gate, and the sum.
     passes = 10 + inner / g + 4 * language.branch_norms + 5 * shares + (8 if dealt else 4) * sorted_tokens / g
-    # Inputs of both norms, of the mixer and of the perceptron; branches before their norms; a gated expert's output.
-    kept = 4 * g + inner + 2 * g * language.branch_norms + g * shares + copies + 2 * SCORES * experts.count * routed
-    late = inner + (2 * copies + 2 * g * t * (1 + shares) if routed else 4 * g * t)
+    passes += 16 * beside  # three norms more, the router's and its scale, the sum
+    # Inputs of both norms, of the mixer and of the perceptron; branches before their norms; a gated expert's output; of
+    # a perceptron beside experts and of these what goes into the norms behind, and what a router scales and multiplies.
+    kept = (
+        (4 + 4 * beside) * g
+        + inner
+        + 2 * g * language.branch_norms
+        + g * shares
+        + copies
+        + 2 * SCORES * experts.count * routed
+    )
+    late = inner + (2 * copies + 2 * g * t * (1 + shares + beside) if routed else 4 * g * t)
     # Routers and sorted copies keep what the norm in front of experts gives, and so does each expert.
     cheap, again = (g, 2.0) if routed else (2 * g + language.ffn_hidden_size, cheap_passes(g, inner))
     parameters = mixer.weights + mixer.others + experts.count * perceptron + router + shared
     return Work(
-        parameters=parameters + 2 * g * (1 + language.branch_norms),
+        parameters=parameters + 2 * g * (1 + language.branch_norms) + (4 * g + experts.count) * beside,
         matrix_weights=matrices,
         tokens=tokens,
         width=g,
@@ -119,7 +128,7 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
         per_square=mixer.per_square,
         states=mixer.states,
         passes=passes + mixer.moved / g,
-        blocks=2 + shares,
+        blocks=2 + shares + beside,
         cheap=tokens * cheap * BYTES,
         cheap_passes=again,
         routed=sorted_tokens,

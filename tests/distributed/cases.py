@@ -42,10 +42,10 @@ ADAPTED = (("llm",), ("llm",), ("vit",), ("projector",), ("vit", "projector", "l
 """Parts with adapters, where nothing else is trained."""
 PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
-MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma", "gemma_4", "linear", "experts")
-ADAPTED_MODELS = (*(name for name in MODELS if name not in ("linear", "experts")), "mixture")
+MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma", "gemma_4", "gemma_4_moe", "linear", "experts")
+ADAPTED_MODELS = (*(name for name in MODELS if name not in ("linear", "experts", "gemma_4_moe")), "mixture")
 """Those whose language layers can have adapters."""
-SHARING = ("experts", "mixture")
+SHARING = ("experts", "gemma_4_moe", "mixture")
 """Those whose tensor-parallel ranks share the tokens between blocks, and have to."""
 
 
@@ -179,7 +179,7 @@ class Launch:
             random.Random(self.seed),
             Question.draw(self.questions, seed=0, models=(*MODELS, "mixture") if self.wide else MODELS),
         )
-        dealt = [question for question in questions if question.model == "experts"]
+        dealt = [question for question in questions if question.model in ("experts", "gemma_4_moe")]
         adapted = Question.draw_adapted(self.questions, seed=0)
         return [
             *self._drawn(questions, self.count, generator),

@@ -121,7 +121,7 @@ GEMMA_4 = replace(
         standardized=True, native=NativeResolution(frames=1, axis_positions=16, by_halves=True),
     ),
     language=replace(
-        SMALL.language, qk_norm=True, value_norm=True, head_size=12, query_scale=1, activation="gelu_tanh",
+        SMALL.language, qk_norm=True, value_norm=True, head_size=12, query_scale=16, activation="gelu_tanh",
         branch_norms=True, scaled_words=True, rope_scaling=RopeScaling("proportional", 2.0, turning=0.5),
         sliding=SlidingWindow(3, (0, 2), 1e3, images_here_alone=True), far=FarHeads(1, 16, keys_are_values=True),
         layer_scalar=True, logit_cap=2.0, image_attention=True,
@@ -129,7 +129,14 @@ GEMMA_4 = replace(
     pools=True,
     tied=True,
 )  # fmt: skip
-"""Windows in every other layer; the others have wider heads in one group, whose keys are values, as in Gemma 4."""
+"""Windows in every other layer; the others have wider heads in one group, whose keys are values, as in Gemma 4. Scores
+are divided all the same: as large as they would be, they blow rounding up."""
+GEMMA_4_MOE = replace(
+    GEMMA_4,
+    name="gemma_4_moe",
+    language=replace(GEMMA_4.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.0, beside=32)),
+)
+"""The same with experts beside a perceptron, as Gemma 4 26B-A4B."""
 LINEAR = replace(
     FEATURES,
     name="linear",
@@ -154,7 +161,8 @@ MIXTURE = replace(
 )
 """Experts behind attention in every layer, which can have adapters."""
 MODELS = {
-    model.name: model for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, GEMMA_4, LINEAR, EXPERTS, MIXTURE)
+    model.name: model
+    for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, GEMMA_4, GEMMA_4_MOE, LINEAR, EXPERTS, MIXTURE)
 }
 IMAGE_TOKEN = 127
 

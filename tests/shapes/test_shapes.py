@@ -194,10 +194,12 @@ def test_linear_attention_waits_for_nothing_and_holds_what_plans_count() -> None
     assert matrices < found["operations"] < matrices + 5 * work.attention / tensor, "and the rule, forward three times"
 
 
-@pytest.mark.parametrize("machine", ["engine", "local"])
-def test_plans_count_layers_whose_heads_are_others(machine: str) -> None:
+@pytest.mark.parametrize(
+    ("machine", "name"), [("engine", "gemma-4-31b"), ("local", "gemma-4-31b"), ("local", "gemma-4-26b-a4b")]
+)
+def test_plans_count_layers_whose_heads_are_others(machine: str, name: str) -> None:
     """Gemma 4's with a window and without, its ViT and what stands behind it: bytes, products; and nothing waits."""
-    name, tensor, tiles, tokens = "gemma-4-31b", 2, 2268, 4096
+    tensor, tiles, tokens = 2, 2268, 4096
     found, model = run("program", machine, {name: (tensor, tiles, tokens)})[name], preset(name)
     model = replace(model, language=replace(model.language, image_attention=False))  # no masks are made here
     profile = analytic_profile(model, "h100", tiles, tokens, tensor)

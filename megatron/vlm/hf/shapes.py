@@ -128,9 +128,16 @@ def _with_attention(language: LanguageArchitecture) -> dict[str, Shape]:
 def _perceptrons(language: LanguageArchitecture) -> dict[str, Shape]:
     """Norms and perceptrons of a layer, and experts."""
     width, inner = language.hidden_size, language.ffn_hidden_size
-    experts, shared = (language.experts.count, language.experts.shared) if language.experts else (0, 0)
+    own = language.experts
+    experts, shared, beside = (own.count, own.shared, own.beside) if own else (0, 0, 0)
+    norms = ("perceptron_norm", "perceptron_after", "experts_norm", "experts_after")
     return {
         "mlp.router.weight": (experts, width),
+        "mlp.router.scale": (width,),
+        "mlp.router.expert_scale": (experts,),
+        **_linear("mlp.perceptron.linear_fc1", 2 * beside, width),
+        **_linear("mlp.perceptron.linear_fc2", width, beside),
+        **{f"mlp.{norm}.weight": (width,) for norm in norms},
         "mlp.experts.experts.linear_fc1.weight": (experts, 2 * inner, width),
         "mlp.experts.experts.linear_fc2.weight": (experts, width, inner),
         **_linear("mlp.shared_experts.linear_fc1", 2 * shared, width),

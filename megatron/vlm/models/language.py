@@ -24,6 +24,7 @@ from megatron.vlm.models.cross_entropy import cap_logits, token_losses
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.language_view import LanguageView
 from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet
+from megatron.vlm.models.mixture.beside import beside_builder
 from megatron.vlm.models.mixture.experts import experts_builder
 from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
 from megatron.vlm.models.normed_values import KeysAsValues, NormedValues
@@ -141,7 +142,10 @@ def language_layer_spec(
         submodules.self_attn_bda = submodules.mlp_bda = ModuleSpec(BranchNormAdd, params={"config": config})
     if architecture.activation != "silu":
         submodules.mlp = partial(Perceptron.as_mlp_submodule, **submodules.mlp.keywords)
-    if architecture.experts:
+    if (experts := architecture.experts) and experts.beside:
+        submodules.mlp = beside_builder(perceptron_projections(config), experts.beside)
+        submodules.pre_mlp_layernorm = IdentityOp
+    elif experts:
         submodules.mlp, submodules.pre_mlp_layernorm = experts_builder(perceptron_projections(config)), build_norm
     if architecture.linear and number in architecture.linear.layers:
         submodules.self_attention = linear_attention_spec(config, architecture.linear, again)

@@ -8,6 +8,7 @@ from typing import Any
 
 from omnibal_ext.architectures.architecture import (
     Architecture,
+    Experts,
     FarHeads,
     LanguageArchitecture,
     NativeResolution,
@@ -21,6 +22,7 @@ from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import (
     BASE,
     EPSILON,
+    EXPERTS,
     FACTOR,
     FULL,
     HEADS,
@@ -110,8 +112,8 @@ def _vision(tower: Section) -> VisionArchitecture:
 
 def _language(section: Section) -> LanguageArchitecture:
     section.must(
-        attention_bias=False, attention_dropout=0.0, enable_moe_block=False, hidden_size_per_layer_input=0,
-        num_kv_shared_layers=0, use_double_wide_mlp=False,
+        attention_bias=False, attention_dropout=0.0, hidden_size_per_layer_input=0, num_kv_shared_layers=0,
+        use_double_wide_mlp=False,
     )  # fmt: skip
     both_ways = section.take_if("use_bidirectional_attention", text)
     if both_ways not in DIRECTIONS:
@@ -129,12 +131,13 @@ def _language(section: Section) -> LanguageArchitecture:
     theta, scaling, near_theta = _rotation(section)
     window = section.take("sliding_window", POSITIONS)
     hidden_size = section.take("hidden_size", WIDTH)
+    experts = _experts(section)
     language = LanguageArchitecture(
         layers=layers,
         hidden_size=hidden_size,
         heads=heads,
         kv_heads=kv_heads,
-        ffn_hidden_size=section.take("intermediate_size", WIDTH),
+        ffn_hidden_size=section.take("moe_intermediate_size" if experts else "intermediate_size", WIDTH),
         vocab_size=section.take("vocab_size", WORDS),
         rope_theta=theta,
         norm_epsilon=section.take("rms_norm_eps", EPSILON),
@@ -151,9 +154,22 @@ def _language(section: Section) -> LanguageArchitecture:
         layer_scalar=True,
         logit_cap=section.take_if("final_logit_softcapping", finite(1e-3, 1e6)),
         image_attention=both_ways == "vision",
+        experts=experts,
     )
     section.refuse_unread()
     return language
+
+
+def _experts(section: Section) -> Experts | None:
+    """Of every layer, beside a perceptron; what a token's experts weigh adds up to 1 before each is scaled."""
+    names = ("num_experts", "top_k_experts", "moe_intermediate_size")
+    if not section.take_if("enable_moe_block", flag):
+        section.asked.update(names)  # without effect then
+        return None
+    count, chosen = (section.take(name, EXPERTS) for name in names[:2])
+    if not 2 <= chosen <= count:
+        raise UserError(f"{section.where}.top_k_experts is {chosen}; supported: 2 up to the {count} experts")
+    return Experts(count, chosen, balance=0.0, beside=section.take("intermediate_size", WIDTH))
 
 
 def _near_layers(section: Section, layers: int) -> tuple[int, ...]:

@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from omnibal_ext.chain import FAR
-from omnibal_ext.families.weights import Weight, llama
+from omnibal_ext.families.weights import Weight, llama, perceptron
 
 LAYER = "language_model.model.layers.{n}"
 
 
 def language_weights() -> Iterator[Weight]:
     """Global layers have other heads, and keys that may be values."""
-    for weight in llama(branch_norms=True):
+    for row in llama(branch_norms=True):
+        dense = row.ours.startswith(("mlp.", "pre_mlp_layernorm."))
+        weight = replace(row, when="language.dense") if dense else row
         yield weight
         if weight.kind == "llm" and ".linear_qkv." not in weight.ours:
             yield replace(weight, kind=FAR)
@@ -21,6 +23,22 @@ def language_weights() -> Iterator[Weight]:
     yield Weight(FAR, qkv, (queries, keys), "keys_alone", when="language.far.keys_are_values")
     for kind in ("llm", FAR):
         yield Weight(kind, "scalar", (f"{LAYER}.layer_scalar",))
+        for weight in _mixture(kind):
+            yield replace(weight, when="language.experts")
+
+
+def _mixture(kind: str) -> Iterator[Weight]:
+    """Experts, and the perceptron beside them, which has the names of a layer that is not a mixture."""
+    yield Weight(kind, "mlp.router.weight", (f"{LAYER}.router.proj.weight",))
+    yield Weight(kind, "mlp.router.scale", (f"{LAYER}.router.scale",))
+    yield Weight(kind, "mlp.router.expert_scale", (f"{LAYER}.router.per_expert_scale",))
+    yield Weight(kind, "mlp.experts.experts.linear_fc1.weight", (f"{LAYER}.experts.gate_up_proj",))
+    yield Weight(kind, "mlp.experts.experts.linear_fc2.weight", (f"{LAYER}.experts.down_proj",))
+    yield from perceptron(kind, "mlp.perceptron", f"{LAYER}.mlp")
+    norms = {"perceptron_norm": "pre_feedforward_layernorm", "perceptron_after": "post_feedforward_layernorm_1"}
+    norms |= {"experts_norm": "pre_feedforward_layernorm_2", "experts_after": "post_feedforward_layernorm_2"}
+    for ours, theirs in norms.items():
+        yield Weight(kind, f"mlp.{ours}.weight", (f"{LAYER}.{theirs}.weight",))
 
 
 def vision_weights() -> Iterator[Weight]:

@@ -2,6 +2,7 @@
 
 from omnibal_ext.architectures.architecture import (
     Architecture,
+    Experts,
     FarHeads,
     LanguageArchitecture,
     NativeResolution,
@@ -19,7 +20,14 @@ VISION = VisionArchitecture(
 
 
 def _gemma(
-    name: str, layers: int, hidden_size: int, heads: int, kv_heads: int, far_kv_heads: int, ffn_hidden_size: int
+    name: str,
+    layers: int,
+    hidden_size: int,
+    heads: int,
+    kv_heads: int,
+    far_kv_heads: int,
+    ffn_hidden_size: int,
+    experts: Experts | None = None,
 ) -> Architecture:
     near = tuple(layer for layer in range(layers) if (layer + 1) % 6)
     language = LanguageArchitecture(
@@ -27,7 +35,7 @@ def _gemma(
         head_size=256, rope_scaling=RopeScaling("proportional", 1.0, turning=0.25), activation="gelu_tanh",
         branch_norms=True, scaled_words=True, query_scale=1,
         sliding=SlidingWindow(1024, near, 1e4, images_here_alone=True), far=FarHeads(far_kv_heads, 512, True),
-        value_norm=True, layer_scalar=True, logit_cap=30.0, image_attention=True,
+        value_norm=True, layer_scalar=True, logit_cap=30.0, image_attention=True, experts=experts,
     )  # fmt: skip
     prompt = PromptFormat("gemma4", 258880, "gemma4", "gemma4")
     return Architecture(
@@ -36,4 +44,7 @@ def _gemma(
     )  # fmt: skip
 
 
-PRESETS = {"gemma-4-31b": _gemma("gemma-4-31b", 60, 5376, 32, 16, 4, 21504)}
+PRESETS = {
+    "gemma-4-31b": _gemma("gemma-4-31b", 60, 5376, 32, 16, 4, 21504),
+    "gemma-4-26b-a4b": _gemma("gemma-4-26b-a4b", 30, 2816, 16, 8, 2, 704, Experts(128, 8, balance=0.0, beside=2112)),
+}

@@ -398,6 +398,25 @@ GEMMA_4 = {
 }
 
 
+GEMMA_4_MOE = {
+    **GEMMA_4,
+    "text_config": {
+        **GEMMA_4["text_config"],
+        "enable_moe_block": True,
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+        "moe_intermediate_size": 704,
+        "num_attention_heads": 16,
+        "num_experts": 128,
+        "num_global_key_value_heads": 2,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 8,
+        "top_k_experts": 8,
+    },
+}
+
+
 def write(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -448,6 +467,7 @@ def test_fields_that_came_later_leave_the_hash_of_others_alone() -> None:
         ("llava-onevision-7b", LLAVA_ONEVISION),
         ("gemma-3-27b", GEMMA_3),
         ("gemma-4-31b", GEMMA_4),
+        ("gemma-4-26b-a4b", GEMMA_4_MOE),
     ],
 )
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
@@ -590,6 +610,8 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (LLAVA_1_5, "model_type", "llama", r"'llama' is not supported; known: internvl, [^']*; docs/families\.md says"),
         (LLAVA_1_5, "model_type", "clip_vision_model", r"not supported; known: (?!.*clip_vision_model)"),
         (LLAVA_1_6_MISTRAL, "use_image_newline_parameter", False, r"use_image_newline_parameter is False"),
+        (GEMMA_4_MOE, "text_config.top_k_experts", 1, r"top_k_experts is 1; supported: 2 up to the 128 experts"),
+        (GEMMA_4_MOE, "text_config.num_experts", None, r"num_experts must be"),
         (GEMMA_4, "vision_config", None, r"vision_config is missing"),
         (GEMMA_4, "vision_config.model_type", "siglip_vision_model", r"model_type is 'siglip_vision_model'"),
         (GEMMA_4, "vision_config.use_clipped_linears", True, r"use_clipped_linears is True"),

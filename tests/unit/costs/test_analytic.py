@@ -44,6 +44,15 @@ def test_gemmas_parameters_are_those_of_its_report(name: str, embedding: float, 
     assert of["projector"] == 1152 * model.language.hidden_size
 
 
+@pytest.mark.parametrize(("name", "total"), [("31b", 30.7e9), ("26b-a4b", 25.2e9)])
+def test_gemma_4s_parameters_are_as_many_as_its_card_says(name: str, total: float) -> None:
+    """Of the language model, both kinds of layers, experts and all."""
+    model = PRESETS[f"gemma-4-{name}"]
+    of = analytic_profile(model, "h100", 9, 4096).parameters
+    kinds = [kind for kind in model.cost_kinds if kind not in ("patch_embed", "vit", "projector", "head")]
+    assert sum(of[kind] for kind in kinds) == pytest.approx(total, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("name", "weights", "active"),
     [("qwen3-vl-30b-a3b", 30_532_122_624, 3.35e9), ("internvl3.5-241b-a28b", 235_093_634_560, 22.2e9)],

@@ -277,6 +277,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"mm_tokens_per_image": 16, "tie_word_embeddings": False},
     ),
     "gemma 4": ("Gemma4", GEMMA_4_VIT, GEMMA_4, {}),
+    "gemma 4 moe": (
+        "Gemma4",
+        GEMMA_4_VIT,
+        {**GEMMA_4, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32},
+        {},
+    ),
     "gemma 4 untied, values apart, images in one direction, a square of two": (
         "Gemma4",
         {**GEMMA_4_VIT, "standardize": False, "pooling_kernel_size": 2},
@@ -364,28 +370,25 @@ def config_fields(family: str) -> dict[str, Any]:
 def build(family: str, seed: int) -> torch.nn.Module:
     """A model of that family; every weight is random, those too that transformers starts from zero or one."""
     make_config, make_model = classes(family)
-    model = randomised(make_model(make_config(**config_fields(family))), seed)
-    if FAMILIES[family][0] == "Gemma4":
-        _soften(model)
-    return model
-
-
-@torch.no_grad()
-def _soften(model: torch.nn.Module) -> None:
-    """Scores that no root divides are those of trained models, not ten times as large: these blow rounding up."""
-    for name, weight in model.named_parameters():
-        if name.endswith(("q_norm.weight", "k_norm.weight")):
-            weight.mul_(0.5)
+    return randomised(make_model(make_config(**config_fields(family))), seed)
 
 
 def randomised(model: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """The model with every weight drawn, about one where transformers starts from one."""
+    """The model with every weight drawn, about one where transformers starts from one.
+
+    Of Gemma 4 norms of query and key about a half: no root divides its scores, and as large ones blow rounding up.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         kept = model.state_dict(keep_vars=True)  # with numbers that are not trained
         for weight in [*model.parameters(), *(one for one in kept.values() if not one.requires_grad)]:
             center = 1.0 if weight.dim() == 1 and weight.mean() > 0.5 else 0.0
             weight.copy_(center + 0.1 * torch.randn(weight.shape, generator=generator))
+        for name, weight in model.named_parameters():
+            if getattr(model.config, "model_type", "") == "gemma4" and name.endswith(
+                ("q_norm.weight", "k_norm.weight")
+            ):
+                weight.mul_(0.5)
     return model.eval()
 
 

@@ -137,7 +137,11 @@ class Experts(MoELayer):
     ) -> tuple[Tensor, None]:
         """What the chosen experts make of each token, added up with their weights; they have no bias."""
         self.router.balance = padding_mask
-        likely, chosen = self.router(hidden_states)
+        out = self.routed(hidden_states, *self.router(hidden_states))
+        return out if self.shared_experts is None else out + self.shared_experts(hidden_states), None
+
+    def routed(self, hidden_states: Tensor, likely: Tensor, chosen: Tensor) -> Tensor:
+        """Of rows, what each expert weighs for them and whether it is chosen [rows here, experts]: what these give."""
         rows, cut = hidden_states.flatten(end_dim=-2), self.experts.groups.expt_tp
         if cut.size() > 1:
             rows, likely, chosen = (
@@ -146,8 +150,7 @@ class Experts(MoELayer):
         out = self._through_experts(rows, likely, chosen)
         if cut.size() > 1:
             out = reduce_scatter_to_sequence_parallel_region(out, group=cut)
-        out = out.view_as(hidden_states)
-        return out if self.shared_experts is None else out + self.shared_experts(hidden_states), None
+        return out.view_as(hidden_states)
 
     def _through_experts(self, rows: Tensor, likely: Tensor, chosen: Tensor) -> Tensor:
         """Rows [n, width], what each expert weighs for them and whether it is chosen [n, experts] -> [n, width]."""

@@ -16,10 +16,12 @@ import torch
 from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch, Share
+from megatron.vlm.models.norm import normalised_heads
 
 BALANCING = "seq_aux_loss"
 """What core calls a balance loss of each sequence, and its coefficient goes by."""
@@ -98,6 +100,27 @@ class Router(TopKRouter):
         )
         scaled: Tensor = MoEAuxLossAutoScaler.apply(probs, total * self.get_aux_loss_coeff(BALANCING))
         return scaled
+
+
+class ScaledRouter(Router):
+    """The same of rows that it normalises and scales itself, and what experts weigh is scaled by expert (Gemma 4)."""
+
+    def __init__(self, config: TransformerConfig, *arguments: Any, **options: Any) -> None:
+        super().__init__(config, *arguments, **options)
+        self.scale = torch.nn.Parameter(torch.ones(config.hidden_size, dtype=config.params_dtype))
+        self.expert_scale = torch.nn.Parameter(torch.ones(self.num_experts, dtype=config.params_dtype))
+        for weight in (self.scale, self.expert_scale):
+            setattr(weight, "sequence_parallel", config.sequence_parallel)  # noqa: B010 (Megatron marks weights so)
+
+    def gating(self, input: Tensor) -> Tensor:
+        """Rows [..., width] as they are -> logits [..., experts]."""
+        rows = normalised_heads(input, self.config.layernorm_epsilon)
+        return super().gating(rows * self.scale * self.config.hidden_size**-0.5)
+
+    def forward(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """What each expert weighs for rows, and whether it is chosen: [rows, experts] both."""
+        likely, chosen = super().forward(*arguments, **options)
+        return likely * self.expert_scale.to(likely.dtype), chosen
 
 
 class _Logits(torch.autograd.Function):
