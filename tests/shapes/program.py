@@ -49,7 +49,8 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     language = replace(model.language, layers=1, image_attention=False)  # masks are none of this device's
     if language.sliding and language.far:  # one with a window, one without
         language = replace(language, layers=2, sliding=replace(language.sliding, layers=(0,)))
-    one = replace(model, vision=replace(model.vision, layers=1, feature_layers=()), language=language)
+    alone = replace(model.vision, layers=1, feature_layers=(), side_by_side=(0,) * len(model.vision.side_by_side))
+    one = replace(model, vision=alone, language=language)
     chain = padded_chain(args, one)
     args.delay_wgrad_compute = engine
     late = padded_chain(args, one)

@@ -27,6 +27,7 @@ MODELS = {
     "internvl3.5-8b": (2, 9, 4096),
     "internvl3.5-30b-a3b": (2, 9, 4096),
     "llava-1.6-llama3-8b": (2, 5, 4096),
+    "vip-llava-7b": (2, 5, 4096),
     "qwen2.5-vl-7b": (2, 2304, 4096),
 }
 WITHOUT_ENGINE = (
