@@ -345,7 +345,12 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
 
 
 def stirred(stage: Stage) -> Stage:
-    """With numbers in the adapters' B, where all would begin as zero and leave A without gradients."""
+    """With numbers in the adapters' B, where all would begin as zero and leave A without gradients, and in those that
+    nobody trains (Gemma 4)."""
+    for name, numbers in stage.state_dict(keep_vars=True).items():
+        if name.endswith((".scalar", ".shift", "projector.scale")):
+            generator = torch.Generator().manual_seed(crc32(name.encode()))
+            numbers.data.copy_(1 + 0.2 * torch.randn(numbers.shape, generator=generator))
     for name, adapter in adapters_in(stage):
         generator = torch.Generator().manual_seed(crc32(name.encode()))
         whole = 0.1 * torch.randn(adapter.matrix.rows, adapter.b.shape[1], generator=generator)

@@ -230,8 +230,10 @@ class SquarePooler(MegatronModule):
         self.shared, self.square, self.width = vision, architecture.shuffle**2, vision.hidden_size
         self.standardized = architecture.vision.standardized
         if self.standardized:
-            self.register_buffer("shift", torch.zeros(self.width, dtype=vision.params_dtype))
-            self.register_buffer("scale", torch.ones(self.width, dtype=vision.params_dtype))
+            numbers = {"shift": torch.zeros, "scale": torch.ones}  # weights that nobody trains: copies have them too
+            for name, filled in numbers.items():
+                weight = torch.nn.Parameter(filled(self.width, dtype=vision.params_dtype), requires_grad=False)
+                self.register_parameter(name, weight)
         self.linear = ColumnParallelLinear(
             self.width, language.hidden_size, config=self.config, init_method=vision.init_method, bias=False,
             gather_output=True,

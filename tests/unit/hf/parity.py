@@ -277,7 +277,8 @@ def _with_positions(sample: Sample, square: int) -> dict[str, Tensor]:
 def gradient_difference(stage: Stage, theirs: torch.nn.Module, keys: KeyMap) -> float:
     """Largest difference over all weights, theirs brought to our form by the converter's map and cut as ours are."""
     expected = {table_name(name): weight.grad for name, weight in theirs.named_parameters() if weight.grad is not None}
-    worst, mine = 0.0, dict(weights_by_checkpoint_name(stage))
+    mine = {name: one for name, one in weights_by_checkpoint_name(stage) if not name.endswith(NOT_TRAINED)}
+    worst = 0.0
     for name, whole in wanted_gradients(expected, keys):
         weight = mine.pop(name)
         wanted = local_part(whole, weight)
@@ -297,6 +298,7 @@ def wanted_gradients(expected: dict[str, Tensor], keys: KeyMap) -> Iterator[tupl
     """Theirs in our form, by the names of our modules, taken out of `expected`."""
     for name, source in keys.sources.items():
         if name.endswith(NOT_TRAINED):
+            assert not any(table_name(part) in expected for part in source.theirs)
             continue
         if ".experts." not in name:
             yield name, keys.join(name, (expected.pop(table_name(part)) for part in source.theirs))
