@@ -17,6 +17,7 @@ by `works.layer_works`; of it, on one of t tensor-parallel ranks:
                 is what enters, but not what only weights without adapters ask for. What the matrix gives is read and
                 written once more to be added to, and its gradient read twice; what enters is read once forward, and its
                 gradient passed 5 times
+    teams       ranks that run a pack together are of one node: what they exchange of a token, by its links
     host        a layer takes no less than the host does to ask for it
 """
 
@@ -203,6 +204,7 @@ def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
         recompute_cheap_seconds=work.cheap_passes * stream / share / bytes_a_second if work.cheap else None,
         recompute_cheap_kept_bytes=(work.kept - work.cheap) / share if work.cheap else None,
         step_seconds=sum(_step_seconds(weights, alike, gpu, ranks) for weights, alike in ranks.weights(work)),
+        exchange_seconds=work.exchanged * BYTES / share / (gpu.node_bandwidth * gpu.bandwidth_efficiency),
         forward_fit=(0.0, forward / units, per_square) if per_square else None,
         backward_fit=(0.0, backward / units, BACKWARD_ATTENTION * per_square) if per_square else None,
     )

@@ -32,6 +32,8 @@ class Mixer:
     """Beside those of its matrices, forward."""
     per_square: int = 0
     """The same for each token squared of a sample's length."""
+    exchanged: int = 0
+    """Numbers that go to the ranks that compute a head, of samples that several hold, and come back."""
     states: float = 0.0
     """Operations forward, token by token: what a key finds in every state, what it adds, what a query finds."""
 
@@ -54,6 +56,7 @@ def attention(language: LanguageArchitecture, t: int) -> Mixer:
         moved=2 * heads + projected + 2 * rotated + 2 * normalised + 3 * gates,
         operations=0,
         per_square=2 * heads,
+        exchanged=2 * heads + key_value,
     )
 
 
@@ -76,6 +79,7 @@ def linear_attention(linear: LinearAttention, width: int, t: int) -> Mixer:
         moved=2 * projected + 2 * convolved + 2 * repeated + 2 * values + 3 * values,
         operations=heads * (2 * CHUNK * (3 * key + 2 * value) + 6 * key * value),
         states=6.0 * groups * linear.state,
+        exchanged=projected + values,
     )
 
 
@@ -127,6 +131,7 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
         attention=tokens * mixer.operations + mixer.per_square * tokens**2,
         per_square=mixer.per_square,
         states=mixer.states,
+        exchanged=mixer.exchanged,
         passes=passes + mixer.moved / g,
         blocks=2 + shares + beside,
         cheap=tokens * cheap * BYTES,

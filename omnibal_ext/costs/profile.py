@@ -95,6 +95,8 @@ class LayerCost:
     """The same of a backward."""
     step_seconds: float = 0.0
     """Once an iteration: data-parallel reduction and optimizer step."""
+    exchange_seconds: float = 0.0
+    """Of a token of a sample that several ranks hold parts of, what ranks exchange, forward; as long backward."""
     forward_fit: Fit | None = None
     """(constant, per unit, per square), seconds."""
     backward_fit: Fit | None = None
@@ -117,6 +119,8 @@ class PackSizes:
     tiles: NDArray[np.int64]
     tokens: NDArray[np.int64]
     squares: NDArray[np.int64]
+    exchanged: NDArray[np.int64] | None = None
+    """Tokens that a rank sends to others of its team, of packs that are wider than a rank; None: there are none."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +298,11 @@ class Profile:
         cost = self.layers[kind]
         least = cost.least_backward_seconds
         return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs, cost.empty_seconds, least)
+
+    def exchange_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
+        """What ranks that run a pack together take to exchange heads in a layer, forward; backward it is as much."""
+        sent = np.zeros(packs.tokens.shape) if packs.exchanged is None else packs.exchanged
+        return np.asarray(sent * self.layers[kind].exchange_seconds)
 
     def _seconds(
         self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes, empty: float, least: float

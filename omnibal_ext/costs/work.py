@@ -32,6 +32,8 @@ class Work:
     """Reads and writes of the stream by elementwise operations, forward."""
     blocks: int = 0
     """Tensor-parallel blocks (attention, MLP) that end in an all-reduce."""
+    exchanged: int = 0
+    """Numbers a token that travel there and back where several ranks hold parts of its sample."""
     expert_parameters: int = 0
     """Parameters of experts, among `parameters`."""
     routed: int = 0

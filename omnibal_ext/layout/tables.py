@@ -135,6 +135,9 @@ def _row(
     if cost.weight_gradient_seconds is not None:
         share = cost.weight_gradient_seconds / max(whole, cost.weight_gradient_seconds, 1e-300)
     weight = backward * (share if profile.mode(kind) == "trained" else 0.0)
+    if packs is not None:
+        exchange = profile.exchange_seconds(kind, packs).reshape(shape)
+        forward, backward = forward + exchange, backward + exchange * (profile.mode(kind) != "idle")
     transfer = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * cost.output_bytes * load
     recompute = forward * (cost.extra_seconds / cost.forward_seconds)
     return forward, backward, weight, transfer, load, *map(np.asarray, _bytes(cost)), recompute

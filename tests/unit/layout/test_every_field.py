@@ -69,7 +69,7 @@ def some_packs(seed: int) -> PackSizes:
     tokens = random.integers(2, 17, (1, 1, MICROBATCHES))
     tiles = random.integers(1, 5, tokens.shape)
     tiles[..., 1] = 0
-    return PackSizes(tiles, tokens, tokens**2 - 1)
+    return PackSizes(tiles, tokens, tokens**2 - 1, exchanged=tokens // 2)
 
 
 def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.ndarray]:
@@ -78,7 +78,9 @@ def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.n
         name: np.zeros((3, MICROBATCHES)) for name in ("forward", "backward", "weight", "transfer", "kept", "late")
     }
     found |= {name: np.zeros(3) for name in ("fixed_bytes", "step")}
+    assert packs.exchanged is not None
     sizes = list(zip(packs.tiles.ravel(), packs.tokens.ravel(), packs.squares.ravel(), strict=True))
+    sent = packs.exchanged.ravel().tolist()
     for s, (first, end) in enumerate(pairwise(LAYOUT.edges)):
         found["fixed_bytes"][s] = profile.overhead_bytes + sum(profile.layers[k].weight_bytes for k in CHAIN[first:end])
         found["step"][s] = profile.iteration_seconds + sum(profile.layers[k].step_seconds for k in CHAIN[first:end])
@@ -87,7 +89,7 @@ def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.n
             found["backward"][s, m] += profile.action_seconds * (2 if split else 1)
             found["weight"][s, m] += profile.action_seconds * split
             for layer in range(first, end):
-                add_layer(found, profile, (s, m), layer, pack, split)
+                add_layer(found, profile, (s, m), layer, pack, sent[m], split)
             last = profile.layers[CHAIN[end - 1]]
             units = load(profile, CHAIN[end - 1], pack)
             features = len(profile.feature_layers) * (end == 3)  # that of ViT layer 1, until the first language layer
@@ -123,6 +125,7 @@ def add_layer(
     at: tuple[int, int],
     layer: int,
     pack: tuple[int, int, int],
+    sent: int,
     split: bool,
 ) -> None:
     kind = CHAIN[layer]
@@ -132,9 +135,11 @@ def add_layer(
     if split and cost.split_backward_seconds is not None:
         backward, both = backward * cost.split_backward_seconds / both, cost.split_backward_seconds
     of_weights = 0.5 if cost.weight_gradient_seconds is None else cost.weight_gradient_seconds / both
+    exchange = sent * cost.exchange_seconds
+    forward += exchange
     found["forward"][at] += forward
     found["weight"][at] += backward * of_weights
-    found["backward"][at] += backward
+    found["backward"][at] += backward + exchange
     found["kept"][at] += cost.kept_bytes * units
     found["late"][at] += (cost.kept_bytes if cost.late_bytes is None else cost.late_bytes) * units
     for ids, again, kept in (
@@ -194,7 +199,7 @@ def cost_fields() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("kind", "name"), cost_fields())
 def test_no_field_is_without_meaning(kind: str, name: str) -> None:
     """Changed alone, each of them changes what the reference says, and the planner with it."""
-    profile, packs = measured_profile(7), some_packs(7)
+    profile, packs = measured_profile(8), some_packs(8)
     changed = with_more(profile, kind, name)
     moved = False
     for schedule in ("1f1b", "zb_h1"):
