@@ -28,6 +28,10 @@ def main() -> None:
         raise UserError(f"--data-parallel-size {size}: must divide the {index.global_batch} packs of an iteration")
     if size == index.manifest.get("data_parallel_size"):
         raise UserError(f"--data-parallel-size {size}: {arguments.packs} is packed for that; there is nothing to do")
+    if index.teams is not None:
+        raise UserError(
+            f"{arguments.packs}: has packs wider than a rank, which are seated anew at any size; nothing to do"
+        )
     last_iteration = arguments.last_iteration or str(index.manifest["last_iteration"])
     ranks = Ranks(size, index.global_batch // size, last_iteration)
     waits = [_waits(index, ranks, since)]

@@ -27,6 +27,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
 from omnibal_ext.packing.packers.budgets import Trial, choose_budgets, read_budget
+from omnibal_ext.packing.widths import read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import packing_report
@@ -108,6 +109,10 @@ def _parser() -> ToolParser:
     )  # fmt: skip
     packing.add_argument("--max-llm-budget", type=int, metavar="TOKENS", help="limit of --llm-budget auto")
     packing.add_argument("--samples-per-pack", type=int, default=4, help="of methods that pad; what auto aims at")
+    packing.add_argument(
+        "--widths", type=read_widths, default="1", metavar="W,W...",
+        help="ranks that may run a pack together, with as many times the budgets: 1,2,4,8, or auto: as samples need",
+    )  # fmt: skip
     packing.add_argument("--oversize", choices=OVERSIZE, default=OVERSIZE[0], help="samples over budget")
     packing.add_argument("--max-rejects", type=int, metavar="N", help="fail if more samples than N are left out")
     iterations = parser.add_argument_group("iterations")
@@ -147,6 +152,7 @@ def options_of(index: PackedIndex) -> dict[str, Any]:
     manifest = index.manifest
     options = {field.name: manifest[field.name] for field in fields(PackOptions) if field.name in manifest}
     options |= {"vit_budget": manifest["sample_vit_budget"], "llm_budget": manifest["sample_llm_budget"]}
+    options["widths"] = tuple(manifest.get("widths", (1,)))
     options["budgets"] = list(manifest.get("budgets", {}).items())
     options["weights"] = [source["weight"] for source in manifest["sources"]]
     options["held_out"] = manifest["built_from"].get("held_out", {}).get("share")
@@ -209,6 +215,15 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Trial]
     )
     arguments.vit_budget, arguments.llm_budget = best.vit_budget, best.llm_budget
     return trials
+
+
+def settle_widths(corpus: Corpus, arguments: argparse.Namespace) -> None:
+    """Replace widths left open in `arguments` by those that samples need."""
+    if arguments.widths is None:
+        budgets = PackOptions(
+            vit_budget=arguments.vit_budget, llm_budget=arguments.llm_budget, budgets=arguments.budgets
+        )
+        arguments.widths = widths_for(corpus.sizes, budgets, arguments.data_parallel_size)
 
 
 def settle_costs(arguments: argparse.Namespace) -> PackCosts:
@@ -278,6 +293,7 @@ def main() -> None:
     arguments = parse_arguments()
     corpus, built_from = load_corpus(arguments)
     trials = settle_budgets(corpus, arguments)
+    settle_widths(corpus, arguments)
     options = PackOptions(**{field.name: getattr(arguments, field.name) for field in fields(PackOptions)})
     if arguments.max_rejects is not None:
         check_rejects(corpus, options, arguments.max_rejects)

@@ -13,11 +13,13 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.index.packed_index import PackedIndex, refuse_other, write_index
+from omnibal_ext.packing.index.packed_index import PackedIndex, Teams, refuse_other, write_index
 from omnibal_ext.packing.index.summary import Summary, reject_names, summarise
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.pack_epoch import pack_epoch
+from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
 from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs
+from omnibal_ext.packing.share_loads import share_loads
+from omnibal_ext.packing.widths import sample_widths
 from omnibal_ext.sizes import Sizes
 
 
@@ -56,6 +58,7 @@ def _build_index(
     costs = costs or PackCosts.of_model(vit_budget=options.vit_budget, llm_budget=options.llm_budget)
     options = options if options.epochs else replace(options, epochs=corpus.epochs_to_see_all())
     kept = np.ones(len(corpus.sizes), np.bool_) if corpus.kept is None else corpus.kept
+    options = _without_needless_widths(corpus.sizes, options)
     reasons = reject_reasons(corpus.sizes, options) * kept
     rejected = reasons > 0 if options.oversize == "reject" else np.zeros(len(reasons), np.bool_)
     if rejected.sum() == kept.sum():
@@ -64,11 +67,15 @@ def _build_index(
     asked = {**asdict(options), "costs": costs.to_record(), "built_from": dict(built_from or {})}
     asked |= {"sample_vit_budget": options.vit_budget, "sample_llm_budget": options.llm_budget}
     del asked["vit_budget"], asked["llm_budget"]  # of what they come to
+    asked["widths"] = list(options.widths)
+    if not options.wide:
+        del asked["widths"]
     refuse_other(Path(output_dir), asked)
     epochs = [pack_epoch(corpus, reasons, options, costs, epoch) for epoch in range(options.epochs or 1)]
     packs = Packs.concatenate([epoch.packs for epoch in epochs])
     loads = np.concatenate([epoch.loads for epoch in epochs])
     longest = loads.max(axis=0)
+    seats = [epoch.seats.size for epoch in epochs if epoch.seats is not None]
     roomy = options.pad or options.oversize == "alone"  # packs may exceed the budgets asked for
     manifest = {
         **asked,
@@ -79,29 +86,54 @@ def _build_index(
         "one_sum": options.one_sum,
         "loads": [*LOADS, *corpus.sizes.more],
         "epoch_packs": [len(epoch.packs) for epoch in epochs],
+        **({"epoch_seats": seats} if seats else {}),
         "epoch_parts": [epoch.groups for epoch in epochs],
         "rejected": int(rejected.sum()),
         "sources": [asdict(source) for source in corpus.sources],
     }
-    index = write_index(output_dir, packs, loads, manifest, _rejects(corpus, reasons * rejected, options))
+    index = write_index(
+        output_dir, packs, loads, manifest, _rejects(corpus, reasons * rejected, options), teams=_teams(epochs, corpus)
+    )
     seconds = time.perf_counter() - begin
     return index, summarise(index, corpus, reasons * rejected, seconds, epochs[0].found)
 
 
+def _without_needless_widths(sizes: Sizes, options: PackOptions) -> PackOptions:
+    """Return options of width 1 where no sample needs more: its index is one, whatever widths are offered."""
+    needless = options.method == "balanced" and options.widths[0] == 1
+    if needless and (sample_widths(sizes, options, options.widths) == 1).all():
+        return replace(options, widths=(1,))
+    return options
+
+
+def _teams(epochs: list[Epoch], corpus: Corpus) -> Teams | None:
+    """Return who runs wide packs in which seats, packs counted through all epochs; None where packs are of one rank."""
+    widths, seats, loads, first = [], [], [], 0
+    for epoch in epochs:
+        if epoch.widths is None or epoch.seats is None:
+            return None
+        widths.append(epoch.widths)
+        seats.append(np.where(epoch.seats >= 0, epoch.seats + first, epoch.seats).ravel())
+        loads.append(share_loads(epoch.packs, corpus.sizes, epoch.widths))
+        first += len(epoch.packs)
+    return Teams(np.concatenate(widths), np.concatenate(seats), np.concatenate(loads))
+
+
 def reject_reasons(sizes: Sizes, options: PackOptions) -> NDArray[np.int8]:
     """Return the number of the reason (`reject_names`) why each sample cannot be packed, 0 where it can: int8 [N]."""
-    reasons = np.zeros(len(sizes), np.int8)
+    reasons, ranks = np.zeros(len(sizes), np.int8), options.widths[-1]
     for number, (name, budget) in enumerate(options.budgets.items(), 3):
         if budget:
-            reasons[sizes.more[name] > budget] = number
-    reasons[sizes.tokens > options.llm_budget] = 2
-    reasons[sizes.tiles > options.vit_budget] = 1
+            reasons[sizes.more[name] > ranks * budget] = number
+    reasons[sizes.tokens > ranks * options.llm_budget] = 2
+    reasons[sizes.tiles > ranks * options.vit_budget] = 1
     return reasons
 
 
 def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) -> Iterator[dict[str, Any]]:
     """Say for each sample left out what it is, where it came from and why."""
-    names = reject_names(options.budgets)
+    names, ranks = reject_names(options.budgets), options.widths[-1]
+    together = f" on {ranks} ranks" if options.wide else ""
     for sample in np.flatnonzero(reasons).tolist():
         tiles, tokens = int(corpus.sizes.tiles[sample]), int(corpus.sizes.tokens[sample])
         yield {
@@ -111,5 +143,6 @@ def _rejects(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions) ->
             "tokens": tokens,
             **{name: int(values[sample]) for name, values in corpus.sizes.more.items()},
             "reason": names[int(reasons[sample])],
-            "detail": f"{tiles} tiles of {options.vit_budget}, {tokens} tokens of {options.llm_budget}",
+            "detail": f"{tiles} tiles of {ranks * options.vit_budget}, "
+            f"{tokens} tokens of {ranks * options.llm_budget}{together}",
         }

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.packing.widths import check_widths
 
 PADDED_METHODS = ("random", "length_group", "device_group")
-METHODS = ("balanced", "isf", *PADDED_METHODS)
+METHODS = ("balanced", "isf", "hbp", *PADDED_METHODS)
 LAST_ITERATION = ("next_epoch", "empty")
 OVERSIZE = ("reject", "alone")
 WAIT = 0.003
@@ -43,6 +44,8 @@ class PackOptions:
     like the corpus."""
     seconds: float = 1.0
     """Nominal time for evening and for mixing iterations, which come nearer to each other. It counts steps."""
+    widths: tuple[int, ...] = (1,)
+    """Ranks that may run a pack together, ascending; such a pack, and a sample, has as many times the budgets."""
 
     def __post_init__(self) -> None:
         """Raises UserError for a value out of range."""
@@ -60,6 +63,27 @@ class PackOptions:
             raise UserError("--vit-budget, --seed and --seconds must be 0 or more")
         if not 0 < self.wait < 1:
             raise UserError(f"--wait {self.wait}: must be a share of device time, above 0 and below 1")
+        check_widths(self.widths, self.data_parallel_size)
+        self._check_method_of_widths()
+
+    def _check_method_of_widths(self) -> None:
+        """Raises UserError for what packs of several ranks cannot be."""
+        if not self.wide:
+            return
+        shown = f"--widths {','.join(map(str, self.widths))}"
+        if self.pad:
+            raise UserError(f"{shown}: --method {self.method} pads, and a padded pack cannot be shared; use balanced")
+        if self.method == "isf" and len(self.widths) > 1:
+            raise UserError(f"{shown}: --method isf makes packs of one width; give one, or use hbp or balanced")
+        if self.oversize == "alone":
+            raise UserError(
+                f"{shown}: --oversize alone keeps samples of any size, beyond what ranks hold; leave it out"
+            )
+
+    @property
+    def wide(self) -> bool:
+        """Whether packs may be wider than a rank."""
+        return self.widths != (1,)
 
     @property
     def pad(self) -> bool:

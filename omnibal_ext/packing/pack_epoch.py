@@ -15,7 +15,8 @@ from omnibal_ext.packing.ordering.pipeline import ordered
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.packers.isf import pack_isf
-from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.packing.packs import ATTENTION, LOADS, Packs, pack_loads
+from omnibal_ext.packing.wide_epoch import seat_part
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
@@ -31,6 +32,9 @@ class Epoch(NamedTuple):
     loads: Ints
     groups: list[int]
     found: Packs
+    widths: Ints | None = None
+    """[P]; with `seats` [I, D, M] only where packs may be wider than a rank. Then each part fills whole iterations."""
+    seats: Ints | None = None
 
 
 def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, epoch: int) -> Epoch:
@@ -50,6 +54,8 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     parts = [samples for samples in corpus.epoch_samples(epoch, options.seed, packed, most_parts) if len(samples)]
     if not parts:
         raise UserError(f"epoch {epoch} has no samples: raise --weights, or pack more input files")
+    if options.wide:
+        return _pack_wide(corpus, parts, options, costs, seed)
     done, groups, as_found, rest = [], [], [], Packs.concatenate([])
     for samples in parts:
         part, kin = _pack_part(corpus, samples, reasons, options, seed)
@@ -57,6 +63,8 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
         if options.method == "balanced":
             part = ordered(corpus, part, options, costs, seed, kin, rest)
         else:
+            if options.method == "hbp":
+                part = part.reordered(np.argsort(pack_loads(part, corpus.sizes)[:, ATTENTION], kind="stable"))
             part = part.reordered(baseline_order(len(part), options, seed))
         groups.append(len(part) // options.global_batch)
         whole = groups[-1] * options.global_batch
@@ -68,12 +76,24 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     return Epoch(packs, pack_loads(packs, corpus.sizes, options.pad), groups, Packs.concatenate(as_found))
 
 
+def _pack_wide(corpus: Corpus, parts: list[Ints], options: PackOptions, costs: PackCosts, seed: int) -> Epoch:
+    """Pack parts with packs of several widths, and seat them."""
+    seated = [seat_part(corpus, list(_members(corpus, samples)), options, costs, seed) for samples in parts]
+    first = np.cumsum([0, *(len(part.packs) for part in seated)])
+    seats = [np.where(part.seats >= 0, part.seats + n, part.seats) for part, n in zip(seated, first, strict=False)]
+    packs = Packs.concatenate([part.packs for part in seated])
+    widths = np.concatenate([part.widths for part in seated])
+    groups = [len(part.seats) for part in seated]
+    return Epoch(packs, pack_loads(packs, corpus.sizes), groups, packs, widths, np.concatenate(seats))
+
+
 def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> Packs:
     """Pack samples that all fit the budgets, by the method of `options`."""
     seed = options.seed if seed is None else seed
     packers: dict[str, Callable[[], Packs]] = {
         "balanced": lambda: pack_balanced(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
         "isf": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, seed=seed),
+        "hbp": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, seed=seed),
         "random": lambda: pack_random(sizes, options.samples_per_pack, seed),
         "length_group": lambda: pack_length_group(sizes, options.samples_per_pack, seed),
         "device_group": lambda: pack_device_group(

@@ -46,6 +46,12 @@ class Packs:
         return Packs(offsets - offsets[0], self.sample_ids[offsets[0] : offsets[-1]])
 
     @classmethod
+    def of_lists(cls, packs: Sequence[Sequence[int]]) -> "Packs":
+        """Make packs of lists of samples, none empty."""
+        counts = np.array([len(pack) for pack in packs], np.int64)
+        return cls(offsets_of(counts), np.array([sample for pack in packs for sample in pack], np.int64))
+
+    @classmethod
     def concatenate(cls, parts: Sequence["Packs"]) -> "Packs":
         """Put the packs of several packings one after the other."""
         if not parts:

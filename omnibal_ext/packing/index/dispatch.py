@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.epoch_order import EMPTY_PACK, EpochOrder
 from omnibal_ext.packing.index.level_again import Levelled, Ranks, read_levelled
-from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.packing.index.packed_index import PackedIndex, Teams
 from omnibal_ext.packing.ordering.deal_to_ranks import deal, deal_level
+from omnibal_ext.packing.ordering.seats import deal_seats
 
 Ints = NDArray[np.int64]
 
@@ -42,11 +43,12 @@ class PackStream:
             raise UserError(f"{index.folder}: holds no packs")
         self._index = index
         self._data_parallel_size = data_parallel_size
+        _refuse_half_teams(index, data_parallel_size)
         last_iteration = last_iteration or str(index.manifest["last_iteration"])
         self.order = EpochOrder.of_manifest(index.manifest, last_iteration)
         self._dealt = data_parallel_size == index.manifest.get("data_parallel_size", data_parallel_size)
         ranks = Ranks(data_parallel_size, micro_batches, last_iteration)
-        self._levelled = None if self._dealt else read_levelled(index, ranks)
+        self._levelled = None if self._dealt or index.teams else read_levelled(index, ranks)
 
     @property
     def iterations_per_epoch(self) -> int:
@@ -58,7 +60,10 @@ class PackStream:
         return self.order.first_iteration(epoch)
 
     def beyond(self, epochs: int) -> int:
-        """Return how many packs of later epochs the iterations run that it takes to train for so many epochs."""
+        """Return how many packs of later epochs the iterations run that it takes to train for so many epochs.
+
+        (Seats, where packs may be wider than a rank: none.)
+        """
         return self.first_iteration(epochs) * self.order.global_batch - self.order.start_of(epochs)
 
     def iteration(self, number: int) -> Ints:
@@ -74,6 +79,8 @@ class PackStream:
         """
         batch = self.order.global_batch
         groups = self.order.packs(first * batch, end * batch).reshape(-1, batch)
+        if self._index.teams is not None:
+            return self._seated(groups, self._index.teams)
         stored = self.order.are_groups(groups)
         if self._levelled is not None:
             groups, levelled = self._level_again(self._levelled, first, groups)
@@ -87,6 +94,19 @@ class PackStream:
             seconds = self._index.seconds(np.maximum(packs, 0)) * (packs >= 0)[:, None]
             dealt[number] = packs[deal_level(seconds, local[None], self._data_parallel_size)[0]]
         return dealt
+
+    def _seated(self, groups: Ints, teams: Teams) -> Ints:
+        """Return who sits in the seats of stored iterations, [I, B]: as stored, or level for other ranks."""
+        ranks, micro_batches = self._data_parallel_size, groups.shape[1] // self._data_parallel_size
+        tables = np.asarray(teams.pack_seats[groups])
+        if self._dealt:
+            return tables.reshape(len(groups), ranks, micro_batches)
+        dealt = []
+        for table in tables:
+            packs = np.unique(table[table >= 0])
+            widths = np.asarray(teams.pack_widths[packs])
+            dealt.append(deal_seats(packs, self._index.seconds(packs), widths, ranks, micro_batches))
+        return np.stack(dealt)
 
     def _level_again(self, levelled: Levelled, first: int, groups: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the packs that run instead of `groups` [I, B], from iteration `first` on, and in which iterations."""
@@ -104,6 +124,15 @@ class PackStream:
     def epoch_of(self, number: int) -> int:
         """Return the epoch that iteration `number` starts in."""
         return self.order.epoch_at(number * self.order.global_batch)
+
+
+def _refuse_half_teams(index: PackedIndex, data_parallel_size: int) -> None:
+    """Raise UserError where the ranks are no whole teams."""
+    if data_parallel_size % index.widths[-1]:
+        raise UserError(
+            f"{index.folder}: has packs of {index.widths[-1]} ranks, which must divide the {data_parallel_size} "
+            "data-parallel ranks: use other ranks, or pack again with other --widths"
+        )
 
 
 def epoch_iterations(stream: PackStream) -> Ints:

@@ -1,7 +1,8 @@
 """Which packs run at which position of training, for ever: every epoch has each of its packs once.
 
 An index stores one or several epochs, each as groups of one global batch that belong together, then the packs that
-fill no group. Epochs beyond the stored ones go through these again, in an order of their own:
+fill no group. Where packs may be wider than a rank these are seats, all of them in groups. Epochs beyond the stored
+ones go through these again, in an order of their own:
 
     stored   G0 G1 G2 G3 | r r r                    groups of B packs, and R < B others
     epoch e  a a | G3 G0 G2 | a a a r r r           group A = G1 opened: its first packs fill the last iteration of
@@ -55,7 +56,7 @@ class EpochOrder:
     def of_manifest(cls, manifest: Mapping[str, Any], last_iteration: str) -> "EpochOrder":
         """Return the order of an index's packs, where epochs end as `last_iteration` says."""
         return cls(
-            manifest["epoch_packs"],
+            manifest.get("epoch_seats", manifest["epoch_packs"]),
             int(manifest["global_batch"]),
             int(manifest["seed"]),
             last_iteration == "empty",

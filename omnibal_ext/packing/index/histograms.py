@@ -31,8 +31,8 @@ def waste_by_kind(summary: Summary) -> list[tuple[str, float]]:
     tiles = sum(source["tiles"] for source in summary.sources)
     return [
         ("padding inside packs", summary.pad_ratio),
-        ("tiles of the budget unused", 1 - tiles / max(1, summary.packs * summary.vit_budget)),
-        ("tokens of the budget unused", 1 - tokens / max(1, summary.packs * summary.llm_budget)),
+        ("tiles of the budget unused", 1 - tiles / max(1, summary.seats * summary.vit_budget)),
+        ("tokens of the budget unused", 1 - tokens / max(1, summary.seats * summary.llm_budget)),
         ("ranks waiting: ViT", summary.dist_ratio_vit),
         ("ranks waiting: LLM", summary.dist_ratio_llm),
         ("ranks waiting: attention", summary.dist_ratio_attention),

@@ -6,6 +6,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.costs import COSTS
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS
 from omnibal_ext.packing.packs import LOADS
+from omnibal_ext.packing.widths import check_widths
 from omnibal_ext.reading.checks import (
     MOST_ITEMS,
     anything,
@@ -21,8 +22,11 @@ from omnibal_ext.reading.checks import (
 )
 from omnibal_ext.reading.seal import check_seal
 
-VERSION, READABLE, SEALED = 3, (1, 2, 3), 3
+VERSION, READABLE, SEALED = 3, (1, 2, 3, 4), 3
+WIDE = 4
+"""Version of an index whose packs may be wider than a rank."""
 FILES = ("pack_loads.npy", "pack_offsets.npy", "rejected.jsonl", "sample_ids.npy")
+WIDE_FILES = ("pack_seats.npy", "pack_widths.npy", "share_loads.npy")
 MOST_PACKS = 2**40
 MOST_BATCH = 2**20
 
@@ -43,7 +47,7 @@ _MANIFEST = record(
         "rejected": whole(),
         "sources": listing(record({"name": text, "samples": whole(), "weight": finite()})),
         "built_from": mapping(anything),
-        "checksums": record(dict.fromkeys(FILES, text)),
+        "checksums": record(dict.fromkeys(FILES, text), dict.fromkeys(WIDE_FILES, text)),
     },
     {
         "data_parallel_size": whole(1, MOST_BATCH),
@@ -58,6 +62,8 @@ _MANIFEST = record(
         "epochs": maybe(whole(1)),
         "seconds": finite(),
         "wait": finite(),
+        "widths": listing(whole(1, MOST_BATCH), least=1, most=64),
+        "epoch_seats": listing(whole(1, MOST_PACKS), least=1),
     },
 )
 
@@ -71,6 +77,7 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
         check_seal(manifest)
     checked: dict[str, Any] = _MANIFEST(place, manifest)
     _check_counts(checked)
+    _check_widths(checked, version)
     return checked
 
 
@@ -82,10 +89,27 @@ def _check_counts(manifest: dict[str, Any]) -> None:
     parts = manifest.get("epoch_parts", [])
     if parts and len(parts) != len(epochs):
         raise UserError(f"epoch_parts are of {len(parts)} epochs, epoch_packs of {len(epochs)}")
-    for epoch, (groups, packs) in enumerate(zip(parts, epochs, strict=False)):
+    for epoch, (groups, packs) in enumerate(zip(parts, manifest.get("epoch_seats", epochs), strict=False)):
         if sum(groups) > packs // batch:
             raise UserError(f"epoch_parts[{epoch}] are {sum(groups)} groups of {batch} packs, more than its {packs}")
     if (loads := tuple(manifest.get("loads", LOADS)))[: len(LOADS)] != LOADS:
         raise UserError(f"loads must begin with {', '.join(LOADS)}, got {', '.join(map(repr, loads[: len(LOADS)]))}")
-    if set(manifest["checksums"]) != set(FILES):
-        raise UserError(f"checksums must be those of {', '.join(FILES)}")
+    files = (*FILES, *WIDE_FILES) if "epoch_seats" in manifest else FILES
+    if set(manifest["checksums"]) != set(files):
+        raise UserError(f"checksums must be those of {', '.join(files)}")
+
+
+def _check_widths(manifest: dict[str, Any], version: int) -> None:
+    """An index of wide packs says how wide, for how many ranks, and has whole iterations; others say nothing of it."""
+    needed = ("widths", "epoch_seats", "data_parallel_size", "micro_batches")
+    has = [name in manifest for name in needed]
+    if version != WIDE:
+        if any(has[:2]):
+            raise UserError(f"has {' and '.join(needed[:2])}, which only version {WIDE} has")
+        return
+    if not all(has):
+        raise UserError(f"is of version {WIDE} and lacks {needed[has.index(False)]}")
+    check_widths(manifest["widths"], manifest["data_parallel_size"])
+    batch, seats = manifest["global_batch"], manifest["epoch_seats"]
+    if len(seats) != len(manifest["epoch_packs"]) or any(count % batch for count in seats):
+        raise UserError(f"epoch_seats are {seats}, which must be whole iterations of {batch} for each epoch")

@@ -6,13 +6,19 @@ sample_ids.npy      int64 [N]
 pack_loads.npy      int64 [P, K]: what the device runs for each pack: tiles, tokens, sum(length^2), further sizes
 rejected.jsonl      one line a sample left out, with the reason
 
+Where packs may be wider than a rank, version 4, three arrays more:
+
+pack_widths.npy     int64 [P]: neighbouring data-parallel ranks that run each pack
+pack_seats.npy      int64 [S]: [D, M] tables of iterations: a pack's number in the seats of all its ranks, or -1
+share_loads.npy     int64 [P, K + 1]: loads of the fullest share of each pack, and the tokens that its rank sends
+
 Version 1 has three loads, and epochs of one part; from version 3 on the manifest has its own hash.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +27,22 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import checksums_of, verify_checksums
 from omnibal_ext.files.folders import building
 from omnibal_ext.packing.costs import PackCosts
-from omnibal_ext.packing.index.manifest import VERSION, check_manifest
+from omnibal_ext.packing.index.manifest import VERSION, WIDE, check_manifest
 from omnibal_ext.packing.packs import LOADS, Packs
+from omnibal_ext.packing.share_loads import EXCHANGED
 from omnibal_ext.reading.arrays import map_array
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed
 
 REMEDY = "pack again with tools/pack_data.py"
+
+
+class Teams(NamedTuple):
+    """Of packs that may be wider than a rank: the three arrays of version 4."""
+
+    pack_widths: NDArray[np.int64]
+    pack_seats: NDArray[np.int64]
+    share_loads: NDArray[np.int64]
 
 
 class PackedIndex:
@@ -47,6 +62,7 @@ class PackedIndex:
             raise UserError(
                 f"{folder / 'pack_offsets.npy'}: packs do not follow each other to the last sample; {REMEDY}"
             )
+        self.teams = _teams(folder, manifest, self.loads.shape) if "epoch_seats" in manifest else None
         if self.loads.size and self.loads.min() < 0:
             raise UserError(f"{folder / 'pack_loads.npy'}: a load is {self.loads.min()}, below 0; {REMEDY}")
 
@@ -91,16 +107,26 @@ class PackedIndex:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many ranks run a pack together, of all packs."""
-        return (1,)
+        """Widths that packs may have, ascending; (1,) where each is run by one rank."""
+        return tuple(self.manifest.get("widths", (1,)))
 
     def width(self, pack: int) -> int:
-        """How many ranks run a pack together."""
-        return self.widths[0]
+        """Neighbouring data-parallel ranks that run a pack together."""
+        return 1 if self.teams is None else int(self.teams.pack_widths[pack])
+
+    @property
+    def rank_loads(self) -> NDArray[np.int64]:
+        """What a rank runs of each pack, [P, K]: all of it, or of a wide one the fullest share."""
+        return self.loads if self.teams is None else self.teams.share_loads[:, :-1]
 
     def seconds(self, packs: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return what ranks wait for: seconds of some packs in each part of the model, or in all, [packs, parts]."""
-        return self.costs.waited_for(np.asarray(self.loads[packs]), self.load_names, bool(self.manifest.get("one_sum")))
+        loads, names = (self.loads, self.load_names) if self.teams is None else self._of_shares()
+        return self.costs.waited_for(np.asarray(loads[packs]), names, bool(self.manifest.get("one_sum")))
+
+    def _of_shares(self) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+        assert self.teams is not None
+        return self.teams.share_loads, (*self.load_names, EXCHANGED)
 
     def samples(self, pack: int) -> NDArray[np.int64]:
         """Return the sample numbers of one pack."""
@@ -139,6 +165,7 @@ def write_index(
     manifest: Mapping[str, Any],
     rejected: Iterable[Mapping[str, Any]],
     over: bool = False,
+    teams: Teams | None = None,
 ) -> PackedIndex:
     """Write an index beside `folder`, then put it in place in one step; return it open.
 
@@ -152,11 +179,17 @@ def write_index(
         raise UserError(f"{folder}: exists and is no packed index: choose another --output-dir")
     with building(folder) as new:
         arrays = {"pack_offsets": packs.pack_offsets, "sample_ids": packs.sample_ids, "pack_loads": loads}
+        arrays |= teams._asdict() if teams else {}
         for name, array in arrays.items():
             np.save(new / f"{name}.npy", array.astype(np.int64, copy=False), allow_pickle=False)
         with (new / "rejected.jsonl").open("w", encoding="utf-8") as lines:
             lines.writelines(json.dumps(line) + "\n" for line in rejected)
-        written = {"version": VERSION, "packs": len(packs), "samples": len(packs.sample_ids), **manifest}
+        written = {
+            "version": WIDE if teams else VERSION,
+            "packs": len(packs),
+            "samples": len(packs.sample_ids),
+            **manifest,
+        }
         written["checksums"] = checksums_of(new, sorted(path.name for path in new.iterdir()))
         if not over:
             refuse_other(folder, written)
@@ -185,6 +218,22 @@ def _differences(name: str, found: Any, wanted: Any) -> Iterator[tuple[str, Any,
             yield from _differences(f"{name}.{key}", found.get(key), wanted[key])
     elif found != wanted:
         yield name, found, wanted
+
+
+def _teams(folder: Path, manifest: Mapping[str, Any], shape: tuple[int, ...]) -> Teams:
+    """Map what version 4 has more. Raises UserError where widths or seats are none."""
+    packs, seats = manifest["packs"], sum(manifest["epoch_seats"])
+    teams = Teams(
+        _map(folder, "pack_widths", (packs,)),
+        _map(folder, "pack_seats", (seats,)),
+        _map(folder, "share_loads", (packs, shape[1] + 1)),
+    )
+    if not np.isin(teams.pack_widths, manifest["widths"]).all():
+        raise UserError(f"{folder / 'pack_widths.npy'}: has widths that are none of {manifest['widths']}; {REMEDY}")
+    taken = np.bincount(teams.pack_seats[teams.pack_seats >= 0], minlength=packs)
+    if teams.pack_seats.min() < -1 or len(taken) != packs or (taken != teams.pack_widths).any():
+        raise UserError(f"{folder / 'pack_seats.npy'}: packs do not have a seat of each of their ranks; {REMEDY}")
+    return teams
 
 
 def _map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.int64]:

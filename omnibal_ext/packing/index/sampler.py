@@ -36,6 +36,11 @@ class PackBatchSampler:
             micro_batches = max(1, index.global_batch // max(1, data_parallel_size))
         if rank is not None and not 0 <= rank < data_parallel_size:
             raise UserError(f"rank {rank} is not one of {data_parallel_size} data-parallel ranks")
+        if index.teams is not None:
+            raise UserError(
+                f"{index.folder}: has packs wider than a rank, which only this project's trainer runs; pack without "
+                "--widths"
+            )
         self.micro_batches = micro_batches
         self._index = index
         self._stream = PackStream(index, data_parallel_size, micro_batches, last_iteration="empty")

@@ -13,8 +13,10 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.ordering import metrics
 from omnibal_ext.packing.ordering.spread import Features, missing_kinds, over, pack_features, random_spread, spread_of
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, Packs, pack_loads
+from omnibal_ext.packing.share_loads import tokens_cut
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 MOST_SAMPLES = 200_000  # by which a random order of samples is known well enough
 
@@ -41,7 +43,15 @@ class Summary:
     dist_ratio_attention: float
     iterations: int
     filled_packs: int
-    """Places of the last iteration filled from the next epoch or with empty packs."""
+    """Places of the last iteration filled from the next epoch or with empty packs; of any, where packs are wider."""
+    seats: int
+    """Seats that packs take: each as many as ranks run it."""
+    tokens_in_wide_packs: float
+    """Share of tokens in packs wider than a rank: what travels if all of a pack does (CR of HBP, arXiv 2503.07680)."""
+    tokens_exchanged: float
+    """Share of tokens in samples that are cut over ranks: what travels here."""
+    tokens_per_rank: float
+    """Mean of a rank and iteration (Ave-T of HBP)."""
     samples_per_pack: float
     longest_tiles: int
     longest_tokens: int
@@ -75,14 +85,15 @@ def summarise(
     """Measure epoch 0 of an index; `reasons` is 0 for samples that were packed, `found` are packs before evening."""
     count = int(index.manifest["epoch_packs"][0])
     packs = Packs(index.pack_offsets[: count + 1], index.sample_ids[: index.pack_offsets[count]])
-    loads = np.asarray(index.loads)
+    loads, of_ranks = np.asarray(index.loads), np.asarray(index.rank_loads)
+    widths = np.ones(count, np.int64) if index.teams is None else np.asarray(index.teams.pack_widths[:count])
     packed = corpus.sizes.take(packs.sample_ids)
     iterations = epoch_iterations(
         PackStream(index, index.manifest["data_parallel_size"], index.manifest["micro_batches"])
     )
     spreads = _spreads(index, corpus, packs, iterations, found)
-    of_ranks = metrics.rank_loads(iterations, index.seconds(np.arange(index.num_packs)))
-    ranks = [metrics.rank_loads(iterations, loads[:, load]) for load in (TILES, TOKENS, ATTENTION)]
+    seconds_of_ranks = metrics.rank_loads(iterations, index.seconds(np.arange(index.num_packs)))
+    ranks = [metrics.rank_loads(iterations, of_ranks[:, load]) for load in (TILES, TOKENS, ATTENTION)]
     padding = float(1.0 - packed.tokens.sum() / loads[:count, TOKENS].sum())
     waiting = [metrics.waiting_share(load) for load in ranks[:2]]
     longest = loads[:count].max(axis=0)
@@ -99,14 +110,18 @@ def summarise(
         dist_ratio_llm=metrics.dist_ratio(ranks[TOKENS]),
         dist_ratio_attention=metrics.dist_ratio(ranks[ATTENTION]),
         iterations=len(iterations),
-        filled_packs=iterations.size - count,
+        filled_packs=iterations.size - int(widths.sum()),
+        seats=int(widths.sum()),
+        tokens_in_wide_packs=float(loads[:count, TOKENS][widths > 1].sum() / loads[:count, TOKENS].sum()),
+        tokens_exchanged=float(tokens_cut(packs, corpus.sizes, widths).sum() / loads[:count, TOKENS].sum()),
+        tokens_per_rank=float(packed.tokens.sum() / (len(iterations) * iterations.shape[1])),
         samples_per_pack=len(packed) / count,
         longest_tiles=int(longest[TILES]),
         longest_tokens=int(longest[TOKENS]),
         tokens_per_iteration=float(packed.tokens.sum() / len(iterations)),
         wasted_work=(waiting[TILES] + 1.0 - (1.0 - waiting[TOKENS]) * (1.0 - padding)) / 2,
-        wait=metrics.wait(of_ranks),
-        wait_last=metrics.wait(of_ranks[-1:]),
+        wait=metrics.wait(seconds_of_ranks),
+        wait_last=metrics.wait(seconds_of_ranks[-1:]),
         **spreads,
         seconds=seconds,
         samples_per_second=len(index.sample_ids) / seconds,
@@ -120,17 +135,18 @@ def _spreads(
 ) -> dict[str, float]:
     """Say how much whole iterations differ, against random orders of samples and of packs as they were found."""
     count, samples = len(packs), len(packs.sample_ids)
-    whole = iterations[((iterations >= 0) & (iterations < count)).all(axis=(1, 2))].reshape(-1, index.global_batch)
+    whole = _whole_iterations(index, iterations, count)
     features = pack_features(corpus, packs, np.asarray(index.loads[:count]), index.load_names)
     few = packs.sample_ids[:: -(-samples // MOST_SAMPLES)]
     each = _features(corpus, Packs(np.arange(len(few) + 1), few), index)
     before = features if found is None else _features(corpus, found, index)
-    drawn = samples / count * index.global_batch
-    spread = spread_of(whole, features.values)
+    batch = index.global_batch if index.teams is None else count / len(iterations)
+    drawn = samples / count * batch
+    spread = _spread_of(index, whole, features.values)
     by_samples = over(spread, random_spread(each.values, drawn, samples))
-    by_packs = over(spread, random_spread(before.values, index.global_batch, count))
+    by_packs = over(spread, random_spread(before.values, batch, count))
     sizes = features.sizes
-    missing, expected = missing_kinds(whole, features.has), (1 - each.has.mean(axis=0)) ** drawn
+    missing, expected = missing_kinds(whole, _of_seats(index, features.has)), (1 - each.has.mean(axis=0)) ** drawn
     worst = int(np.argmax(missing - expected)) if len(missing) else -1
     return {
         "spread_sizes": float(by_samples[:sizes].max()),
@@ -140,6 +156,30 @@ def _spreads(
         "kinds_missing": float(missing[worst]) if len(missing) else 0.0,
         "kinds_missing_random": float(expected[worst]) if len(missing) else 0.0,
     }
+
+
+def _whole_iterations(index: PackedIndex, iterations: Ints, count: int) -> Ints:
+    """Return iterations of the epoch's packs alone, [I, B]; where packs may be wider than a rank, all are."""
+    if index.teams is not None:
+        return iterations.reshape(len(iterations), -1)
+    return iterations[((iterations >= 0) & (iterations < count)).all(axis=(1, 2))].reshape(-1, index.global_batch)
+
+
+def _spread_of(index: PackedIndex, whole: Ints, values: Floats) -> Floats:
+    """Return how iterations deviate from the mean one, [F]."""
+    if index.teams is None or len(whole) < 2:
+        return spread_of(whole, values)
+    spread: Floats = _of_seats(index, values)[whole].sum(axis=1).std(axis=0)
+    return spread
+
+
+def _of_seats(index: PackedIndex, values: NDArray[Any]) -> NDArray[Any]:
+    """Return what each seat of a pack has of its `values` [P, F]; seats that are empty, the last row, have nothing."""
+    if index.teams is None:
+        return values
+    widths = index.teams.pack_widths[: len(values), None]
+    each = values if values.dtype == np.bool_ else values / widths
+    return np.concatenate([each, np.zeros_like(each[:1])])
 
 
 def _features(corpus: Corpus, packs: Packs, index: PackedIndex) -> Features:

@@ -102,7 +102,10 @@ def reckoned(folder: Path, corpus: Corpus, iterations: np.ndarray, one_sum: bool
         "vit_budget": manifest["vit_budget"], "llm_budget": manifest["llm_budget"],
         "pad_ratio": sum(padded) / count if pad else 0.0,
         "dist_ratio_vit": ratio(0), "dist_ratio_llm": ratio(1), "dist_ratio_attention": ratio(2),
-        "iterations": len(iterations), "filled_packs": iterations.size - count, "samples_per_pack": len(first) / count,
+        "iterations": len(iterations), "filled_packs": iterations.size - count, "seats": count,
+        "tokens_in_wide_packs": 0.0, "tokens_exchanged": 0.0,
+        "tokens_per_rank": sum(tokens[sample] for sample in first) / len(iterations) / 3,
+        "samples_per_pack": len(first) / count,
         "longest_tiles": max(load(pack)[0] for pack in range(count)),
         "longest_tokens": max(load(pack)[1] for pack in range(count)),
         "tokens_per_iteration": sum(tokens[sample] for sample in first) / len(iterations),
@@ -113,7 +116,9 @@ def reckoned(folder: Path, corpus: Corpus, iterations: np.ndarray, one_sum: bool
 
 
 @pytest.mark.parametrize("last_iteration", ["next_epoch", "empty"])
-@pytest.mark.parametrize(("method", "pipeline", "seed"), [("balanced", 2, 0), ("isf", 1, 1), ("random", 2, 2)])
+@pytest.mark.parametrize(
+    ("method", "pipeline", "seed"), [("balanced", 2, 0), ("isf", 1, 1), ("random", 2, 2), ("hbp", 1, 3)]
+)
 def test_every_figure_is_that_of_the_files(
     method: str, pipeline: int, seed: int, last_iteration: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,91 @@
+"""Hierarchical Balance Packing as printed (HBP, arXiv 2503.07680), a baseline: levels, greedy fill, sort by attention.
+
+Levels are widths of packs: lengths and sequence-parallel sizes of level i are `width_i` times a rank's budgets and
+`width_i` ranks. Of the paper's search for them (algorithms 1, 3 and 4) nothing is left to packing: with one budget a
+rank, the level that is fastest for a token is the narrowest, and the largest is that which holds the longest sample.
+"""
+
+import bisect
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.packers.first_fit import pack_first_fit
+from omnibal_ext.packing.packers.isf import pack_isf
+from omnibal_ext.packing.packs import ATTENTION, Packs
+from omnibal_ext.sizes import Sizes
+
+Ints = NDArray[np.int64]
+
+
+def pack_hierarchical(
+    sizes: Sizes, vit_budget: int, llm_budget: int, widths: Sequence[int], of_samples: Ints, *, seed: int
+) -> tuple[Packs, Ints]:
+    """Pack all samples level by level; return the packs and the width of each, [P].
+
+    1. A sample belongs to the lowest level that holds it, `of_samples` [N] (algorithm 5).
+    2. From the highest level down: the samples of a level are packed; then each pack takes of the levels below, the
+       next one first and in it the longest first, whatever fits (algorithm 6).
+    """
+    left = {width: np.flatnonzero(of_samples == width) for width in widths}
+    done: list[Packs] = []
+    of_packs: list[Ints] = []
+    for level in reversed(range(len(widths))):
+        width = widths[level]
+        own = left[width]
+        found = _pack(sizes.take(own), width * vit_budget, width * llm_budget, few=level > 0, seed=seed)
+        packs = [own[found.sample_ids[a:b]].tolist() for a, b in pairwise(found.pack_offsets)]
+        for below in reversed(widths[:level]):
+            left[below] = _fill(packs, left[below], sizes, width * vit_budget, width * llm_budget)
+        done.append(Packs.of_lists(packs))
+        of_packs.append(np.full(len(packs), width, np.int64))
+    return Packs.concatenate(done), np.concatenate(of_packs)
+
+
+def _pack(sizes: Sizes, vit_budget: int, llm_budget: int, few: bool, seed: int) -> Packs:
+    """Pack a level by ISF; where samples are few and large it leaves much room, and first fit is taken."""
+    if few:
+        columns = np.column_stack([sizes.tiles.astype(np.int64), sizes.tokens])
+        return pack_first_fit(columns, np.array([vit_budget, llm_budget]), seed)
+    return pack_isf(sizes, vit_budget, llm_budget, seed=seed)
+
+
+def _fill(packs: list[list[int]], pool: Ints, sizes: Sizes, vit_budget: int, llm_budget: int) -> Ints:
+    """Add to each pack the longest samples of the pool that fit; return what is left of it."""
+    samples = pool[np.argsort(sizes.tokens[pool], kind="stable")].tolist()
+    lengths = sizes.tokens[samples].tolist()
+    for pack in packs:
+        tokens = llm_budget - int(sizes.tokens[pack].sum())
+        tiles = vit_budget - int(sizes.tiles[pack].sum())
+        place = bisect.bisect_right(lengths, tokens) - 1
+        while place >= 0:
+            if sizes.tiles[samples[place]] <= tiles:
+                sample = samples.pop(place)
+                tokens -= lengths.pop(place)
+                tiles -= int(sizes.tiles[sample])
+                pack.append(sample)
+                place = bisect.bisect_right(lengths, tokens, hi=place)
+            place -= 1
+    return np.array(samples, np.int64)
+
+
+def hierarchical_iterations(loads: Ints, widths: Ints, data_parallel_size: int, micro_batches: int, seed: int) -> Ints:
+    """Put packs of one level, in the order of their sum(length^2), into iterations (algorithm 7): [I, D, M].
+
+    An iteration is of one level, and the last of each may be incomplete. Levels alternate as a shuffle has it.
+
+    Args:
+        loads: of whole packs, [P, K].
+        widths: [P].
+    """
+    tables = []
+    for width in np.unique(widths).tolist():
+        own = np.flatnonzero(widths == width)
+        own = own[np.argsort(loads[own, ATTENTION], kind="stable")]
+        teams = data_parallel_size // width
+        seats = np.append(own, np.full(-len(own) % (teams * micro_batches), -1))
+        rounds = seats.reshape(-1, micro_batches, teams).transpose(0, 2, 1)
+        tables.append(np.repeat(rounds, width, axis=1))
+    return np.random.default_rng((seed, 1)).permutation(np.concatenate(tables))
