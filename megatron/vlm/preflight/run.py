@@ -127,8 +127,6 @@ def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> st
         raise UserError(f"{flag} is missing; give the packed index of tools/pack_data.py")
     index = PackedIndex.open(packs)
     index.verify()
-    if index.teams is not None:
-        raise UserError(f"{flag} {packs}: packs wider than a rank cannot be trained yet; pack without --widths")
     try:
         data = ChatDataset(folder or "")
     except UserError:

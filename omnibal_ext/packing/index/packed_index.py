@@ -119,6 +119,11 @@ class PackedIndex:
         """What a rank runs of each pack, [P, K]: all of it, or of a wide one the fullest share."""
         return self.loads if self.teams is None else self.teams.share_loads[:, :-1]
 
+    @property
+    def exchanged(self) -> NDArray[np.int64] | None:
+        """Tokens that a rank sends to others of its team for each pack, [P]; None where packs are of one rank."""
+        return None if self.teams is None else self.teams.share_loads[:, -1]
+
     def seconds(self, packs: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return what ranks wait for: seconds of some packs in each part of the model, or in all, [packs, parts]."""
         loads, names = (self.loads, self.load_names) if self.teams is None else self._of_shares()
