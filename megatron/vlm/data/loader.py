@@ -319,8 +319,9 @@ def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:
 
 
 def samples_before(stream: PackStream, index: PackedIndex, iteration: int) -> int:
-    """Samples that the iterations before this one run, over all ranks; padding is none."""
+    """Samples that the iterations before this one run, over all ranks; padding is none, a wide pack's count once."""
     sizes = np.append(np.diff(index.pack_offsets), 0)  # an empty pack is number -1: the last entry
     assert EMPTY_PACK == -1
+    seats = sizes / np.append([1] * index.num_packs if index.teams is None else index.teams.pack_widths, 1)
     starts = range(0, iteration, 1000)
-    return sum(int(sizes[stream.iterations(start, min(start + 1000, iteration))].sum()) for start in starts)
+    return round(sum(seats[stream.iterations(start, min(start + 1000, iteration))].sum() for start in starts))

@@ -11,10 +11,15 @@ import torch
 from PIL import Image
 
 from megatron.vlm.data import dataset as reading
-from megatron.vlm.data.loader import Needs, PackDataset
+from megatron.vlm.data.loader import Needs, PackDataset, samples_before
 from megatron.vlm.data.sharing import share_of, with_filler
+from megatron.vlm.evaluation import HeldOutPass
 from megatron.vlm.microbatch import Microbatch, segment_ids
+from omnibal_ext.packing.build import build_index
+from omnibal_ext.packing.index.dispatch import PackStream
+from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.sizes import Sizes
 from tests.unit.data.clips import TURNS, noise, write_frames
 from tests.unit.data.test_loader import pack_of
 from tests.unit.data.test_videos import made
@@ -164,3 +169,23 @@ def test_a_place_without_images_has_rows_of_none(tmp_path: Path) -> None:
     assert sorted(share.tiles for share in shares) == [0, 32]
     assert all(share.pictured and share.pixels.shape[-2] == PATCH for share in shares)
     assert sum(len(share.image_positions) for share in shares) == 8
+
+
+def test_samples_of_wide_packs_count_once(tmp_path: Path) -> None:
+    """Behind a resume, and in an evaluation: every sample of an epoch, however many ranks run its pack."""
+    tokens = np.array([*[30] * 40, 150, 90, 170], np.int64)
+    sizes = Sizes(np.zeros(len(tokens), np.int32), tokens)
+    options = PackOptions(
+        vit_budget=1, llm_budget=100, data_parallel_size=2, micro_batches=2, widths=(1, 2), last_iteration="empty"
+    )
+    index = build_index(sizes, tmp_path / "packs", options)[0]
+    stream = PackStream(index, 2, 2)
+    assert index.widths == (1, 2)
+    assert samples_before(stream, index, stream.first_iteration(1)) == len(tokens)
+    run = HeldOutPass(index, 2)
+    ranks = [[pack for pack, _ in zip(run.of_rank(rank), range(run.iterations * 2), strict=False)] for rank in range(2)]
+    shared = {pack for pack in ranks[0] if pack >= 0 and index.width(pack) == 2}
+    assert [pack for pack in ranks[0] if pack in shared] == [pack for pack in ranks[1] if pack in shared]
+    alone = [pack for own in ranks for pack in own if pack >= 0 and pack not in shared]
+    assert sorted([*alone, *shared]) == list(range(index.num_packs))
+    assert all((one in shared) == (other in shared) for one, other in zip(*ranks, strict=True))
