@@ -127,6 +127,7 @@ def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> st
         raise UserError(f"{flag} is missing; give the packed index of tools/pack_data.py")
     index = PackedIndex.open(packs)
     index.verify()
+    _check_teams(run, index, flag)
     try:
         data = ChatDataset(folder or "")
     except UserError:
@@ -135,6 +136,21 @@ def _packs_fit(run: Run, folder: str | None, packs: str | None, flag: str) -> st
     index.check_samples(len(data))
     limit = longest_positions(run.inputs.architecture, run.model_folder, index.pad)
     return f"{index.num_packs} packs of its samples; longest: {check_lengths(index, data.sizes, limit)}"
+
+
+def _check_teams(run: Run, index: PackedIndex, flag: str) -> None:
+    """Raise UserError for packs wider than a rank that this run has no teams for."""
+    widest, ranks = index.widths[-1], run.inputs.args.data_parallel_size
+    if ranks % widest:
+        raise UserError(
+            f"{flag} {index.folder}: packs of {widest} ranks, which do not divide the {ranks} data-parallel ranks; "
+            "use other ranks, or pack again with other --widths"
+        )
+    if widest > 1 and run.inputs.plan.tower is not None:
+        raise UserError(
+            f"{flag} {index.folder}: packs wider than a rank, and a plan with the tower beside the pipeline; "
+            "plan without it, or pack without --widths"
+        )
 
 
 def _check_weights(run: Run) -> str:
