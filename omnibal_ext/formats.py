@@ -81,6 +81,8 @@ PROFILE_COUNTS = {
     "action_seconds": finite(),
     "iteration_seconds": finite(),
     "lora_rank": whole(0, MOST_LORA_RANK),
+    "image_tiles": finite(),
+    "replica_seconds_per_byte": finite(),
 }
 PROFILE = record(
     {
@@ -92,6 +94,7 @@ PROFILE = record(
     },
     {
         "parameters": mapping(whole()),
+        "whole_layers": mapping(mapping(anything)),
         "frozen": listing(one_of(*PARTS)),
         "lora_targets": listing(one_of(*PARTS)),
         "feature_layers": _LAYERS,

@@ -38,6 +38,7 @@ from omnibal_ext.launch.planning import Planning, measured_best
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
 from omnibal_ext.launch.reporting import note_inputs, write_report
 from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
+from omnibal_ext.layout.roads import ROADS
 from omnibal_ext.layout.search import METHODS
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.dispatch import PackStream
@@ -325,6 +326,7 @@ def _parser() -> ToolParser:
     plan.add_argument("--virtual-pipeline-model-parallel-size", type=int, default=1)
     plan.add_argument("--method", choices=METHODS, default="joint", help="see tools/plan_layout.py")
     plan.add_argument("--schedule", choices=SCHEDULE_NAMES, default="1f1b")
+    plan.add_argument("--tower", choices=ROADS, default="cut", help="the vision tower: see tools/plan_layout.py")
     plan.add_argument("--recompute", default="fewest", choices=("fewest", "full"))
     plan.add_argument(
         "--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest"

@@ -10,7 +10,9 @@
 
 import argparse
 import math
+from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import layer_names
@@ -20,13 +22,15 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Need, Numbers, ToolParser
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, find_plan, make_plan
+from omnibal_ext.layout.roads import ROADS, plan_road
+from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, make_plan
 from omnibal_ext.layout.sweep import Outcome, ProfileSource, settings, sweep
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.packers.budgets import budgets_for
 from omnibal_ext.plan import Plan, Stage
+from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB
@@ -68,15 +72,17 @@ def _planned(arguments: argparse.Namespace) -> Plan:
         arguments.memory_gib * GIB,
         packs,
     )
-    problem, candidates = find_plan(
+    problem, candidates, said = plan_road(
         problem,
+        arguments.tower,
         arguments.method,
         recompute=arguments.recompute,
         radius=arguments.radius,
         top_k=arguments.top_k,
         seconds=arguments.seconds,
     )
-    return make_plan(problem, candidates, arguments.method)
+    plan = make_plan(problem, candidates, arguments.method)
+    return replace(plan, predicted=plan.predicted | said)
 
 
 def _only_profile(arguments: argparse.Namespace) -> Profile:
@@ -133,8 +139,12 @@ def _profile_source(
         architecture = preset(arguments.model)
 
         def source(vit: int, llm: int, t: int, d: int, e: int) -> Profile:
-            device = arguments.analytic
-            return analytic_profile(architecture, device, vit, llm, t, d, expert_model_parallel_size=e)
+            device, ranks = arguments.analytic, 0
+            if arguments.tower != "cut":
+                ranks = t * arguments.pipeline_model_parallel_size
+            return analytic_profile(
+                architecture, device, vit, llm, t, d, expert_model_parallel_size=e, replica_ranks=ranks
+            )
 
         return source, budgets, arguments.tensor_sizes, arguments.expert_sizes
     if not arguments.profile:
@@ -178,7 +188,7 @@ def _recomputed(plan: Plan, stage: Stage) -> str:
 def print_plan(plan: Plan) -> None:
     """The plan as people read it: a row a stage, the next-best layouts, the distance from the ideal."""
     predicted = plan.predicted
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for number, stage in enumerate(plan.stages):
         rank, chunk = plan.placement.rank_and_chunk(number)
         where = f"rank {rank}" + (f" chunk {chunk}" if plan.virtual_pipeline_model_parallel_size > 1 else "")
@@ -193,6 +203,8 @@ def print_plan(plan: Plan) -> None:
                 predicted["stage_limit"][number],
             )
         )
+    if plan.tower:
+        rows.append(_tower_row(plan, plan.tower))
     title = f"{plan.model or 'model'}: {plan.method}, {plan.schedule}, {plan.num_microbatches} microbatches"
     print_table(title, ("stage", "layers", "recomputed", "forward ms", "backward ms", "rank GiB", "limit"), rows)
     if plan.alternatives:
@@ -213,6 +225,24 @@ def print_plan(plan: Plan) -> None:
         f"{predicted['fraction_of_ideal']:.1%} of the ideal {predicted['ideal_seconds'] * 1e3:.2f} ms"
         + (", proven the fastest layout" if predicted["proven_best"] else "")
     )
+    if "tower" in predicted:
+        say(_road_said(predicted["tower"]))
+
+
+def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
+    """The tower beside the pipeline among the stages."""
+    again = "all" if tower.again else _spans(plan, tower.recompute) or "-"
+    forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])
+    return f"beside, {tower.mode}", _spans(plan, range(tower.links)), again, forward, backward, "", ""
+
+
+def _road_said(said: dict[str, Any]) -> str:
+    """Why the tower stands where it does."""
+    steps = [(name, said.get(f"{name}_step_seconds"), said.get(f"no_plan_{name}")) for name in ("cut", "beside")]
+    priced = [one for one in steps if one[1] or one[2]]
+    words = [f"{name} {step * 1e3:.2f} ms" if step else f"{name}: {reason}" for name, step, reason in priced]
+    share = f"; {said['share_of_text_only']:.1%} of text-only speed" if "share_of_text_only" in said else ""
+    return f"vision tower: {said['road']} ({', '.join(words)}){share}"
 
 
 def _spans(plan: Plan, layers: range | tuple[int, ...]) -> str:
@@ -248,6 +278,7 @@ NEEDS = (
     Need(
         """
         pipeline_model_parallel_size virtual_pipeline_model_parallel_size num_microbatches schedule packs recompute
+        tower
         """,
         "no --sweep beside it, which chooses",
         lambda arguments: not arguments.sweep,
@@ -277,6 +308,12 @@ def _parser() -> ToolParser:
         choices=SCHEDULE_NAMES,
         default="1f1b",
         help="order of forwards and backwards; zb_auto, zb_v_auto: lists of its own",
+    )
+    parser.add_argument(
+        "--tower",
+        choices=ROADS,
+        default="cut",
+        help="the vision tower: cut into stages as all of the chain, whole on every rank beside the pipeline, or auto",
     )
     parser.add_argument("--packs", help="packed index: judge layouts on the packs that training will run")
     parser.add_argument("--pack-iterations", type=int, default=4, help="how many iterations of them")

@@ -13,7 +13,7 @@ import argparse
 import math
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from omnibal_ext.adapters import Adapters, add_trained_flags, check_adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
-from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS
+from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, VISION_KINDS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import measured_device
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.costs.works import IMAGE_PATCHES
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.flags import Need, Numbers, ToolParser
 from omnibal_ext.output import say
@@ -55,6 +56,9 @@ def main() -> None:
     profile = _analytic(arguments, architecture) if arguments.analytic else _measured(arguments, architecture)
     if profile is None:
         return
+    if arguments.tower_profile or (arguments.replica_ranks and not arguments.analytic):
+        profile = _with_tower(profile, arguments, architecture)
+        profile.save(arguments.output)
     if arguments.json:
         print_json(asdict(profile))
     else:
@@ -75,6 +79,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         measured_device(arguments.analytic),
         arguments.expert_model_parallel_size,
         Adapters.of(arguments),
+        arguments.replica_ranks,
     )
     if arguments.measured:
         measured = read_json(arguments.measured, mapping(anything), "give a profile, or some of its lines")
@@ -120,6 +125,25 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
     if profile is not None:
         profile.save(arguments.output)
     return profile
+
+
+def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: Architecture) -> Profile:
+    """With what a tower beside the pipeline costs, from a profile at tensor-parallel size 1 where this is of more."""
+    image = float(IMAGE_PATCHES) if architecture.vision.native is not None else 0.0
+    if not arguments.tower_profile:
+        return replace(profile, image_tiles=image)
+    whole = Profile.load(arguments.tower_profile)
+    names = ("model_hash", "vit_budget", "frozen", "lora_rank", "lora_targets", "dtype")
+    for name in names:
+        if getattr(whole, name) != getattr(profile, name):
+            raise UserError(
+                f"{arguments.tower_profile}: {name} is {getattr(whole, name)}, not {getattr(profile, name)}; "
+                "measure it for the same model, budgets and weights"
+            )
+    if (size := whole.tensor_model_parallel_size) != 1:
+        raise UserError(f"{arguments.tower_profile}: is of tensor-parallel size {size}, not 1")
+    layers = {kind: cost for kind, cost in whole.layers.items() if kind in VISION_KINDS}
+    return replace(profile, whole_layers=layers, image_tiles=image)
 
 
 def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict[str, Any]:
@@ -203,11 +227,17 @@ NUMBERS = (
     Numbers("[1, 1e9]", "llm_budget"),
     Numbers("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size data_parallel_size"),
     Numbers("[1, 1000]", "steps"),
+    Numbers("[0, 268435456]", "replica_ranks"),
     *adapter_flags.NUMBERS,
 )
 NEEDS = (
     *adapter_flags.NEEDS,
     Need("measured", "--analytic: its figures replace some of the estimates", lambda arguments: arguments.analytic),
+    Need(
+        "tower_profile",
+        "no --analytic, which prices whole layers itself by --replica-ranks",
+        lambda arguments: not arguments.analytic,
+    ),
     Need("steps force", "no --analytic, which measures nothing", lambda arguments: not arguments.analytic),
 )
 
@@ -231,6 +261,10 @@ def _parser() -> ToolParser:
     parser.add_argument("--steps", type=int, default=5, help="steps measured, after two to warm up")
     parser.add_argument("--analytic", choices=sorted(DEVICES), help="from operation counts, no device needed")
     parser.add_argument("--measured", help="with --analytic: a (partial) profile.json whose figures replace estimates")
+    parser.add_argument(
+        "--replica-ranks", type=int, default=0, help="pipeline x tensor ranks: also what a tower beside them costs"
+    )
+    parser.add_argument("--tower-profile", help="profile at tensor-parallel size 1: what whole layers of a tower cost")
     parser.add_argument("--force", action="store_true", help="measure again, whatever is there")
     parser.add_argument("--output", required=True, help="profile.json to write")
     parser.add_argument("--json", action="store_true", help="print the profile as one JSON object")

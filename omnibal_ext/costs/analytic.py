@@ -22,6 +22,7 @@ by `works.layer_works`; of it, on one of t tensor-parallel ranks:
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
@@ -30,7 +31,7 @@ from omnibal_ext.chain import KIND_OF, VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.adapted import AdaptersWork, adapters_works
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.work import BYTES, Work
-from omnibal_ext.costs.works import cost_works
+from omnibal_ext.costs.works import IMAGE_PATCHES, cost_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.units import GIB
 
@@ -106,11 +107,13 @@ def analytic_profile(
     measured: Device | None = None,
     expert_model_parallel_size: int = 1,
     adapters: Adapters = NO_ADAPTERS,
+    replica_ranks: int = 0,
 ) -> Profile:
     """The profile of a model on a100, h100 or h200 at packed shapes (`vit_budget` tiles, `llm_budget` tokens).
 
     `measured` takes the place of the efficiencies stated here (`measured_device`). Seconds at the budget are those of a
-    pack that is one sample; the fits price others. Raises UserError for unknown devices, sizes under one, and experts
+    pack that is one sample; the fits price others. Above 0, `replica_ranks` (pipeline x tensor) add what a tower beside
+    the pipeline costs. Raises UserError for unknown devices, sizes under one, and experts
     that cannot be dealt or cut so.
     """
     if device not in DEVICES:
@@ -133,6 +136,30 @@ def analytic_profile(
         kind: _layer_cost(kind, work, units[kind], gpu, ranks, modes[kind], added.get(kind))
         for kind, work in works.items()
     }
+    of_towers: dict[str, Any] = {}
+    if replica_ranks:
+        whole = (
+            {}
+            if t == 1
+            else analytic_profile(
+                architecture,
+                device,
+                vit_budget,
+                llm_budget,
+                1,
+                d,
+                distributed_optimizer,
+                frozen,
+                measured,
+                adapters=adapters,
+            ).layers
+        )
+        rate = gpu.node_bandwidth if replica_ranks <= GPUS_A_NODE else gpu.network_bandwidth
+        of_towers = {
+            "whole_layers": {kind: cost for kind, cost in whole.items() if kind in VISION_KINDS},
+            "image_tiles": float(IMAGE_PATCHES) if vision.native is not None else 0.0,
+            "replica_seconds_per_byte": 1 / (rate * gpu.bandwidth_efficiency),
+        }
     waited_for = [kind for kind, cost in layers.items() if cost.least_forward_seconds > cost.forward_seconds]
     return Profile(
         model=architecture.name,
@@ -155,6 +182,7 @@ def analytic_profile(
         transfer_seconds_per_byte=1 / (gpu.network_bandwidth * gpu.bandwidth_efficiency),
         transfer_latency_seconds=2e-5,
         overhead_bytes=gpu.overhead_bytes,
+        **of_towers,
         notes={
             "analytic": True,
             "bound_by_host": waited_for,

@@ -45,6 +45,8 @@ LISTS = ("chain", "frozen", "lora_targets", "feature_layers")
 """Fields that are tuples here and lists in a file."""
 OLDER = {"full_layers": FULL, "linear_layers": LINEAR}
 """Fields of older files that `layers_apart` has, and by what name."""
+OF_TOWERS = ("whole_layers", "image_tiles", "replica_seconds_per_byte")
+"""Fields that a file has only where something is known of a tower beside the pipeline."""
 Fit = tuple[float, float, float]
 
 
@@ -164,6 +166,13 @@ class Profile:
     """Once an iteration on every rank, beside the layers' `step_seconds`."""
     measured_with: dict[str, Any] = field(default_factory=dict)
     """Hardware, software and settings: the same ones need not be measured again. Empty in analytic profiles."""
+    whole_layers: dict[str, LayerCost] = field(default_factory=dict)
+    """Of a tower beside the pipeline where tensor-parallel ranks are several: its kinds on one rank that has all of a
+    layer. Empty: not known, or those of `layers` at tensor-parallel size 1."""
+    image_tiles: float = 0.0
+    """Tiles (or patches) of an image, which is encoded in one piece; 0: a tile is."""
+    replica_seconds_per_byte: float = 0.0
+    """Between any ranks of a replica; 0: as between neighbours."""
     notes: dict[str, Any] = field(default_factory=dict)
     """How it went: efficiencies, outliers; for people, read by no program."""
     schema_version: int = SCHEMA_VERSION
@@ -188,6 +197,8 @@ class Profile:
         known = {f.name for f in dataclasses.fields(cls)}
         values = {name: value for name, value in record.items() if name in known}
         layers = {kind: _layer_cost(kind, cost) for kind, cost in record["layers"].items()}
+        whole = {kind: _layer_cost(kind, cost) for kind, cost in record.get("whole_layers", {}).items()}
+        values["whole_layers"] = whole
         values |= {"chain": tuple(record["chain"]), "layers": layers, "frozen": tuple(record.get("frozen", ()))}
         values |= {name: tuple(record.get(name, ())) for name in LISTS[2:]}
         older = {kind: record[name] for name, kind in OLDER.items() if record.get(name)}
@@ -199,7 +210,8 @@ class Profile:
         """What profile.json holds."""
         lists = {name: list(getattr(self, name)) for name in LISTS}
         apart = {kind: list(layers) for kind, layers in self.layers_apart.items()}
-        return dataclasses.asdict(self) | lists | {"layers_apart": apart}
+        record = dataclasses.asdict(self) | lists | {"layers_apart": apart}
+        return {name: value for name, value in record.items() if value or name not in OF_TOWERS}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write profile.json, all or nothing."""
@@ -226,10 +238,12 @@ class Profile:
             for part in getattr(self, name):
                 if part not in PARTS:
                     raise UserError(f"{name}: {part!r} is no part of a model; parts are {', '.join(PARTS)}")
-        for kind, cost in self.layers.items():
+        for kind, cost in (*self.layers.items(), *self.whole_layers.items()):
             if kind not in (*KINDS, *KIND_OF):
                 raise UserError(f"layer {kind}: unknown kind; kinds are {', '.join((*KINDS, *KIND_OF))}")
             _validate_cost(kind, cost, self.mode(kind))
+        if others := sorted(set(self.whole_layers) - set(VISION_KINDS)):
+            raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(VISION_KINDS)}")
         for name, check in PROFILE_COUNTS.items():
             check(name, getattr(self, name))
 

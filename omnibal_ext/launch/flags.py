@@ -65,7 +65,7 @@ NEEDS = (
         lambda arguments: "--freeze" not in flags_in(arguments.megatron),
     ),
     Need(
-        "analytic repack method schedule recompute virtual_pipeline_model_parallel_size",
+        "analytic repack method schedule tower recompute virtual_pipeline_model_parallel_size",
         "no --plan beside it: a plan that is there was made as it is",
         lambda arguments: not arguments.plan,
     ),

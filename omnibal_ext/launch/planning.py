@@ -190,10 +190,26 @@ class Planning:
         }
         if self.flags.analytic:
             flags["--analytic"] = self.flags.analytic
+        flags |= self._tower_flags()
         names = ("bf16", "use_distributed_optimizer", "sequence_parallel")
         switches = [f"--{name.replace('_', '-')}" for name in names if getattr(self.job, name)]
         trained = ["--freeze", *self.job.freeze] if self.job.freeze else self.adapters.size_flags
+        if "--tower-profile" in flags:
+            alone = {"--tensor-model-parallel-size": 1, "--expert-model-parallel-size": 1}
+            whole = {name: value for name, value in flags.items() if not name.startswith(("--tower", "--replica"))}
+            whole |= alone | {"--output": flags["--tower-profile"]}
+            run_our_tool(self.tools / "profile_layers.py", whole, self.flags.json, [*switches, *trained])
         run_our_tool(self.tools / "profile_layers.py", flags, self.flags.json, [*switches, *trained])
+
+    def _tower_flags(self) -> dict[str, Any]:
+        """What the profiler is asked of a tower beside the pipeline: nothing where the chain is cut anyway."""
+        tensor, pipeline = self.flags.tensor_model_parallel_size, self.flags.pipeline_model_parallel_size
+        if self.flags.tower == "cut" or pipeline == 1:
+            return {}
+        flags: dict[str, Any] = {"--replica-ranks": tensor * pipeline}
+        if tensor > 1 and not self.flags.analytic:
+            flags["--tower-profile"] = self.run_dir / "tower_profile.json"
+        return flags
 
     def _asked(self) -> dict[str, Any]:
         """All that a plan depends on."""
@@ -202,6 +218,7 @@ class Planning:
             "virtual_pipeline_model_parallel_size",
             "method",
             "schedule",
+            "tower",
             "memory_gib",
             "recompute",
             "measure_top_k",
@@ -233,6 +250,8 @@ class Planning:
         }
         if self.flags.memory_gib is not None:
             flags["--memory-gib"] = self.flags.memory_gib
+        if self.flags.tower != "cut":
+            flags["--tower"] = self.flags.tower
         run_our_tool(self.tools / "plan_layout.py", flags, self.flags.json)
         write_record(self.inputs_path, self._asked())
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.layout.tables import KIND_OF_WAY
 from omnibal_ext.packing.random_bits import below
-from omnibal_ext.schedules.simulate import BACKWARD, FORWARD, WEIGHT
+from omnibal_ext.schedules.beside import BACKWARD, FORWARD, WEIGHT
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
 from omnibal_ext.schedules.actions import Action
-from omnibal_ext.schedules.simulate import BACKWARD, FORWARD
+from omnibal_ext.schedules.beside import BACKWARD, FORWARD
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -29,8 +29,8 @@ from omnibal_ext.layout.anneal import Costs, Places, State, anneal
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
 from omnibal_ext.schedules.actions import Action, Schedule, of_items
+from omnibal_ext.schedules.beside import WEIGHT
 from omnibal_ext.schedules.playing import Loads, played
-from omnibal_ext.schedules.simulate import WEIGHT
 
 RUNS = 3
 """On the mean of all cases, with other random numbers each."""

@@ -5,10 +5,12 @@ A layout cuts the chain at `edges` and recomputes some layers of each stage, who
     edges            0        4          7       9     stage s holds layers edges[s] .. edges[s + 1] - 1
     recompute        (1, 2)   ()         (7,)          layer ids
     recompute_cheap  (3,)     (5, 6)     ()
+
+Where the tower stands beside the pipeline, the chain is the rest of it, numbered from 0, and E and V are played too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.frontier import StageBytes, fits
 from omnibal_ext.layout.tables import (
     APART,
@@ -31,10 +34,11 @@ from omnibal_ext.layout.tables import (
     kind_tables,
     prefix_sums,
 )
-from omnibal_ext.schedules.actions import Schedule
+from omnibal_ext.schedules.actions import VISION, Schedule
+from omnibal_ext.schedules.beside import FORWARD, play_beside
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
-from omnibal_ext.schedules.simulate import FORWARD, Program, Simulation, StageCosts, compile_schedule, simulate
+from omnibal_ext.schedules.simulate import Program, Simulation, StageCosts, compile_schedule, simulate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -55,6 +59,14 @@ class Layout:
         """Of one stage: the layers recomputed whole, and those of which it is what is cheap."""
         return self.recompute[stage], self.recompute_cheap[stage] if self.recompute_cheap else ()
 
+    def moved(self, by: int) -> "Layout":
+        """The layout with so much added to all layer ids: of the chain with as many links in front, or without."""
+        recompute, cheap = (
+            tuple(tuple(layer + by for layer in ids) for ids in stages)
+            for stages in (self.recompute, self.recompute_cheap)
+        )
+        return Layout(tuple(edge + by for edge in self.edges), recompute, cheap)
+
 
 @dataclass(frozen=True)
 class LayoutProblem:
@@ -71,6 +83,8 @@ class LayoutProblem:
     """[iterations, data-parallel ranks, microbatches]; None: every microbatch fills both budgets."""
     lists: Schedule | None = None
     """Lists of actions of its own; None: those of `schedule_name`."""
+    beside: TowerBeside | None = None
+    """A tower beside the pipeline, whose E and V `lists` have."""
 
     def __post_init__(self) -> None:
         layers = len(self.profile.chain)
@@ -85,6 +99,16 @@ class LayoutProblem:
             raise UserError(
                 f"packs of {self.packs.tiles.shape[-1]} microbatches given for a plan of {self.microbatches}"
             )
+
+    @property
+    def whole_profile(self) -> Profile:
+        """Of the whole chain, the tower's links with it."""
+        return self.beside.profile if self.beside else self.profile
+
+    @property
+    def links_beside(self) -> int:
+        """Of the tower beside the pipeline, in front of the chain that is cut."""
+        return self.beside.tower.links if self.beside else 0
 
     @property
     def stages(self) -> int:
@@ -106,7 +130,8 @@ class LayoutProblem:
     @cached_property
     def program(self) -> Program:
         """The schedule laid flat for the simulator."""
-        return compile_schedule(self.schedule, self.microbatches, self.placement)
+        beside = self.beside.tower.beside if self.beside else None
+        return compile_schedule(self.schedule, self.microbatches, self.placement, beside)
 
     @cached_property
     def kind_ids(self) -> Ints:
@@ -132,6 +157,8 @@ class LayoutProblem:
             now = np.zeros((2, self.chunks), dtype=np.int64)
             seen: list[set[tuple[int, ...]]] = [{tuple(now.ravel().tolist())}, *(set() for _ in range(self.chunks))]
             for action in actions:
+                if action.kind in VISION:
+                    continue
                 if action.kind == "B":
                     seen[1 + action.chunk].add(tuple(now.ravel().tolist()))
                 now[0, action.chunk] += (action.kind == "F") - (action.kind == "B")
@@ -253,6 +280,9 @@ class LayoutProblem:
 
     def stage_peak_bytes(self, layout: Layout) -> list[float]:
         """Peak bytes of every pipeline rank, at the budgets."""
+        if self.beside:
+            full = replace(self, packs=None, beside=replace(self.beside, packs=None))
+            return full.simulate(layout).peak_bytes.tolist()
         held, again = self.counts(layout)
         return [self.rank_bytes(rank, held[mine], again[mine]) for rank, mine in enumerate(self.placement.stages_of)]
 
@@ -293,9 +323,25 @@ class LayoutProblem:
         if program.split_backward:
             backward -= weight
         seconds = np.stack([np.tensordot(held, t.forward, 1), backward, weight]) + self.profile.action_seconds
-        ends = _case_ends(program.steps, program.ranks, seconds, self.links[np.array(edges[1:]) - 1])
+        links = self.links[np.array(edges[1:]) - 1]
         step = self.placement.by_rank(held @ t.step) + self.profile.iteration_seconds
+        if self.beside:
+            ends = self._case_ends_beside(self.beside, seconds, links)
+            step = step + self.beside.step
+        else:
+            ends = _case_ends(program.steps, program.ranks, seconds, links)
         return np.asarray((ends + step).max(axis=1))
+
+    def _case_ends_beside(self, beside: TowerBeside, seconds: Floats, links: Floats) -> Floats:
+        program, first, waited = self.program, self.placement.ranks_of[0], not beside.tower.beside.ahead
+        ends = [
+            play_beside(
+                program.steps, program.ranks, first, waited, (seconds[:, :, case], links[:, case]),
+                (beside.seconds[:, case], beside.hops[case]),
+            )[2]
+            for case in range(seconds.shape[2])
+        ]  # fmt: skip
+        return np.stack(ends)
 
     def over_cases(self, seconds: Floats) -> float:
         """Mean over iterations of the slowest data-parallel rank, from float64 [cases]."""
@@ -331,13 +377,15 @@ class LayoutProblem:
 
     def simulate(self, layout: Layout, case: int = 0) -> Simulation:
         """Play one case with timeline and bytes."""
-        return simulate(self.program, self.stage_costs(layout, case))
+        encoding = self.beside.encoding(case) if self.beside else None
+        return simulate(self.program, self.stage_costs(layout, case), encoding)
 
     def ideal_seconds(self) -> float:
         """All needed work spread evenly over the ranks: no bubble, no recomputation, no transfer."""
         t = self.tables
         work = self.kind_counts[-1] @ (t.forward + t.backward).sum(axis=2)
-        return float(work.reshape(self.cases).mean() / self.ranks)
+        tower = self.beside.work_seconds() if self.beside else 0.0
+        return float((work.reshape(self.cases).mean() + tower) / self.ranks)
 
 
 def _maximal(vectors: Ints) -> Ints:

@@ -159,18 +159,20 @@ def judge(problem: LayoutProblem, cuts: list[Edges], recompute: str = "fewest") 
 
 def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) -> Plan:
     """The plan of the first candidate; the others become its alternatives."""
-    profile, best = problem.profile, candidates[0]
+    profile, best = problem.whole_profile, candidates[0]
+    layout = best.layout.moved(problem.links_beside)
     return Plan.from_cuts(
         profile.chain,
-        best.layout.edges[1:-1],
-        best.layout.recompute,
-        best.layout.recompute_cheap,
+        layout.edges[1:-1],
+        layout.recompute,
+        layout.recompute_cheap,
         num_microbatches=problem.microbatches,
         virtual_pipeline_model_parallel_size=problem.chunks,
         tensor_model_parallel_size=profile.tensor_model_parallel_size,
         expert_model_parallel_size=profile.expert_model_parallel_size,
         schedule=problem.schedule_name,
         lists=tuple(" ".join(action.word for action in actions) for actions in problem.lists or ()),
+        tower=problem.beside.tower if problem.beside else None,
         model=profile.model,
         model_hash=profile.model_hash,
         profile_hash=profile.hash,
@@ -204,7 +206,7 @@ def predictions(problem: LayoutProblem, layout: Layout) -> dict[str, Any]:
         "stage_backward_seconds": backward.tolist(),
         "stage_peak_bytes": peaks,
         "stage_limit": _limits(problem, layout, forward + backward, peaks),
-    }
+    } | ({"tower_seconds": problem.beside.mean_seconds()} if problem.beside else {})
 
 
 def _limits(problem: LayoutProblem, layout: Layout, seconds: Any, peaks: list[float]) -> list[str]:
@@ -225,8 +227,9 @@ def _alternative(problem: LayoutProblem, best: Candidate, other: Candidate) -> d
     slowest, reference = (float(_rank_seconds(problem, c.layout).max()) for c in (other, best))
     why = f"{slower:.2%} slower; its slowest rank works {slowest / reference - 1:+.2%}, {again:+d} recomputed layers"
     why += f", {cheap:+d} of which it is what is cheap" * bool(cheap)
-    edges = pairwise(other.layout.edges)
-    stages = [Stage(layers, *_recomputed(other.layout, number)).to_record() for number, layers in enumerate(edges)]
+    layout = other.layout.moved(problem.links_beside)
+    edges = pairwise(layout.edges)
+    stages = [Stage(layers, *_recomputed(layout, number)).to_record() for number, layers in enumerate(edges)]
     predicted = predictions(problem, other.layout) | {"proven_best": False}
     return {"stages": stages, "step_seconds": other.step_seconds, "why": why, "predicted": predicted}
 

@@ -26,7 +26,7 @@ def on_time(timeline: Timeline) -> Timeline:
     for lane, before, span in sorted(_steps(timeline.lanes), key=lambda step: step[2].start):
         place = _place(lane)
         start = spans[place][-1].end if spans[place] else 0.0
-        given = givers(span.action, lane.rank, timeline.placement)
+        given = givers(span.action, lane.rank, timeline.placement, timeline.beside)
         tensors = [(lane.data_parallel_rank, *one) for one in given if one[0] != lane.rank]
         if tensors:
             ready = before + _read(lane, before, span.start)

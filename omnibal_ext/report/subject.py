@@ -122,7 +122,7 @@ class Subject:
 
     def measured_of(self, record: dict[str, Any]) -> Timeline:
         """A recorded iteration."""
-        return recorded(record, self.plan.placement)
+        return recorded(record, self.plan.placement, self.plan.tower.beside if self.plan.tower else None)
 
     @property
     def timelines(self) -> list[Timeline]:

@@ -14,16 +14,18 @@ import numpy as np
 
 from omnibal_ext.chain import KIND_OF, KINDS, PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.costs.tower import TowerCosts, language_profile
+from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import APART, COLUMNS, KIND_OF_WAY
 from omnibal_ext.plan import Plan
-from omnibal_ext.schedules.actions import Action, givers
+from omnibal_ext.schedules.actions import VISION, Action, Beside, givers
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.units import GIB
 
 Phase = Literal["forward", "backward", "recompute", "weight"]
 OTHER = "other"
-PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "W": "weight"}
+PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "backward"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Span:
 
     action: Action
     stage: int
+    """Of E and V the rank's first: they are of none."""
     start: float
     end: float
     pieces: tuple[Piece, ...]
@@ -85,6 +88,8 @@ class Timeline:
     name: str
     lanes: tuple[Lane, ...]
     placement: Placement
+    beside: Beside | None = None
+    """The tower beside the pipeline, if there is one."""
 
     @property
     def seconds(self) -> float:
@@ -96,7 +101,7 @@ class Timeline:
         where = {(lane.data_parallel_rank, lane.rank, s.action): (s, lane) for lane in self.lanes for s in lane.spans}
         found = []
         for (replica, rank, action), (span, lane) in where.items():
-            for other, needed in givers(action, rank, self.placement):
+            for other, needed in givers(action, rank, self.placement, self.beside):
                 if other != rank and (replica, other, needed) in where:
                     found.append((*where[replica, other, needed], span, lane))
         return found
@@ -112,17 +117,22 @@ class Timeline:
 
 
 def layout_of(plan: Plan) -> Layout:
-    """The plan's cuts and recomputed layers."""
-    edges = (0, *(stage.layers[1] for stage in plan.stages))
+    """The plan's cuts and recomputed layers, numbered behind a tower beside the pipeline."""
+    links = plan.tower.links if plan.tower else 0
+    edges = (links, *(stage.layers[1] for stage in plan.stages))
     cheap = tuple(stage.recompute_cheap for stage in plan.stages)
-    return Layout(edges, tuple(stage.recompute for stage in plan.stages), cheap if any(cheap) else ())
+    layout = Layout(edges, tuple(stage.recompute for stage in plan.stages), cheap if any(cheap) else ())
+    return layout.moved(-links)
 
 
 def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutProblem:
     """What the plan is judged by, on packs int64 [iterations, data-parallel ranks, microbatches]."""
     memory = float("inf") if plan.memory_gib is None else plan.memory_gib * GIB
+    beside = None
+    if plan.tower:
+        beside = TowerBeside(plan.tower, TowerCosts.of(profile), profile, plan.pipeline_model_parallel_size, packs)
     return LayoutProblem(
-        profile,
+        language_profile(profile) if beside else profile,
         plan.pipeline_model_parallel_size,
         plan.num_microbatches,
         plan.virtual_pipeline_model_parallel_size,
@@ -130,6 +140,7 @@ def problem_of(plan: Plan, profile: Profile, packs: PackSizes | None) -> LayoutP
         memory,
         packs,
         plan.build_schedule() if plan.lists else None,
+        beside,
     )
 
 
@@ -137,17 +148,18 @@ def predicted(problem: LayoutProblem, layout: Layout, iteration: int = 0, name: 
     """One iteration of the problem's packs, all data-parallel ranks, as the simulator plays it."""
     replicas = problem.cases[1]
     lanes = [lane for d in range(replicas) for lane in _lanes(problem, layout, iteration * replicas + d, d)]
-    return Timeline(name, tuple(lanes), problem.placement)
+    return Timeline(name, tuple(lanes), problem.placement, problem.beside.tower.beside if problem.beside else None)
 
 
 def _lanes(problem: LayoutProblem, layout: Layout, case: int, replica: int) -> Iterable[Lane]:
     play = problem.simulate(layout, case)
     step = problem.placement.by_rank(problem.stage_costs(layout, case).step)
+    step = step + problem.beside.step if problem.beside else step
     pieces = _Pieces(problem, layout, case)
     for rank in range(problem.ranks):
         spans = []
         for action, start, end in play.timeline(rank):
-            stage = problem.placement.stages_of[rank][action.chunk]
+            stage = problem.placement.stages_of[rank][0 if action.kind in VISION else action.chunk]
             spans.append(Span(action, stage, start, end, pieces.of(action, stage)))
         end = spans[-1].end + float(step[rank])
         yield Lane(replica, rank, tuple(spans), end, tuple(play.memory_timeline(rank)))
@@ -160,9 +172,13 @@ class _Pieces:
         self.tables, self.case = problem.tables, case
         self.held, self.again = problem.counts(layout)
         self.split, self.action_seconds = problem.program.split_backward, problem.profile.action_seconds
+        self.beside = problem.beside
 
     def of(self, action: Action, stage: int) -> tuple[Piece, ...]:
         """In the order they run; they last as long as the simulator's action."""
+        if self.beside and action.kind in VISION:
+            found = [Piece(*piece) for piece in self.beside.pieces(action.kind, self.case, action.microbatch)]
+            return tuple(piece for piece in found if piece.seconds > 0)
         t, other = self.tables, Piece(OTHER, PHASES[action.kind], self.action_seconds)
         if action.kind == "F":
             found = self._by_part(t.forward, self.held[stage], action, "forward", KINDS)
@@ -188,7 +204,7 @@ class _Pieces:
         return [Piece(part, phase, total) for part, total in totals.items() if total > 0]
 
 
-def recorded(record: Mapping[str, Any], placement: Placement) -> Timeline:
+def recorded(record: Mapping[str, Any], placement: Placement, beside: Beside | None = None) -> Timeline:
     """The timeline in a line of timeline.jsonl, see `megatron.vlm.monitoring.recorder`.
 
     Ranks that all end behind the last action of all have met there: in the gradients' norm, or their reduction.
@@ -198,7 +214,7 @@ def recorded(record: Mapping[str, Any], placement: Placement) -> Timeline:
         spans = tuple(
             Span(
                 Action(kind, microbatch, chunk),
-                placement.stages_of[lane["rank"]][chunk],
+                placement.stages_of[lane["rank"]][0 if kind in VISION else chunk],
                 start,
                 end,
                 tuple(Piece(part, phase, seconds) for part, phase, seconds in pieces),
@@ -211,7 +227,7 @@ def recorded(record: Mapping[str, Any], placement: Placement) -> Timeline:
     last = max(lane.last for lane in lanes)
     if all(lane.end >= last for lane in lanes):
         lanes = [replace(lane, meets=last) for lane in lanes]
-    return Timeline(f"measured, iteration {record['iteration']}", tuple(lanes), placement)
+    return Timeline(f"measured, iteration {record['iteration']}", tuple(lanes), placement, beside)
 
 
 def packs_of_record(record: Mapping[str, Any]) -> PackSizes:

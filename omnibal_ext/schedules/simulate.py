@@ -6,6 +6,9 @@
 
 Stages are numbered in the order the data flows; a `Placement` says on which rank each is. What one stage hands over to
 the next on its own rank takes no time. Everything is deterministic; the loop over actions is compiled.
+
+Where a tower stands beside the pipeline, F of the first stage waits for the last of its microbatch's E, and V for the
+first stage's B, a hop later where that is on another rank (`omnibal_ext.schedules.beside`).
 """
 
 from dataclasses import dataclass
@@ -15,13 +18,23 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
-from omnibal_ext.schedules.actions import Action, Schedule, check_schedule
+from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_schedule
+from omnibal_ext.schedules.beside import (
+    BACKWARD,
+    ENCODE,
+    FORWARD,
+    VISION_BACKWARD,
+    WEIGHT,
+    Encoding,
+    hold_beside,
+    play_beside,
+)
 from omnibal_ext.schedules.placement import Placement
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-FORWARD, BACKWARD, WEIGHT = 0, 1, 2
-_CODES = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
+_KINDS = "FBWEV"
+_CODES = {kind: code for code, kind in enumerate(_KINDS)}
 
 
 @dataclass(frozen=True)
@@ -32,7 +45,9 @@ class Program:
     microbatches: int
     split_backward: bool
     steps: Ints
-    """int64 [5, actions]: rank, stage, kind (0 F, 1 B, 2 W), microbatch, the other rank's action waited for or -1."""
+    """int64 [5, actions]: rank, stage (of E and V the part), kind (0 F, 1 B, 2 W, 3 E, 4 V), microbatch, the other
+    rank's action waited for or -1 (of V, and of the first stage's F beside a tower, -1)."""
+    beside: Beside | None = None
 
     @property
     def ranks(self) -> int:
@@ -47,7 +62,8 @@ class Program:
     def action(self, index: int) -> Action:
         """The schedule's action at an index of this program."""
         _, stage, kind, microbatch, _ = self.steps[:, index].tolist()
-        return Action("FBW"[kind], microbatch, self.placement.rank_and_chunk(stage)[1])
+        chunk = stage if kind >= ENCODE else self.placement.rank_and_chunk(stage)[1]
+        return Action(_KINDS[kind], microbatch, chunk)
 
 
 @dataclass(frozen=True)
@@ -123,7 +139,9 @@ class Simulation:
         return [(float(self.end[i]), float(self.bytes_after[i])) for i in indices]
 
 
-def compile_schedule(schedule: Schedule, microbatches: int, placement: Placement | None = None) -> Program:
+def compile_schedule(
+    schedule: Schedule, microbatches: int, placement: Placement | None = None, beside: Beside | None = None
+) -> Program:
     """Lay a schedule flat; without a placement every rank has one stage.
 
     Raises UserError, naming rank and action, if it loses work or would deadlock.
@@ -134,35 +152,67 @@ def compile_schedule(schedule: Schedule, microbatches: int, placement: Placement
     listed = np.array(fields, dtype=np.int64).reshape(-1, 4).T.copy()
     lengths = np.array([len(actions) for actions in schedule], dtype=np.int64)
     split = any(action.kind == "W" for actions in schedule for action in actions)
-    expected = stages * microbatches * (3 if split else 2)
-    limits = np.array([[3], [chunks], [microbatches], [len(schedule)]])
-    sound = listed.shape[1] == expected and bool(((listed >= 0) & (listed < limits)).all())
+    of_parts = listed[0] >= ENCODE
+    expected = stages * microbatches * (3 if split else 2) + int(of_parts.sum())
+    limits = np.array([[5 if beside else 3], [chunks], [microbatches], [len(schedule)]])
+    within = (listed >= 0) & (listed < limits)
+    within[1] |= of_parts & (listed[1] == listed[3])
     order = np.empty(0, dtype=np.int64)
-    if sound:
-        listed[1] = np.array(placement.stages_of)[listed[3], listed[1]]
-        order, waits_for = _flatten(listed[:3], lengths, np.array(placement.ranks_of), microbatches)
-    if order.size < expected:
-        check_schedule(schedule, microbatches, placement)
-        raise AssertionError("check_schedule accepts what could not be laid flat")
+    if listed.shape[1] == expected and bool(within.all()):
+        stage_of = np.array(placement.stages_of)[listed[3], np.where(of_parts, 0, listed[1])]
+        listed[1] = np.where(of_parts, listed[3], stage_of)
+        wait = np.array([len(ranks) for ranks in beside.parts] if beside and not beside.ahead else [0] * microbatches)
+        order, waits_for = _flatten(listed[:3], lengths, np.array(placement.ranks_of), microbatches, wait)
+    if beside or order.size < expected:
+        check_schedule(schedule, microbatches, placement, beside)
+    assert order.size == expected, "check_schedule accepts what could not be laid flat"
     kind, stage, microbatch, rank = listed[:, order]
-    return Program(placement, microbatches, split, np.stack([rank, stage, kind, microbatch, waits_for]))
+    return Program(placement, microbatches, split, np.stack([rank, stage, kind, microbatch, waits_for]), beside)
 
 
-def simulate(program: Program, costs: StageCosts) -> Simulation:
-    """Play a program. Costs must be [program.stages, program.microbatches]."""
-    ranks = program.ranks
-    start, end, last, busy = _play(program.steps, ranks, _seconds(program, costs), costs.transfer)
-    late = costs.late if program.split_backward else np.zeros_like(costs.kept)
-    peak, after = _hold(program.steps, ranks, costs.kept, late, costs.transient)
-    fixed = program.placement.by_rank(costs.fixed_bytes)
-    step = float((last + program.placement.by_rank(costs.step)).max())
-    return Simulation(program, start, end, step, busy, peak + fixed, after + fixed[program.steps[0]])
+def simulate(program: Program, costs: StageCosts, encoding: Encoding | None = None) -> Simulation:
+    """Play a program; `encoding`: of one with a tower. Costs must be [program.stages, program.microbatches]."""
+    ranks, first = program.ranks, program.placement.ranks_of[0]
+    start, end, last, busy = _played(program, costs, encoding)
+    of_stages = (costs.kept, costs.late if program.split_backward else np.zeros_like(costs.kept), costs.transient)
+    fixed, step = program.placement.by_rank(costs.fixed_bytes), program.placement.by_rank(costs.step)
+    if encoding is None:
+        peak, after = _hold(program.steps, ranks, *of_stages)
+    else:
+        peak, after = _held_beside(program.steps, start, ranks, first, of_stages, encoding)
+        fixed, step = fixed + encoding.fixed_bytes, step + encoding.step
+    whole = float((last + step).max())
+    return Simulation(program, start, end, whole, busy, peak + fixed, after + fixed[program.steps[0]])
 
 
-def step_seconds(program: Program, costs: StageCosts) -> float:
+def _held_beside(
+    steps: Ints, start: Floats, ranks: int, first: int, of_stages: tuple[Floats, Floats, Floats], encoding: Encoding
+) -> tuple[Floats, Floats]:
+    """As E and V give bytes to other ranks, in the order in which actions start."""
+    order = np.argsort(start, kind="stable")
+    peak, in_order = hold_beside(steps[:, order], ranks, first, of_stages, encoding[2:5])
+    after = np.empty_like(in_order)
+    after[order] = in_order
+    return peak, after
+
+
+def step_seconds(program: Program, costs: StageCosts, encoding: Encoding | None = None) -> float:
     """Only the step time of `simulate`, for searches that play many layouts."""
-    last = _play(program.steps, program.ranks, _seconds(program, costs), costs.transfer)[2]
-    return float((last + program.placement.by_rank(costs.step)).max())
+    step = program.placement.by_rank(costs.step) + (0.0 if encoding is None else encoding.step)
+    return float((_played(program, costs, encoding)[2] + step).max())
+
+
+def _played(program: Program, costs: StageCosts, encoding: Encoding | None) -> tuple[Floats, Floats, Floats, Floats]:
+    """(start, end) of every action; (last end, work) of every rank."""
+    found: tuple[Floats, Floats, Floats, Floats]
+    seconds = _seconds(program, costs)
+    if encoding is None:
+        found = _play(program.steps, program.ranks, seconds, costs.transfer)
+    else:
+        first, waited = program.placement.ranks_of[0], program.beside is not None and not program.beside.ahead
+        of_stages, of_parts = (seconds, costs.transfer), (encoding.seconds, encoding.hops)
+        found = play_beside(program.steps, program.ranks, first, waited, of_stages, of_parts)
+    return found
 
 
 def _seconds(program: Program, costs: StageCosts) -> Floats:
@@ -173,18 +223,20 @@ def _seconds(program: Program, costs: StageCosts) -> Floats:
 
 @njit(cache=True)
 def _flatten(
-    listed: Ints, lengths: Ints, ranks_of: Ints, microbatches: int
+    listed: Ints, lengths: Ints, ranks_of: Ints, microbatches: int, parts: Ints
 ) -> tuple[Ints, Ints]:  # pragma: no cover - compiled
     """Run every rank as far as it can, round and round; returns the order found (short if stuck) and the waits.
 
-    `listed` int64 [3, actions] has kind, stage and microbatch, rank after rank, `lengths` actions each. Action number
-    order[i] is the i-th, and waits for the order[waits_for[i]] of another rank (-1: for none).
+    `listed` int64 [3, actions] has kind, stage and microbatch, rank after rank, `lengths` actions each; the first stage
+    waits for so many `parts` of every microbatch. Action number order[i] is the i-th, and waits for the
+    order[waits_for[i]] of another rank (-1: for none).
     """
     stages = ranks_of.size
     first = np.zeros(lengths.size + 1, dtype=np.int64)
     first[1:] = np.cumsum(lengths)
     at = first[:-1].copy()
-    done = np.full((3, stages, microbatches), -1, dtype=np.int64)
+    done = np.full((5, stages, microbatches), -1, dtype=np.int64)
+    encoded = np.zeros(microbatches, dtype=np.int64)
     order = np.empty(listed.shape[1], dtype=np.int64)
     waits_for = np.full(listed.shape[1], -1, dtype=np.int64)
     count, moved = 0, True
@@ -194,17 +246,22 @@ def _flatten(
             while at[rank] < first[rank + 1]:
                 kind, stage, microbatch = listed[:, at[rank]]
                 needed, source = -1, stage - 1 if kind == FORWARD else stage + 1
-                if kind != WEIGHT and 0 <= source < stages:
+                if kind == FORWARD and stage == 0 and encoded[microbatch] < parts[microbatch]:
+                    break
+                if kind == VISION_BACKWARD and done[BACKWARD, 0, microbatch] < 0:
+                    break
+                if kind < WEIGHT and 0 <= source < stages:
                     needed = done[kind, source, microbatch]
                     if needed < 0:
                         break
                     if ranks_of[source] == rank:
                         needed = -1
-                if kind > 0 and done[kind - 1, stage, microbatch] < 0:
+                if kind > 0 and kind != ENCODE and done[kind - 1, stage, microbatch] < 0:
                     break
                 if done[kind, stage, microbatch] >= 0:
                     return order[:count], waits_for[:count]
                 done[kind, stage, microbatch] = count
+                encoded[microbatch] += kind == ENCODE
                 order[count], waits_for[count] = at[rank], needed
                 count += 1
                 at[rank] += 1

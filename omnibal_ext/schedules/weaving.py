@@ -37,18 +37,22 @@ def first_and_last(schedule: Schedule, beside: Beside) -> Places:
     ]
 
 
-def in_time(schedule: Schedule, microbatches: int, placement: Placement, beside: Beside, early: int = 2) -> Places:
+def in_time(
+    schedule: Schedule, microbatches: int, placement: Placement, beside: Beside, early: int = 2, together: int = 1
+) -> Places:
     """Each E shortly before the first stage's F that needs it, each V shortly behind its B: few bytes wait.
 
     The pipeline is played with a second for every action; E begin `early` seconds before that F, V as many behind that
-    B. Where the tower is ahead, E stand where the F of the same microbatch does.
+    B, those of `together` microbatches at once: what ranks do at the same time holds the pipeline up once. Where the
+    tower is ahead, E stand where the F of the same microbatch does.
     """
     ends = _ends(schedule, microbatches, placement)
     (rank, chunk), places = placement.rank_and_chunk(0), []
     needed = [ends[rank, Action("F", m, chunk)] - 1 - early for m in range(microbatches)]
     given = [ends[rank, Action("B", m, chunk)] + early for m in range(microbatches)]
-    needed = [min(needed[m:]) for m in range(microbatches)]
-    given = [max(given[: m + 1]) for m in range(microbatches)]
+    firsts = [m - m % together for m in range(microbatches)]
+    needed = [min(needed[first:]) for first in firsts]
+    given = [max(given[: first + together]) for first in firsts]
     for mine, actions in enumerate(schedule):
         starts = [ends[mine, action] - 1 for action in actions]
         wanted = [

@@ -18,6 +18,10 @@ from tests.system.test_training import make_dataset, tool
 SMALL = ("--samples", 400, "--data-parallel-size", 2)
 ONE_MODEL = ("--model", "internvl2.5-8b")
 SHORT: dict[str, tuple[tuple[object, ...], str]] = {
+    "beside.py": (
+        ("--models", "qwen2.5-vl-7b", "--schedules", "1f1b:1", "--iterations", 1, "--seconds", 0.1),
+        r"speed beside the pipeline over the cut, median: \S+x",
+    ),
     "end_to_end.py": (("--rounds", 1, "--samples", 16), r"data parallel: \S+ of the ideal, .* ours / unbalanced \S+x"),
     "loader.py": (("--images", 6, "--repeats", 1), r"core seconds of a pack at TP=4 against .*: \S+x"),
     "loss_curve.py": (("--quickstart", "QUICKSTART", "--epochs", 16), r"ratio of the loss curve's spread, .*: \S+"),

@@ -33,6 +33,7 @@ NEEDS = {
         ("--plan plan.json --schedule zb_h1", "--schedule zb_h1 needs no --plan"),
         ("--plan plan.json --method profile", "--method profile needs no --plan"),
         ("--plan plan.json --recompute full", "--recompute full needs no --plan"),
+        ("--plan plan.json --tower auto", "--tower auto needs no --plan"),
         ("--plan plan.json --virtual-pipeline-model-parallel-size 2", "needs no --plan"),
         ("--profile profile.json --analytic a100", "--analytic a100 needs no --profile"),
         ("--max-tiles 6", "--max-tiles 6 needs --input"),
@@ -61,6 +62,7 @@ NEEDS = {
     "profile_layers": [
         ("--measured lines.json", "--measured lines.json needs --analytic"),
         ("--analytic a100 --steps 7", "--steps 7 needs no --analytic"),
+        ("--analytic a100 --tower-profile whole.json", "--tower-profile whole.json needs no --analytic"),
         ("--analytic a100 --force", "--force needs no --analytic"),
         ("--lora-targets vit llm", "--lora-targets vit llm needs --lora-rank"),
         ("--lora-rank 8 --freeze vit", "--freeze vit needs no --lora-rank"),
@@ -77,6 +79,7 @@ NEEDS = {
         ("--sweep --schedule zb_h1", "needs no --sweep"),
         ("--sweep --packs there", "needs no --sweep"),
         ("--sweep --recompute full", "needs no --sweep"),
+        ("--sweep --tower auto", "needs no --sweep"),
         ("--pack-iterations 2", "--pack-iterations 2 needs --packs"),
         ("--radius 2 --method layers", "--radius 2 needs --method bmp or joint"),
         ("--model tiny", "--model tiny needs --analytic"),

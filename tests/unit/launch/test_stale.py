@@ -106,6 +106,7 @@ OF_A_PLAN: dict[str, Callable[[Planning], Planning]] = {
     "schedule": lambda s: with_flag(s, "schedule", "gpipe"),
     "memory_gib": lambda s: with_flag(s, "memory_gib", 64.0),
     "recompute": lambda s: with_flag(s, "recompute", "full"),
+    "tower": lambda s: with_flag(s, "tower", "auto"),
     "measure_top_k": lambda s: with_flag(s, "measure_top_k", 2),
     "analytic": lambda s: with_flag(s, "analytic", "h100"),
     "num_microbatches": lambda s: replace(s, micro_batches=2),
@@ -215,6 +216,27 @@ def test_the_profiler_is_asked_for_the_run(start: Planning, calls: Calls) -> Non
     assert calls[1][2] == ["--lora-rank", "4", "--lora-targets", "vit"]
 
 
+def test_the_profiler_is_asked_for_whole_layers_too_where_the_tower_may_stand_beside(
+    start: Planning, calls: Calls
+) -> None:
+    """Priced, they come along; measured, from a profile at tensor-parallel size 1 that is made first."""
+    beside = with_flag(with_flag(start, "tower", "auto"), "pipeline_model_parallel_size", 2)
+    beside._ensure_profile()
+    assert [found.get("--replica-ranks") for _, found, _ in calls] == ["2"]
+    of_two = with_flag(beside, "tensor_model_parallel_size", 2)
+    with_flag(of_two, "analytic", "h100")._ensure_profile()
+    assert calls[1][1]["--replica-ranks"] == "4"
+    assert "--tower-profile" not in calls[1][1]
+    of_two._ensure_profile()
+    whole, cut = (found for _, found, _ in calls[2:])
+    assert whole["--tensor-model-parallel-size"] == "1"
+    assert whole["--output"] == cut["--tower-profile"]
+    assert "--replica-ranks" not in whole
+    assert cut["--output"] == str(start.profile_path)
+    of_two._plan()
+    assert calls[4][1]["--tower"] == "auto"
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -306,7 +328,7 @@ OF_A_PROFILE: dict[str, tuple[object, ...]] = {
     "steps": ("--steps", 6),
 }
 """Every flag that measured figures depend on, and what makes it another one."""
-NOT_OF_A_PROFILE = {"analytic", "measured", "force", "output", "json"}
+NOT_OF_A_PROFILE = {"analytic", "measured", "force", "output", "json", "replica_ranks", "tower_profile"}
 
 
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")

@@ -31,6 +31,9 @@ ELSEWHERE = {
     "lora_targets": "modes: test_tables.py",
     "features_joined": "test_features.py",
     "layers_apart": "test_full_layers.py, test_linear_layers.py",
+    "whole_layers": "of a tower beside the pipeline: test_beside.py",
+    "image_tiles": "likewise",
+    "replica_seconds_per_byte": "likewise",
 }
 NO_PLANNER = {f"recompute_{part}_{figure}" for part in ("attention", "mlp") for figure in ("seconds", "kept_bytes")}
 """Shown to people; no planner recomputes parts by themselves."""

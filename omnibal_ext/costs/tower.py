@@ -1,0 +1,165 @@
+"""What the vision tower costs on one rank that has all of it, beside the pipeline: no tensor parallelism inside.
+
+Every rank of a replica has a working copy of the tower's weights, and fp32 sums of their gradients. Once an iteration
+copies are refreshed from the owners of the weights and sums are reduced to them, inside the replica; owners then take
+part in the data-parallel reduction and the optimizer's step as for all weights.
+
+    copies       parameters x 2 bytes (4 in fp32), and x 4 for sums where anything of the tower is trained
+    a step       bytes of copies and sums over the rate between ranks of a replica, none of it hidden
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, VISION_KINDS
+from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
+from omnibal_ext.errors import UserError
+
+Floats = NDArray[np.float64]
+SUM_BYTES = 4
+"""Of a gradient's sum."""
+
+
+@dataclass(frozen=True)
+class TowerCosts:
+    """Costs of the chain's links before word_embed, from a profile at tensor-parallel size 1."""
+
+    profile: Profile
+
+    @classmethod
+    def of(cls, profile: Profile) -> "TowerCosts":
+        """From a profile at any tensor-parallel size. Raises UserError where it lacks what whole layers cost."""
+        missing = [kind for kind in profile.cost_kinds if kind in VISION_KINDS and kind not in profile.whole_layers]
+        if profile.tensor_model_parallel_size == 1:
+            return cls(profile)
+        if missing:
+            raise UserError(
+                f"layer {missing[0]}: the profile is of tensor-parallel size {profile.tensor_model_parallel_size}, and "
+                "beside the pipeline a rank has all of it: give --tower-profile, of size 1, or plan with --tower cut"
+            )
+        return cls(replace(profile, layers=profile.layers | profile.whole_layers, tensor_model_parallel_size=1))
+
+    @property
+    def unit(self) -> float:
+        """Tiles that are encoded in one piece, about."""
+        return self.profile.image_tiles or 1.0
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """Between ranks of a replica."""
+        return self.profile.replica_seconds_per_byte or self.profile.transfer_seconds_per_byte
+
+    @property
+    def links(self) -> int:
+        """Of the tower."""
+        return self.profile.chain.index("word_embed")
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """What the costs of its links stand under."""
+        return self.profile.cost_kinds[: self.links]
+
+    @cached_property
+    def trained(self) -> bool:
+        """Whether anything goes back through it."""
+        return self.profile.mode("projector") != "idle"
+
+    def forward(self, tiles: Floats) -> Floats:
+        """Seconds of so many tiles through all links, elementwise."""
+        return self._seconds(tiles, self.kinds, backward=False)
+
+    def backward(self, tiles: Floats, recompute: tuple[int, ...] = (), again: bool = False) -> Floats:
+        """Seconds of the way back; `again`: with a whole forward before, else with that of the links `recompute`."""
+        rerun = self.kinds if again else tuple(self.kinds[link] for link in recompute)
+        return self._seconds(tiles, self.kinds, backward=True) + self._seconds(tiles, rerun, backward=False)
+
+    def _seconds(self, tiles: Any, kinds: tuple[str, ...], backward: bool) -> Floats:
+        nothing: Any = np.zeros_like(tiles)
+        seconds, packs = nothing, PackSizes(tiles, nothing, nothing)
+        for kind in dict.fromkeys(kinds):
+            of_one = (
+                self.profile.backward_seconds(kind, packs) if backward else self.profile.forward_seconds(kind, packs)
+            )
+            seconds = seconds + kinds.count(kind) * np.where(tiles > 0, of_one, 0.0)
+        return seconds
+
+    def kept_bytes(self, recompute: tuple[int, ...] = (), again: bool = False) -> float:
+        """Of a tile, from E to V."""
+        if not self.trained:
+            return 0.0
+        if again:
+            return self._cost("patch_embed").recompute_kept_bytes / self.profile.vit_budget
+        costs = [self._cost(kind) for kind in self.kinds]
+        kept = sum(c.recompute_kept_bytes if link in recompute else c.kept_bytes for link, c in enumerate(costs))
+        return kept / self.profile.vit_budget
+
+    def working_bytes(self, recompute: tuple[int, ...] = (), again: bool = False) -> float:
+        """Of a tile, on top while V runs: activations of all links where all run again, else of the largest."""
+        if not self.trained:
+            return 0.0
+        saved = [self._cost(self.kinds[link]).saved_bytes for link in (range(self.links) if again else recompute)]
+        return (sum(saved) if again else max(saved, default=0.0)) / self.profile.vit_budget
+
+    @property
+    def output_bytes(self) -> float:
+        """Of a tile: what the language model takes, features among it; its gradient has as many."""
+        streams = 1 + self.profile.features_after[self.links - 1]
+        return self._cost("projector").output_bytes * streams / self.profile.vit_budget
+
+    @property
+    def vit_links(self) -> tuple[int, ...]:
+        """Those that can be recomputed."""
+        return tuple(n for n, kind in enumerate(self.profile.chain[: self.links]) if kind in RECOMPUTABLE_KINDS)
+
+    @cached_property
+    def parameters(self) -> tuple[int, ...]:
+        """Of every link."""
+        of_kind = self.profile.parameters
+        missing = [kind for kind in self.kinds if KIND_OF.get(kind, kind) not in of_kind and kind not in of_kind]
+        if missing:
+            raise UserError(
+                f"layer {missing[0]}: the profile has no parameters, which a tower's copies take; profile again"
+            )
+        return tuple(of_kind.get(kind, of_kind.get(KIND_OF.get(kind, kind), 0)) for kind in self.kinds)
+
+    @property
+    def copy_bytes(self) -> float:
+        """Of a rank: working copies of the weights, and sums of their gradients."""
+        weights = 4 if self.profile.dtype == "fp32" else 2
+        return float(sum(self.parameters) * (weights + SUM_BYTES * self.trained))
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Once an iteration, inside a replica. A frozen tower's copies are made once a run."""
+        return self.copy_bytes * self.seconds_per_byte * self.trained
+
+    def owner_bytes(self) -> list[float]:
+        """Of every link, on the rank that owns it: weights and, where trained, gradients and optimizer state."""
+        return [self._cost(kind).weight_bytes for kind in self.kinds]
+
+    def owner_seconds(self) -> list[float]:
+        """Of every link, once an iteration on its owner."""
+        return [self._cost(kind).step_seconds for kind in self.kinds]
+
+    def _cost(self, kind: str) -> LayerCost:
+        return self.profile.layers[kind]
+
+
+def language_profile(profile: Profile) -> Profile:
+    """What the pipeline's stages are cut from where the tower stands beside: the chain from word_embed on."""
+    chain = profile.chain[profile.chain.index("word_embed") :]
+    apart = {kind: layers for kind, layers in profile.layers_apart.items() if KIND_OF[kind] in chain}
+    return replace(profile, chain=chain, layers_apart=apart, feature_layers=())
+
+
+def dealt_by_bytes(sizes: list[float], ranks: int) -> tuple[int, ...]:
+    """Of every link the rank that owns it: the largest first, to the rank with fewest bytes, of equals the first."""
+    held, owners = [0.0] * ranks, [0] * len(sizes)
+    for link in sorted(range(len(sizes)), key=lambda link: (-sizes[link], link)):
+        owners[link] = min(range(ranks), key=lambda rank: (held[rank], rank))
+        held[owners[link]] += sizes[link]
+    return tuple(owners)

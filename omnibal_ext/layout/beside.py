@@ -1,0 +1,142 @@
+"""A tower beside the pipeline, as a layout problem knows it: what its E and V take on every microbatch, and its bytes.
+
+The pack's images are dealt to the pipeline ranks of its parts and their tensor ranks. The planner does not know sizes
+of images: they are taken to be alike (`TowerCosts.unit` tiles each, about), and every part to be as long as that of
+the worker who gets most.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.costs.tower import TowerCosts
+from omnibal_ext.plan_tower import Tower
+from omnibal_ext.schedules.beside import Encoding
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Phase = Literal["forward", "backward", "recompute"]
+
+
+@dataclass(frozen=True)
+class TowerBeside:
+    """The plan's tower, and what it costs on the packs of a problem."""
+
+    tower: Tower
+    costs: TowerCosts
+    profile: Profile
+    """Of the whole chain, as the plan is made from it."""
+    ranks: int
+    """Of the pipeline."""
+    packs: PackSizes | None
+    """[iterations, data-parallel ranks, microbatches]; None: every microbatch fills the budget."""
+
+    @cached_property
+    def tiles(self) -> Floats:
+        """float64 [cases, microbatches]: of whole packs."""
+        count = len(self.tower.parts)
+        if self.packs is None:
+            return np.full((1, count), float(self.costs.profile.vit_budget))
+        return self.packs.tiles.reshape(-1, count).astype(np.float64)
+
+    @property
+    def tensor(self) -> int:
+        """Tensor ranks of a pipeline rank."""
+        return self.profile.tensor_model_parallel_size
+
+    @cached_property
+    def encodes(self) -> NDArray[np.bool_]:
+        """bool [ranks, microbatches]: which ranks have parts of which."""
+        found = np.zeros((self.ranks, len(self.tower.parts)), dtype=np.bool_)
+        for microbatch, ranks in enumerate(self.tower.parts):
+            found[list(ranks), microbatch] = True
+        return found
+
+    @cached_property
+    def loads(self) -> Floats:
+        """float64 [cases, microbatches]: tiles of the worker who gets most of a pack."""
+        return largest_share(self.tiles, self.encodes.sum(axis=0) * self.tensor, self.costs.unit)
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """float64 [2, cases, ranks, microbatches]: of E and V."""
+        found = part_seconds(self.costs, self.loads, self.tower)
+        action = self.profile.action_seconds * (self.loads > 0)
+        return np.asarray((found + action)[:, :, None] * self.encodes)
+
+    @cached_property
+    def hops(self) -> Floats:
+        """float64 [cases, microbatches]: what a part's output is on its way."""
+        profile = self.profile
+        carried = profile.transfer_seconds_per_byte * self.costs.output_bytes * self.loads
+        return np.asarray(np.where(self.loads > 0, profile.transfer_latency_seconds + carried, 0.0))
+
+    @cached_property
+    def owned_bytes(self) -> Floats:
+        """float64 [ranks]: weights, gradients and optimizer state of the links that a rank owns, of its fullest tensor
+        rank."""
+        return self._by_owner(self.costs.owner_bytes()).max(axis=1)
+
+    @cached_property
+    def fixed_bytes(self) -> Floats:
+        """float64 [ranks]: what it owns, copies and sums."""
+        return np.asarray(self.owned_bytes + self.costs.copy_bytes)
+
+    @cached_property
+    def step(self) -> Floats:
+        """float64 [ranks] Seconds once an iteration."""
+        owned = self._by_owner(self.costs.owner_seconds()).max(axis=1)
+        return np.asarray(owned + self.costs.exchange_seconds)
+
+    def _by_owner(self, values: list[float]) -> Floats:
+        found = np.zeros(self.ranks * self.tensor)
+        np.add.at(found, list(self.tower.owners), values)
+        return found.reshape(self.ranks, self.tensor)
+
+    def encoding(self, case: int) -> Encoding:
+        """What the simulator needs, for one case (iteration x data-parallel rank)."""
+        loads = self.loads[case]
+        kept, working = (
+            of_tile(self.tower.recompute, self.tower.again) * loads * self.encodes
+            for of_tile in (self.costs.kept_bytes, self.costs.working_bytes)
+        )
+        waiting = self.costs.output_bytes * loads
+        return Encoding(self.seconds[:, case], self.hops[case], kept, working, waiting, self.fixed_bytes, self.step)
+
+    def pieces(self, kind: str, case: int, microbatch: int) -> list[tuple[str, Phase, float]]:
+        """Of an E or V (part of the model, phase, seconds); the executor's own are of the part "other"."""
+        load = self.loads[case, microbatch]
+        executor = self.profile.action_seconds * float(load > 0)
+        other: tuple[str, Phase, float] = ("other", "forward" if kind == "E" else "backward", executor)
+        if kind == "E":
+            return [other, ("vit", "forward", float(self.costs.forward(load)))]
+        plain = float(self.costs.backward(load))
+        again = float(self.costs.backward(load, self.tower.recompute, self.tower.again)) - plain
+        return [other, ("vit", "recompute", again), ("vit", "backward", plain)]
+
+    def mean_seconds(self) -> list[float]:
+        """Of an E, and of a V."""
+        count = max(1, int(self.encodes.sum())) * len(self.tiles)
+        return [float(seconds.sum() / count) for seconds in self.seconds]
+
+    def work_seconds(self) -> float:
+        """All of a replica's work on whole packs, nothing run again, as one rank would do it: mean of the cases."""
+        seconds = self.costs.forward(self.tiles) + self.costs.backward(self.tiles) * self.costs.trained
+        return float(seconds.sum(axis=1).mean() / self.tensor)
+
+
+def largest_share(tiles: Floats, workers: Ints | int, unit: float) -> Floats:
+    """Tiles of the worker who gets most when equal images of about `unit` tiles are dealt; elementwise."""
+    images = np.maximum(1.0, np.round(tiles / unit))
+    return np.asarray(np.ceil(images / workers) * tiles / images)
+
+
+def part_seconds(costs: TowerCosts, loads: Floats, tower: Tower) -> Floats:
+    """float64 [2, ...]: of E and V on so many tiles."""
+    whole = loads.astype(np.float64)
+    backward = costs.backward(whole, tower.recompute, tower.again) if costs.trained else np.zeros_like(whole)
+    return np.stack([costs.forward(whole), backward])
