@@ -45,7 +45,7 @@ def test_a_shell_offers_what_fits(script: str) -> None:
         "omnibal la": ["launch"],
         "omnibal --v": ["--version"],
         "omnibal pack --met": ["--method"],
-        "omnibal pack --method ": ["balanced", "isf", "random", "length_group", "device_group"],
+        "omnibal pack --method ": ["balanced", "isf", "hbp", "random", "length_group", "device_group"],
         "omnibal pack --method is": ["isf"],
         "omnibal pack --method isf --data ": [],  # files
         "omnibal preprocess --shorten fewer-tiles tr": ["truncate"],

@@ -16,7 +16,7 @@ from tests.unit.flags.test_numbers import edges
 from tools.__main__ import COMMANDS
 
 TOOLS = sorted(path.stem for path in Path(flags.__file__).parents[1].glob("tools/[a-z]*.py"))
-CHECKED_AS_READ = {"budgets", "schedules"}
+CHECKED_AS_READ = {"budgets", "schedules", "widths"}
 """Lists of which each item is checked by what reads the text."""
 NEEDS = {
     "launch": [

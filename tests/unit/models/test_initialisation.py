@@ -106,7 +106,7 @@ def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, 
                 whole = f"{name}.{weight_name}"
                 norms = ("llm", "head") if weight_name != "self_attention.norm_weight" else ()
                 centred = known.language.centred_norms and whole.startswith((*norms, *["projector.norm"] * known.pools))
-                wanted = 0.0 if centred or weight_name.endswith("bias") else 1.0
+                wanted = 0.0 if centred or weight_name.endswith(("bias", "shift")) else 1.0
                 assert torch.equal(weight, torch.full_like(weight, wanted)), f"{name}.{weight_name}"
                 continue
             writes = name[:3] in layers and weight_name.endswith(OUTPUT_LAYERS)
