@@ -147,8 +147,9 @@ class GatedDeltaNet(MegatronModule):
     def _inside(self, rows: Tensor, runs: Runs, first: int, end: int) -> Tensor:
         """Whole samples [T, groups, numbers of one], of groups `first` to `end` here -> [T, values of their heads]."""
         linear, values = self.linear, self.linear.heads_a_group * self.linear.value_width
-        if not rows.numel():
-            return rows.new_zeros(len(rows), (end - first) * values) + rows.sum()
+        if not rows.numel():  # others of the team have them; gradients of all weights are waited for
+            weights = (self.convolution, self.a_log, self.dt_bias, self.norm_weight)
+            return rows.new_zeros(len(rows), (end - first) * values) + sum(part[:0].sum() for part in (rows, *weights))
         # Tensors of their own: as parts of what was projected they would keep all of it.
         mixed, gate, rate, alpha = (
             part.contiguous()
