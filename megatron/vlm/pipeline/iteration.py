@@ -20,6 +20,7 @@ from megatron.vlm.pipeline.data_parallel import Gathers
 from megatron.vlm.pipeline.encoding import Encoding
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
+from omnibal_ext.chain import VISION_KINDS
 from omnibal_ext.schedules.actions import Action, takers
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.posting import Post
@@ -73,7 +74,8 @@ class Iteration:
     """The state of one iteration on one rank.
 
     1. Where the optimizer left each weight on one data-parallel rank, weights are gathered in one order on all ranks.
-       Links wait for their own; a pack without tiles passes links by, and its stage waits for all first.
+       Links wait for their own; a pack without tiles passes links by, and its stage waits for all first. So do those
+       of ranks that exchange something inside the forward pass: one may have no tiles, and would wait for the others.
     2. Receives are posted where the list says (`omnibal_ext.schedules.posting`): they travel while other actions
        are computed.
     3. F: take the pack and the input, compute, hand the output on; meanwhile the next pack is copied to the device.
@@ -210,7 +212,7 @@ class Iteration:
         if entering is not None and self.last and chunk.stage.sends_gradient:
             entering.requires_grad_()
         pack = self._pack(action)
-        if pack.tiles == 0:
+        if _gathers_first(chunk.stage, pack):
             self.gathers.finish(chunk.module)
         with self.watch(action):
             output, normaliser = self.forward(chunk, pack, entering, action.microbatch)
@@ -249,3 +251,11 @@ class Iteration:
             accumulate(flight.late)
         if action in self.last and chunk.overlaps and not chunk.stage.owned:
             chunk.module.start_grad_sync()
+
+
+def _gathers_first(stage: Stage, pack: Microbatch) -> bool:
+    """Whether all weights of a stage are waited for before a pack runs through it."""
+    if not set(VISION_KINDS) & set(stage.kinds):
+        return False
+    deals = stage.chain.architecture.language.experts is not None and stage.config.expert_model_parallel_size > 1
+    return pack.tiles == 0 or pack.share is not None or deals
