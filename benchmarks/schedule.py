@@ -99,6 +99,9 @@ def _candidates(args: Any) -> tuple[Callable[[int], list[float]], Callable[[int]
         def input_shape(self, _: Any) -> tuple[int, int, int] | None:
             return None if self.pre_process else (TOKENS, 1, WIDTH)
 
+        def gathers_first(self, _: Any) -> bool:
+            return False
+
     def provide(pre_process: bool = True, post_process: bool = True, **_: Any) -> GptStage:
         config = TransformerConfig(
             num_layers=LAYERS, hidden_size=WIDTH, num_attention_heads=8, use_cpu_initialization=True,

@@ -1,7 +1,6 @@
 """Runs our programs on gloo ranks."""
 
 import fcntl
-import os
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,10 @@ def run_program(module: str, ranks: int, *arguments: str, server: str = PLAIN) -
 
 
 @pytest.fixture(scope="session")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def answers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """Loss and gradients of one process, for every question that the cases ask: the first test process asks them."""
     folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    folder = folder.parent if hasattr(request.config, "workerinput") else folder  # one of several test processes
     path = folder / "answers.pt"
     with (folder / "answers.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

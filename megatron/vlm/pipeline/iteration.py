@@ -20,7 +20,6 @@ from megatron.vlm.pipeline.data_parallel import Gathers
 from megatron.vlm.pipeline.encoding import Encoding
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
-from omnibal_ext.chain import VISION_KINDS
 from omnibal_ext.schedules.actions import Action, takers
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.posting import Post
@@ -212,7 +211,7 @@ class Iteration:
         if entering is not None and self.last and chunk.stage.sends_gradient:
             entering.requires_grad_()
         pack = self._pack(action)
-        if _gathers_first(chunk.stage, pack):
+        if chunk.stage.gathers_first(pack):
             self.gathers.finish(chunk.module)
         with self.watch(action):
             output, normaliser = self.forward(chunk, pack, entering, action.microbatch)
@@ -251,11 +250,3 @@ class Iteration:
             accumulate(flight.late)
         if action in self.last and chunk.overlaps and not chunk.stage.owned:
             chunk.module.start_grad_sync()
-
-
-def _gathers_first(stage: Stage, pack: Microbatch) -> bool:
-    """Whether all weights of a stage are waited for before a pack runs through it."""
-    if not set(VISION_KINDS) & set(stage.kinds):
-        return False
-    deals = stage.chain.architecture.language.experts is not None and stage.config.expert_model_parallel_size > 1
-    return pack.tiles == 0 or pack.share is not None or deals

@@ -103,6 +103,13 @@ class Stage(MegatronModule):
         """Shape of the tensor this stage receives for `batch`; None for the first stage."""
         return None if self.pre_process else self.chain.shape_before(self.first, batch)
 
+    def gathers_first(self, batch: Microbatch) -> bool:
+        """Whether all weights must be whole before `batch` runs, as ranks meet inside the pass or links are not run."""
+        if not set(VISION_KINDS) & set(self.kinds):
+            return False
+        deals = self.chain.architecture.language.experts is not None and self.config.expert_model_parallel_size > 1
+        return batch.tiles == 0 or batch.share is not None or deals
+
     def forward(self, batch: Microbatch) -> Tensor:
         """Hidden states [s, b, h] after the last link; of the last stage, what `Head` gives."""
         hidden, features = self._arrived(batch)
