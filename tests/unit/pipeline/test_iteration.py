@@ -75,8 +75,7 @@ def run(communicator: Neighbours, packs: Iterator[Microbatch], buckets: Sequence
     first = communicator.here == FIRST
     vars(chunk)["stage"] = SimpleNamespace(
         post_process=False, has_backward=True, receives_gradient=True, sends_gradient=not first,
-        input_shape=lambda pack: (pack.tokens,), kinds=("vit",),
-        chain=SimpleNamespace(architecture=SimpleNamespace(language=SimpleNamespace(experts=None))),
+        input_shape=lambda pack: (pack.tokens,), gathers_first=lambda pack: pack.tiles == 0,
     )  # fmt: skip
 
     def forward(_: Chunk, pack: Microbatch, entering: Tensor | None, __: int) -> tuple[Tensor, Tensor]:
