@@ -84,7 +84,7 @@ class LayoutProblem:
     lists: Schedule | None = None
     """Lists of actions of its own; None: those of `schedule_name`."""
     beside: TowerBeside | None = None
-    """A tower beside the pipeline, whose E and V `lists` have."""
+    """A tower beside the pipeline, whose E and V `lists` have; it is played on the problem's packs."""
 
     def __post_init__(self) -> None:
         layers = len(self.profile.chain)
@@ -99,6 +99,8 @@ class LayoutProblem:
             raise UserError(
                 f"packs of {self.packs.tiles.shape[-1]} microbatches given for a plan of {self.microbatches}"
             )
+        if self.beside is not None and self.beside.packs is not self.packs:
+            object.__setattr__(self, "beside", replace(self.beside, packs=self.packs))
 
     @property
     def whole_profile(self) -> Profile:
@@ -281,8 +283,7 @@ class LayoutProblem:
     def stage_peak_bytes(self, layout: Layout) -> list[float]:
         """Peak bytes of every pipeline rank, at the budgets."""
         if self.beside:
-            full = replace(self, packs=None, beside=replace(self.beside, packs=None))
-            return full.simulate(layout).peak_bytes.tolist()
+            return replace(self, packs=None).simulate(layout).peak_bytes.tolist()
         held, again = self.counts(layout)
         return [self.rank_bytes(rank, held[mine], again[mine]) for rank, mine in enumerate(self.placement.stages_of)]
 

@@ -97,16 +97,17 @@ def contributions(
 ) -> list[Contribution]:
     """From random batches, cut by parameters, all recomputed, one kind of balance after the other to the plan.
 
-    Ways that do not fit the memory are left out.
+    Ways that do not fit the memory are left out. A tower beside the pipeline comes with the plan's cuts.
     """
     ours = replace(problem, packs=packs_of_index(index, problem.profile, problem.microbatches, 8))
-    theirs = replace(problem, packs=_wide_packs(random, problem), lists=None)
-    costs = PackCosts.of_profile(problem.profile)
+    cut = replace(ours, profile=problem.whole_profile, beside=None, lists=None) if problem.beside else ours
+    theirs = replace(cut, packs=_wide_packs(random, problem), lists=None)
+    costs = PackCosts.of_profile(problem.whole_profile)
     samples = [loads_of(one, costs, one.global_batch // problem.microbatches).samples for one in (random, index)]
     needed_a_sample = ours.ideal_seconds() * problem.ranks / samples[1]
     ways = (
         ("random batches, cut by parameters, all recomputed", theirs, samples[0], "parameters"),
-        ("+ data: packs", ours, samples[1], "parameters"),
+        ("+ data: packs", cut, samples[1], "parameters"),
         ("+ model: the plan's cuts", ours, samples[1], "plan"),
         ("+ memory: the plan", ours, samples[1], "whole plan"),
     )

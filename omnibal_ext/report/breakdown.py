@@ -113,25 +113,37 @@ def in_time(timeline: Timeline) -> Change | None:
 
 
 def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
-    """What the simulator says of other schedules, more microbatches and no recomputation; the best first."""
+    """What the simulator says of other schedules, more microbatches and no recomputation; the best first.
+
+    Beside a tower only the last: the others' lists would have to be planned anew.
+    """
     now, found = problem.step_seconds(layout), []
+    anew = problem.ranks > 1 and problem.beside is None
     for name in ("1f1b", "zb_h1", "zb_h2"):
-        if name != problem.schedule_name and problem.ranks > 1:
+        if name != problem.schedule_name and anew:
             other = replace(problem, schedule_name=name, lists=None)
             if other.fits(layout):
                 gain = now / other.step_seconds(layout) - 1
                 found.append(Change(f"schedule {name}", f"tools/launch.py --schedule {name}", gain))
-    if problem.ranks > 1:
+    if anew:
         many = replace(problem, microbatches=2 * problem.microbatches, packs=_twice(problem.packs), lists=None)
         gain = 2 * now / many.step_seconds(layout) - 1
         words = f"{many.microbatches} microbatches an iteration"
         found.append(Change(words, f"tools/pack_data.py --micro-batches {many.microbatches}", gain))
-    if any((*layout.recompute, *layout.recompute_cheap)):
-        bare = Layout(layout.edges, tuple(() for _ in layout.recompute))
-        needs = max(problem.stage_peak_bytes(bare)) / GIB
-        gain = now / problem.step_seconds(bare) - 1
+    keeping, bare = _keeping_all(problem), Layout(layout.edges, tuple(() for _ in layout.recompute))
+    if keeping is not problem or any((*layout.recompute, *layout.recompute_cheap)):
+        needs = max(keeping.stage_peak_bytes(bare)) / GIB
+        gain = now / keeping.step_seconds(bare) - 1
         found.append(Change("nothing recomputed", f"needs {needs:.2f} GiB on a rank: --memory-gib {needs:.2f}", gain))
     return sorted((c for c in found if c.gain >= WORTH_TRYING), key=lambda change: -change.gain)
+
+
+def _keeping_all(problem: LayoutProblem) -> LayoutProblem:
+    """The problem, of a tower beside the pipeline with all that it keeps from E to V."""
+    beside = problem.beside
+    if beside is None or not (beside.tower.again or beside.tower.recompute):
+        return problem
+    return replace(problem, beside=replace(beside, tower=replace(beside.tower, recompute=(), again=False)))
 
 
 def _twice(packs: PackSizes | None) -> PackSizes | None:

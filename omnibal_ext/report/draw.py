@@ -10,6 +10,7 @@ from math import ceil, floor, log10
 from markupsafe import Markup, escape
 
 from omnibal_ext.report.timeline import Lane, Span, Timeline, waits
+from omnibal_ext.schedules.actions import VISION
 
 ROW, GAP, AXIS = 34, 10, 26
 """Pixels: of a lane, between lanes, of the axis below."""
@@ -49,8 +50,9 @@ def _span(span: Span, lane: Lane, seconds: float, top: int) -> Markup:
         boxes.append(_rect(f"{piece.part} {piece.phase}", at, piece.seconds, seconds, top, ROW))
         at += piece.seconds
     made_of = ", ".join(f"{p.part} {p.phase} {p.seconds * 1e3:.2f} ms" for p in span.pieces)
+    where = "tower" if span.action.kind in VISION else f"stage {span.stage}"
     words = (
-        f"rank {lane.rank}: {span.action.kind}{span.action.microbatch}, stage {span.stage}, "
+        f"rank {lane.rank}: {span.action.kind}{span.action.microbatch}, {where}, "
         f"{span.start * 1e3:.2f} to {span.end * 1e3:.2f} ms; {made_of}"
     )
     width = 100 * (span.end - span.start) / seconds

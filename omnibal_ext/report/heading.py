@@ -13,12 +13,28 @@ def heading(subject: Subject) -> list[tuple[str, str]]:
         ("profile", ", ".join(filter(None, [profile.device, profile.dtype, measured]))),
         ("ranks", _ranks(subject)),
         ("iteration", shape),
+        ("vision tower", _tower(subject)),
         ("pack", f"at most {plan.vit_budget:,} tiles and {plan.llm_budget:,} tokens"),
         ("run" if subject.metrics else "plan", subject.date),
         ("versions", subject.versions),
         ("model's own work", _pace(subject)),
     ]
     return [(what, value) for what, value in found if value]
+
+
+def _tower(subject: Subject) -> str:
+    """Where it stands; of either road that was planned the predicted iteration, and its share of the speed of the
+    language model alone."""
+    said = subject.plan.predicted.get("tower")
+    if not said:
+        return ""
+    words, alone = [], said.get("text_only_step_seconds")
+    for road in ("cut", "beside"):
+        if step := said.get(f"{road}_step_seconds"):
+            share = f", {alone / step:.1%} of text-only speed" if alone else ""
+            words.append(f"{road} {step * 1e3:,.1f} ms{share}")
+    mode = f", {subject.plan.tower.mode}" if subject.plan.tower else ""
+    return f"{said['road']}{mode} (predicted: {'; '.join(words)})"
 
 
 def _ranks(subject: Subject) -> str:

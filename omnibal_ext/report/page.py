@@ -164,7 +164,10 @@ class SubjectView:
             "recomputed": {layer for stage in plan.stages for layer in stage.recompute},
             "norms and activation recomputed": {layer for stage in plan.stages for layer in stage.recompute_cheap},
         }
-        return draw.chain_svg(layer_names(plan.chain), self.subject.layout.edges, again, weights)
+        if plan.tower:
+            again["recomputed"] |= set(range(plan.tower.links) if plan.tower.again else plan.tower.recompute)
+        edges = self.subject.layout.moved(self.subject.problem.links_beside).edges
+        return draw.chain_svg(layer_names(plan.chain), edges, again, weights)
 
     @property
     def memory(self) -> Markup:

@@ -1,6 +1,7 @@
 """Plans and packs for the tests of the report."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.roads import plan_road
 from omnibal_ext.layout.search import find_layouts, make_plan
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.build import build_index
@@ -21,7 +23,7 @@ from omnibal_ext.sizes import Sizes
 RANKS, REPLICAS, MICROBATCHES = 4, 2, 6
 
 
-def planned(folder: Path, samples: int = 400, schedule: str = "1f1b") -> Path:
+def planned(folder: Path, samples: int = 400, schedule: str = "1f1b", road: str = "cut") -> Path:
     """Samples, packs, profile and plan of a 6B + 20B model in a folder; the plan's path."""
     random = np.random.default_rng(0)
     tiles = random.choice([0, 1, 3, 7], samples, p=[0.05, 0.7, 0.15, 0.1])
@@ -31,11 +33,17 @@ def planned(folder: Path, samples: int = 400, schedule: str = "1f1b") -> Path:
     options = PackOptions("balanced", 6, 4096, micro_batches=MICROBATCHES, data_parallel_size=REPLICAS)
     built_from = {"sizes": {str(path): ""}}
     index, _ = build_index(Corpus.load([path]), folder / "packs", options, built_from)
-    profile = analytic_profile(preset("internvl-chat-1.5"), "a100", 6, 4096, 4)
+    replica = 0 if road == "cut" else 4 * RANKS
+    profile = analytic_profile(preset("internvl-chat-1.5"), "a100", 6, 4096, 4, replica_ranks=replica)
     profile.save(folder / "profile.json")
     packs = packs_of_index(index, profile, MICROBATCHES, 1)
     problem = LayoutProblem(profile, RANKS, MICROBATCHES, 1, schedule, 74 * 2**30, packs)
-    plan = make_plan(problem, find_layouts(problem, "profile"), "profile")
+    if road == "cut":
+        plan = make_plan(problem, find_layouts(problem, "profile"), "profile")
+    else:
+        problem, candidates, said = plan_road(problem, road, "profile", seconds=0.3)
+        plan = make_plan(problem, candidates, "profile")
+        plan = replace(plan, predicted=plan.predicted | said)
     plan.save(folder / "plan.json")
     return folder / "plan.json"
 
