@@ -19,6 +19,7 @@ from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.output import say
 from omnibal_ext.packing.packers.budgets import read_budget
+from omnibal_ext.packing.widths import check_widths, read_widths
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 
@@ -27,6 +28,8 @@ LIMITS = ("max_tiles", "max_pixels", "max_tokens")
 """Of preprocessing, by the names of its flags."""
 MICRO_BATCHES = 4
 """Packs of a rank and iteration, for each pipeline rank."""
+ONE_RANK = "1"
+"""A pack's width, unless it is asked for wider ones."""
 USUAL_FLAGS: dict[str, tuple[str, ...]] = {
     "--bf16": (),
     "--use-distributed-optimizer": (),
@@ -40,6 +43,12 @@ USUAL_FLAGS: dict[str, tuple[str, ...]] = {
 """As InternVL is fine-tuned (arXiv 2412.05271): each counts where the flag is not given."""
 USUAL_FOR_ADAPTERS = {"--lr": ("4e-5",)}
 """As InternVL fine-tunes adapters: they begin as nothing, and go further in a step."""
+
+
+def widths(text: str) -> str:
+    """Check `1,2,4`, or "auto". Raises ValueError."""
+    read_widths(text)
+    return text
 
 
 def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +65,10 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--shorten", nargs="+", default=[], metavar="WAY", help="to --max-tokens: fewer-tiles, truncate")
     group.add_argument("--vit-budget", type=read_budget, metavar="TILES", help="most tiles of a pack (default: auto)")
     group.add_argument("--llm-budget", type=read_budget, metavar="TOKENS", help="most tokens of a pack (default: auto)")
+    group.add_argument(
+        "--widths", type=widths, default=ONE_RANK, metavar="W,W...",
+        help="ranks that may run a pack together, see tools/pack_data.py; name --llm-budget, which is one rank's",
+    )  # fmt: skip
     group.add_argument("--held-out", type=float, metavar="SHARE", help="evaluate on these samples, train on the rest")
     group.add_argument("--workers", type=int, default=1, help="processes that preprocess")
     group.add_argument("--max-rejects", type=int, help="conversations that may be left out (default: 1%%, at least 10)")
@@ -95,6 +108,8 @@ def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -
         return
     if arguments.check and not (Path(arguments.packs) / "manifest.json").is_file():
         raise UserError(f"--check looks at packs, and {arguments.packs} is not made yet; --dry-run makes it")
+    if asked := read_widths(arguments.widths):
+        check_widths(asked, data_parallel)
     _preprocess(arguments, tools)
     _pack(arguments, tools, data_parallel)
 
@@ -133,6 +148,8 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
     for name in ("vit_budget", "llm_budget", "held_out"):
         if (value := getattr(arguments, name)) is not None:
             flags[f"--{name.replace('_', '-')}"] = value
+    if arguments.widths != ONE_RANK:
+        flags["--widths"] = arguments.widths
     run_dir, packs = Path(arguments.run_dir), [Path(arguments.packs)]
     held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": run_dir / HELD_OUT}
     if arguments.held_out:

@@ -41,10 +41,15 @@ NEEDS = (
     Need(
         """
         image_root chat_template workers max_rejects micro_batches max_tiles max_pixels max_tokens shorten vit_budget
-        llm_budget held_out
+        llm_budget widths held_out
         """,
         "--input: dataset and packs that are there already were made as they are",
         lambda arguments: arguments.input,
+    ),
+    Need(
+        "widths",
+        "--llm-budget TOKENS: of one rank, where one budget is found that holds the longest sample",
+        lambda arguments: arguments.llm_budget,
     ),
     Need(
         "held_out",

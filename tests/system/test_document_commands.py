@@ -35,13 +35,14 @@ SMALLER = {
     r"--micro-batches 16": "--micro-batches 2",
     r"--num-microbatches 16": "--num-microbatches 2",
     r"--data-parallel-size 8": "--data-parallel-size 1",
+    r"--max-tokens 131072 --llm-budget 16384": "--max-tokens 1024 --llm-budget 256",
     r"--workers 16": "--workers 2",
     r"tools/launch\.py": "tools/launch.py --analytic h100",
     r"tools/profile_layers\.py (?!.*--analytic)": "tools/profile_layers.py --steps 1 ",
 }
 MODELS = ("HF_FOLDER", "InternVL3_5-8B-HF", "InternVL-Chat-V1-5", "InternVL3-8B-hf", "internvl-chat-1.5")
 """Names under which documents speak of a user's model."""
-BEGIN_WITH_NOTHING = ("README.md", "models.md", "loops.md")
+BEGIN_WITH_NOTHING = ("README.md", "models.md", "loops.md", "long-context.md")
 BUDGETS = ("--vit-budget", 40, "--llm-budget", 320)
 
 

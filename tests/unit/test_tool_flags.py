@@ -26,6 +26,7 @@ NEEDS = {
         ("--workers 2", "--workers 2 needs --input"),
         ("--image-root there", "--image-root there needs --input"),
         ("--max-rejects 3", "--max-rejects 3 needs --input"),
+        ("--widths 1,2", "--widths 1,2 needs --input"),
         ("--chat-template mine", "--chat-template mine needs --input"),
         ("--nnodes 2", "--nnodes 2 needs --rdzv-endpoint HOST:PORT"),
         ("--plan plan.json --repack", "--repack needs no --plan beside it"),

@@ -137,6 +137,7 @@ NOT_OF_A_PLAN = {
         "shorten",
         "vit_budget",
         "llm_budget",
+        "widths",
         "held_out",
     ),
 }
@@ -471,6 +472,27 @@ def test_packs_of_conversations_are_made_again_for_another_input(change: str, tm
     assert found["--pipeline-model-parallel-size"] == ("2" if change == "pipeline" else "1")
     assert found["--last-iteration"] == "empty", "an epoch is one to the sample"
     assert make(tmp_path, calls, *words, data_parallel=replicas) == both[:1]
+
+
+def test_packs_of_conversations_are_as_wide_as_the_launcher_is_told(tmp_path: Path, calls: Calls) -> None:
+    """And ranks that are no whole teams are refused before conversations are read."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/manifest.json").write_text("{}")
+    budget = ("--llm-budget", 900)
+    make(tmp_path, calls, *budget, data_parallel=4)
+    assert "--widths" not in calls[-1][1]
+    for widths in ("1,2,4", "auto"):
+        both = make(tmp_path, calls, *budget, "--widths", widths, data_parallel=4)
+        assert both == ["preprocess_data.py", "pack_data.py"]
+        assert calls[-1][1]["--widths"] == widths
+    before = len(calls)
+    with pytest.raises(UserError, match=r"--widths 1,2,4: 4 ranks must divide --data-parallel-size 6"):
+        make(tmp_path, calls, *budget, "--widths", "1,2,4", data_parallel=6)
+    with pytest.raises(UserError, match=r"--widths auto needs --llm-budget"):
+        make(tmp_path, calls, "--widths", "auto", data_parallel=4)
+    with pytest.raises(UserError, match=r"--widths: invalid widths value: 'wide'"):
+        make(tmp_path, calls, *budget, "--widths", "wide", data_parallel=4)
+    assert len(calls) == before
 
 
 def test_what_is_held_out_is_packed_within_the_budgets_of_the_rest_and_again_with_it(
