@@ -9,6 +9,7 @@ that first: the losses are the same. The last line is samples a second, balanced
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
@@ -81,9 +82,9 @@ def main() -> None:
             Stream(data, dist.get_rank(), dist.get_world_size()), EACH, data.manifest["tokens_per_tile"],
             model.config.text_config.hidden_size, known,
         )  # fmt: skip
-        losses, fuller, speeds[name] = train(model, islice(steps, arguments.steps), arguments.lr)
+        losses, fuller, left, speeds[name] = train(model, islice(steps, arguments.steps), arguments.lr)
         if dist.get_rank() == 0:
-            said = ", ".join(f"{phase} {share:.2f}" for phase, share in fuller.items())
+            said = ", ".join(f"{phase} {share:.2f} (level as read: {left[phase]})" for phase, share in fuller.items())
             print(f"{name}: losses {' '.join(f'{loss:.4f}' for loss in losses)}")
             print(f"{name}: {speeds[name]:.1f} samples a second; the fullest rank's share of what it was: {said}")
     if dist.get_rank() == 0:
@@ -91,11 +92,12 @@ def main() -> None:
     leave()
 
 
-def train(model: nn.Module, steps: Iterator[Step], lr: float) -> tuple[list[float], dict[str, float], float]:
-    """Losses, the seconds of each phase's fullest rank over those as read, samples a second."""
+def train(model: nn.Module, steps: Iterator[Step], lr: float) -> tuple[list[float], dict[str, float], Counter, float]:
+    """Losses; of each phase its fullest rank's seconds over those as read, and in how many steps all stay; samples a
+    second."""
     wrapped = DistributedDataParallel(TwoPhases(model), find_unused_parameters=True)
     optimizer = torch.optim.AdamW(trained(model), lr=lr)
-    losses, samples, before, after = [], 0, {}, {}
+    losses, samples, before, after, left = [], 0, {}, {}, Counter()
     started = time.perf_counter()
     for step in steps:
         # DDP takes the mean over ranks of what is differentiated here: this makes it the one over all counted tokens.
@@ -110,8 +112,9 @@ def train(model: nn.Module, steps: Iterator[Step], lr: float) -> tuple[list[floa
         for phase, placed in step.placed.items():
             before[phase] = before.get(phase, 0.0) + placed.before
             after[phase] = after.get(phase, 0.0) + placed.after
+            left[phase] += placed.stays
     seconds = time.perf_counter() - started
-    return losses, {phase: after[phase] / before[phase] for phase in before}, samples / seconds
+    return losses, {phase: after[phase] / before[phase] for phase in before}, left, samples / seconds
 
 
 if __name__ == "__main__":

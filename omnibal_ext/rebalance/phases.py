@@ -19,10 +19,12 @@ from omnibal_ext.packing.costs import PackCosts
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-MOST_TRIES = 200_000
-"""Pairs of ranks that are looked at for a swap: what a plan may take is milliseconds."""
+MOST_TRIES = 2_000_000
+"""Ways to divide samples of two ranks that are looked at: what a plan may take is milliseconds."""
+MOST_DIVIDED = 10
+"""Samples of two ranks that are divided in every way there is; of more, one is swapped for one."""
 LEAST_GAIN = 1e-4
-"""Of the mean rank: what a swap must take off the fullest one."""
+"""Of the mean rank: what a change must take off the fullest one."""
 MOST_HALVINGS = 100
 
 
@@ -63,9 +65,8 @@ def level(seconds: Floats, ranks: int) -> Ints:
     """Deal samples so that the fullest rank has little more than the mean, or than the longest sample: rank [N].
 
     1. The longest first, each to the lightest rank: within 4/3 - 1/(3 ranks) of the best (Graham, 1969).
-    2. As long as the fullest rank has less then, and the other not as much, it gives a sample for a lighter rank's.
-       (At four samples a rank the fullest is 1.02 to 1.05 of what it must be without this, 1.001 to 1.007 with it; that
-       a sample moves for none in return brings nothing.)
+    2. As long as the fullest rank has less then, and the other not as much, it and a lighter one divide their samples
+       anew: in the best of all ways where they are few, else a sample is swapped for one.
     """
     order = np.lexsort((np.arange(len(seconds)), -seconds))
     return _level(np.ascontiguousarray(seconds, np.float64), order, ranks)
@@ -107,18 +108,52 @@ def _level(seconds: Floats, order: Ints, ranks: int) -> Ints:
         loads[rank] += seconds[sample]
         heapq.heapreplace(lightest, (loads[rank], rank))
     tries, worth = MOST_TRIES, LEAST_GAIN * loads.mean()
-    swapped = True
-    while swapped and tries > 0:
-        full, swapped = int(np.argmax(loads)), False
+    changed = True
+    while changed and tries > 0:
+        full, changed = int(np.argmax(loads)), False
         for light in np.argsort(loads, kind="mergesort"):
-            tries -= 1
-            swapped = light != full and _swap(full, light, worth, seconds, loads, counts, members)
-            if swapped:
+            together = counts[full] + counts[light]
+            if light == full or tries <= 0:
+                continue
+            if together <= MOST_DIVIDED:
+                tries -= 1 << together
+                changed = _divide(full, light, worth, seconds, loads, counts, members)
+            else:
+                tries -= counts[full] * counts[light]
+                changed = _swap(full, light, worth, seconds, loads, counts, members)
+            if changed:
                 break
     place = np.zeros(len(seconds), np.int64)
     for rank in range(ranks):
         place[members[rank, : counts[rank]]] = rank
     return place
+
+
+@numba.njit(cache=True)
+def _divide(full: int, light: int, worth: float, seconds: Floats, loads: Floats, counts: Ints, members: Ints) -> bool:
+    """Bring two ranks nearest to each other of all ways to divide their samples; False as `_swap`."""
+    split = counts[full]
+    both = np.concatenate((members[full, :split], members[light, : counts[light]]))
+    whole, had = loads[full] + loads[light], 0.0
+    best, chosen, now = loads[full] - worth, -1, 0
+    for number in range(1, 1 << len(both)):  # by Gray's code: a sample changes sides from one to the next
+        turned = 0
+        while not number >> turned & 1:
+            turned += 1
+        now ^= 1 << turned
+        had += seconds[both[turned]] * (1.0 if now >> turned & 1 else -1.0)
+        if max(had, whole - had) < best:
+            best, chosen = max(had, whole - had), now
+    if chosen < 0:
+        return False
+    for rank, here in ((full, 1), (light, 0)):
+        counts[rank], loads[rank] = 0, 0.0
+        for place, sample in enumerate(both):
+            if chosen >> place & 1 == here:
+                members[rank, counts[rank]] = sample
+                counts[rank] += 1
+                loads[rank] += seconds[sample]
+    return True
 
 
 @numba.njit(cache=True)

@@ -40,6 +40,8 @@ class Placed(NamedTuple):
     """Seconds of the fullest rank, had the samples stayed where they were read."""
     after: float
     """Its seconds now."""
+    stays: bool
+    """They were level as read, and nothing is dealt anew."""
 
 
 def plan_step(home: Ints, needs: Mapping[str, Need], ranks: int, ranks_per_node: int) -> dict[str, Placed]:
@@ -64,13 +66,11 @@ def plan_step(home: Ints, needs: Mapping[str, Need], ranks: int, ranks_per_node:
         units, homes = need.units[own], home[own]
         batch = need.phase.deal(units, ranks)
         before, after = (float(need.phase.of_batches(units, ranks_of, ranks).max()) for ranks_of in (homes, batch))
-        place = home.copy()
-        if before > LEVEL * after:
+        place, stays = home.copy(), before <= LEVEL * after
+        if not stays:
             sources = [(homes, need.home_bytes[own])]
             if need.after and need.output_bytes is not None:
                 sources.append((placed[need.after].place[own], need.output_bytes[own]))
             place[own] = place_batches(batch, sources, ranks, ranks_per_node)[batch]
-        else:
-            after = before
-        placed[name] = Placed(place, before, after)
+        placed[name] = Placed(place, before, before if stays else after, stays)
     return placed

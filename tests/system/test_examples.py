@@ -108,8 +108,10 @@ def test_a_stream_that_nobody_packed_trains_alike_balanced(folder: Path) -> None
     came, balanced = re.findall(r"^(?:as they came|balanced): losses (.*)$", said, re.MULTILINE)
     assert len(came.split()) == STEPS
     assert balanced == came
-    shares = re.findall(r"^balanced: .* share of what it was: vision ([\d.]+), language ([\d.]+)$", said, re.MULTILINE)
-    assert all(0.4 < float(share) < 0.97 for share in shares[0])
+    (line,) = re.findall(r"^balanced: .* share of what it was: (.*)$", said, re.MULTILINE)
+    shares = re.findall(r"(?:vision|language) ([\d.]+) \(level as read: (\d)\)", line)
+    assert len(shares) == 2
+    assert all(0.4 < float(share) < 0.97 and int(left) < STEPS for share, left in shares)
     assert said.strip().splitlines()[-1].startswith("balanced / as they came, samples per second: ")
 
 

@@ -132,7 +132,7 @@ class StreamSteps:
 
     def _place(self, home: Ints, own: list[Mapping[str, Tensor]], tiles: Ints, tokens: Ints) -> dict[str, Placed]:
         if self.phases is None:
-            return {name: Placed(home, 1.0, 1.0) for name in (VISION, LANGUAGE)}
+            return {name: Placed(home, 1.0, 1.0, True) for name in (VISION, LANGUAGE)}
         a_tile = BYTES_A_NUMBER * math.prod(own[0]["pixel_values"].shape[1:])
         features = BYTES_A_NUMBER * self.feature_width * self.tokens_per_tile
         needs = {

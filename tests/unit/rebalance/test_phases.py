@@ -32,6 +32,27 @@ def test_packed_batches_keep_graham_s_bound(lengths: list[int], ranks: int) -> N
     assert fullest(seconds, place, ranks) <= (4 / 3 - 1 / (3 * ranks)) * best * (1 + 1e-9)
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=10))
+def test_few_samples_of_two_ranks_are_divided_as_well_as_can_be(lengths: list[int]) -> None:
+    seconds = np.array(lengths, np.float64)
+    best = min(fullest(seconds, np.array(way), 2) for way in product(range(2), repeat=len(seconds)))
+    assert best <= fullest(seconds, level(seconds, 2), 2) <= best + 1e-4 * seconds.sum() / 2
+
+
+@pytest.mark.parametrize(("each", "most"), [(4, 1.025), (8, 1.01)])
+def test_samples_of_few_kinds_are_level_on_average(each: int, most: float) -> None:
+    """One, three or five tiles and a question. Swaps of one for one leave 4.1 percent at four samples a rank; without
+    any it is 2.3 at eight, with them .5."""
+    over = []
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        tiles = random.choice([1, 3, 5], 8 * each, p=[0.1, 0.4, 0.5])
+        seconds = 256.0 * tiles + random.integers(40, 130, 8 * each)
+        loads = np.bincount(level(seconds, 8), seconds, 8)
+        over.append(loads.max() / max(loads.mean(), seconds.max()))
+    assert np.mean(over) <= most
+
+
 @given(LENGTHS, st.integers(1, 4), st.floats(0.0, 0.5))
 def test_padded_batches_are_the_best_there_are(lengths: list[int], ranks: int, quadratic: float) -> None:
     phase = Phase(1.0, quadratic, padded=True)
@@ -57,7 +78,7 @@ def test_the_fullest_rank_has_little_more_than_it_must(ranks: int, each: int, mo
 
 @pytest.mark.parametrize("ranks", [8, 32])
 def test_four_samples_a_rank_are_level_within_a_percent_and_a_half_on_average(ranks: int) -> None:
-    """Of instruction data; dealing alone, the longest first, leaves 4 to 5 percent, swaps leave .5 to .7."""
+    """Of instruction data; dealing alone, the longest first, leaves 4 to 5 percent, dividing anew .2 to .4."""
     phase, over = Phase(1.0, 1 / 36_864), []
     for seed in range(20):
         _, units = corpus(4 * ranks, seed)
