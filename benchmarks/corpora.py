@@ -89,6 +89,26 @@ def patches(samples: int) -> Sizes:
     return Sizes.from_arrays(np.minimum(count, 32_768), np.minimum(count // 4 + text, 16_384))
 
 
+def long_text(samples: int) -> Sizes:
+    """Chats of about 720 tokens, and 2 of 939 samples evenly long from 2K to 128K: 16% of the tokens are over 16K."""
+    generator = np.random.default_rng(1)
+    chats = np.minimum(generator.lognormal(np.log(415), 1.05, samples), 32_768).astype(np.int64) + 16
+    long = generator.uniform(2048, 131_072, max(1, round(samples * 2000 / 939_343))).astype(np.int64)
+    return Sizes.from_arrays(np.zeros(len(chats) + len(long), np.int64), np.concatenate([chats, long]))
+
+
+def films(samples: int) -> Sizes:
+    """90% chats with an image or none, 7% documents of 2K to 32K, 3% films of 8K to 128K; tiles are patches."""
+    generator = np.random.default_rng(1)
+    kind = generator.choice(3, samples, p=[0.90, 0.07, 0.03])
+    chat = generator.lognormal(np.log(650), 0.8, samples)
+    document = np.exp(generator.uniform(np.log(2048), np.log(32_768), samples))
+    film = np.exp(generator.uniform(np.log(8192), np.log(131_056), samples))
+    tokens = np.choose(kind, [chat, document, film]).astype(np.int64) + 16
+    pictured = np.choose(kind, [np.where(generator.random(samples) < 0.7, 0.5, 0.0), 0.9, 0.97])
+    return Sizes.from_arrays((4 * pictured * tokens).astype(np.int64), tokens)
+
+
 # name: how to make so many samples, and budgets for them
 UNTUNED: dict[str, tuple[Callable[[int], Sizes], tuple[int, int]]] = {
     "heavy tails": (heavy_tails, (12, 4096)),

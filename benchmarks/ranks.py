@@ -32,8 +32,10 @@ from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.profiler import Job, profile_on_this_machine
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.architectures import presets
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.dealing import deal
 from omnibal_ext.plan import Plan
-from tests.distributed import harness
+from tests.distributed import harness, wide
 
 WORDS = 64
 """What samples are written in."""
@@ -45,7 +47,9 @@ def measure(shape: Shape, order: dict[str, Any]) -> Any:
     presets.PRESETS[shape.name] = shape.architecture
     if "cases" in order:
         return _train_all(shape, order["cases"], order["rounds"], order["pipeline"], order["count_bytes"])
-    profile = profile_on_this_machine(Job(shape.name, shape.vit_budget, shape.llm_budget, steps=order["steps"]), {})
+    ranks = order["data_parallel"]
+    job = Job(shape.name, shape.vit_budget, shape.llm_budget, steps=order["steps"], data_parallel=ranks)
+    profile = profile_on_this_machine(job, {})
     return profile.to_record() if profile else None
 
 
@@ -63,22 +67,24 @@ def _train_all(
         packs = [synthetic_pack(shape.architecture, tiles, lengths) for tiles, lengths in case["packs"]]
         if case["contents"]:
             packs = [written(shape, *both) for both in zip(packs, case["contents"], strict=True)]
+        if case["widths"]:
+            packs = _seated(packs, case["widths"], shape.architecture)
         key = case["name"] + json.dumps(case["plan"])
         if key not in models:
             models[key] = _Training(args, harness.build_model(chain, plan), plan, communicator)
-        jobs.append((models[key], packs))
+        jobs.append((models[key], packs, bool(case["widths"])))
     seconds: list[list[float]] = [[] for _ in jobs]
     work: list[list[float]] = [[] for _ in jobs]
     losses: list[list[float]] = [[] for _ in jobs]
     for number in range(rounds):
         for index in _turns([case["name"] for case in cases], random.Random(number)):
-            job, packs = jobs[index]
+            job, packs, seated = jobs[index]
             torch.distributed.barrier()
             started, worked = time.perf_counter(), time.process_time()
-            losses[index].append(job.iterate(packs))
+            losses[index].append(job.iterate(packs, seated))
             seconds[index].append(time.perf_counter() - started)
             work[index].append(time.process_time() - worked)
-    peaks = [job.peak_bytes(packs) for job, packs in jobs] if count_bytes else [0.0] * len(jobs)
+    peaks = [job.peak_bytes(packs) for job, packs, _ in jobs] if count_bytes else [0.0] * len(jobs)
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, list(zip(seconds, work, peaks, strict=True)))
     torch.distributed.destroy_process_group()
@@ -128,6 +134,17 @@ def written(shape: Shape, pack: Microbatch, samples: Sequence[Sequence[int]]) ->
     )  # fmt: skip
 
 
+def _seated(packs: Sequence[Microbatch], widths: Sequence[int], model: Architecture) -> list[Microbatch]:
+    """What this data-parallel rank runs of packs, those of several ranks with images dealt as the loader does."""
+    rank, seats, mine = parallel_state.get_data_parallel_rank(), 0, []
+    for number, (pack, width) in enumerate(zip(packs, widths, strict=True)):
+        if seats <= rank < seats + width:
+            makers = np.array(deal([1] * pack.tiles, number, tuple(range(width)), 1), np.int64)
+            mine.append(wide.teams().join(wide.part([pack], 0, rank - seats, width, 1, model, makers)))
+        seats = (seats + width) % parallel_state.get_data_parallel_world_size()
+    return mine
+
+
 class _Training:
     """One plan, ready to iterate."""
 
@@ -141,10 +158,10 @@ class _Training:
             config, model, overrides, use_gloo_process_groups=args.use_gloo_process_groups
         )
 
-    def iterate(self, packs: Sequence[Microbatch]) -> float:
+    def iterate(self, packs: Sequence[Microbatch], seated: bool) -> float:
         """What Megatron's `train_step` does; the mean loss."""
         self.optimizer.zero_grad()
-        loss = harness.run_iteration(self.model, self.plan, packs, self.executor)
+        loss = harness.run_iteration(self.model, self.plan, packs, self.executor, dealt=seated)
         self.optimizer.step()
         return loss
 

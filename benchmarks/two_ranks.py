@@ -54,12 +54,16 @@ Contents = tuple[tuple[tuple[int, int, int], ...], ...]
 
 @dataclass(frozen=True)
 class Case:
-    """A plan and the packs of one iteration; without contents, of noise. Cases of one name train one model."""
+    """A plan and the packs of one iteration; without contents, of noise. Cases of one name train one model.
+
+    With widths, ranks that run each pack, those of one rank come in as many as there are ranks.
+    """
 
     name: str
     plan: Plan
     packs: Packs
     contents: Contents = ()
+    widths: tuple[int, ...] = ()
 
 
 def sizes_of(packs: Packs) -> PackSizes:
@@ -82,9 +86,10 @@ class Trained:
     """Of each iteration, warm-up included: the mean over its tokens."""
 
 
-def profile(shape: Shape, steps: int = 9) -> Profile:
+def profile(shape: Shape, steps: int = 9, data_parallel: int = 1) -> Profile:
     """Measured on both ranks at once."""
-    return Profile.from_record(_torchrun({"shape": asdict(shape), "steps": steps}))
+    order = {"shape": asdict(shape), "steps": steps, "data_parallel": data_parallel}
+    return Profile.from_record(_torchrun(order))
 
 
 def train(

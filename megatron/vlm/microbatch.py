@@ -205,6 +205,17 @@ class Microbatch:
         return own + sum(length * length for length in cut.lengths) // self.share.width
 
     @property
+    def width(self) -> int:
+        """Ranks that run the pack together."""
+        return 1 if self.share is None else self.share.width
+
+    @property
+    def exchanged(self) -> int:
+        """Tokens that a rank sends to others of its team: its part of those cut, of all heads but its own."""
+        cut = 0 if self.share is None else sum(self.share.cut.lengths)
+        return -(-cut * (self.width - 1) // self.width**2)
+
+    @property
     def whole(self) -> "Microbatch":
         """The pack that this is a share of, in sizes; itself where it is one rank's."""
         return self if self.share is None else self.share.pack

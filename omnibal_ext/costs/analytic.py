@@ -30,7 +30,7 @@ from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_sh
 from omnibal_ext.chain import KIND_OF, VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.adapted import AdaptersWork, adapters_works
 from omnibal_ext.costs.profile import LayerCost, Profile
-from omnibal_ext.costs.work import BYTES, Work
+from omnibal_ext.costs.work import BYTES, Work, exchange_costs
 from omnibal_ext.costs.works import IMAGE_PATCHES, cost_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.units import GIB
@@ -232,7 +232,7 @@ def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
         recompute_cheap_seconds=work.cheap_passes * stream / share / bytes_a_second if work.cheap else None,
         recompute_cheap_kept_bytes=(work.kept - work.cheap) / share if work.cheap else None,
         step_seconds=sum(_step_seconds(weights, alike, gpu, ranks) for weights, alike in ranks.weights(work)),
-        exchange_seconds=work.exchanged * BYTES / share / (gpu.node_bandwidth * gpu.bandwidth_efficiency),
+        **exchange_costs(work, share, BYTES / (gpu.node_bandwidth * gpu.bandwidth_efficiency)),
         forward_fit=(0.0, forward / units, per_square) if per_square else None,
         backward_fit=(0.0, backward / units, BACKWARD_ATTENTION * per_square) if per_square else None,
     )

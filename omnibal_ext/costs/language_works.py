@@ -34,6 +34,9 @@ class Mixer:
     """The same for each token squared of a sample's length."""
     exchanged: int = 0
     """Numbers that go to the ranks that compute a head, of samples that several hold, and come back."""
+    exchanged_keys: int = 0
+    """Of these keys and values."""
+    key_groups: int = 0
     states: float = 0.0
     """Operations forward, token by token: what a key finds in every state, what it adds, what a query finds."""
 
@@ -57,6 +60,8 @@ def attention(language: LanguageArchitecture, t: int) -> Mixer:
         operations=0,
         per_square=2 * heads,
         exchanged=2 * heads + key_value,
+        exchanged_keys=key_value,
+        key_groups=groups,
     )
 
 
@@ -132,6 +137,8 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
         per_square=mixer.per_square,
         states=mixer.states,
         exchanged=mixer.exchanged,
+        exchanged_keys=mixer.exchanged_keys,
+        key_groups=mixer.key_groups,
         passes=passes + mixer.moved / g,
         blocks=2 + shares + beside,
         cheap=tokens * cheap * BYTES,

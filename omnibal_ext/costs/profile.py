@@ -99,6 +99,10 @@ class LayerCost:
     """Once an iteration: data-parallel reduction and optimizer step."""
     exchange_seconds: float = 0.0
     """Of a token of a sample that several ranks hold parts of, what ranks exchange, forward; as long backward."""
+    exchange_key_seconds: float = 0.0
+    """Of it keys and values: where more ranks share a sample than there are groups of these, each goes to several."""
+    exchange_groups: float = 0.0
+    """Of keys and values, of a tensor-parallel rank; 0: the layer has none."""
     forward_fit: Fit | None = None
     """(constant, per unit, per square), seconds."""
     backward_fit: Fit | None = None
@@ -123,6 +127,8 @@ class PackSizes:
     squares: NDArray[np.int64]
     exchanged: NDArray[np.int64] | None = None
     """Tokens that a rank sends to others of its team, of packs that are wider than a rank; None: there are none."""
+    widths: NDArray[np.int64] | None = None
+    """Ranks that run each together; None: one. No cost depends on it."""
 
 
 @dataclass(frozen=True)
@@ -315,8 +321,9 @@ class Profile:
 
     def exchange_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """What ranks that run a pack together take to exchange heads in a layer, forward; backward it is as much."""
-        sent = np.zeros(packs.tokens.shape) if packs.exchanged is None else packs.exchanged
-        return np.asarray(sent * self.layers[kind].exchange_seconds)
+        cost, sent = self.layers[kind], np.zeros(packs.tokens.shape) if packs.exchanged is None else packs.exchanged
+        copies = 1.0 if packs.widths is None else np.maximum(1, packs.widths / (cost.exchange_groups or np.inf))
+        return np.asarray(sent * (cost.exchange_seconds + (copies - 1) * cost.exchange_key_seconds))
 
     def _seconds(
         self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes, empty: float, least: float

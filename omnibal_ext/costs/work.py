@@ -1,6 +1,7 @@
 """What a layer asks for, as data, and what transformer layers of all towers have alike."""
 
 from dataclasses import dataclass
+from typing import Any
 
 BYTES = 2  # of a bf16 number
 
@@ -34,6 +35,9 @@ class Work:
     """Tensor-parallel blocks (attention, MLP) that end in an all-reduce."""
     exchanged: int = 0
     """Numbers a token that travel there and back where several ranks hold parts of its sample."""
+    exchanged_keys: int = 0
+    """Of these keys and values, in `key_groups`."""
+    key_groups: int = 0
     expert_parameters: int = 0
     """Parameters of experts, among `parameters`."""
     routed: int = 0
@@ -68,3 +72,12 @@ def kept(h: int, key_value: int, activations: int, normed: int = 0, layer_scale:
     before LayerScale (2 h).
     """
     return 6 * h + key_value + activations + normed + 2 * h * layer_scale
+
+
+def exchange_costs(work: Work, shares: int, number_seconds: float) -> dict[str, Any]:
+    """What `LayerCost` has of the exchange in teams, on one of so many tensor-parallel ranks, from seconds a number."""
+    return {
+        "exchange_seconds": work.exchanged / shares * number_seconds,
+        "exchange_key_seconds": work.exchanged_keys / shares * number_seconds,
+        "exchange_groups": work.key_groups / shares,
+    }

@@ -36,7 +36,8 @@ def packs_of_index(index: PackedIndex, profile: Profile, microbatches: int, iter
                 "profile again at the index's budgets"
             )
     stream = PackStream(index, index.global_batch // microbatches, microbatches)
-    return packs_of_loads(np.asarray(index.rank_loads), _some_iterations(stream, iterations), index.exchanged)
+    order, loads = _some_iterations(stream, iterations), np.asarray(index.rank_loads)
+    return packs_of_loads(loads, order, index.exchanged, index.teams and index.teams.pack_widths)
 
 
 def _some_iterations(stream: PackStream, iterations: int) -> Ints:
@@ -98,11 +99,15 @@ def pack_corpus(sizes: Sizes, options: PackOptions) -> PackedCorpus:
         return PackedCorpus(np.array(index.loads), needed, counts, order, index.vit_budget, index.llm_budget)
 
 
-def packs_of_loads(loads: Ints, iterations: Ints, exchanged: Ints | None = None) -> PackSizes:
+def packs_of_loads(
+    loads: Ints, iterations: Ints, exchanged: Ints | None = None, widths: Ints | None = None
+) -> PackSizes:
     """Sizes of packs numbered int64 [iterations, ranks, microbatches], from loads int64 [packs, 3] (tiles, tokens,
-    sum of squared lengths), of wide packs those of a rank, and the tokens that it sends [packs]; empty packs cost
-    nothing."""
-    sizes = np.where((iterations == EMPTY_PACK)[..., None], 0, loads[iterations])
-    sent = None if exchanged is None else np.where(iterations == EMPTY_PACK, 0, exchanged[iterations])
+    sum of squared lengths), of wide packs those of a rank, and the tokens that it sends [packs], widths [packs]; empty
+    packs cost nothing, and are of one rank."""
+    empty = iterations == EMPTY_PACK
+    sizes = np.where(empty[..., None], 0, loads[iterations])
+    sent = None if exchanged is None else np.where(empty, 0, exchanged[iterations])
+    wide = None if widths is None else np.where(empty, 1, widths[iterations])
     tiles, tokens, squares = (np.ascontiguousarray(sizes[..., column]) for column in range(3))
-    return PackSizes(tiles, tokens, squares, sent)
+    return PackSizes(tiles, tokens, squares, sent, wide)

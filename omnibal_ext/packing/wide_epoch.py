@@ -131,7 +131,7 @@ class _Part(NamedTuple):
 
     def _wide_groups(self, members: Sequence[Ints]) -> tuple[list[Seated], list[Ints]]:
         """Pack and fill what is wider than a rank; return iterations of each width, and samples left of each member."""
-        pools, found, first = [self._pool(own) for own in members], [], 0
+        pools, found, first = [self._pool(own[self.widths(own) == 1]) for own in members], [], 0
         per_member = [self._wide(own, self.widths(own)) for own in members]
         for width in self.options.widths:
             chosen = [packs.reordered(np.flatnonzero(widths == width)) for packs, widths in per_member]

@@ -5,6 +5,7 @@ All ranks' time (lanes x length of the iteration) is divided into what is needed
     needed             forwards and backwards of the layers, once
     recomputation      forwards again
     executor           between layers: what an action takes beside them
+    exchange           ranks that run a pack together send each other parts of it, and wait for each other there
     late data or host  the iteration takes longer because a rank waits for its packs, or for its own host
     uneven stages      ranks wait because the slowest rank works longer than they do
     fill and drain     ranks wait for the first microbatch, behind the last, and for tensors between
@@ -16,19 +17,20 @@ again without it (`on_time`). What it is shorter by is the fourth cause, and the
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.report.on_time import on_time
-from omnibal_ext.report.timeline import OTHER, Lane, Timeline
+from omnibal_ext.report.timeline import EXCHANGE, OTHER, Lane, Timeline
 from omnibal_ext.units import GIB
 
 NEEDED, RECOMPUTED, EXECUTOR, LATE = "needed", "recomputation", "executor", "late data or host"
 UNEVEN, FILL, UPDATE, REPLICAS = "uneven stages", "fill and drain", "update", "other replicas"
-CAUSES = (NEEDED, RECOMPUTED, EXECUTOR, LATE, UNEVEN, FILL, UPDATE, REPLICAS)
+CAUSES = (NEEDED, RECOMPUTED, EXECUTOR, EXCHANGE, LATE, UNEVEN, FILL, UPDATE, REPLICAS)
 WORTH_TRYING = 0.01
 """Predicted gain from which a change is named."""
 
@@ -37,8 +39,8 @@ def breakdown(timeline: Timeline) -> dict[str, float]:
     """Shares of all ranks' time by cause, in the order of `CAUSES`; they add up to 1."""
     found, lanes_seconds = dict.fromkeys(CAUSES, 0.0), timeline.seconds * len(timeline.lanes)
     for (part, phase), seconds in timeline.totals().items():
-        cause = EXECUTOR if part == OTHER else RECOMPUTED if phase == "recompute" else NEEDED
-        found[cause] += seconds
+        apart = {OTHER: EXECUTOR, EXCHANGE: EXCHANGE}
+        found[apart.get(part, RECOMPUTED if phase == "recompute" else NEEDED)] += seconds
     prompt = on_time(timeline)
     found[LATE] = late_seconds(timeline) * len(timeline.lanes)
     for lanes in replicas(prompt).values():
@@ -149,4 +151,6 @@ def _keeping_all(problem: LayoutProblem) -> LayoutProblem:
 def _twice(packs: PackSizes | None) -> PackSizes | None:
     if packs is None:
         return None
-    return PackSizes(*(np.concatenate([a, a], axis=-1) for a in (packs.tiles, packs.tokens, packs.squares)))
+    twice: dict[str, Any] = {entry.name: getattr(packs, entry.name) for entry in fields(packs)}
+    twice |= {name: np.concatenate([a, a], axis=-1) for name, a in twice.items() if a is not None}
+    return PackSizes(**twice)

@@ -14,6 +14,8 @@ from omnibal_ext.schedules.actions import VISION
 
 ROW, GAP, AXIS = 34, 10, 26
 """Pixels: of a lane, between lanes, of the axis below."""
+TEAM = 5
+"""Pixels: of the mark on what is done for a pack of several ranks."""
 PLOT, MARGIN = 170, 24
 LAST_LABEL = 0.8
 """Share of the axis behind which a label ends at its mark: on a phone it would be cut off."""
@@ -49,12 +51,14 @@ def _span(span: Span, lane: Lane, seconds: float, top: int) -> Markup:
     for piece in span.pieces:
         boxes.append(_rect(f"{piece.part} {piece.phase}", at, piece.seconds, seconds, top, ROW))
         at += piece.seconds
+    if span.width > 1:
+        boxes.append(_rect("team", span.start, span.end - span.start, seconds, top, TEAM))
     made_of = ", ".join(f"{p.part} {p.phase} {p.seconds * 1e3:.2f} ms" for p in span.pieces)
     where = "tower" if span.action.kind in VISION else f"stage {span.stage}"
     words = (
         f"rank {lane.rank}: {span.action.kind}{span.action.microbatch}, {where}, "
         f"{span.start * 1e3:.2f} to {span.end * 1e3:.2f} ms; {made_of}"
-    )
+    ) + f"; a pack of {span.width} ranks" * (span.width > 1)
     width = 100 * (span.end - span.start) / seconds
     label = Markup("<text x='{:.4f}%' y='{}' class='{}' data-width='{:.4f}'>{}</text>").format(
         100 * span.start / seconds + width / 2, top + ROW // 2 + 4, "box" if width > LABEL_WIDTH else "box narrow",

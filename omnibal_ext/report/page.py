@@ -36,7 +36,7 @@ from omnibal_ext.report.breakdown import (
 from omnibal_ext.report.heading import heading
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.subject import Subject
-from omnibal_ext.report.timeline import Timeline
+from omnibal_ext.report.timeline import EXCHANGE, Timeline
 
 TEMPLATES = Environment(
     loader=PackageLoader("omnibal_ext.report", "templates"),
@@ -51,6 +51,7 @@ BECAUSE = {
     "needed": "forwards and backwards of the layers, once",
     "recomputation": "layers are run again to save memory",
     "executor": "actions cost time beside the layers: packs are small for this model",
+    EXCHANGE: "ranks that run a pack together send each other parts of it",
     LATE: "ranks wait for packs that are read late, or for their own host",
     UNEVEN: "stages are not equally long",
     FILL: "the pipeline fills and drains, with few microbatches for its ranks",
@@ -121,6 +122,12 @@ class SubjectView:
         if worst is None or worst is self.subject.typical or most < STALLED * usual:
             return []
         return [f"Iteration {worst['iteration']} waited {most * 1e3:,.0f} ms for data or host."]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a timeline has packs of several ranks."""
+        spans = (span for timeline in self.subject.timelines for lane in timeline.lanes for span in lane.spans)
+        return any(span.width > 1 for span in spans)
 
     @property
     def how(self) -> str:

@@ -17,7 +17,7 @@ from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts, language_profile
 from omnibal_ext.layout.beside import TowerBeside
 from omnibal_ext.layout.problem import Layout, LayoutProblem
-from omnibal_ext.layout.tables import APART, COLUMNS, KIND_OF_WAY
+from omnibal_ext.layout.tables import APART, COLUMNS, KIND_OF_WAY, KindTables, kind_tables
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import VISION, Action, Beside, givers
 from omnibal_ext.schedules.placement import Placement
@@ -25,12 +25,15 @@ from omnibal_ext.units import GIB
 
 Phase = Literal["forward", "backward", "recompute", "weight"]
 OTHER = "other"
+EXCHANGE = "exchange"
+"""What ranks that run a pack together send each other."""
 PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "backward"}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Time without a break in one part of the model ("vit", "projector", "llm"), or in none of them ("other")."""
+    """Time in one part of the model ("vit", "projector", "llm"), between ranks of a team ("exchange"), or in none of
+    these ("other")."""
 
     part: str
     phase: Phase
@@ -47,6 +50,8 @@ class Span:
     start: float
     end: float
     pieces: tuple[Piece, ...]
+    width: int = 1
+    """Data-parallel ranks that run the pack together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +160,22 @@ def _lanes(problem: LayoutProblem, layout: Layout, case: int, replica: int) -> I
     play = problem.simulate(layout, case)
     step = problem.placement.by_rank(problem.stage_costs(layout, case).step)
     step = step + problem.beside.step if problem.beside else step
-    pieces = _Pieces(problem, layout, case)
+    pieces, widths = _Pieces(problem, layout, case), _widths(problem, case)
     for rank in range(problem.ranks):
         spans = []
         for action, start, end in play.timeline(rank):
             stage = problem.placement.stages_of[rank][0 if action.kind in VISION else action.chunk]
-            spans.append(Span(action, stage, start, end, pieces.of(action, stage)))
+            spans.append(Span(action, stage, start, end, pieces.of(action, stage), widths[action.microbatch]))
         end = spans[-1].end + float(step[rank])
         yield Lane(replica, rank, tuple(spans), end, tuple(play.memory_timeline(rank)))
+
+
+def _widths(problem: LayoutProblem, case: int) -> list[int]:
+    """Of every microbatch."""
+    if problem.packs is None or problem.packs.widths is None:
+        return [1] * problem.microbatches
+    widths: list[int] = problem.packs.widths.reshape(-1, problem.microbatches)[case].tolist()
+    return widths
 
 
 class _Pieces:
@@ -173,26 +186,34 @@ class _Pieces:
         self.held, self.again = problem.counts(layout)
         self.split, self.action_seconds = problem.program.split_backward, problem.profile.action_seconds
         self.beside = problem.beside
+        self.alone: KindTables | None = None
+        """Without what ranks of a team exchange."""
+        if problem.packs is not None and problem.packs.exchanged is not None:
+            packs = replace(problem.packs, exchanged=None)
+            self.alone = kind_tables(problem.profile, packs, problem.microbatches, self.split)
 
     def of(self, action: Action, stage: int) -> tuple[Piece, ...]:
         """In the order they run; they last as long as the simulator's action."""
         if self.beside and action.kind in VISION:
             found = [Piece(*piece) for piece in self.beside.pieces(action.kind, self.case, action.microbatch)]
             return tuple(piece for piece in found if piece.seconds > 0)
-        t, other = self.tables, Piece(OTHER, PHASES[action.kind], self.action_seconds)
+        found = self._of_links(self.tables, action, stage)
+        if self.alone is not None:
+            found = _apart(found, self._of_links(self.alone, action, stage))
+        return (Piece(OTHER, PHASES[action.kind], self.action_seconds),) * (self.action_seconds > 0) + tuple(found)
+
+    def _of_links(self, t: KindTables, action: Action, stage: int) -> list[Piece]:
         if action.kind == "F":
-            found = self._by_part(t.forward, self.held[stage], action, "forward", KINDS)
-        elif action.kind == "W":
-            found = self._by_part(t.weight, self.held[stage], action, "weight", KINDS[::-1])
-        else:
-            seconds = t.backward - t.weight if self.split else t.backward
-            by_kind = np.zeros((COLUMNS, *t.recompute.shape[1:]))
-            np.add.at(by_kind, KIND_OF_WAY, t.recompute * self.again[stage][:, None, None])
-            again = self._by_part(by_kind, np.ones(COLUMNS), action, "recompute", KINDS[::-1])
-            back = self._by_part(seconds, self.held[stage], action, "backward", KINDS[::-1])
-            parts = dict.fromkeys(piece.part for piece in (*back, *again))
-            found = [piece for part in parts for piece in (*again, *back) if piece.part == part]
-        return tuple(piece for piece in (other, *found) if piece.seconds > 0)
+            return self._by_part(t.forward, self.held[stage], action, "forward", KINDS)
+        if action.kind == "W":
+            return self._by_part(t.weight, self.held[stage], action, "weight", KINDS[::-1])
+        seconds = t.backward - t.weight if self.split else t.backward
+        by_kind = np.zeros((COLUMNS, *t.recompute.shape[1:]))
+        np.add.at(by_kind, KIND_OF_WAY, t.recompute * self.again[stage][:, None, None])
+        again = self._by_part(by_kind, np.ones(COLUMNS), action, "recompute", KINDS[::-1])
+        back = self._by_part(seconds, self.held[stage], action, "backward", KINDS[::-1])
+        parts = dict.fromkeys(piece.part for piece in (*back, *again))
+        return [piece for part in parts for piece in (*again, *back) if piece.part == part]
 
     def _by_part(self, table: Any, counts: Any, action: Action, phase: Phase, kinds: Sequence[str]) -> list[Piece]:
         seconds = table[:, self.case, action.microbatch] * counts
@@ -202,6 +223,19 @@ class _Pieces:
         for other, column in APART.items():
             totals[PART_OF[KIND_OF[other]]] += float(seconds[column])
         return [Piece(part, phase, total) for part, total in totals.items() if total > 0]
+
+
+def _apart(pieces: Sequence[Piece], alone: Sequence[Piece]) -> list[Piece]:
+    """Pieces of a pack that several ranks run, and the same without what they exchange: that is behind each phase."""
+    own = {(piece.part, piece.phase): piece.seconds for piece in alone}
+    exchanged: dict[Phase, float] = {}
+    found = []
+    for piece in pieces:
+        seconds = own.get((piece.part, piece.phase), 0.0)
+        found.append(replace(piece, seconds=seconds))
+        exchanged[piece.phase] = exchanged.get(piece.phase, 0.0) + piece.seconds - seconds
+    found += [Piece(EXCHANGE, phase, seconds) for phase, seconds in exchanged.items()]
+    return [piece for piece in found if piece.seconds > 0]
 
 
 def recorded(record: Mapping[str, Any], placement: Placement, beside: Beside | None = None) -> Timeline:
@@ -218,6 +252,7 @@ def recorded(record: Mapping[str, Any], placement: Placement, beside: Beside | N
                 start,
                 end,
                 tuple(Piece(part, phase, seconds) for part, phase, seconds in pieces),
+                _width(lane["packs"], microbatch),
             )
             for kind, microbatch, chunk, start, end, pieces in lane["actions"]
         )
@@ -230,11 +265,16 @@ def recorded(record: Mapping[str, Any], placement: Placement, beside: Beside | N
     return Timeline(f"measured, iteration {record['iteration']}", tuple(lanes), placement, beside)
 
 
+def _width(packs: Sequence[Sequence[int]], microbatch: int) -> int:
+    """Of a recorded pack; lines of older runs say tiles, tokens and squares alone."""
+    return packs[microbatch][-1] if packs and len(packs[microbatch]) > 3 else 1
+
+
 def packs_of_record(record: Mapping[str, Any]) -> PackSizes:
     """The packs that a recorded iteration ran: int64 [1, data-parallel ranks, microbatches]."""
     by_replica = {lane["data_parallel_rank"]: lane["packs"] for lane in record["lanes"]}
     sizes = np.array([by_replica[replica] for replica in sorted(by_replica)], dtype=np.int64)[None]
-    return PackSizes(*(np.ascontiguousarray(sizes[..., column]) for column in range(3)))
+    return PackSizes(*(np.ascontiguousarray(sizes[..., column]) for column in range(sizes.shape[-1])))
 
 
 def waits(lane: Lane) -> list[tuple[float, float]]:

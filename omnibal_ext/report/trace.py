@@ -34,6 +34,7 @@ def _lane_events(lane: Lane, process: int, thread: int) -> Iterator[dict[str, An
     for span in lane.spans:
         name = f"{span.action.kind}{span.action.microbatch}"
         more = {"stage": span.stage, "microbatch": span.action.microbatch, "chunk": span.action.chunk}
+        more |= {"ranks": span.width} if span.width > 1 else {}
         yield _slice(name, "action", span.start, span.end, process, thread, more)
         at = span.start
         for piece in span.pieces:

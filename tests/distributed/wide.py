@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core import parallel_state
+from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.vlm.data.sharing import share_of, with_filler
@@ -20,6 +21,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.costs.exchange import HeadShares
 from omnibal_ext.packing.shares import share_tokens
 
+Ints = NDArray[np.int64]
 WIDTHS = (1, 2, 4)
 
 
@@ -81,9 +83,15 @@ def seats(packs: int, ranks: int, generator: random.Random) -> list[list[tuple[i
 
 
 def part(
-    packs: Sequence[Microbatch], pack: int, place: int, width: int, multiple: int, model: Architecture
+    packs: Sequence[Microbatch],
+    pack: int,
+    place: int,
+    width: int,
+    multiple: int,
+    model: Architecture,
+    makers: Ints | None = None,
 ) -> Microbatch:
-    """What a rank is handed of a pack."""
+    """What a rank is handed of a pack; `makers` [units] make the features of its images, drawn unless given."""
     if pack < 0:
         nothing = {"pixels": packs[0].pixels[:0], "image_positions": packs[0].image_positions[:0]}
         empty = replace(packs[0], tiles=0, samples=0, grids=(), image_starts=(), seconds=(), **nothing)
@@ -96,7 +104,8 @@ def part(
     lengths, spans = with_filler(shares, whole.lengths, multiple)
     whole = filled(whole, whole.lengths, lengths[len(whole.lengths) :])
     units = np.array([s * r * c for s, r, c in whole.grids] if whole.grids else [1] * whole.tiles, np.int64)
-    makers = np.random.default_rng(pack).integers(0, width, len(units))  # whatever they are
+    if makers is None:
+        makers = np.random.default_rng(pack).integers(0, width, len(units))  # whatever they are
     own = makers.repeat(units) == place
     each = 0.25 if whole.grids else model.image_tokens_per_tile
     share = share_of(replace(whole, pixels=None), spans, makers.repeat((units * each).astype(int)), place)

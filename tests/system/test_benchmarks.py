@@ -23,6 +23,7 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
         r"speed beside the pipeline over the cut, median: \S+x",
     ),
     "end_to_end.py": (("--rounds", 1, "--samples", 16), r"data parallel: \S+ of the ideal, .* ours / unbalanced \S+x"),
+    "long_context.py": (("--share", 0.02, "--studies", 1), r"text, 8B, HBP's layout: ours over naive \S+x, HBP .*"),
     "loader.py": (("--images", 6, "--repeats", 1), r"core seconds of a pack at TP=4 against .*: \S+x"),
     "loss_curve.py": (("--quickstart", "QUICKSTART", "--epochs", 16), r"ratio of the loss curve's spread, .*: \S+"),
     "model_families.py": (("--seconds", 0.05, "--models", 1), r"joint against the whole ViT in the first stage: .*"),
@@ -43,9 +44,10 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "schedule.py": (("--rounds", 1), r"ours / megatron-core: \S+, losses equal"),
     "simulator.py": (("--rounds", 1), r"median error of the step: \S+; rank order \w+"),
     "timeline.py": (("--output", "PICTURE"), r"after / before samples per second: \S+x"),
+    "wide_steps.py": (("--rounds", 1), r"error of the step: median \S+%, largest \S+%; \d+ of 15 pairs ranked right"),
 }  # fmt: skip
 """Of each its arguments, and its last line."""
-NARROW = ("end_to_end.py", "partition.py", "peers.py", "simulator.py")
+NARROW = ("end_to_end.py", "partition.py", "peers.py", "simulator.py", "wide_steps.py")
 """What trains models, here narrower ones."""
 ELSEWHERE = {
     "host.py": "below",

@@ -7,7 +7,8 @@ Only samples that are cut travel, and each feature once. Both are one all-to-all
 knows from the pack. In a backward pass the same goes the other way, in the same order on all ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,16 @@ from torch.distributed import ProcessGroup
 from megatron.vlm import platform
 from megatron.vlm.microbatch import FeatureRoute, Meeting
 from omnibal_ext.costs.exchange import HeadShares
+
+
+class Watched:
+    """Who measures exchanges, while somebody does: `by(backward)` is a context entered around each."""
+
+    def __init__(self) -> None:
+        self.by: Callable[[bool], AbstractContextManager[Any]] = nullcontext
+
+
+watched = Watched()
 
 
 def rows_to_heads(query: Tensor, key: Tensor, value: Tensor, meeting: Meeting) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,11 +90,13 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sent: Tensor, gives: list[int], takes: list[int], team: ProcessGroup) -> Tensor:
         ctx.gives, ctx.takes, ctx.team = gives, takes, team
-        return _all_to_all(sent, gives, takes, team)
+        with watched.by(False):
+            return _all_to_all(sent, gives, takes, team)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _all_to_all(gradient.contiguous(), ctx.takes, ctx.gives, ctx.team), None, None, None
+        with watched.by(True):
+            return _all_to_all(gradient.contiguous(), ctx.takes, ctx.gives, ctx.team), None, None, None
 
 
 def _all_to_all(sent: Tensor, gives: list[int], takes: list[int], team: ProcessGroup) -> Tensor:

@@ -3,7 +3,7 @@
     {"iteration": 5, "lanes": [{"data_parallel_rank": 0, "rank": 0, "end": 0.21,
       "actions": [["F", 0, 0, 0.001, 0.013, [["vit", "forward", 0.010], ["projector", "forward", 0.002]]], ...],
       "reads": [[0.0, 0.001], ...], "held": [[0.013, 8123456], ...],
-      "packs": [[tiles, tokens, sum of squared lengths], ...]}, ...]}
+      "packs": [[tiles, tokens, sum of squared lengths, tokens sent to others of a team, its ranks], ...]}, ...]}
 
 Seconds are from when the first rank goes on after all have met before the iteration. An action is (kind, microbatch,
 chunk, start, end, pieces); reads are (start, end) of the waits for packs. A lane is a pipeline rank of a data-parallel
@@ -13,7 +13,7 @@ rank, the first tensor-parallel one.
 import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.exchange import watched
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.platform import Moment, allocated_bytes
 from megatron.vlm.profiling.kept import KeptBytes
@@ -34,7 +35,7 @@ from omnibal_ext.files.lines import Lines
 from omnibal_ext.schedules.actions import Action
 
 WARM_UP = 3  # iterations
-OTHER = "other"
+OTHER, EXCHANGE = "other", "exchange"
 PHASES = {"F": "forward", "B": "backward", "W": "weight", "E": "forward", "V": "backward"}
 
 
@@ -155,7 +156,7 @@ class Recorder:
     def saw(self, batch: Microbatch) -> None:
         """A pack that is run forwards now."""
         if self._now is not None and self._now.action.kind == "F" and self._now.action.chunk == 0:
-            self.packs.append([batch.tiles, batch.tokens, batch.squares])
+            self.packs.append([batch.tiles, batch.tokens, batch.squares, batch.exchanged, batch.width])
 
     def close(self) -> None:
         """Training has ended."""
@@ -169,10 +170,12 @@ class Recorder:
         self.stepped = self.finished = None
         self._step_hook = register_optimizer_step_post_hook(self._after_step)
         hooks = [hook for module in modules for hook in self._mark_parts(unwrap_model(module))]
+        watched.by = self._exchanging
         torch.distributed.barrier()
         self.origin, self.clock = Moment(), time.perf_counter()
         yield
         self.finished = Moment()
+        watched.by = nullcontext
         for hook in hooks:
             hook.remove()
 
@@ -198,6 +201,18 @@ class Recorder:
     def _leave(self, part: str, _: Any, __: Any, output: Any) -> None:
         if self._now is not None and isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(lambda _: self._mark(part, "backward"))
+
+    @contextmanager
+    def _exchanging(self, backward: bool) -> Iterator[None]:
+        """Around what ranks of a team send each other in the midst of a part, which goes on behind it."""
+        if self._now is None:
+            yield
+            return
+        kind = self._now.action.kind
+        goes_on = self._now.marks[-1][1:] if self._now.marks else (OTHER, PHASES[kind])
+        self._mark(EXCHANGE, "backward" if backward else "recompute" if kind in "BV" else "forward")
+        yield
+        self._mark(*goes_on)
 
     def _mark(self, part: str, phase: str) -> None:
         if self._now is not None:

@@ -26,6 +26,7 @@ from megatron.vlm.single import single_process
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.costs.profile import Profile
+from omnibal_ext.costs.work import exchange_costs
 from omnibal_ext.costs.works import cost_works
 
 GRADIENT_BYTES = 4  # gradients are reduced in fp32
@@ -89,9 +90,10 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         )
         for kind, k in measured.items()
     }
-    a_number = args.params_dtype.itemsize / job.tensor_parallel * links.transfer_seconds_per_byte
+    a_number = args.params_dtype.itemsize * links.transfer_seconds_per_byte
     works = cost_works(chain.architecture, job.vit_budget, job.llm_budget, job.tensor_parallel, job.expert_parallel)
-    layers = {kind: replace(cost, exchange_seconds=works[kind].exchanged * a_number) for kind, cost in layers.items()}
+    exchanges = {kind: exchange_costs(works[kind], job.tensor_parallel, a_number) for kind in layers}
+    layers = {kind: replace(cost, **exchanges[kind]) for kind, cost in layers.items()}
     return Profile(
         model=chain.architecture.name,
         model_hash=chain.architecture.hash,

@@ -16,7 +16,7 @@ def deal(groups: Ints, data_parallel_size: int) -> Ints:
 
     0 1 2 3 4 5 over 2 ranks: rank 0 runs 0 3 4, rank 1 runs 1 2 5.
     """
-    rounds = groups.reshape(len(groups), -1, data_parallel_size).copy()
+    rounds = groups.reshape(len(groups), groups.shape[1] // data_parallel_size, data_parallel_size).copy()
     rounds[:, 1::2] = rounds[:, 1::2, ::-1]
     return np.ascontiguousarray(rounds.transpose(0, 2, 1))
 

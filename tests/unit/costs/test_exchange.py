@@ -53,6 +53,23 @@ def test_a_token_takes_its_heads_there_and_back_over_the_links_of_a_node() -> No
     assert profile.layers["vit"].exchange_seconds == profile.layers["head"].exchange_seconds == 0.0
 
 
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_seconds_are_those_of_the_numbers_that_ranks_send_keys_and_values_to_whoever_reads_them(
+    width: int, tensor: int
+) -> None:
+    """Eight groups of keys and values: of more ranks than there are of these on one, several read the same."""
+    profile = analytic_profile(preset("internvl3.5-8b"), "h100", 16, 8192, tensor_model_parallel_size=tensor)
+    each = 8  # tokens of a sample on a rank
+    shares = HeadShares(32 // tensor, 8 // tensor, width)
+    if shares.count < width:
+        return
+    sent = max(shares.numbers_sent([each] * width, 128, place) for place in range(width))
+    tokens = each * (width - 1) // width  # as `share_loads` has them
+    packs = PackSizes(*(np.array([[[value]]]) for value in (0, 8, 64, tokens, width)))
+    assert profile.exchange_seconds("llm", packs).item() == pytest.approx(sent * 2 / (450e9 * 0.8))
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_language_layers_take_longer_by_what_they_exchange(schedule: str) -> None:
     """Forward, backward and run again; weights' gradients wait for nothing."""

@@ -39,15 +39,19 @@ NO_PLANNER = {f"recompute_{part}_{figure}" for part in ("attention", "mlp") for 
 """Shown to people; no planner recomputes parts by themselves."""
 
 
+KEYS = ("exchange_key_seconds", "exchange_groups")
+
+
 def measured_cost(random: np.random.Generator) -> LayerCost:
     """A figure of its own in every field, as far as they go together."""
-    values: dict[str, Any] = {field.name: float(random.uniform(1.0, 2.0)) for field in fields(LayerCost)}
+    names = [field.name for field in fields(LayerCost) if field.name not in KEYS]
+    values: dict[str, Any] = {name: float(random.uniform(1.0, 2.0)) for name in names}
     for fit in ("forward_fit", "backward_fit"):
         values[fit] = tuple(random.uniform(0.1, 0.4, 3).tolist())
     values |= {"kept_bytes": 9.0 + values["kept_bytes"], "late_bytes": 5.0 + values["late_bytes"]}
     values |= {"backward_seconds": 3.0 + values["backward_seconds"]}
     values |= {"split_backward_seconds": 4.0 + values["split_backward_seconds"]}
-    return LayerCost(**values)
+    return LayerCost(**values, **{name: float(random.uniform(1.0, 2.0)) for name in KEYS})
 
 
 def measured_profile(seed: int) -> Profile:
@@ -72,7 +76,7 @@ def some_packs(seed: int) -> PackSizes:
     tokens = random.integers(2, 17, (1, 1, MICROBATCHES))
     tiles = random.integers(1, 5, tokens.shape)
     tiles[..., 1] = 0
-    return PackSizes(tiles, tokens, tokens**2 - 1, exchanged=tokens // 2)
+    return PackSizes(tiles, tokens, tokens**2 - 1, tokens // 2, random.choice([1, 2, 4], tokens.shape))
 
 
 def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.ndarray]:
@@ -83,7 +87,8 @@ def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.n
     found |= {name: np.zeros(3) for name in ("fixed_bytes", "step")}
     assert packs.exchanged is not None
     sizes = list(zip(packs.tiles.ravel(), packs.tokens.ravel(), packs.squares.ravel(), strict=True))
-    sent = packs.exchanged.ravel().tolist()
+    assert packs.widths is not None
+    sent = list(zip(packs.exchanged.ravel().tolist(), packs.widths.ravel().tolist(), strict=True))
     for s, (first, end) in enumerate(pairwise(LAYOUT.edges)):
         found["fixed_bytes"][s] = profile.overhead_bytes + sum(profile.layers[k].weight_bytes for k in CHAIN[first:end])
         found["step"][s] = profile.iteration_seconds + sum(profile.layers[k].step_seconds for k in CHAIN[first:end])
@@ -128,7 +133,7 @@ def add_layer(
     at: tuple[int, int],
     layer: int,
     pack: tuple[int, int, int],
-    sent: int,
+    sent: tuple[int, int],
     split: bool,
 ) -> None:
     kind = CHAIN[layer]
@@ -138,7 +143,9 @@ def add_layer(
     if split and cost.split_backward_seconds is not None:
         backward, both = backward * cost.split_backward_seconds / both, cost.split_backward_seconds
     of_weights = 0.5 if cost.weight_gradient_seconds is None else cost.weight_gradient_seconds / both
-    exchange = sent * cost.exchange_seconds
+    tokens, width = sent
+    others = max(0.0, width / cost.exchange_groups - 1)  # who get keys and values that one other has already
+    exchange = tokens * (cost.exchange_seconds + others * cost.exchange_key_seconds)
     forward += exchange
     found["forward"][at] += forward
     found["weight"][at] += backward * of_weights

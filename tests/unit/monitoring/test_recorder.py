@@ -16,11 +16,13 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.vlm import pretrain
 from megatron.vlm.data.loader import Packs
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.monitoring.recorder import WARM_UP, Recorder, aligned, recorded_iterations
+from megatron.vlm.monitoring.recorder import WARM_UP, Recorder, Timed, aligned, recorded_iterations
+from megatron.vlm.platform import Moment
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.plan import Plan, Stage
 from omnibal_ext.report.breakdown import breakdown
 from omnibal_ext.report.timeline import packs_of_record, recorded
+from omnibal_ext.schedules.actions import Action
 from omnibal_ext.schedules.placement import Placement
 from tests.distributed import harness
 from tests.unit.alone import megatron_alone
@@ -162,3 +164,34 @@ def test_ranks_of_one_machine_count_from_one_time() -> None:
     assert (first["held"], second["held"]) == ([[2.0, 100]], [[pytest.approx(3.5), 100]])
     assert third["actions"] == sent["actions"]
     assert "clock" not in second
+
+
+def test_what_ranks_of_a_team_send_each_other_lies_within_a_part_that_goes_on() -> None:
+    recorder = Recorder(None, ())
+    recorder._now = timed = Timed(Action("B", 0, 0), Moment())
+    recorder._mark("llm", "recompute")
+    with recorder._exchanging(False):
+        time.sleep(0.02)
+    recorder._mark("llm", "backward")
+    with recorder._exchanging(True):
+        time.sleep(0.03)
+    timed.end = Moment()
+    *_, pieces = timed.record(timed.start)
+    shown = [(part, phase) for part, phase, _ in pieces]
+    again, back = ("llm", "recompute"), ("llm", "backward")
+    assert shown == [
+        ("other", "backward"),
+        again,
+        ("exchange", "recompute"),
+        again,
+        back,
+        ("exchange", "backward"),
+        back,
+    ]
+    seconds = [seconds for part, _, seconds in pieces if part == "exchange"]
+    assert len(seconds) == 2
+    assert seconds[0] >= 0.02
+    assert seconds[1] >= 0.03
+    recorder._now = None
+    with recorder._exchanging(False):
+        pass

@@ -221,3 +221,12 @@ def test_hbp_has_levels_of_equal_attention_and_random_order_has_none(tmp_path: P
     assert random.tokens_in_wide_packs == 1
     assert {naive.width(pack) for pack in range(naive.num_packs)} == {8}
     assert json.loads((index.folder / "manifest.json").read_text())["widths"] == [1, 8]
+
+
+def test_packs_of_one_width_alone_have_every_sample(tmp_path: Path) -> None:
+    """No pack is of one rank."""
+    options = replace(OPTIONS, widths=(8,), micro_batches=2)
+    index, summary = build_index(SIZES, tmp_path / "index", options, costs=COSTS)
+    assert {index.width(pack) for pack in range(index.num_packs)} == {8}
+    check_tables(index, PackStream(index, 8, 2).iterations(0, summary.iterations))
+    assert np.sort(index.sample_ids).tolist() == list(range(len(SIZES)))

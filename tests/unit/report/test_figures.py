@@ -61,6 +61,7 @@ def test_the_time_of_all_ranks_is_divided_by_its_causes() -> None:
         "needed": 3 + 3 + 5 + 7 + 4,
         "recomputation": 1,
         "executor": 1,
+        "exchange": 0,
         "late data or host": 0,
         "uneven stages": (8 - 5) + (7 - 4),
         "fill and drain": (12 - 8) + (9 - 5 - 3 + 13 - 12) + (7 - 7) + (9 - 4 - 3 + 10 - 9.5),
