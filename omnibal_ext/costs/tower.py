@@ -101,8 +101,11 @@ class TowerCosts:
         """Of a tile, on top while V runs: activations of all links where all run again, else of the largest."""
         if not self.trained:
             return 0.0
-        saved = [self._cost(self.kinds[link]).saved_bytes for link in (range(self.links) if again else recompute)]
-        return (sum(saved) if again else max(saved, default=0.0)) / self.profile.vit_budget
+        if again:
+            return self.kept_bytes() - self.kept_bytes(again=True)
+        return (
+            max((self._cost(self.kinds[link]).saved_bytes for link in recompute), default=0.0) / self.profile.vit_budget
+        )
 
     @property
     def output_bytes(self) -> float:

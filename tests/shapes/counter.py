@@ -96,7 +96,8 @@ class Count(TorchDispatchMode):
     def _look_for_waits(self, name: str, given: Any, tensors: list[Tensor], made: list[Tensor]) -> None:
         if "copy" not in name and "_to" not in name:
             return
-        ends = ({t.device.type for t in tensors[-1:]}, {t.device.type for t in made})
+        # What copies many tensors at once gives nothing back.
+        ends = ({t.device.type for t in tensors[-1:]}, {t.device.type for t in made or tensors})
         waits = not (given[1].get("non_blocking") or (name.startswith("aten.copy_") and given[0][2:] == (True,)))
         if ends[0] != ends[1] and (waits or "cpu" in ends[1]):
             self.waits.append(f"{name}: {ends[0]} -> {ends[1]}")

@@ -61,6 +61,11 @@ def rms_norm(x: Tensor, shape: Any, weight: Tensor | None, eps: float | None = N
     return out
 
 
+def without_numbers(array: Any, really: Any = torch.from_numpy) -> Tensor:
+    """Takes the place of `torch.from_numpy`, whose numbers are those of a real tensor."""
+    return torch.empty(array.shape, dtype=really(array).dtype)
+
+
 def allreduce_one_by_one(group: torch.distributed.ProcessGroup, tensors: list[Tensor], *_: Any) -> Any:
     """Fake tensors know no reductions of several."""
     return [group.allreduce([tensor]) for tensor in tensors][-1]
@@ -72,6 +77,7 @@ def machine(engine: bool) -> Iterator[FakeTensorMode]:
     backend_registration._setup_privateuseone_for_python_backend("shapes")
     device = torch.device("shapes:0")
     torch.Tensor.pin_memory = lambda tensor, *_: tensor
+    torch.from_numpy = without_numbers
     torch.Tensor.record_stream = lambda *_: None
     torch.distributed.ProcessGroup.allreduce_coalesced = allreduce_one_by_one
     torch.compile = compiled  # before core decorates its functions with it
@@ -88,6 +94,7 @@ def machine(engine: bool) -> Iterator[FakeTensorMode]:
 
     CudaRNGStatesTracker.fork = lambda *_: nullcontext()  # states are real tensors, and nothing is drawn here
     platform.HAS_CUDA = True
+    torch.nn.Module.cuda = moved
     platform.HAS_TRANSFORMER_ENGINE = engine
     platform.HAS_VARIABLE_LENGTH = True
     torch.cuda.current_device, torch.cuda.Event = lambda: device, Event
@@ -122,6 +129,12 @@ def move(module: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
         for name, numbers in part._buffers.items():
             if numbers is not None and numbers.is_floating_point():
                 part._buffers[name] = numbers.to("shapes", dtype)
+
+
+def moved(module: torch.nn.Module, *_: Any) -> torch.nn.Module:
+    """Takes the place of `Module.cuda`."""
+    move(module)
+    return module
 
 
 def end(answer: str) -> NoReturn:

@@ -144,8 +144,10 @@ def wrapped(args: Any, chain: Any, plan: Any) -> Any:
     from megatron.core.transformer.module import Float16Module
 
     from megatron.vlm.pipeline.stage import Stage
+    from megatron.vlm.pipeline.tower import owned_links
 
-    stage = Stage(chain, *plan.stages[parallel_state.get_pipeline_model_parallel_rank()].layers)
+    layers = plan.stages[parallel_state.get_pipeline_model_parallel_rank()].layers
+    stage = Stage(chain, *layers, owned=owned_links(plan, None))
     device.move(stage, torch.bfloat16)
     stage.bfloat16 = lambda: stage  # weights cannot change in place
     settings = DistributedDataParallelConfig(overlap_grad_reduce=True, grad_reduce_in_fp32=True)

@@ -57,7 +57,7 @@ class Tower:
         """`stage` is this rank's first chunk, which has the links that it owns. Every rank calls it alike."""
         self.chain, self.plan = chain.whole(), plan
         with alone():
-            self.copies = Stage(self.chain, 0, plan.links, plan.recompute)
+            self.copies = Stage(self.chain, 0, plan.links, plan.recompute).cuda()
         self.group = parallel_state.get_model_parallel_group()
         vision = chain.vision
         self.draws = bool(vision.hidden_dropout or vision.attention_dropout or chain.architecture.vision.drop_path)
