@@ -73,12 +73,13 @@ def main() -> None:
         rows.append((case.name, sent, *figures, clock))
     columns = ("mix", "tokens sent", "predicted ms", "measured ms", "error", "by the clock")
     print_table(f"{rounds} rounds", columns, rows)
-    errors = [abs(seconds / measured - 1) for seconds, measured in steps]
+    ratios = [seconds / measured for seconds, measured in steps]
+    usual = statistics.median(ratios)
     pairs = [*combinations(steps, 2)]
     right = sum((one[0] < other[0]) == (one[1] < other[1]) for one, other in pairs)
     print(
-        f"error of the step: median {statistics.median(errors):.1%}, largest {max(errors):.1%}; "
-        f"{right} of {len(pairs)} pairs ranked right"
+        f"predicted over measured: median {usual:.2f}, largest error {max(abs(r - 1) for r in ratios):.1%}; beside the "
+        f"median largest {max(abs(r / usual - 1) for r in ratios):.1%}; {right} of {len(pairs)} pairs ranked right"
     )
 
 

@@ -28,6 +28,9 @@ SAVE_INTERVAL = 4
 DRAWING = ("--hidden-dropout", 0.1, "--attention-dropout", 0.1, "--eval-interval", 3)
 BESIDE = ("--num-workers", 1, "--async-save", "--use-persistent-ckpt-worker", "--async-strategy", "mcore")
 """What goes on beside training, in processes that take long to start."""
+PIPELINE = ("--method", "isf", "--vit-budget", 40, "--llm-budget", 320, "--micro-batches", 4)
+WIDE = ("--vit-budget", 16, "--llm-budget", 56, "--widths", "1,2", "--data-parallel-size", 2, "--micro-batches", 2)
+"""How the two ranks' packs are made: as a pipeline runs them, or two data-parallel ranks, some of them together."""
 DEADLINE = 600.0
 """Seconds without progress after which the run is taken for hung."""
 VICTIMS = ("launcher", "torchrun", "rank 0", "rank 1")
@@ -53,7 +56,7 @@ def main() -> None:
         print(f"seed {seed}: {said}", flush=True)
 
 
-def prepare(folder: Path, python: str = sys.executable) -> None:
+def prepare(folder: Path, python: str = sys.executable, packing: Sequence[object] = PIPELINE) -> None:
     """Demo data and their packs, to train on and held out, once."""
     if (folder / "held-out-packs").exists():
         return
@@ -66,8 +69,7 @@ def prepare(folder: Path, python: str = sys.executable) -> None:
             ("preprocess_data.py", ["--input", demo / f"{lines}.jsonl", "--image-root", demo, "--output-dir",
                                     folder / data, "--tokenizer-model", demo / "tokenizer.model", "--chat-template",
                                     "internlm2-chat", "--tile-size", 32, "--tokens-per-tile", 4, "--max-tiles", 32]),
-            ("pack_data.py", ["--data", folder / data, "--method", "isf", "--vit-budget", 40, "--llm-budget", 320,
-                              "--micro-batches", 4, "--output-dir", folder / packs]),
+            ("pack_data.py", ["--data", folder / data, *packing, "--output-dir", folder / packs]),
         ]  # fmt: skip
     for name, words in commands:
         command = [python, "-W", "ignore", str(ROOT / "tools" / name), *map(str, words)]
@@ -81,14 +83,15 @@ def survive(
     seed: int,
     python: str = sys.executable,
     flags: Sequence[object] = DRAWING,
+    pipeline: int = 2,
 ) -> str:
     """What became of the disturbed run, in a line; AssertionError where it is not as the other."""
-    undisturbed(folder, iterations, python, flags)
+    undisturbed(folder, iterations, python, flags, pipeline)
     shutil.rmtree(folder / "killed", ignore_errors=True)
     moments, done, starts = random.Random(seed), 0, 0
     while True:
         starts += 1
-        launcher = start(folder, "killed", iterations, python, *flags)
+        launcher = start(folder, "killed", iterations, python, *flags, pipeline=pipeline)
         if done < kills and kill_amid(launcher, folder, iterations, moments):
             done += 1
         else:
@@ -101,11 +104,17 @@ def survive(
     )
 
 
-def undisturbed(folder: Path, iterations: int, python: str = sys.executable, flags: Sequence[object] = DRAWING) -> None:
+def undisturbed(
+    folder: Path,
+    iterations: int,
+    python: str = sys.executable,
+    flags: Sequence[object] = DRAWING,
+    pipeline: int = 2,
+) -> None:
     """The run that is left alone, once."""
     if reached(folder, "alone") != iterations:
         shutil.rmtree(folder / "alone", ignore_errors=True)
-        assert start(folder, "alone", iterations, python, *flags).wait() == 0
+        assert start(folder, "alone", iterations, python, *flags, pipeline=pipeline).wait() == 0
 
 
 def start(
@@ -116,6 +125,7 @@ def start(
     *more: object,
     run_dir: Path | None = None,
     output: int | None = None,
+    pipeline: int = 2,
 ) -> subprocess.Popen[bytes]:
     """The one command of a run, and more of Megatron's flags; its output goes to a log beside the run's folder."""
     saves = ("--save", folder / run / "checkpoints", "--save-interval", SAVE_INTERVAL)
@@ -134,7 +144,7 @@ def start(
         "--nproc-per-node",
         2,
         "--pipeline-model-parallel-size",
-        2,
+        pipeline,
         "--eval-data",
         folder / "held-out",
         "--eval-packs",

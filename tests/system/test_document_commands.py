@@ -35,7 +35,7 @@ SMALLER = {
     r"--micro-batches 16": "--micro-batches 2",
     r"--num-microbatches 16": "--num-microbatches 2",
     r"--data-parallel-size 8": "--data-parallel-size 1",
-    r"--max-tokens 131072 --llm-budget 16384": "--max-tokens 1024 --llm-budget 256",
+    r"--max-tokens 131072 --llm-budget 16384": "--max-tokens 1024 --llm-budget 64",
     r"--workers 16": "--workers 2",
     r"tools/launch\.py": "tools/launch.py --analytic h100",
     r"tools/profile_layers\.py (?!.*--analytic)": "tools/profile_layers.py --steps 1 ",
