@@ -4,8 +4,8 @@
 
 For every model on H100s of 72 GiB, the same packs for all columns; of every column the best of the schedules and of the
 tensor-parallel sizes. "Text-only" is the language model alone, planned alike, without the tower's work. A frozen tower
-encodes one iteration ahead. Everything is simulated from analytic costs; nothing is measured. The last line is the
-median over models of the speed beside the pipeline over that of the cut.
+encodes one iteration ahead. Everything is simulated from analytic costs; `beside_measured.py` trains both. The last
+line is the median over models of the speed beside the pipeline over that of the cut.
 """
 
 import argparse

@@ -7,6 +7,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -26,7 +27,7 @@ from megatron.training.training import get_megatron_optimizer_config
 from benchmarks.two_ranks import Shape
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
-from megatron.vlm.pipeline.executor import Executor
+from megatron.vlm.pipeline.executor import Executor, image_edges
 from megatron.vlm.pipeline.weight_gradients import Linear
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.profiler import Job, profile_on_this_machine
@@ -35,7 +36,8 @@ from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.dealing import deal
 from omnibal_ext.plan import Plan
-from tests.distributed import harness, wide
+from omnibal_ext.schedules.actions import Action
+from tests.distributed import beside, harness, wide
 
 WORDS = 64
 """What samples are written in."""
@@ -46,20 +48,23 @@ def measure(shape: Shape, order: dict[str, Any]) -> Any:
     torch.set_num_threads(1)
     presets.PRESETS[shape.name] = shape.architecture
     if "cases" in order:
-        return _train_all(shape, order["cases"], order["rounds"], order["pipeline"], order["count_bytes"])
-    ranks = order["data_parallel"]
-    job = Job(shape.name, shape.vit_budget, shape.llm_budget, steps=order["steps"], data_parallel=ranks)
+        return _train_all(shape, order)
+    job = Job(
+        shape.name, shape.vit_budget, shape.llm_budget, steps=order["steps"], data_parallel=order["data_parallel"],
+        frozen=tuple(order["frozen"]),
+    )  # fmt: skip
     profile = profile_on_this_machine(job, {})
     return profile.to_record() if profile else None
 
 
-def _train_all(
-    shape: Shape, cases: Sequence[dict[str, Any]], rounds: int, pipeline: int, count_bytes: bool
-) -> list[dict[str, Any]]:
+def _train_all(shape: Shape, order: dict[str, Any]) -> list[dict[str, Any]]:
+    cases, pipeline = order["cases"], order["pipeline"]
     harness.MODELS[shape.name] = shape.architecture
     args = harness.start(shape.architecture, 1, pipeline)
-    chain = harness.build_chain(args, shape.architecture)
-    communicator = Communicator(parallel_state.get_pipeline_model_parallel_group(), harness.edges(pipeline))
+    chain = harness.build_chain(args, shape.architecture, tuple(order["frozen"]))
+    images = image_edges(pipeline, 0) if any("tower" in case["plan"] for case in cases) else []
+    group = parallel_state.get_pipeline_model_parallel_group()
+    communicator = Communicator(group, harness.edges(pipeline), image_edges=images)
     models: dict[str, _Training] = {}
     jobs = []
     for case in cases:
@@ -76,7 +81,8 @@ def _train_all(
     seconds: list[list[float]] = [[] for _ in jobs]
     work: list[list[float]] = [[] for _ in jobs]
     losses: list[list[float]] = [[] for _ in jobs]
-    for number in range(rounds):
+    disturbed: list[list[float]] = [[] for _ in jobs]
+    for number in range(order["rounds"]):
         for index in _turns([case["name"] for case in cases], random.Random(number)):
             job, packs, seated = jobs[index]
             torch.distributed.barrier()
@@ -84,18 +90,22 @@ def _train_all(
             losses[index].append(job.iterate(packs, seated))
             seconds[index].append(time.perf_counter() - started)
             work[index].append(time.process_time() - worked)
-    peaks = [job.peak_bytes(packs) for job, packs, _ in jobs] if count_bytes else [0.0] * len(jobs)
+            disturbed[index].append(job.disturbed)
+    peaks = [job.peak_bytes(packs) for job, packs, _ in jobs] if order["count_bytes"] else [0.0] * len(jobs)
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, list(zip(seconds, work, peaks, strict=True)))
+    torch.distributed.all_gather_object(everyone, list(zip(seconds, work, peaks, disturbed, strict=True)))
     torch.distributed.destroy_process_group()
     return [_found(of_ranks, mean) for of_ranks, mean in zip(zip(*everyone, strict=True), losses, strict=True)]
 
 
-def _found(of_ranks: Sequence[tuple[list[float], list[float], float]], losses: list[float]) -> dict[str, Any]:
+def _found(
+    of_ranks: Sequence[tuple[list[float], list[float], float, list[float]]], losses: list[float]
+) -> dict[str, Any]:
     """Of one case, from what each rank has of it."""
-    seconds, work, peaks = zip(*of_ranks, strict=True)
-    slowest = [max(ranks) for ranks in zip(*seconds, strict=True)]
-    return {"seconds": slowest, "work": list(zip(*work, strict=True)), "peak_bytes": peaks, "losses": losses}
+    seconds, work, peaks, disturbed = zip(*of_ranks, strict=True)
+    slowest, least_calm = ([max(ranks) for ranks in zip(*one, strict=True)] for one in (seconds, disturbed))
+    of_work = {"work": list(zip(*work, strict=True)), "disturbed": least_calm}
+    return {"seconds": slowest, **of_work, "peak_bytes": peaks, "losses": losses}
 
 
 def _turns(names: Sequence[str], generator: random.Random) -> Iterator[int]:
@@ -150,7 +160,9 @@ class _Training:
 
     def __init__(self, args: Any, model: list[Any], plan: Plan, communicator: Communicator) -> None:
         self.model, self.plan = model, plan
-        self.executor = Executor(plan.schedule, lists=plan.build_schedule())
+        self.computed = self.had = 0.0
+        """Seconds that actions took in this iteration, and those for which they had a processor."""
+        self.executor = Executor(plan.schedule, lists=plan.build_schedule(), tower=plan.tower, watch=self._watched)
         # One for all plans: every gloo group has a thread of its own that keeps waking up.
         self.executor._communicator = communicator
         config, overrides = get_megatron_optimizer_config(args)
@@ -161,9 +173,22 @@ class _Training:
     def iterate(self, packs: Sequence[Microbatch], seated: bool) -> float:
         """What Megatron's `train_step` does; the mean loss."""
         self.optimizer.zero_grad()
-        loss = harness.run_iteration(self.model, self.plan, packs, self.executor, dealt=seated)
+        run = beside.run_iteration if self.plan.tower else partial(harness.run_iteration, dealt=seated)
+        loss = run(self.model, self.plan, packs, self.executor, "token")
         self.optimizer.step()
         return loss
+
+    @property
+    def disturbed(self) -> float:
+        """Share of its actions' time in which the rank had no processor."""
+        return 1 - self.had / self.computed if self.computed else 0.0
+
+    @contextmanager
+    def _watched(self, _: Action) -> Iterator[None]:
+        began, had = time.perf_counter(), time.thread_time()
+        yield
+        self.computed += time.perf_counter() - began
+        self.had += time.thread_time() - had
 
     def peak_bytes(self, packs: Sequence[Microbatch]) -> float:
         """Counted over one more iteration."""

@@ -84,12 +84,16 @@ class Trained:
     """Of each rank: weights, gradients, optimizer state, and the most that autograd held at once; 0: not counted."""
     losses: list[float]
     """Of each iteration, warm-up included: the mean over its tokens."""
+    disturbed: list[float]
+    """Of each iteration, the share of its actions' time in which a rank had no processor, of the rank with most."""
 
 
-def profile(shape: Shape, steps: int = 9, data_parallel: int = 1) -> Profile:
-    """Measured on both ranks at once."""
-    order = {"shape": asdict(shape), "steps": steps, "data_parallel": data_parallel}
-    return Profile.from_record(_torchrun(order))
+def profile(
+    shape: Shape, steps: int = 9, data_parallel: int = 1, ranks: int = 2, frozen: Sequence[str] = ()
+) -> Profile:
+    """Measured on all ranks at once."""
+    order = {"shape": asdict(shape), "steps": steps, "data_parallel": data_parallel, "frozen": frozen}
+    return Profile.from_record(_torchrun(order, ranks))
 
 
 def train(
@@ -100,15 +104,31 @@ def train(
     pipeline: int = 2,
     ranks: int = 2,
     count_bytes: bool = True,
+    frozen: Sequence[str] = (),
 ) -> list[Trained]:
     """Train all cases in turns: a round is one iteration of each, so that they see the same weather.
 
     The ranks are a pipeline, or with `pipeline` 1 data-parallel: of a case's packs they take turns.
     """
     listed = [{**asdict(case), "plan": case.plan.to_record()} for case in cases]
-    order = {"cases": listed, "rounds": rounds + warm_up, "pipeline": pipeline, "count_bytes": count_bytes}
+    order = {
+        "cases": listed,
+        "rounds": rounds + warm_up,
+        "pipeline": pipeline,
+        "count_bytes": count_bytes,
+        "frozen": frozen,
+    }
     found = _torchrun({"shape": asdict(shape), **order}, ranks)
-    return [Trained(one["seconds"][warm_up:], one["work"][warm_up:], one["peak_bytes"], one["losses"]) for one in found]
+    return [
+        Trained(
+            one["seconds"][warm_up:],
+            one["work"][warm_up:],
+            one["peak_bytes"],
+            one["losses"],
+            one["disturbed"][warm_up:],
+        )
+        for one in found
+    ]
 
 
 def _torchrun(order: dict[str, Any], ranks: int = 2) -> Any:

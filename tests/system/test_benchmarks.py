@@ -22,6 +22,10 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
         ("--models", "qwen2.5-vl-7b", "--schedules", "1f1b:1", "--iterations", 1, "--seconds", 0.1),
         r"speed beside the pipeline over the cut, median: \S+x",
     ),
+    "beside_measured.py": (
+        ("--launches", 1, "--rounds", 1),
+        r"speed beside the pipeline over the cut: trained \S+x \(predicted \S+x\), frozen \S+x \(predicted \S+x\)",
+    ),
     "end_to_end.py": (("--rounds", 1, "--samples", 16), r"data parallel: \S+ of the ideal, .* ours / unbalanced \S+x"),
     "long_context.py": (("--share", 0.02, "--studies", 1), r"text, 8B, HBP's layout: ours over naive \S+x, HBP .*"),
     "loader.py": (("--images", 6, "--repeats", 1), r"core seconds of a pack at TP=4 against .*: \S+x"),
@@ -47,7 +51,7 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "wide_steps.py": (("--rounds", 1), r"predicted over measured: median \S+, .*; \d+ of 15 pairs ranked right"),
 }  # fmt: skip
 """Of each its arguments, and its last line."""
-NARROW = ("end_to_end.py", "partition.py", "peers.py", "simulator.py", "wide_steps.py")
+NARROW = ("beside_measured.py", "end_to_end.py", "partition.py", "peers.py", "simulator.py", "wide_steps.py")
 """What trains models, here narrower ones."""
 ELSEWHERE = {
     "host.py": "below",

@@ -110,7 +110,9 @@ def test_a_row_is_of_the_steps_between_the_first_and_the_held_out_one(name: str)
     steps = [[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     cases = cases_of(name, steps, sizes, [[[0], [1]]])
     work = [[9.0, 9.0], [1.0, 3.0], [2.0, 1.0], [7.0, 7.0]]
-    trained = [Trained([0.0], [seconds], [0.0, 0.0], [loss]) for seconds, loss in zip(work, (4, 3, 2, 1), strict=True)]
+    trained = [
+        Trained([0.0], [seconds], [0.0, 0.0], [loss], [0.0]) for seconds, loss in zip(work, (4, 3, 2, 1), strict=True)
+    ]
     row = row_of(name, cases, trained)
     padded = 2 * (2 * 300 + 2 * 250) if name != OURS else 2000
     assert row.padding == pytest.approx(1 - 2000 / padded)
