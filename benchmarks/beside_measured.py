@@ -1,6 +1,6 @@
 """The vision tower cut into stages with all of the chain, or beside the pipeline: trained in turns on gloo ranks.
 
-    python benchmarks/beside_measured.py [--ranks 2] [--launches 3] [--rounds 15]
+    python benchmarks/beside_measured.py [--ranks 2] [--launches 3] [--rounds 9]
 
 A small model, whose vision is about a fifth of the work, is profiled on these ranks; both roads are planned from that
 profile for the same packs, and trained in turns on them: a tower that is trained, with E and V in bubbles, and a frozen
@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="of the pipeline (default %(default)s)")
     parser.add_argument("--launches", type=int, default=3, help="starts of torchrun a tower (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="iterations of each plan a launch (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="iterations of each plan a launch (default %(default)s)")
     arguments = parser.parse_args()
     found = [compare(tower, arguments.ranks, arguments.launches, arguments.rounds) for tower in TOWERS]
     columns = (

@@ -173,6 +173,7 @@ class _Training:
     def iterate(self, packs: Sequence[Microbatch], seated: bool) -> float:
         """What Megatron's `train_step` does; the mean loss."""
         self.optimizer.zero_grad()
+        self.computed = self.had = 0.0
         run = beside.run_iteration if self.plan.tower else partial(harness.run_iteration, dealt=seated)
         loss = run(self.model, self.plan, packs, self.executor, "token")
         self.optimizer.step()
