@@ -18,6 +18,8 @@ from omnibal_ext.chain import FAR, KIND_OF, PART_OF, PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Need, Numbers
 
+ONE_MATRIX = ("glm4v_text",)
+"""Language models whose gate and up are one matrix at Hugging Face's too, with one A."""
 SUFFIX = "_adapter"
 """Of an adapter's name, behind that of the layer that it belongs to."""
 
@@ -85,16 +87,13 @@ class Matrix:
     value in each group of heads, group by group."""
     by_rows: bool = False
     """Tensor-parallel ranks have parts of its columns, and add up what these give."""
+    is_stacked: bool = False
+    """It is gate and up, each of which is cut over tensor-parallel ranks."""
 
     @property
     def parts(self) -> int:
         """How many matrices of Hugging Face's it is, each with an A of its own."""
         return len(self.shares)
-
-    @property
-    def is_stacked(self) -> bool:
-        """Whether it is gate and up, each of which is cut over tensor-parallel ranks."""
-        return self.name.endswith("fc1") and self.parts == 2
 
     def numbers(self, rank: int, tensor: int = 1) -> float:
         """Numbers in its adapters, on one of `tensor` tensor-parallel ranks; each of these has one of the two whole."""
@@ -105,11 +104,17 @@ class Matrix:
 def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]]:
     """The matrices that get adapters, by what costs stand under: all linear layers of transformer layers and projector.
 
-    Experts get none, nor does their router: of a mixture those of the attention alone.
+    Experts get none, nor does their router: of a mixture those of the attention alone. Nor do matrices that join
+    squares of patches, or stand between that and a perceptron.
     """
-    language = architecture.language
+    language, one_matrix = architecture.language, architecture.types[1] in ONE_MATRIX
     far = {FAR: _language(language.with_far_heads)} if language.far else {}
-    return {"vit": _vision(architecture), "projector": _projector(architecture), "llm": _language(language), **far}
+    return {
+        "vit": _vision(architecture),
+        "projector": _projector(architecture),
+        "llm": _language(language, one_matrix),
+        **far,
+    }
 
 
 def adapter_numbers(architecture: Architecture, adapters: Adapters, tensor: int = 1) -> dict[str, float]:
@@ -124,11 +129,15 @@ def adapter_numbers(architecture: Architecture, adapters: Adapters, tensor: int 
 def _vision(architecture: Architecture) -> tuple[Matrix, ...]:
     vision = architecture.vision
     width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
-    packed = vision.native is not None and vision.bias  # Qwen's query, key and value are one matrix there too
+    packed = (
+        vision.native is not None and not architecture.pools and architecture.merger != "matrix"
+    )  # theirs is one too
     return (
         Matrix("self_attention.linear_qkv", 3 * width, width, (1,) if packed else (head,) * 3),
         Matrix("self_attention.linear_proj", width, width, by_rows=True),
-        Matrix("mlp.linear_fc1", inner * (1 + vision.gated), width, (inner,) * (1 + vision.gated)),
+        Matrix(
+            "mlp.linear_fc1", inner * (1 + vision.gated), width, (inner,) * (1 + vision.gated), is_stacked=vision.gated
+        ),
         Matrix("mlp.linear_fc2", width, inner, by_rows=True),
     )
 
@@ -137,6 +146,15 @@ def _projector(architecture: Architecture) -> tuple[Matrix, ...]:
     if architecture.pools:
         return ()
     out, shuffled = architecture.language.hidden_size, architecture.joined_width
+    if architecture.merger == "gated":
+        inner = architecture.merger_width
+        return (
+            Matrix("mlp.linear_fc1", 2 * inner, out, (inner, inner), is_stacked=True),
+            Matrix("mlp.linear_fc2", out, inner, by_rows=True),
+        )
+    if architecture.merger == "matrix":
+        width = architecture.vision.hidden_size
+        return (Matrix("linear_fc1", out, width), Matrix("linear_fc2", out, out, by_rows=True))
     inner = shuffled if architecture.vision.native else out
     names = ("", *(f"feature_{number}." for number in range(architecture.streams - 1)))
     return tuple(
@@ -149,7 +167,7 @@ def _projector(architecture: Architecture) -> tuple[Matrix, ...]:
     )
 
 
-def _language(language: LanguageArchitecture) -> tuple[Matrix, ...]:
+def _language(language: LanguageArchitecture, one_matrix: bool = False) -> tuple[Matrix, ...]:
     width, heads = language.hidden_size, language.heads * language.head_dim
     keys = (language.head_dim,) * (1 if language.keys_are_values else 2)
     group = (language.heads // language.kv_heads * language.head_dim, *keys)
@@ -160,9 +178,10 @@ def _language(language: LanguageArchitecture) -> tuple[Matrix, ...]:
     if language.experts:
         return attention
     inner = language.ffn_hidden_size
+    shares = (1,) if one_matrix else (inner, inner)
     return (
         *attention,
-        Matrix("mlp.linear_fc1", 2 * inner, width, (inner, inner)),
+        Matrix("mlp.linear_fc1", 2 * inner, width, shares, is_stacked=True),
         Matrix("mlp.linear_fc2", width, inner, by_rows=True),
     )
 

@@ -17,9 +17,11 @@ LINEAR = "llm_linear"
 """What the costs of a language layer of linear attention stand under; in a chain it is an "llm" as the others are."""
 FAR = "llm_far"
 """The same of language layers without a window, whose heads are others than those of the layers with one."""
-KIND_OF = {FULL: "vit", LINEAR: "llm", FAR: "llm"}
+DENSE = "llm_dense"
+"""What the costs of a language layer with one perceptron stand under among layers with experts."""
+KIND_OF = {FULL: "vit", LINEAR: "llm", FAR: "llm", DENSE: "llm"}
 """Names that costs and weights of some layers stand under, and what such a layer is in a chain."""
-SQUARED_KINDS = ("llm", FAR)
+SQUARED_KINDS = ("llm", FAR, DENSE)
 """Kinds whose work grows with the squares of samples' lengths too."""
 VISION_KINDS = ("patch_embed", "vit", FULL, "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""

@@ -165,6 +165,8 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     if args.num_experts:  # in lists: Megatron's log would find the name of another balance loss within this one's
         args.moe_router_load_balancing_type = [args.moe_router_load_balancing_type]
         args.moe_aux_loss_coeff = [args.moe_aux_loss_coeff]
+        dense = architecture.language.dense_layers  # no router, which the log's means count
+        args.moe_layer_freq = [int(number not in dense) for number in range(args.num_layers)]
     if args.logging_level is None:
         log_noise.quieten_start_up()
     return TrainingInputs(args, architecture, plan, untested, said.getvalue())

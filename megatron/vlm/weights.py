@@ -198,7 +198,8 @@ def _check_adapters(weights: Weights, checkpoint: OurCheckpoint, adapters: Adapt
 
 def _sizes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """Shapes of the weights that show a model's widths."""
-    perceptron = "links.llm_0.mlp.experts.experts" if architecture.language.experts else "links.llm_0.mlp"
+    perceptron = f"links.llm_{len(architecture.language.dense_layers)}.mlp"
+    perceptron += ".experts.experts" * (architecture.language.experts is not None)
     shown = (
         "links.vit_0.mlp.linear_fc1.weight",
         "links.word_embed.embedding.weight",

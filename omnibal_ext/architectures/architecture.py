@@ -10,7 +10,7 @@ from math import log
 from typing import Any
 
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.chain import FAR, FULL, LINEAR, cost_kinds, features_after, layer_chain
+from omnibal_ext.chain import DENSE, FAR, FULL, LINEAR, cost_kinds, features_after, layer_chain
 from omnibal_ext.errors import UserError
 
 LATER = {"later": True}
@@ -35,6 +35,8 @@ class NativeResolution:
     full_layers: tuple[int, ...] = ()
     """Layers that see whole images all the same."""
     theta: float = 1e4
+    columns_between: bool = field(default=False, metadata=LATER)
+    """Columns turn by the frequencies between those of rows (Pixtral); else by the same."""
     learned_positions: int | None = None
     """Learned positions a side of a square that is stretched over an image, beside the rotation; None: there are none.
     """
@@ -43,8 +45,15 @@ class NativeResolution:
     by_halves: bool = field(default=False, metadata=LATER)
     """Columns turn the first half of a head and rows the second, each half by itself; else numbers of a pair are half a
     head apart, and rows turn the first pairs."""
+    bicubic: bool = field(default=False, metadata=LATER)
+    """They are stretched edges on edges, a patch has sixteen of them (GLM-4.1V); else corners on corners, four."""
     positions_per_second: float | None = None
     """Of a video's frames in time, for the language model; None: one a step, however far they are apart."""
+
+    @property
+    def around(self) -> int:
+        """Learned positions that a patch has shares of."""
+        return 0 if self.learned_positions is None else 16 if self.bicubic else 4
 
 
 @dataclass(frozen=True)
@@ -71,16 +80,17 @@ class VisionArchitecture:
     """Attention and perceptron end in a norm, before the residual connection."""
     activation: str = "gelu"  # or "quick_gelu" (CLIP), "gelu_tanh", "silu"
     gated: bool = False
-    """The perceptron is gated, as a language model's, with biases (Qwen2.5-VL)."""
+    """The perceptron is gated, as a language model's (Qwen2.5-VL)."""
     bias: bool = field(default=True, metadata=LATER)
     """Matrices have biases; those of query, key and value, and of patches, are named apart."""
     patch_bias: bool = True
     class_token: bool = True
     """A tile has a token of its own beside its patches; images at their own size have none anyway."""
     pre_norm: bool = False
-    """A LayerNorm between the embedding and the first layer (CLIP)."""
+    """A LayerNorm between the embedding and the first layer (CLIP); at native resolution one of the layers' kind, in
+    front of learned positions (Pixtral, GLM-4.1V)."""
     final_norm: bool = False
-    """A LayerNorm behind the last layer."""
+    """A LayerNorm behind the last layer; at native resolution one of the layers' kind."""
     layer_scale: bool = True
     standardized: bool = field(default=False, metadata=LATER)
     """What leaves the ViT, joined, is shifted and scaled by numbers that are not trained (Gemma 4)."""
@@ -184,7 +194,10 @@ class FarHeads:
 
 @dataclass(frozen=True)
 class Experts:
-    """Perceptrons in the place of one, some of which each token goes through: a router chooses. Alike in all layers."""
+    """Perceptrons in the place of one, some of which each token goes through: a router chooses.
+
+    They are alike in all layers that have them.
+    """
 
     count: int
     chosen: int
@@ -197,7 +210,21 @@ class Experts:
     """Width of a perceptron beside the experts, through which every token goes too: both have norms of their own in
     front and behind, and the router one without a weight (Gemma 4); 0: there is none."""
     shared: int = 0
-    """Width of one more perceptron, through which every token goes, times a gate of its own; 0: there is none."""
+    """Width of one more perceptron, through which every token goes; 0: there is none."""
+    shared_gate: bool = field(default=True, metadata=LATER)
+    """That one's output is multiplied with a gate of its own."""
+    sigmoids: bool = field(default=False, metadata=LATER)
+    """How likely an expert is says a sigmoid for each; by that and a bias of its own, which is not trained, the router
+    chooses (arXiv 2408.15664). Else a softmax over all."""
+    groups: int = field(default=1, metadata=LATER)
+    """Groups of experts; a token's are those of the likeliest groups, by their two likeliest experts."""
+    chosen_groups: int = field(default=1, metadata=LATER)
+    scale: float = field(default=1.0, metadata=LATER)
+    """What a token's experts weigh is multiplied with."""
+    dense_layers: int = field(default=0, metadata=LATER)
+    """Layers in front that have one perceptron in the place of experts."""
+    dense_width: int = field(default=0, metadata=LATER)
+    """Its width."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +273,7 @@ class LanguageArchitecture:
     image_attention: bool = False
     """Tokens of an image see those of the same image behind them too."""
     experts: Experts | None = None
-    """Every layer has so many perceptrons of width `ffn_hidden_size`, and a router."""
+    """Layers have so many perceptrons of width `ffn_hidden_size`, and a router."""
     linear: LinearAttention | None = None
     """Layers of another kind among those of attention."""
     output_gate: bool = False
@@ -276,8 +303,14 @@ class LanguageArchitecture:
         return tuple(number for number in range(self.layers) if number not in near) if self.far else ()
 
     def of_layer(self, number: int) -> "LanguageArchitecture":
-        """The same with the heads that layer `number` has."""
-        return self.with_far_heads if number in self.far_layers else self
+        """The same with the heads and the perceptron, or experts, that layer `number` has."""
+        one = self.with_far_heads if number in self.far_layers else self
+        return one.without_experts if number in self.dense_layers else one
+
+    @property
+    def without_experts(self) -> "LanguageArchitecture":
+        """As layers in front of those with experts have it."""
+        return replace(self, ffn_hidden_size=self.experts.dense_width, experts=None) if self.experts else self
 
     @property
     def with_far_heads(self) -> "LanguageArchitecture":
@@ -297,6 +330,11 @@ class LanguageArchitecture:
     def linear_layers(self) -> tuple[int, ...]:
         """Layers of linear attention; none in most models."""
         return self.linear.layers if self.linear else ()
+
+    @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """Layers with one perceptron in front of those with experts; none where all are alike."""
+        return tuple(range(self.experts.dense_layers)) if self.experts else ()
 
     def groups_over(self, ranks: int) -> int:
         """Groups of heads that share key and value, on tensor-parallel ranks: the model's, where `ranks` divides the
@@ -334,6 +372,12 @@ class Architecture:
     projector_bias: bool = True
     pools: bool = False
     """The projector takes the mean of such a square, normalises it and has one matrix alone (Gemma 3)."""
+    merger: str = field(default="perceptron", metadata=LATER)
+    """How squares of a ViT at native resolution become tokens: "perceptron", of two layers as wide as a square (Qwen);
+    "matrix", which makes a patch of a square, in front of two layers (Mistral 3); "gated", two matrices in front of a
+    gated perceptron (GLM-4.1V)."""
+    merger_width: int = field(default=0, metadata=LATER)
+    """Inner width of the gated one."""
     class_token: bool = False
     """The language model gets the tile's class token too."""
     newline: bool = False
@@ -401,7 +445,9 @@ class Architecture:
     def layers_apart(self) -> dict[str, tuple[int, ...]]:
         """Layers that differ from others of their kind in the chain: by the name that their costs and weights stand
         under, numbers among that kind's."""
-        found = {FULL: self.vision.full_layers, LINEAR: self.language.linear_layers, FAR: self.language.far_layers}
+        language = self.language
+        found = {FULL: self.vision.full_layers, LINEAR: language.linear_layers, FAR: language.far_layers}
+        found |= {DENSE: language.dense_layers}
         return {name: layers for name, layers in found.items() if layers}
 
     @property

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omnibal_ext.architectures.architecture import Experts, LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.chain import FAR, LINEAR
+from omnibal_ext.chain import DENSE, FAR, LINEAR
 from omnibal_ext.costs.work import BYTES, Work, cheap_passes
 
 SCORES = 2
@@ -96,21 +96,26 @@ def language_works(language: LanguageArchitecture, tokens: int, t: int, e: int =
         works[LINEAR] = _work(language, mixer, tokens, t, e)
     if language.far:
         works[FAR] = _work(language, attention(language.with_far_heads, t), tokens, t, e)
+    if language.dense_layers:
+        works[DENSE] = _work(language.without_experts, attention(language, t), tokens, t, 1)
     return works
 
 
 def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: int) -> Work:
     g, experts = language.hidden_size, language.experts or Experts(1, 1)
     routed, shares = language.experts is not None, experts.shared > 0
+    gated = shares and experts.shared_gate
     perceptron, router = 3 * g * language.ffn_hidden_size, experts.count * g * routed
-    shared, beside = 3 * g * (experts.shared + experts.beside) + g * shares, experts.beside > 0
+    shared, beside = 3 * g * (experts.shared + experts.beside) + g * gated, experts.beside > 0
     matrices = mixer.weights + experts.chosen * perceptron + router + shared
     inner = experts.chosen * 3 * language.ffn_hidden_size + 3 * (experts.shared + experts.beside)
     sorted_tokens = experts.chosen * g * routed  # a copy for each of a token's experts
     dealt = e > 1
     copies = sorted_tokens * (1 if dealt else t)  # of all ranks; dealt ones are sorted again where they have come
     # Two norms and two residual connections; of what an expert that all tokens share gives the gate, and the sum.
-    passes = 10 + inner / g + 4 * language.branch_norms + 5 * shares + (8 if dealt else 4) * sorted_tokens / g
+    passes = (
+        10 + inner / g + 4 * language.branch_norms + 3 * shares + 2 * gated + (8 if dealt else 4) * sorted_tokens / g
+    )
     passes += 16 * beside  # three norms more, the router's and its scale, the sum
     # Inputs of both norms, of the mixer and of the perceptron; branches before their norms; a gated expert's output; of
     # a perceptron beside experts and of these what goes into the norms behind, and what a router scales and multiplies.
@@ -118,7 +123,7 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
         (4 + 4 * beside) * g
         + inner
         + 2 * g * language.branch_norms
-        + g * shares
+        + g * gated
         + copies
         + 2 * SCORES * experts.count * routed
     )

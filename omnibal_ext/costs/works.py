@@ -25,6 +25,7 @@ from dataclasses import replace
 from omnibal_ext.architectures.architecture import Architecture, NativeResolution, VisionArchitecture
 from omnibal_ext.chain import FULL
 from omnibal_ext.costs.language_works import language_works
+from omnibal_ext.costs.projector_works import projector_work
 from omnibal_ext.costs.work import BYTES, Work, cheap_passes, kept, passes
 
 IMAGE_PATCHES = 2304
@@ -44,16 +45,12 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
     heads_h = h // vision.heads * vision.heads_over(t)
     vit_matrices = 2 + vision.gated
     vit = 4 * h * heads_h + vit_matrices * h * vision.ffn_hidden_size
-    shuffled, pixels, words = architecture.joined_width, 3 * vision.patch_size**2, language.vocab_size * g
-    learned_positions, inner = tile * h, g
+    pixels, words, learned_positions = 3 * vision.patch_size**2, language.vocab_size * g, tile * h
+    around = 0  # what is kept of a patch's learned positions: their places and shares
     if vision.native:
+        around = vision.native.around * 10
         learned_positions = ((vision.native.learned_positions or 0) ** 2 + 2 * (vision.native.axis_positions or 0)) * h
-        inner = shuffled
         pixels *= vision.native.frames
-    streams = architecture.streams
-    projector = shuffled * g if architecture.pools else (shuffled * inner + inner * g) * streams
-    inner *= not architecture.pools
-    given = g if architecture.pools else g * t  # its gradient is a share where the one matrix is cut by its columns
     # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
     inside_h = 2 * heads_h + 2 * (heads_h - h)
     vit_inner, normed = vit_matrices * vision.ffn_hidden_size, 2 * vision.qk_norm + 3 * vision.head_norms
@@ -62,16 +59,13 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
     vit_kept = kept(h, inside_h, vit_inner, (normed + 2 * vision.branch_norms) * h, vision.layer_scale)
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
     vit_kept += heads_h * (vit_tokens % t > 0)
-    # Every rank has all image tokens around the projector, and all supervised ones in front of the head.
-    has_norm = architecture.projector_norm or vision.native is not None
-    before_projector = vit_tokens * h * vision.final_norm + image_tokens * shuffled * (1 + has_norm)
     # Of four linear layers: query, key, value and attention output; MLP; whole on every rank what ranks have shares of.
     vit_late = 4 * heads_h + vit_inner + 4 * h * t
     vit_cheap = 2 * h + vision.ffn_hidden_size
     return {
         "patch_embed": Work(
             pixels * h + learned_positions, pixels * h, vit_tokens, h,
-            vit_tokens * (pixels + h * vision.pre_norm) * BYTES, copies=True,
+            vit_tokens * (pixels + h * vision.pre_norm + around) * BYTES, copies=True,
         ),
         "vit": Work(
             vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES,
@@ -79,12 +73,10 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
             blocks=2, cheap=vit_tokens * vit_cheap * BYTES, cheap_passes=cheap_passes(h, vit_inner),
             for_weights=vit_tokens * 2 * h * vision.layer_scale * BYTES,
         ),
-        "projector": Work(
-            projector, projector, image_tokens, g, (before_projector * t + image_tokens * 2 * inner) * streams * BYTES,
-            image_tokens * (2 * inner + shuffled * t + given) * streams * BYTES,
-        ),
-        "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * streams * BYTES) * t),
+        "projector": projector_work(architecture, tiles, t),
+        "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * architecture.streams * BYTES) * t),
         **language_works(language, tokens, t, e),
+        # Every rank has all supervised tokens in front of it.
         "head": Work(
             words + g, words, tokens, g, tokens * (g + g * t + language.vocab_size) * BYTES,
             tokens * (g * t + language.vocab_size) * BYTES,

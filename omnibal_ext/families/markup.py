@@ -6,19 +6,39 @@
                <|vision_start|><|video_pad|><|video_pad|>...<|vision_end|>
     Qwen3-VL   <|vision_start|><0.3 seconds><|vision_start|><|video_pad|>...<|vision_end|><1.3 seconds>...<|vision_end|>
     Gemma 4    <|image><|image|><|image|>...<image|>
+    GLM-V      <|begin_of_image|><|image|><|image|>...<|end_of_image|>
+               <|begin_of_video|><|begin_of_image|><|image|>...<|end_of_image|>0<|begin_of_image|>...1<|end_of_video|>
+    Mistral 3  [IMG][IMG]...[IMG_BREAK][IMG][IMG]...[IMG_END], a row of features each
     Gemma 3    <start_of_image><image_soft_token><image_soft_token>...<end_of_image>, an empty line before and after
 
-The context token is written once and repeated later, when the tiles are counted. Markup belongs to the model, not to
-the chat template: a token that the model never had is an id behind its vocabulary. The texts are those of transformers'
-processors, to which the tests compare them.
+The context token is written once, or once a row, and repeated later, when the tiles are counted. Markup belongs to the
+model, not to the chat template: a token that the model never had is an id behind its vocabulary. The texts are those of
+transformers' processors, to which the tests compare them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"  # in the user's data
 MARKS = re.compile(f"{IMAGE_MARK}|{VIDEO_MARK}")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How the steps of a video stand apart in the words, each with its time."""
+
+    before: str
+    after: str
+    stamp: Callable[[float], str]
+    """Of so many seconds."""
+    behind: bool = False
+    """The time stands behind its step."""
+
+    def text(self, step: str, times: Sequence[float]) -> str:
+        """All of a video, `step` being what each becomes."""
+        stamped = (step + self.stamp(time) if self.behind else self.stamp(time) + step for time in times)
+        return self.before + "".join(stamped) + self.after
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +57,24 @@ class ImageMarkup:
     """Between an image that is a part of a message and what follows it, as the models' chat templates write it."""
     video: str = ""
     """Stands for one feature of a video, where the model sees videos."""
-    stamped: bool = False
-    """Each step of a video stands apart, behind its time."""
+    steps: "Steps | None" = None
+    """How each step of a video stands apart; None: they stand together."""
+    between: str = ""
+    """Between the places of an image whose features stand at several in the words, row by row."""
 
-    @property
-    def text(self) -> str:
-        """What an `<image>` mark becomes."""
-        return self.before + self.context + self.after
+    def image_text(self, places: int) -> str:
+        """What an `<image>` mark becomes, of an image at so many places."""
+        return self.before + self.between.join([self.context] * places) + self.after
 
     def video_text(self, times: Sequence[float]) -> str:
         """What a `<video>` mark becomes, for steps at so many seconds."""
         step = self.before + self.video + self.after
-        if not self.stamped:
-            return step
-        return self.before + "".join(f"<{time:.1f} seconds>{step}" for time in times) + self.after
+        return self.steps.text(step, times) if self.steps else step
 
     @property
     def reserved(self) -> tuple[str, ...]:
         """What nobody's words may contain; where the context token is the mark itself, marks are counted instead."""
-        words = (word.strip() for word in (self.before, self.context, self.video, self.after))
+        around = (self.steps.before, self.steps.after) if self.steps else ()
+        written = (self.before, self.context, self.video, self.between, self.after, *around)
+        words = dict.fromkeys(word.strip() for word in written)
         return tuple(word for word in words if word not in ("", IMAGE_MARK))

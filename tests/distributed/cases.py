@@ -42,10 +42,13 @@ ADAPTED = (("llm",), ("llm",), ("vit",), ("projector",), ("vit", "projector", "l
 """Parts with adapters, where nothing else is trained."""
 PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
-MODELS = ("small", "wide_norm", "tied", "native", "features", "gemma", "gemma_4", "gemma_4_moe", "linear", "experts")
+MODELS = (
+    "small", "wide_norm", "tied", "native", "features", "gemma", "gemma_4", "gemma_4_moe", "linear", "experts",
+    "pixtral", "glm",
+)  # fmt: skip
 ADAPTED_MODELS = (*(name for name in MODELS if name not in ("linear", "experts", "gemma_4_moe")), "mixture")
 """Those whose language layers can have adapters."""
-SHARING = ("experts", "gemma_4_moe", "mixture")
+SHARING = ("experts", "gemma_4_moe", "mixture", "glm")
 """Those whose tensor-parallel ranks share the tokens between blocks, and have to."""
 
 
@@ -179,7 +182,7 @@ class Launch:
             random.Random(self.seed),
             Question.draw(self.questions, seed=0, models=(*MODELS, "mixture") if self.wide else MODELS),
         )
-        dealt = [question for question in questions if question.model in ("experts", "gemma_4_moe")]
+        dealt = [question for question in questions if question.model in ("experts", "gemma_4_moe", "glm")]
         adapted = Question.draw_adapted(self.questions, seed=0)
         return [
             *self._drawn(questions, self.count, generator),

@@ -160,9 +160,44 @@ MIXTURE = replace(
     language=replace(FEATURES.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.3)),
 )
 """Experts behind attention in every layer, which can have adapters."""
+PIXTRAL = replace(
+    NATIVE,
+    name="pixtral",
+    vision=replace(
+        NATIVE.vision,
+        qkv_bias=False,
+        bias=False,
+        pre_norm=True,
+        native=NativeResolution(frames=1, columns_between=True),
+    ),
+    language=SMALL.language,
+    merger="matrix",
+)
+"""No biases, a norm behind the patches, a matrix that joins squares, positions in one dimension, as in Mistral 3."""
+GLM = replace(
+    NATIVE,
+    name="glm",
+    vision=replace(
+        NATIVE.vision, qkv_bias=False, bias=False, patch_bias=True, pre_norm=True, final_norm=True,
+        native=NativeResolution(learned_positions=3, bicubic=True),
+    ),
+    language=replace(
+        SMALL.language, head_size=16, qkv_bias=True, rotary_sections=(1, 2, 1), rotated=8, ffn_hidden_size=24,
+        experts=Experts(
+            8, 4, balance=0.3, shared=16, shared_gate=False, sigmoids=True, groups=4, chosen_groups=2, scale=1.5,
+            dense_layers=2, dense_width=56,
+        ),
+    ),
+    merger="gated",
+    merger_width=40,
+)  # fmt: skip
+"""Two layers without experts before those with them, routers of sigmoids that choose by a bias, as in GLM-4.5V."""
 MODELS = {
     model.name: model
-    for model in (SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, GEMMA, GEMMA_4, GEMMA_4_MOE, LINEAR, EXPERTS, MIXTURE)
+    for model in (
+        *(SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, PIXTRAL, GLM),
+        *(GEMMA, GEMMA_4, GEMMA_4_MOE, LINEAR, EXPERTS, MIXTURE),
+    )
 }
 IMAGE_TOKEN = 127
 
@@ -232,7 +267,7 @@ PACK_KINDS: dict[str, list[tuple[list[int], list[int]]]] = {
 def sample_packs(kind: str = "all", multiple: int = 1, model: str = "small") -> list[Microbatch]:
     """Packs of several images, one, none, a one-token sample, image tokens only; alike on all ranks and models.
 
-    At native resolution the tiles of a sample are one image of as many tokens, two tiles a video.
+    At native resolution the tiles of a sample are one image of as many tokens, two tiles a video where there are any.
     """
     generator = torch.Generator().manual_seed(3)
     packs = []
@@ -345,12 +380,14 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
 
 
 def stirred(stage: Stage) -> Stage:
-    """With numbers in the adapters' B, where all would begin as zero and leave A without gradients, and in those that
-    nobody trains (Gemma 4)."""
+    """With numbers in the adapters' B, where all would begin as zero and leave A without gradients, in those that
+    nobody trains (Gemma 4), and in the biases by which routers choose."""
     for name, numbers in stage.state_dict(keep_vars=True).items():
+        generator = torch.Generator().manual_seed(crc32(name.encode()))
         if name.endswith((".scalar", ".shift", "projector.scale")):
-            generator = torch.Generator().manual_seed(crc32(name.encode()))
             numbers.data.copy_(1 + 0.2 * torch.randn(numbers.shape, generator=generator))
+        elif name.endswith("expert_bias"):
+            numbers.data.copy_(0.2 * torch.randn(len(numbers), generator=generator))
     for name, adapter in adapters_in(stage):
         generator = torch.Generator().manual_seed(crc32(name.encode()))
         whole = 0.1 * torch.randn(adapter.matrix.rows, adapter.b.shape[1], generator=generator)

@@ -48,6 +48,8 @@ NUMBERS = {
     "query_pre_attn_scalar": [7, 16], "linear_num_key_heads": [1, 2, 4], "linear_num_value_heads": [4, 8],
     "linear_key_head_dim": [7, 16], "linear_value_head_dim": [7, 16], "linear_conv_kernel_dim": [1, 2, 4],
     "shared_expert_intermediate_size": [8, 40], "full_attention_interval": [1, 2],
+    "n_group": [1, 2, 3], "topk_group": [1, 2], "n_routed_experts": [4, 6], "n_shared_experts": [0, 1, 2],
+    "first_k_dense_replace": [0, 1, 2, 3], "routed_scaling_factor": [1.0, 2.5], "out_hidden_size": [48, 60],
 }  # fmt: skip
 ROTATIONS: list[dict[str, Any]] = [
     {"rope_type": "default"},
@@ -208,6 +210,8 @@ def _older_rotation(draw: random.Random, config: dict[str, Any]) -> bool:
     if "rope_theta" in rope and draw.random() < 0.7:
         text["rope_theta"] = rope.pop("rope_theta")
     rope["type"] = "mrope" if "mrope_section" in rope and rope["rope_type"] == "default" else rope["rope_type"]
+    if "partial_rotary_factor" in rope and draw.random() < 0.7:
+        text["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     text["rope_scaling"] = rope
     return True
 

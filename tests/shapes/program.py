@@ -49,6 +49,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     language = replace(model.language, layers=1, image_attention=False)  # masks are none of this device's
     if language.sliding and language.far:  # one with a window, one without
         language = replace(language, layers=2, sliding=replace(language.sliding, layers=(0,)))
+    language = replace(language, experts=language.experts and replace(language.experts, dense_layers=0))
     alone = replace(model.vision, layers=1, feature_layers=(), side_by_side=(0,) * len(model.vision.side_by_side))
     one = replace(model, vision=alone, language=language)
     chain = padded_chain(args, one)

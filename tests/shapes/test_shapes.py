@@ -13,6 +13,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import FAR, LINEAR, PARTS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.language_works import CHUNK
+from omnibal_ext.costs.work import Work
 from omnibal_ext.costs.works import layer_works
 from tests.programs import ROOT, environment, result_of
 
@@ -29,6 +30,9 @@ MODELS = {
     "llava-1.6-llama3-8b": (2, 5, 4096),
     "vip-llava-7b": (2, 5, 4096),
     "qwen2.5-vl-7b": (2, 2304, 4096),
+    "mistral-small-3.1-24b": (2, 2304, 4096),
+    "glm-4.1v-9b": (2, 2304, 4096),
+    "glm-4.5v": (2, 2304, 4096),
 }
 WITHOUT_ENGINE = (
     "internvl-chat-1.5",
@@ -69,6 +73,11 @@ def run(program: str, machine: str, models: Mapping[str, tuple[int, ...]]) -> di
     return found
 
 
+def works_here(measured: Mapping[str, Any], *sizes: Any) -> list[tuple[str, Work]]:
+    """What those kinds of layers ask for that were measured: of a mixture layers with experts, none without."""
+    return [(kind, work) for kind, work in layer_works(*sizes).items() if kind in measured]
+
+
 def test_nothing_waits_for_the_device(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
     """A step of every kind of layer and the loss; a CPU tensor beside the device's would have ended the program."""
     for name, found in machine[1].items():
@@ -76,9 +85,13 @@ def test_nothing_waits_for_the_device(machine: tuple[str, dict[str, dict[str, An
 
 
 def test_no_activation_is_copied_in_fp32(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
-    """But inside the kernels of norms, activations and softmax."""
+    """But inside the kernels of norms, activations and softmax; learned positions are stretched in fp32, at once."""
     for name, found in machine[1].items():
-        assert {kind: one["wide"] for kind, one in found.items() if one["wide"]} == {}, name
+        native = preset(name).vision.native
+        stretched = 3 if native and native.learned_positions else 0
+        wide = {kind: one["wide"] for kind, one in found.items() if one["wide"]}
+        assert all(len(wide.pop(kind, ())) <= stretched for kind in ("patch_embed", "step")), name
+        assert wide == {}, name
 
 
 def test_plans_count_the_bytes_that_are_kept(machine: tuple[str, dict[str, dict[str, Any]]]) -> None:
@@ -95,7 +108,7 @@ def test_plans_count_the_bytes_that_wait_for_w(machine: tuple[str, dict[str, dic
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
         profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor)
-        for kind, work in layer_works(preset(name), tiles, tokens, tensor).items():
+        for kind, work in works_here(machine[1][name], preset(name), tiles, tokens, tensor):
             counted = profile.layers[kind].late_bytes
             if machine[0] == "local":
                 counted -= work.blocks * work.tokens * work.width * 2 * (1 - 1 / tensor)
@@ -142,7 +155,7 @@ def test_plans_count_the_operations(machine: tuple[str, dict[str, dict[str, Any]
     """
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
-        for kind, work in layer_works(preset(name), tiles, tokens, tensor).items():
+        for kind, work in works_here(machine[1][name], preset(name), tiles, tokens, tensor):
             found = machine[1][name][kind]
             passes = 2 if work.copies else 3
             products = 2 * work.tokens * work.matrix_weights * passes / work.shares(tensor)

@@ -35,10 +35,10 @@ WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 
 FAMILIES = (
     "internvl3.5", "llava-1.5", "llava-1.6", "llava-next-video", "vip-llava", "llava-onevision", "qwen2-vl",
-    "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "gemma-3", "gemma-4", "qwen3.5",
-    "qwen3.5-moe",
+    "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "gemma-3", "gemma-4", "qwen3.5", "qwen3.5-moe", "mistral-3", "glm-4.1v",
+    "glm-4.5v",
 )  # fmt: skip
-PACKED = [family for family in FAMILIES if not family.startswith(("qwen3.5", "gemma-4"))]
+PACKED = [family for family in FAMILIES if not family.startswith(("qwen3.5", "gemma-4", "mistral", "glm"))]
 """Those whose packs transformers can run."""
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
 ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
@@ -82,6 +82,10 @@ def build(family: str, demo: Path, folder: Path) -> None:
             processor = gemma(folder, tokenizer)
         case "gemma-4":
             processor = gemma4(folder, tokenizer)
+        case "mistral-3":
+            processor = mistral(folder, tokenizer)
+        case "glm-4.1v" | "glm-4.5v":
+            processor = glm(folder, tokenizer, family)
         case _:
             processor = qwen(folder, tokenizer, family)
     (folder / "model/preprocessor_config.json").write_text(json.dumps(processor))
@@ -155,6 +159,40 @@ def gemma4(folder: Path, tokenizer: Path) -> dict[str, Any]:
     (folder / "model/chat_template.jinja").write_text(JINJA["gemma4"])
     (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
     return {"do_normalize": False, "patch_size": 8, "pooling_kernel_size": 3, "max_soft_tokens": 6}
+
+
+def mistral(folder: Path, tokenizer: Path) -> dict[str, Any]:
+    special = (*TEMPLATES["mistral-v7"].tokens, *MARKUPS["mistral"].tokens)
+    image_token = load_tokenizer(tokenizer, special).token_id("[IMG]")
+    config = transformers.Mistral3Config(
+        vision_config={**models.PIXTRAL, "patch_size": 8}, text_config={**models.MISTRAL, "vocab_size": 512},
+        image_token_index=image_token, tie_word_embeddings=False,
+    )  # fmt: skip
+    transformers.Mistral3ForConditionalGeneration(config).save_pretrained(folder / "model")
+    (folder / "model/chat_template.jinja").write_text(models.MISTRAL_JINJA)
+    (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    (folder / "model/processor_config.json").write_text(json.dumps({"patch_size": 8, "spatial_merge_size": 2}))
+    return {**CLIP_PIXELS, "size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}}
+
+
+def glm(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
+    special = (*TEMPLATES["glm-4.1v"].tokens, *MARKUPS["glm-4.1v"].tokens)
+    image_token = load_tokenizer(tokenizer, special).token_id("<|image|>")
+    name, text, template = {
+        "glm-4.1v": ("Glm4v", models.GLM_TEXT, models.GLM_JINJA),
+        "glm-4.5v": ("Glm4vMoe", models.GLM_MOE_TEXT, models.GLM_THINKING_JINJA),
+    }[family]
+    config = getattr(transformers, f"{name}Config")(
+        vision_config={**models.GLM_VIT, "patch_size": 8, "image_size": 40}, text_config={**text, "vocab_size": 512},
+        image_token_id=image_token,
+    )  # fmt: skip
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    models.randomised(model, 0).save_pretrained(folder / "model")
+    (folder / "model/chat_template.jinja").write_text(template)
+    limits = {"size": {"shortest_edge": 1024, "longest_edge": 8192}, "patch_size": 8}
+    (folder / "model/video_preprocessor_config.json").write_text(json.dumps(limits))
+    film(folder)
+    return {**CLIP_PIXELS, "size": {"shortest_edge": 512, "longest_edge": 8192}, "patch_size": 8, "merge_size": 2}
 
 
 def qwen(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:

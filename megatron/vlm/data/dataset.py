@@ -1,7 +1,7 @@
 """The dataset folder: what preprocessing writes and training reads. Images stay where they are.
 
-tokens.bin/.idx     int32   the LLM's sequence of every sample, one token for each image   (core's IndexedDataset)
-                            or place of a video
+tokens.bin/.idx     int32   the LLM's sequence of every sample, one token for each place   (core's IndexedDataset)
+                            of an image or a video
 loss_mask.bin/.idx  uint8   1 where the token itself is to be predicted
 images.bin/.idx     uint8   JSON list of {"path", "columns", "rows", "thumbnail"}, and "place" inside the input file;
                             "film", the frames that are seen of a video; "crcs", of its file or of each frame's
@@ -27,7 +27,7 @@ from megatron.vlm.data.manifest import check_manifest, read_images
 from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
 from megatron.vlm.data.media.crc import ChangedError
 from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
-from megatron.vlm.data.media.tiles import RULES, TiledImage, cut_tiles
+from megatron.vlm.data.media.tiles import RULES, TiledImage, cut_tiles, places_of
 from megatron.vlm.data.media.videos import as_films, cut_frames, read_frames, require_decoder
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
@@ -136,8 +136,9 @@ class ChatDataset(Dataset):
         return (marks + np.cumsum(features) - features - np.arange(len(marks))).tolist()
 
     def _repeats(self, sample: int) -> list[int]:
-        """Tokens at each place of a sample's images: an image's at one, or of each step of a video."""
-        shown = [(len(self._order(image)), len(image.grids)) for image in self.images(sample)]
+        """Tokens at each place of a sample's images: an image's at one, or of each of its rows, or step of a video."""
+        rule = self.manifest["tiling"]["rule"]
+        shown = [(len(self._order(image)), places_of(image, rule)) for image in self.images(sample)]
         return [features // places for features, places in shown for _ in range(places)]
 
     @property

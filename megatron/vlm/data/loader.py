@@ -141,7 +141,7 @@ class PackDataset(Dataset):
             sources=self._sources(samples, len(lengths)) if self.needs.labels else None,
             pack=pack,
             sample_ids=tuple(map(int, samples)),
-            **(self._places(samples, lengths) if self.data.tells_starts else {}),
+            **(self._places(samples, lengths) if self.data.tells_starts or self.data.is_native else {}),
         )
 
     def _places(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class PackDataset(Dataset):
         grids, starts, seconds = [], [], []
         for begin, sample in zip(np.cumsum([0, *lengths]).tolist(), map(int, samples), strict=False):
             if self.data.sizes.tiles[sample]:
-                starts += [begin + start for start in self.data.image_starts(sample)]
+                starts += [begin + start for start in self.data.image_starts(sample) if self.data.tells_starts]
                 for image in self.data.images(sample) if self.data.is_native else ():
                     grids += image.grids
                     seconds += [image.film.seconds if image.film else 1.0] * len(image.grids)

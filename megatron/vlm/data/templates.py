@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from megatron.vlm.data.tool_forms import (
     ALWAYS,
+    AROUND_ALL,
     HERMES,
     PARAMETERS,
     PRINTED_PARAMETERS,
@@ -24,7 +25,7 @@ from megatron.vlm.data.tool_forms import (
 )
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message, plain
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import IMAGE_MARK, MARKS, ImageMarkup
+from omnibal_ext.families.markup import MARKS, ImageMarkup
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class ChatTemplate:
     tokens: tuple[str, ...]
     strips_words: bool = False
     system: str | None = None  # what the model was trained with, for conversations that bring no system turn
+    closed_by_user: bool = False  # an answer ends with the mark of a user's turn, the last one too; no program has that
+    system_varies: bool = False  # a folder's program may bring a system message of its own, which is left out
     system_opens: bool = False  # the system's words stand, as they are, at the head of the first user's turn
     tools: ToolForm | None = None  # how tools, calls and results are written; None: the model never saw any
     thoughts: ThoughtForm | None = None  # how reasoning is written; None: the model never saw any
@@ -101,6 +104,25 @@ def _mistral() -> ChatTemplate:
     return ChatTemplate("mistral", "<s>", turns, ("<s>", "</s>"))
 
 
+def _mistral_v7() -> ChatTemplate:
+    """Mistral Small 3's. Its program puts a message with today's date before conversations that bring none."""
+    turns = {
+        SYSTEM: Turn("[SYSTEM_PROMPT]", end="[/SYSTEM_PROMPT]"),
+        USER: Turn("[INST]", end="[/INST]"),
+        ASSISTANT: Turn("", end="</s>"),
+    }
+    words = ("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
+    return ChatTemplate("mistral-v7", "<s>", turns, words, system_varies=True)
+
+
+def _glm(name: str, thoughts: ThoughtForm | None = None) -> ChatTemplate:
+    """GLM-4.1V's and GLM-4.5V's: generation stops where the user would speak, or at the end of the text."""
+    turns = {role: Turn(f"<|{role}|>\n", end="") for role in (SYSTEM, USER, ASSISTANT)}
+    turns[ASSISTANT] = replace(turns[ASSISTANT], end="<|user|>")
+    words = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")
+    return ChatTemplate(name, "[gMASK]<sop>", turns, words, closed_by_user=True, thoughts=thoughts)
+
+
 def _gemma() -> ChatTemplate:
     names = {SYSTEM: "user", USER: "user", ASSISTANT: "model"}
     turns = {role: Turn(f"<start_of_turn>{name}\n", end="<end_of_turn>", gap="\n") for role, name in names.items()}
@@ -140,6 +162,9 @@ TEMPLATES = {
         _llama3("llama3"),
         _llama3("llava-llama3", LLAVA_LLAMA3_SYSTEM),
         _mistral(),
+        _mistral_v7(),
+        _glm("glm-4.1v"),
+        _glm("glm-4.5v", AROUND_ALL),
         _vicuna(),
         replace(_vicuna(), name="llava-v1", system=LLAVA_V1_SYSTEM),
         _gemma(),
@@ -159,30 +184,35 @@ def render_chat(
     messages: Sequence[Message],
     template: ChatTemplate,
     markup: ImageMarkup,
-    videos: Iterable[Sequence[float]] = (),
+    shown: Iterable[int | Sequence[float]] = (),
     tools: Sequence[str] = (),
 ) -> RenderedChat:
     """Write a conversation down as `template` has it, every mark as `markup` has it.
 
-    `videos` are the seconds of each video's steps, in the order of their marks; `tools` are JSON texts, for a template
-    that has a form for them.
+    `shown` is, in the order of the marks, at how many places an image stands, or the seconds of a video's steps;
+    without it each stands at one place. `tools` are JSON texts, for a template that has a form for them.
     """
-    pieces, trained, length, opened = [template.beginning], [], len(template.beginning), False
-    left = iter(videos)
+    pieces, trained, length, opened, closed = [template.beginning], [], len(template.beginning), False, False
+    left = iter(shown)
     stripped = [_stripped(message, template) for message in messages]
     for message in plain(stripped, tools, template.tools, template.thoughts):
         turn = template.turns[message.role]
-        turn = replace(turn, opening="") if opened else turn
-        opened = template.system_opens and message.role == SYSTEM
-        words = MARKS.sub(
-            lambda mark: markup.text if mark[0] == IMAGE_MARK else markup.video_text(next(left)), message.words
-        )
+        if opened:
+            turn = replace(turn, opening="")
+        elif closed and template.closed_by_user:
+            turn = replace(turn, opening=turn.opening.removeprefix(template.end_of_turn))
+        opened, closed = template.system_opens and message.role == SYSTEM, message.role == ASSISTANT
+        words = MARKS.sub(lambda mark: _as_words(markup, next(left, 1)), message.words)
         if message.role == ASSISTANT and message.trained:
             start = length + len(turn.opening)
             trained.append((start, start + len(words) + len(turn.end)))
         pieces.append(turn.opening + words + turn.end + turn.gap)
         length += len(pieces[-1])
     return RenderedChat("".join(pieces), tuple(trained))
+
+
+def _as_words(markup: ImageMarkup, shown: int | Sequence[float]) -> str:
+    return markup.image_text(shown) if isinstance(shown, int) else markup.video_text(shown)
 
 
 def _stripped(message: Message, template: ChatTemplate) -> Message:

@@ -79,10 +79,15 @@ class ThoughtForm:
     """Every answer behind that question has a place for them; otherwise the last one, and those with thoughts."""
     stripped: str | None
     """Which characters are taken off both ends; None: all white space."""
+    around: tuple[str, str] = ("<think>\n", "\n</think>\n\n")
+    earlier: bool = False
+    """Earlier answers have an empty place for them."""
 
     def written(self, reasoning: str, words: str) -> str:
         """Thoughts and words."""
-        return f"<think>\n{reasoning.strip(self.stripped)}\n</think>\n\n" + words.lstrip("\n")
+        before, behind = self.around
+        words = words.strip() if self.earlier else words.lstrip("\n")
+        return before + reasoning.strip(self.stripped) + behind + words
 
 
 def _as_object(call: Call) -> str:
@@ -138,3 +143,5 @@ PARAMETERS = ToolForm(
 PRINTED_PARAMETERS = replace(PARAMETERS, call=_by_parameters(_json_of_several))
 WHERE_THOUGHT = ThoughtForm(always=False, stripped="\n")
 ALWAYS = ThoughtForm(always=True, stripped=None)
+AROUND_ALL = ThoughtForm(always=True, stripped=None, around=("<think>", "</think>\n"), earlier=True)
+"""GLM-4.5V's."""

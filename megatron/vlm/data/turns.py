@@ -88,6 +88,8 @@ def _said(message: Message, form: ToolForm | None, thoughts: ThoughtForm | None,
     calls = form.called(words, message.calls) if form else ""
     if thoughts and answers and (ends or reasoning or thoughts.always):
         words = thoughts.written(reasoning, words)
+    elif thoughts and thoughts.earlier:
+        words = thoughts.written("", words)
     return Message(ASSISTANT, words + calls, message.trained)
 
 

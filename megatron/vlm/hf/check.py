@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from megatron.training.checkpointing import load_checkpoint
 from torch import Tensor
+from torch.nn.functional import pad
 
 from megatron.vlm import platform
 from megatron.vlm.data.media.anyres import order_tensors
+from megatron.vlm.data.media.tiles import SQUARE
 from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
-from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.microbatch import Grid, Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.native import row_layout
 from megatron.vlm.pipeline.stage import Stage
@@ -114,6 +116,21 @@ def _their_logits(theirs: Path, samples: list[CheckSample], peft: Path | None) -
     return [model(input_ids=sample.ids[None], **_images(sample, model.config, takes)).logits[0] for sample in samples]
 
 
+def whole_pictures(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Images put together from their patches, square by square, and filled up to the largest: [patches, 3, size, size]
+    -> [images, 3, height, width], and height and width of each, as Pixtral's processor gives them."""
+    size, pictures = patches.shape[-1], []
+    for (_, rows, columns), part in zip(
+        grids, patches.split([rows * columns for _, rows, columns in grids]), strict=True
+    ):
+        squares = part.view(rows // SQUARE, columns // SQUARE, SQUARE, SQUARE, 3, size, size)
+        pictures.append(squares.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * size, columns * size))
+    sizes = [(picture.shape[1], picture.shape[2]) for picture in pictures]
+    height, width = map(max, zip(*sizes, strict=True))
+    filled = [pad(one, (0, width - one.shape[2], 0, height - one.shape[1])) for one in pictures]
+    return torch.stack(filled), sizes
+
+
 def _images(sample: CheckSample, config: Any, takes: Sequence[str]) -> dict[str, Tensor]:
     """Of what a model takes beside words, that which a sample has."""
     if not len(sample.pixels):
@@ -121,14 +138,17 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str]) -> dict[str,
     pixels, is_image = sample.pixels, (sample.ids == config.image_token_id).long()[None]
     if "image_position_ids" in takes:
         return {**_with_positions(sample, config.vision_config.pooling_kernel_size), "mm_token_type_ids": is_image}
-    if sample.grids:  # a patch is a film of equal frames, colour by colour
+    sizes = [(height, width) for width, height in sample.sizes]
+    if sample.grids and "image_sizes" in takes:
+        pixels, sizes = whole_pictures(pixels, sample.grids)
+    elif sample.grids:  # a patch is a film of equal frames, colour by colour
         frames = config.vision_config.temporal_patch_size
         pixels = pixels.unsqueeze(2).expand(-1, -1, frames, -1, -1).flatten(1)
     known = {
         "image_grid_thw": torch.tensor(sample.grids),
         "mm_token_type_ids": is_image,
         "token_type_ids": is_image,
-        "image_sizes": torch.tensor([(height, width) for width, height in sample.sizes]),
+        "image_sizes": torch.tensor(sizes),
         "batch_num_images": torch.tensor([len(sample.sizes)]),
     }
     return {"pixel_values": pixels, **{name: known[name] for name in takes}}

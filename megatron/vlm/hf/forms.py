@@ -3,7 +3,10 @@
 query, key, value    theirs  q0 q1 q2 q3 | k0 k1 | v0 v1        ours  q0 q1 k0 v0 | q2 q3 k1 v1    (two groups)
 with a gate          theirs  q0 g0 q1 g1 q2 ... | k0 k1 | ...   ours  q0 q1 g0 g1 k0 v0 | q2 q3 g2 g3 k1 v1
 gate, up             theirs  gate | up                          ours  gate up
+neighbours           theirs  pairs 0 1 | 2 3 | 4 5 of a head     ours  0 2 4 | 1 3 5, as the rotation has them
 transposed           theirs  [in, out]                          ours  [out, in]
+one frame            theirs  [out, 3, size, size]               ours  [out, 3, 1, size, size]
+squares              theirs  [out, in, side, side], any shape   ours  [out, side * side * in]
 experts              theirs  [out, in] each                     ours  [experts, out, in]
 linear               theirs  q | k | v, z, b, a                 ours  q0 k0 v0 v1 z0 z1 b0 b1 a0 a1 | q1 k1 v2 v3 ...
 convolution          theirs  q | k | v                          ours  q0 k0 v0 v1 | q1 k1 v2 v3
@@ -46,6 +49,16 @@ def _row(tensors: Sequence[Tensor], _: Architecture) -> Tensor:
     return tensor.reshape(1, -1)
 
 
+def _join_squares(tensors: Sequence[Tensor], model: Architecture) -> Tensor:
+    """Of a matrix that multiplies squares of patches: theirs patch by patch in each number, ours number by number."""
+    weight = _same(tensors, model)
+    return weight.reshape(len(weight), -1, model.shuffle**2).mT.flatten(1)
+
+
+def _split_squares(tensor: Tensor, model: Architecture) -> tuple[Tensor, ...]:
+    return (tensor.reshape(len(tensor), model.shuffle**2, -1).mT,)
+
+
 def _alone(tensor: Tensor, _: Architecture) -> tuple[Tensor, ...]:
     return (tensor,)
 
@@ -76,6 +89,31 @@ def _split_groups(tensor: Tensor, groups: int, sizes: list[int]) -> tuple[Tensor
 
 def _split_qkv(tensor: Tensor, groups: int, width: int) -> tuple[Tensor, ...]:
     return _split_groups(tensor, groups, [len(tensor) // groups - 2 * width, width, width])
+
+
+def _halves(tensor: Tensor, model: Architecture) -> Tensor:
+    """Of heads whose neighbouring numbers turn together: the first numbers of all pairs, then the second ones."""
+    return _reordered(tensor, model, lambda turning: turning.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2))
+
+
+def _neighbours(tensor: Tensor, model: Architecture) -> Tensor:
+    return _reordered(tensor, model, lambda turning: turning.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
+
+
+def _reordered(tensor: Tensor, model: Architecture, order: Callable[[Tensor], Tensor]) -> Tensor:
+    heads = tensor.unflatten(0, (-1, model.language.head_dim))
+    width = model.language.rotary_width
+    return torch.cat([order(heads[:, :width]), heads[:, width:]], dim=1).flatten(0, 1)
+
+
+def _join_neighbours(tensors: Sequence[Tensor], model: Architecture) -> Tensor:
+    query, key, value = tensors
+    return _join_groups([_halves(query, model), _halves(key, model), value], model.language.kv_heads)
+
+
+def _split_neighbours(tensor: Tensor, model: Architecture) -> tuple[Tensor, ...]:
+    query, key, value = _split_qkv(tensor, *_language(model))
+    return _neighbours(query, model), _neighbours(key, model), value
 
 
 def _gated(tensors: Sequence[Tensor], architecture: Architecture) -> Tensor:
@@ -161,6 +199,8 @@ FORMS = {
     "same": Form(_same, _alone),
     "tokens": Form(_tokens, _alone),
     "row": Form(_row, _alone),
+    "one_frame": Form(lambda tensors, model: _same(tensors, model).unsqueeze(2), _alone),
+    "squares": Form(_join_squares, _split_squares),
     "transposed": Form(lambda tensors, model: _same(tensors, model).mT, lambda tensor, _: (tensor.mT,)),
     "experts": Form(lambda tensors, _: torch.stack(list(tensors)), lambda tensor, _: tensor.unbind()),
     "stacked_experts": Form(_stack_experts, _split_experts),
@@ -183,6 +223,7 @@ FORMS = {
     ),
     "keys_alone": Form(lambda tensors, model: _join_groups(tensors, _far(model)[0]), _split_keys_alone),
     "patches": Form(_join_patches, _split_patches),
+    "neighbours_qkv": Form(_join_neighbours, _split_neighbours),
     "gated_qkv": Form(_gated, _split_gated),
     "linear": Form(_join_linear, _split_linear),
     "convolution": Form(_join_convolution, _split_convolution),

@@ -194,7 +194,7 @@ def _check_dataset(data: ChatDataset, config: Any, tiling: str) -> None:
     native = RULES[tiling].native
     rule, size = manifest["tiling"]["rule"], vision.patch_size if native else vision.image_size
     rows = [
-        ("tiling", rule, tiling if _kind(rule) != _kind(tiling) else rule),
+        ("tiling", rule, tiling if RULES[rule].read_as != RULES[tiling].read_as else rule),
         ("tile size", manifest["tile_size"], size if isinstance(size, int) else size[0]),
         ("image token", manifest["image_token_id"], config.image_token_id),
     ]
@@ -215,9 +215,3 @@ def _grids(tiling: Mapping[str, Any], cap: int) -> list[tuple[int, int]]:
     """Rows and columns of the grids that a dataset's images may have had."""
     grids = ANYRES_MAX_GRIDS if cap else ANYRES_GRIDS
     return [grid[::-1] for grid in grids if tiling["min_tiles"] <= prod(grid) <= tiling["max_tiles"]]
-
-
-def _kind(rule: str) -> tuple[bool, int, bool, bool]:
-    """What a model must know of a rule: those that are alike in it serve the same ones."""
-    found = RULES[rule]
-    return found.joins_tiles, found.cap, found.native, found.starts

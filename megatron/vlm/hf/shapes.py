@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
-from omnibal_ext.chain import FAR, KIND_OF, LINEAR
+from omnibal_ext.chain import DENSE, FAR, KIND_OF, LINEAR
 
 Shape = tuple[int, ...]
 
@@ -47,6 +47,7 @@ def _patch_embed(model: Architecture) -> dict[str, Shape]:
     width, patch = model.vision.hidden_size, model.vision.patch_size
     if native := model.vision.native:
         return {
+            **_norm("norm", width),
             "projection.weight": (width, 3, native.frames, patch, patch),
             "projection.bias": (width,),
             "positions": ((native.learned_positions or 0) ** 2, width),
@@ -81,6 +82,8 @@ def _projector(model: Architecture) -> dict[str, Shape]:
     shuffled = model.joined_width
     if model.vision.native and model.pools:
         return {"shift": (width,), "scale": (width,), **_linear("linear", out, width)}
+    if model.merger != "perceptron":
+        return _merger(model)
     if model.vision.native:
         prefixes = ("", *(f"feature_{feature}." for feature in range(len(model.vision.feature_layers))))
         merger = {**_linear("linear_fc1", shuffled, shuffled), **_linear("linear_fc2", out, shuffled)}
@@ -93,6 +96,26 @@ def _projector(model: Architecture) -> dict[str, Shape]:
         **_linear("linear", out, shuffled),
         **_linear("linear_fc1", out, shuffled),
         **_linear("linear_fc2", out, out),
+    }
+
+
+def _merger(model: Architecture) -> dict[str, Shape]:
+    """Of squares that a matrix joins."""
+    width, out, inner = model.vision.hidden_size, model.language.hidden_size, model.merger_width
+    if model.merger == "matrix":
+        return {
+            **_norm("norm", width),
+            "merge.weight": (width, model.joined_width),
+            **_linear("linear_fc1", out, width),
+            **_linear("linear_fc2", out, out),
+        }
+    return {
+        **_norm("vision_norm", width),
+        **_linear("merge", out, model.joined_width),
+        **_linear("linear", out, out),
+        **_norm("norm", out),
+        **_linear("mlp.linear_fc1", 2 * inner, out),
+        **_linear("mlp.linear_fc2", out, inner),
     }
 
 
@@ -138,6 +161,7 @@ def _perceptrons(language: LanguageArchitecture) -> dict[str, Shape]:
         **_linear("mlp.perceptron.linear_fc1", 2 * beside, width),
         **_linear("mlp.perceptron.linear_fc2", width, beside),
         **{f"mlp.{norm}.weight": (width,) for norm in norms},
+        "mlp.router.expert_bias": (experts,),
         "mlp.experts.experts.linear_fc1.weight": (experts, 2 * inner, width),
         "mlp.experts.experts.linear_fc2.weight": (experts, width, inner),
         **_linear("mlp.shared_experts.linear_fc1", 2 * shared, width),
@@ -145,6 +169,11 @@ def _perceptrons(language: LanguageArchitecture) -> dict[str, Shape]:
         "mlp.shared_experts.gate_weight": (1, width),
         **_layer(width, 2 * inner, inner),
     }
+
+
+def _llm_dense(model: Architecture) -> dict[str, Shape]:
+    inner, width = model.language.without_experts.ffn_hidden_size, model.language.hidden_size
+    return _llm(model) | _layer(width, 2 * inner, inner)
 
 
 def _llm_linear(model: Architecture) -> dict[str, Shape]:
@@ -174,5 +203,6 @@ _KINDS = {
     "llm": _llm,
     LINEAR: _llm_linear,
     FAR: _llm_far,
+    DENSE: _llm_dense,
     "head": _head,
 }

@@ -1,7 +1,7 @@
 """The layer chain: builds any link of it, and knows the shape of what travels between two links."""
 
 from argparse import Namespace
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +27,7 @@ from megatron.vlm.models.language import (
     language_layer_config,
     language_layer_spec,
 )
+from megatron.vlm.models.mergers import GatedMerger, MatrixMerger
 from megatron.vlm.models.native import NativePatchEmbed, PatchMerger, SquarePooler
 from megatron.vlm.models.projector import PooledProjector, Projector
 from megatron.vlm.models.vision import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
@@ -34,6 +35,12 @@ from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import GradientMode, gradient_mode, layer_names
 
+MERGERS: dict[str, Callable[..., torch.nn.Module]] = {
+    "perceptron": PatchMerger,
+    "matrix": MatrixMerger,
+    "gated": GatedMerger,
+}
+"""By `Architecture.merger`."""
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
 
@@ -112,8 +119,9 @@ class Chain:
                     layer.place(vision, self.kinds[:link].count("vit"))
                     return layer
                 case "projector":
-                    plain = PooledProjector if self.architecture.pools else Projector
-                    join = (SquarePooler if self.architecture.pools else PatchMerger) if vision.native else plain
+                    plain: Callable[..., torch.nn.Module] = PooledProjector if self.architecture.pools else Projector
+                    native = SquarePooler if self.architecture.pools else MERGERS[self.architecture.merger]
+                    join = native if vision.native else plain
                     return self._adapted(link, join(self.vision, self.language, self.architecture))
                 case "word_embed":
                     return WordEmbedding(self.language, self.vocab_size, self.architecture)

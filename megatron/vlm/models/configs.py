@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from megatron.vlm import platform
-from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
+from omnibal_ext.architectures.architecture import Architecture, Experts, LanguageArchitecture
 
 
 def gelu_tanh(value: Tensor) -> Tensor:
@@ -45,11 +45,24 @@ def _set_norms_and_activation(config: TransformerConfig, language: LanguageArchi
     config.layernorm_zero_centered_gamma = language.centred_norms
     config.softmax_scale = None if language.query_scale is None else language.query_scale**-0.5
     config.attention_output_gate = language.output_gate
-    if language.experts and language.experts.shared:
-        config.moe_shared_expert_intermediate_size, config.moe_shared_expert_gate = language.experts.shared, True
+    if language.experts:
+        _set_router(config, language.experts)
     if language.activation != "silu":
         config.activation_func = ACTIVATIONS[language.activation]
         config.bias_activation_fusion = False  # core's is another GELU; `perceptron.Perceptron` fuses the model's own
+
+
+def _set_router(config: TransformerConfig, experts: Experts) -> None:
+    """How experts are chosen and weighed, and the one that all tokens share."""
+    if experts.shared:
+        config.moe_shared_expert_intermediate_size = experts.shared
+        config.moe_shared_expert_gate = experts.shared_gate
+    if experts.sigmoids:
+        config.moe_router_score_function, config.moe_router_enable_expert_bias = "sigmoid", True
+    if experts.groups > 1:
+        config.moe_router_num_groups, config.moe_router_group_topk = experts.groups, experts.chosen_groups
+    if experts.scale != 1:
+        config.moe_router_topk_scaling_factor = experts.scale
 
 
 def vision_config(language: TransformerConfig, architecture: Architecture) -> TransformerConfig:

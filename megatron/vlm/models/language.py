@@ -94,12 +94,15 @@ class LanguageLayer(TransformerLayer):
     """A state is carried from token to token, in the place of attention."""
     scalar: Tensor | None
     """What the layer gives is multiplied with."""
+    routes = True
+    """A router chooses among experts, if the model has any."""
 
     def place(self, language: LanguageArchitecture, number: int) -> None:
         """Say which of the language model's layers this is."""
         self.register_buffer("scalar", torch.ones(1, dtype=self.config.params_dtype) if language.layer_scalar else None)
         self.slides = language.sliding is not None and number in language.sliding.layers
         self.linear = number in language.linear_layers
+        self.routes = language.of_layer(number).experts is not None
 
     def forward(self, hidden: Tensor, batch: Microbatch, view: LanguageView) -> Tensor:
         """[T, 1, width] -> the same."""
@@ -109,7 +112,7 @@ class LanguageLayer(TransformerLayer):
                 hidden,
                 attention_mask=None,
                 packed_seq_params=seen,
-                padding_mask=view.balance,
+                padding_mask=view.balance if self.routes else None,
             )[0]
         return out if self.scalar is None else out * self.scalar
 
@@ -128,6 +131,8 @@ def language_layer_config(config: TransformerConfig, architecture: LanguageArchi
     layer.num_query_groups, layer.kv_channels = groups, architecture.head_dim
     layer.num_attention_heads = groups * (architecture.heads // architecture.kv_heads)
     layer.bias_dropout_fusion = config.bias_dropout_fusion and config.hidden_dropout > 0
+    if config.num_moe_experts and not architecture.experts:
+        layer.ffn_hidden_size, layer.num_moe_experts = architecture.ffn_hidden_size, None
     return layer
 
 

@@ -25,7 +25,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import embedding_bag, gelu, linear
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Grid, Microbatch, Segments, segments_of
@@ -33,7 +33,7 @@ from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm, normalised_heads
 from megatron.vlm.models.rotation import rotation
 from megatron.vlm.models.vision import join_rows, share_rows, shared_rows
-from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
+from omnibal_ext.architectures.architecture import Architecture, NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 
 Ints = NDArray[np.int64]
@@ -90,7 +90,7 @@ def _places(rows: int, columns: int, merge: int) -> Ints:
 def stretched_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDArray[np.float32]]:
     """Where patches are on a square of `side` x `side` positions stretched over their image, corners on corners.
 
-    places and sizes [patches, 2] -> the four positions around each patch int64 [4, patches], and their weights.
+    places and sizes [patches, 2] -> the four positions around each patch int64 [patches, 4], and their weights.
     """
     at = places.astype(np.float32) * np.float32(side - 1) / np.maximum(sizes - 1, 1).astype(np.float32)
     low = np.floor(at).astype(np.int64)
@@ -101,7 +101,39 @@ def stretched_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDA
         for rows, row_weights in around
         for columns, column_weights in around
     ]
-    return np.stack([place for place, _ in corners]), np.stack([weight for _, weight in corners])
+    return np.stack([place for place, _ in corners], 1), np.stack([weight for _, weight in corners], 1)
+
+
+CUBIC = -0.75
+"""How far torch's bicubic interpolation overshoots."""
+
+
+def bicubic_positions(places: Ints, sizes: Ints, side: int) -> tuple[Ints, NDArray[np.float32]]:
+    """The same with edges on edges, of the sixteen positions around: int64 [patches, 16], and their weights.
+
+    Beyond the edges the outermost positions go on (torch's grid_sample, border).
+    """
+    turned = (places.astype(np.float32) + np.float32(0.5)) / sizes.astype(np.float32) * 2 - 1
+    at = ((turned + 1) * np.float32(side) - 1) / 2
+    low = np.floor(at)
+    rest = at - low
+    around = [
+        (np.clip(low.astype(np.int64) + step, 0, side - 1), _cubic_share(np.abs(rest - np.float32(step))))
+        for step in (-1, 0, 1, 2)
+    ]
+    corners = [
+        (rows[:, 0] * side + columns[:, 1], row_shares[:, 0] * column_shares[:, 1])
+        for rows, row_shares in around
+        for columns, column_shares in around
+    ]
+    return np.stack([place for place, _ in corners], 1), np.stack([weight for _, weight in corners], 1)
+
+
+def _cubic_share(distance: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What a position so far away weighs (Keys, 1981)."""
+    near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance**2 + 1
+    far = CUBIC * (((distance - 5) * distance + 8) * distance - 4)
+    return np.where(distance <= 1, near, far).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -123,7 +155,7 @@ class Viewer(torch.nn.Module):
         self.native, self.config = vision.native, config
         width = vision.hidden_size // vision.heads // 2
         # No buffer: a model in half precision would round it.
-        self.frequencies = 1.0 / self.native.theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+        self.frequencies = axis_frequencies(self.native, width)
 
     def forward(self, batch: Microbatch) -> View:
         """Order, rotation and segments of the pack's patches."""
@@ -150,6 +182,13 @@ class Viewer(torch.nn.Module):
         squares = torch.from_numpy(order)
         patches = squares[:, None] * self.native.merge**2 + torch.arange(self.native.merge**2)
         return platform.to_device(patches.flatten()), platform.to_device(torch.argsort(squares))
+
+
+def axis_frequencies(native: NativeResolution, width: int) -> Tensor:
+    """Radians a row and a column, fp32 [2, width / 2], of the `width` numbers of a head that turn with each."""
+    steps = torch.arange(0, width, 2, dtype=torch.float32)
+    columns = steps + 1 if native.columns_between else steps
+    return 1.0 / native.theta ** (torch.stack([steps, columns]) / width)
 
 
 class PatchProjection(torch.nn.Conv3d):
@@ -180,6 +219,9 @@ class NativePatchEmbed(MegatronModule):
         config.init_method(self.projection.weight.data)
         if self.projection.bias is not None:
             torch.nn.init.zeros_(self.projection.bias)
+        self.norm: torch.nn.Module = torch.nn.Identity()
+        if architecture.pre_norm:
+            self.norm = build_norm(outside_layers(config), architecture.hidden_size, architecture.norm_epsilon)
         if side := self.native.learned_positions:
             weight = torch.empty(side**2, architecture.hidden_size, dtype=config.params_dtype)
             self.positions = torch.nn.Parameter(weight)
@@ -195,14 +237,16 @@ class NativePatchEmbed(MegatronModule):
         pixels = batch.pixels.to(self.projection.weight.dtype)
         if pixels.dim() == 4:
             pixels = pixels.unsqueeze(2).expand(-1, -1, self.native.frames, -1, -1)
-        rows = self.projection(pixels)
+        rows = self.norm(self.projection(pixels))
         rows = rows if view.patch_order is None else rows[view.patch_order]
         if side := self.native.learned_positions:
             layout = row_layout(batch.grids, self.native.merge, self.native.window)  # the viewer has just asked for it
-            found = map(torch.from_numpy, stretched_positions(layout.places, layout.sizes, side))
+            stretch = bicubic_positions if self.native.bicubic else stretched_positions
+            found = map(torch.from_numpy, stretch(layout.places, layout.sizes, side))
             places, weights = map(platform.to_device, found)
-            around = (self.positions[place] * weight[:, None] for place, weight in zip(places, weights, strict=True))
-            rows = rows + sum(around).to(rows.dtype)
+            # In fp32, as transformers does; one kernel for all that are around a patch.
+            stretched = embedding_bag(places, self.positions.float(), per_sample_weights=weights, mode="sum")
+            rows = rows + stretched.to(rows.dtype)
         if self.native.axis_positions:
             rows = rows + self._of_axes(batch)
         return share_rows(rows.unsqueeze(1), self.config)
@@ -268,7 +312,7 @@ class SquareMerger(MegatronModule):
     ) -> None:
         super().__init__(outside_layers(vision))
         self.shared, vision = vision, self.config
-        self.width = vision.hidden_size * architecture.shuffle**2
+        self.width = architecture.joined_width
         options = {"config": vision, "init_method": vision.init_method, "bias": True}
         self.normed = self.width if feature else vision.hidden_size
         self.norm = build_norm(vision, self.normed, vision.layernorm_epsilon)

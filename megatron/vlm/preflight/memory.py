@@ -12,7 +12,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.chain import KIND_OF, gradient_mode
 from omnibal_ext.costs.analytic import analytic_profile
-from omnibal_ext.costs.works import layer_works
+from omnibal_ext.costs.works import cost_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
 from omnibal_ext.units import GIB
@@ -57,7 +57,8 @@ def _state_bytes(args: Namespace, architecture: Architecture) -> float:
     """Bytes of weights, gradients and optimizer state on a rank, if the cut divides them evenly."""
     adapters, dealt = Adapters.of(args), args.expert_model_parallel_size
     total, trained = parameters(architecture, tuple(args.freeze), adapters)
-    experts = layer_works(architecture, 1, 1, 1)["llm"].expert_parameters * architecture.language.layers
+    works = cost_works(architecture, 1, 1, 1)
+    experts = sum(works[kind].expert_parameters for kind in architecture.cost_kinds)
     trained_experts = 0 if "llm" in adapters.frozen(args.freeze) else experts
     half = args.bf16 or args.fp16
     weight, gradient, state = (2, 4, 12) if half else (4, 4, 8)

@@ -47,8 +47,9 @@ def folder_choices(folder: Path, architecture: Architecture, with_template: bool
     Raises UserError naming a file and field that cannot be honoured. The chat template is read only `with_template`.
     """
     name, processor = _processor(folder)
-    native = architecture.vision.native
-    found = _patches(processor, folder / name, architecture.vision) if native else _tiles(processor, name)
+    native, edge = architecture.vision.native, architecture.prompt.tiling == "native_edge"
+    limits = _longest_edge if edge else _patches
+    found = limits(processor, folder / name, architecture) if native else _tiles(processor, name)
     if rule := RULES_OF_MARKUP.get(architecture.prompt.image_markup):
         found["video"] = video_rule(folder, rule, architecture.vision)
     found |= _original_tiles(read_config(folder / CONFIG))
@@ -141,8 +142,9 @@ def _tiles(processor: Mapping[str, Any], name: str) -> dict[str, Choice]:
     return {flag: Choice(processor[field], name) for field, flag in flags.items() if processor.get(field)}
 
 
-def _patches(processor: Mapping[str, Any], where: Path, vision: VisionArchitecture) -> dict[str, Choice]:
+def _patches(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
     """Limits of an image at native resolution: pixels in the file, patches here."""
+    vision = architecture.vision
     assert vision.native is not None
     wanted = {"patch_size": vision.patch_size, "temporal_patch_size": vision.native.frames}
     for name, value in (wanted | dict.fromkeys(("merge_size", "pooling_kernel_size"), vision.native.merge)).items():
@@ -154,17 +156,34 @@ def _patches(processor: Mapping[str, Any], where: Path, vision: VisionArchitectu
                 whole(1, 2**20)(f"{where}: max_soft_tokens", tokens) * vision.native.merge**2, where.name
             )
         }
-    sides, found = processor.get("size") or {}, {}
+    sides, found, pair = processor.get("size") or {}, {}, vision.patch_size**2
+    if architecture.prompt.tiling == "native_grown":  # whose processors count the pixels of all equal frames
+        pair *= vision.native.frames
     for flag, names in (("min-tiles", ("min_pixels", "shortest_edge")), ("max-tiles", ("max_pixels", "longest_edge"))):
         pixels = processor.get(names[0]) or sides.get(names[0]) or sides.get(names[1])
         if pixels is None:
             continue
-        if pixels % vision.patch_size**2:
-            raise UserError(
-                f"{where}: {names[0]} is {pixels}; supported: multiples of {vision.patch_size**2}, a patch's"
-            )
-        found[flag] = Choice(pixels // vision.patch_size**2, where.name)
+        if pixels % pair:
+            raise UserError(f"{where}: {names[0]} is {pixels}; supported: multiples of {pair}, a patch's")
+        found[flag] = Choice(pixels // pair, where.name)
     return found
+
+
+def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
+    """The same where the file limits an image's longer side (Pixtral's), by patches that another file has too."""
+    vision = architecture.vision
+    assert vision.native is not None
+    square, own = vision.patch_size * vision.native.merge, where.parent / PROCESSORS[1]
+    fields = read_config(own) if own.is_file() else {}
+    patch, merge = (fields.get(name) or usual for name, usual in (("patch_size", 16), ("spatial_merge_size", 1)))
+    if processor and patch * merge != square:
+        raise UserError(f"{own}: patches of {patch} pixels, {merge} a side, the model of {CONFIG} has {square} pixels")
+    edge = (processor.get("size") or {}).get("longest_edge")
+    if edge is None:
+        return {}
+    if edge % square:
+        raise UserError(f"{where}: longest_edge is {edge}; supported: multiples of {square}, a square's")
+    return {"max-tiles": Choice((edge // vision.patch_size) ** 2, where.name)}
 
 
 def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Choice:
@@ -179,7 +198,8 @@ def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Cho
         if not rule.whole:  # whose processor reads both, and these first
             found = fields.get(limit) or found
         limits[limit] = found or getattr(rule, limit)
-    own = {field: fields[field] for field in ("fps", "min_frames", "max_frames") if fields.get(field) is not None}
+    names = {"max_seconds": "max_duration"}
+    own = {field: value for field in rule.obeys if (value := fields.get(names.get(field, field))) is not None}
     capped, tokens = fields.get("cap_pixels_per_frame"), fields.get("max_video_tokens")
     found = replace(rule, **limits, **own, capped=bool(capped), max_tokens=tokens or rule.max_tokens)
     if refused := _not_honoured(fields, found, folder / name, vision):
@@ -207,11 +227,13 @@ def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, visio
     assert vision.native is not None
     mean, deviation = NORMALIZATIONS[vision.pixels]
     wanted = {
-        "do_resize": True, "do_rescale": True, "do_normalize": True, "num_frames": None,
+        "do_resize": True, "do_rescale": True, "do_normalize": True,
         "resample": int(RULES["native"].resampling),
         "patch_size": vision.patch_size, "merge_size": vision.native.merge, "temporal_patch_size": vision.native.frames,
         "image_mean": list(mean), "image_std": list(deviation),
     }  # fmt: skip
+    if "max_frames" in rule.obeys:  # others do not look at it
+        wanted["num_frames"] = None
     for name, value in wanted.items():
         if fields.get(name) not in (None, value):
             return f"{where}: {name} is {fields[name]!r}; supported for videos: {value!r}"

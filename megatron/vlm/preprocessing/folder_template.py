@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,6 +112,7 @@ def folder_template(folder: Path) -> tuple[str, str] | None:
         if not all(told.agrees(template, probe) for probe in PROBES):
             continue
         asked = (TOOL_PROBES if template.tools else ()) + (THOUGHT_PROBES if template.thoughts else ())
+        asked = tuple(probe for probe in asked if template.tools or not probe.tools)
         if any(all(program.agrees(template, probe) for probe in asked) for program in programs):
             return template.name, file.name
     raise UserError(
@@ -165,6 +167,7 @@ class _Program:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         environment.globals["raise_exception"] = self._refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         environment.filters["tojson"] = _as_json
         try:
             self.template = environment.from_string(GENERATION.sub("", source))
@@ -185,6 +188,10 @@ class _Program:
             messages = (Message(SYSTEM, template.system), *messages)
         tools = [_as_json(tool) for tool in probe.tools]
         ours = render_chat(messages, template, MARKUPS["internvl"], tools=tools).text
+        if template.closed_by_user and messages[-1].role == ASSISTANT:
+            ours = ours.removesuffix(template.end_of_turn)
+        if template.system_varies and messages[0].role != SYSTEM:
+            theirs = _without_system(theirs, template)
         return theirs is not None and ours == (theirs if theirs.startswith(self.first) else self.first + theirs)
 
     def _written(self, probe: Probe) -> str | None:
@@ -199,6 +206,15 @@ class _Program:
             if all(message.words.strip() in text for message in probe.messages) and "{'type'" not in text:
                 return text
         return None
+
+
+def _without_system(text: str | None, template: ChatTemplate) -> str | None:
+    """A text without the system message that it begins with, if it does."""
+    turn = template.turns[SYSTEM]
+    before, opening, rest = (text or "").partition(turn.opening)
+    if not opening or before != template.beginning:
+        return text
+    return before + rest.partition(turn.end + turn.gap)[2]
 
 
 def _as_openai(message: Message, wrap: Callable[[str], Any]) -> dict[str, Any]:

@@ -32,10 +32,9 @@ USUAL = {
     "thumbnail": True,
 }
 """Where neither flag nor model says otherwise."""
-NATIVE_LIMITS = {"min-tiles": 16, "max-tiles": 5120, "thumbnail": False}
-"""Patches of an image, where the model's folder does not say: as transformers' processor, 56^2 to 1280 28^2 pixels."""
-FILLED = {"min-tiles": 9, "max-tiles": 2520, "thumbnail": False}
-"""The same of models that fill the limit, whatever an image's size: 280 tokens."""
+NATIVE_LIMITS = {"native": (16, 5120), "native_edge": (1, 110**2), "native_grown": (32, 30000), "gemma4": (9, 2520)}
+"""Fewest and most patches of an image, where the model's folder does not say: as transformers' processors of Qwen2-VL,
+56^2 to 1280 28^2 pixels, and GLM-4.1V, Mistral Small 3.1's, 1540 pixels a side, and Gemma 4's, 280 tokens."""
 STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-markup")
 """What the weights were made for: a dataset of another kind is none for this model."""
 
@@ -56,8 +55,9 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
         "chat-template": prompt.chat_template,
     }
     if architecture.vision.native:
-        limits = NATIVE_LIMITS if RULES[prompt.tiling].scaled else FILLED
-        known |= limits | {"video": RULES_OF_MARKUP.get(prompt.image_markup)}
+        least, most = NATIVE_LIMITS[prompt.tiling]
+        known |= {"min-tiles": least, "max-tiles": most, "thumbnail": False}
+        known["video"] = RULES_OF_MARKUP.get(prompt.image_markup)
     if RULES[prompt.tiling].cap:
         known["max-tiles"] = len(ANYRES_MAX_GRIDS)
     by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
@@ -113,7 +113,11 @@ def with_video(choices: dict[str, Choice], flags: Mapping[str, Any]) -> dict[str
         return choices
     if "video" not in choices:
         raise UserError("--video-fps and --video-max-frames are for models that see videos; name one with --model")
-    rule = replace(choices["video"].value, **flags)
+    known = choices["video"].value
+    for name in sorted(flags.keys() - set(known.obeys)):
+        flag, way = f"--video-{name.replace('_', '-')}", known.sampling
+        raise UserError(f"{flag}: how many frames this model sees goes {way} of the video; leave it out")
+    rule = replace(known, **flags)
     if not FRAMES <= rule.max_frames <= MOST_FRAMES_SEEN:
         raise UserError(f"--video-max-frames {rule.max_frames}: must be {FRAMES} to {MOST_FRAMES_SEEN}")
     rule = replace(rule, min_frames=min(rule.min_frames, rule.max_frames))
@@ -165,7 +169,6 @@ def model_folder(model: str) -> Path | None:
 def fits(flag: str, given: Any, wanted: Any) -> bool:
     """Whether a flag's value serves a model that needs `wanted`."""
     if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
-        rules = [RULES[rule] for rule in (given, wanted) if rule in RULES]
-        kinds = [(rule.joins_tiles, rule.cap, rule.native, rule.square, rule.starts) for rule in rules]
+        kinds = [RULES[rule].read_as for rule in (given, wanted) if rule in RULES]
         return len(kinds) == 2 and kinds[0] == kinds[1]
     return bool(given == wanted)

@@ -15,7 +15,7 @@ from megatron.vlm.data.media.anyres import feature_order
 from megatron.vlm.data.media.crc import crc_of
 from megatron.vlm.data.media.films import VideoRule, film_grid, film_of
 from megatron.vlm.data.media.images import MAX_PIXELS, image_size, path_below_root
-from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling
+from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, places_of
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import RenderedChat, chat_template, render_chat
@@ -54,7 +54,7 @@ class Sample:
     """What is stored of a line."""
 
     tokens: NDArray[np.int32]
-    """[T], one image token for each image, one video token for each place of a video."""
+    """[T], one image token for each place of an image, one video token for each place of a video."""
     loss_mask: NDArray[np.uint8]
     """[T], 1 = this token is to be predicted."""
     images: tuple[TiledImage, ...]
@@ -183,13 +183,13 @@ class SampleMaker:
 
     def _prepare(self, content: Content) -> Sample:
         images = content.tiled()
-        videos = [image.film.times for image in images if image.film]
-        chat = render_chat(content.messages, self.template, self.markup, videos, content.tools)
-        tokens, loss_mask = tokenize(chat, self.tokenizer)
         rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
+        places = [places_of(image, rule) for image in images]
+        shown = [image.film.times if image.film else count for image, count in zip(images, places, strict=True)]
+        chat = render_chat(content.messages, self.template, self.markup, shown, content.tools)
+        tokens, loss_mask = tokenize(chat, self.tokenizer)
         features = sum(len(feature_order(image, rule, per_tile)) for image in images)
-        places = sum(len(image.grids) for image in images)
-        return Sample(tokens, loss_mask, images, len(tokens) - places + features)
+        return Sample(tokens, loss_mask, images, len(tokens) - sum(places) + features)
 
 
 def _decode(file: Path, place: Place, numbers: Sequence[int]) -> None:

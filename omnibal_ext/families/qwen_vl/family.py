@@ -6,7 +6,7 @@ from typing import Any
 
 from omnibal_ext.families.family import Family, Model, Packs
 from omnibal_ext.families.fields import GENERAL, LANGUAGE, names
-from omnibal_ext.families.markup import ImageMarkup
+from omnibal_ext.families.markup import ImageMarkup, Steps
 from omnibal_ext.families.qwen_vl.config import Generation, read_qwen
 from omnibal_ext.families.qwen_vl.names import qwen2_weights, qwen3_weights
 from omnibal_ext.families.qwen_vl.presets import PRESETS
@@ -104,6 +104,7 @@ _QWEN = ImageMarkup(
     gap="",
     video="<|video_pad|>",
 )
+_STEPS = Steps("<|vision_start|>", "<|vision_end|>", lambda time: f"<{time:.1f} seconds>")
 FAMILY = Family(
     models={
         "qwen2_vl": _model(tuple(qwen2_weights(later=False)), Generation("qwen-vl", TEXT, "qwen-vl", learned=False)),
@@ -126,7 +127,7 @@ FAMILY = Family(
         "qwen3_vl_moe_vision": Part(TOWER_3, GENERAL),
     },
     presets=PRESETS,
-    markups=(_QWEN, replace(_QWEN, name="qwen3-vl", stamped=True)),
+    markups=(_QWEN, replace(_QWEN, name="qwen3-vl", steps=_STEPS)),
     folder_says_template=True,
     spellings=((r"^model\.visual\.", "visual."),),
 )

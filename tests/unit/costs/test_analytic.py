@@ -100,6 +100,22 @@ def test_linear_layers_weigh_what_those_of_transformers_do(name: str, theirs: st
     assert sum(map(profile.parameters.__getitem__, kinds)) == sum(weight.numel() for weight in model.parameters())
 
 
+@pytest.mark.parametrize(("name", "theirs"), [("glm-4.1v-9b", "Glm4v"), ("glm-4.5v", "Glm4vMoe")])
+def test_glm_weighs_what_those_of_transformers_do(name: str, theirs: str) -> None:
+    """All of the model but biases: ViT, merger, layers with experts and without. The ViT's norms are taken to have
+    biases, those outside of layers are not counted: a few numbers."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = getattr(transformers, f"{theirs}Config")()
+    config.text_config.vocab_size, config.vision_config.intermediate_size = 151552, PRESETS[name].merger_width
+    config.text_config.head_dim = 128
+    with torch.device("meta"):
+        model = getattr(transformers, f"{theirs}ForConditionalGeneration")(config)
+    profile = analytic_profile(PRESETS[name], "h100", 4, 4096)
+    weights = {name: weight.numel() for name, weight in model.named_parameters() if not name.endswith("bias")}
+    counted = sum(map(profile.parameters.__getitem__, profile.cost_kinds))
+    assert counted == pytest.approx(sum(weights.values()), rel=1e-5)
+
+
 MOE = PRESETS["qwen3-vl-30b-a3b"]
 EXPERT = 3 * 2048 * 768
 """Weights of one of its 128."""

@@ -57,6 +57,32 @@ def test_gemmas_system_message_stands_at_the_head_of_the_first_question() -> Non
     assert "<start_of_image>" in MARKUPS["gemma"].reserved
 
 
+def test_glms_answers_end_with_the_mark_of_who_asks_next() -> None:
+    """Also the last one; the others' mark is not written twice. GLM-4.5V's have a place for thoughts."""
+    chat = render_chat(CHAT, chat_template("glm-4.1v"), MARKUPS["glm-4.1v"])
+    image = "<|begin_of_image|><|image|><|end_of_image|>"
+    assert chat.text == (
+        f"[gMASK]<sop><|system|>\nRead<|user|>\n{image}\nRead the digits.<|assistant|>\na5b3<|user|>\nRepeat: a5"
+        "<|assistant|>\na5<|user|>"
+    )
+    assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3<|user|>", "a5<|user|>"]
+    thinking = render_chat(CHAT, chat_template("glm-4.5v"), MARKUPS["glm-4.1v"])
+    assert thinking.text == chat.text.replace("<|assistant|>\n", "<|assistant|>\n<think></think>\n")
+    thought = (*CHAT[:-1], Message(ASSISTANT, "a5", reasoning=" Again. "))
+    said = render_chat(thought, chat_template("glm-4.5v"), MARKUPS["glm-4.1v"]).text
+    assert said.endswith("<|assistant|>\n<think>Again.</think>\na5<|user|>")
+
+
+def test_rows_of_pixtrals_images_end_with_a_break() -> None:
+    chat = render_chat(CHAT, chat_template("mistral-v7"), MARKUPS["mistral"], [3])
+    assert chat.text == (
+        "<s>[SYSTEM_PROMPT]Read[/SYSTEM_PROMPT][INST][IMG][IMG_BREAK][IMG][IMG_BREAK][IMG][IMG_END]\nRead the digits."
+        "[/INST]a5b3</s>[INST]Repeat: a5[/INST]a5</s>"
+    )
+    assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3</s>", "a5</s>"]
+    assert {"[IMG]", "[IMG_BREAK]", "[IMG_END]"} <= set(MARKUPS["mistral"].reserved)
+
+
 def test_only_the_assistants_words_and_their_end_are_trained() -> None:
     for name in ("internlm2-chat", "hermes-2", "chatml"):
         chat = render_chat(CHAT, chat_template(name), INTERNVL)

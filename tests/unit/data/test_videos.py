@@ -18,6 +18,7 @@ from PIL import Image
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset
 from megatron.vlm.data.manifest import read_images
+from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.films import RULES_OF_MARKUP, VideoRule, film_grid, film_of
 from megatron.vlm.data.media.tiles import TiledImage, Tiling
 from megatron.vlm.data.rejects import Rejected
@@ -37,13 +38,21 @@ from tests.unit.preprocessing.test_processors import PATCH, fast, written_tokeni
 pytest.importorskip("av")
 transformers = pytest.importorskip("transformers")
 
-MARKS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-SHOWN = {"image": "<|vision_start|><|image_pad|><|vision_end|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"}
+_QWEN = {"image": "<|vision_start|><|image_pad|><|vision_end|>", "video": "<|vision_start|><|video_pad|><|vision_end|>"}
+_GLM = {
+    "image": "<|begin_of_image|><|image|><|end_of_image|>",
+    "video": "<|begin_of_video|><|video|><|end_of_video|>",
+}
+SHOWN = {"qwen-vl": _QWEN, "qwen3-vl": _QWEN, "glm-4.1v": _GLM, "glm-4.6v": _GLM}
 RULES = {
     "qwen-vl": VideoRule(False, 16 * PATCH**2, 60 * PATCH**2, max_frames=9),
-    "qwen3-vl": VideoRule(True, 64 * PATCH**2, 400 * PATCH**2, max_frames=9),
+    "qwen3-vl": VideoRule(True, 64 * PATCH**2, 400 * PATCH**2, max_frames=9, sampling="spread"),
+    "glm-4.1v": VideoRule(True, 64 * PATCH**2, 400 * PATCH**2, sampling="by second"),
+    "glm-4.6v": VideoRule(True, 64 * PATCH**2, 400 * PATCH**2, sampling="by length"),
 }
-NORMALIZATION = {"qwen-vl": "clip", "qwen3-vl": "half"}
+CAPPED = ("qwen-vl", "qwen3-vl")
+NORMALIZATION = {"qwen-vl": "clip", "qwen3-vl": "half", "glm-4.1v": "clip", "glm-4.6v": "clip"}
+TILINGS = {markup: "native_grown" if markup.startswith("glm") else "native" for markup in RULES}
 
 
 def made(
@@ -54,7 +63,7 @@ def made(
     if not isinstance(records, Path):
         file.write_text("\n".join(map(json.dumps, records)))
     flags = {"tokens_per_tile": 0.25, "normalization": NORMALIZATION[markup], "system_message": ""}
-    flags |= {"tiling": Tiling(PATCH, 16, 120, False, "native"), "video": RULES[markup], **more}
+    flags |= {"tiling": Tiling(PATCH, 16, 120, False, TILINGS[markup]), "video": RULES[markup], **more}
     recipe = Recipe(folder, folder / "tokenizer.json", "hermes-2", markup=markup, **flags)
     preprocess(open_job([file], recipe, folder / "dataset"), max_rejects=max_rejects)
     return ChatDataset(folder / "dataset")
@@ -64,6 +73,11 @@ def made(
 def oracle(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Builds transformers' processor of a markup, with the limits of our rule."""
     stand_in(monkeypatch)
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+    from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
+    from transformers.models.glm4v.video_processing_glm4v import Glm4vVideoProcessor
+    from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
+    from transformers.models.glm46v.video_processing_glm46v import Glm46VVideoProcessor
     from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
@@ -74,24 +88,31 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Any:
         film, whole = {
             "qwen-vl": (Qwen2VLVideoProcessor, Qwen2_5_VLProcessor),
             "qwen3-vl": (Qwen3VLVideoProcessor, Qwen3VLProcessor),
+            "glm-4.1v": (Glm4vVideoProcessor, Glm4vProcessor),
+            "glm-4.6v": (Glm46VVideoProcessor, Glm46VProcessor),
         }[markup]
 
         class Processor(whole):  # type: ignore[valid-type, misc]
             def check_argument_for_proper_class(self, *_: Any) -> None:
                 """It would look for torchvision."""
 
-        half = {} if markup == "qwen-vl" else {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-        pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2, **half)
+        half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} if NORMALIZATION[markup] == "half" else {}
         size = {"shortest_edge": rule.min_pixels, "longest_edge": rule.max_pixels}
+        special = ["<|im_start|>", "<|im_end|>", *MARKUPS[markup].tokens]
+        if markup.startswith("glm"):
+            edges = {"shortest_edge": 2 * 16 * PATCH**2, "longest_edge": 2 * 120 * PATCH**2}
+            films = film(size=size, patch_size=PATCH, fps=rule.fps, max_duration=rule.max_seconds)
+            return Processor(Glm4vImageProcessorPil(size=edges), fast(tokenizer, special), films)
+        pictures = Qwen2VLImageProcessorPil(min_pixels=16 * PATCH**2, max_pixels=120 * PATCH**2, **half)
         capped = {"cap_pixels_per_frame": rule.capped} | ({"max_video_tokens": rule.max_tokens} if rule.capped else {})
         films = film(size=size, patch_size=PATCH, fps=rule.fps, max_frames=rule.max_frames, **half, **capped)
-        return Processor(pictures, fast(tokenizer, ["<|im_start|>", "<|im_end|>", *MARKS]), films)
+        return Processor(pictures, fast(tokenizer, special), films)
 
     return build
 
 
 def theirs(processor: Any, text: str, videos: list[tuple[np.ndarray, float]], images: list[str]) -> Any:
-    told = [{"total_num_frames": len(frames), "fps": rate} for frames, rate in videos]
+    told = [{"total_num_frames": len(frames), "fps": rate, "duration": len(frames) / rate} for frames, rate in videos]
     return processor(
         text=text, images=images or None, videos=[frames for frames, _ in videos], video_metadata=told,
         do_sample_frames=True, return_tensors="np",
@@ -113,10 +134,11 @@ CLIPS = [
 """Frames, width, height, frames a second."""
 
 
-@pytest.mark.parametrize("capped", [False, True])
-@pytest.mark.parametrize("markup", RULES)
+@pytest.mark.parametrize(
+    ("markup", "capped"), [*((markup, False) for markup in RULES), *((markup, True) for markup in CAPPED)]
+)
 def test_frames_are_what_the_processor_makes_of_them(markup: str, capped: bool, oracle: Any, tmp_path: Path) -> None:
-    rule = replace(RULES[markup], capped=capped, max_tokens={"qwen-vl": 60, "qwen3-vl": 5}[markup])
+    rule = replace(RULES[markup], capped=capped, max_tokens={"qwen-vl": 60}.get(markup, 5))
     processor = oracle(markup, written_tokenizer(tmp_path / "tokenizer.json"), rule)
     clips = [(noise(frames, *size, seed), rate) for seed, (frames, *size, rate) in enumerate(CLIPS)]
     records = [
@@ -125,7 +147,7 @@ def test_frames_are_what_the_processor_makes_of_them(markup: str, capped: bool, 
     ]
     data = made(tmp_path, markup, records, video=rule)
     for sample, clip in enumerate(clips):
-        told = theirs(processor, written(SHOWN["video"] + "\nWhat happens?"), [clip], [])
+        told = theirs(processor, written(SHOWN[markup]["video"] + "\nWhat happens?"), [clip], [])
         assert data.text(sample)[0].tolist() == told["input_ids"][0].tolist()
         pixels = told["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
         assert data.sizes.tiles[sample] == len(pixels)
@@ -178,7 +200,7 @@ def test_files_are_read_as_transformers_reads_them(markup: str, oracle: Any, tmp
         )
         assert told.fps == rate
         clips.append((frames, rate))
-    text = written(words.replace("<video>", SHOWN["video"]).replace("<image>", SHOWN["image"]))
+    text = written(words.replace("<video>", SHOWN[markup]["video"]).replace("<image>", SHOWN[markup]["image"]))
     expected = theirs(processor, text, clips, [str(tmp_path / "c.png")])
     films = expected["pixel_values_videos"].reshape(-1, 3, 2, PATCH, PATCH)
     first = int(expected["video_grid_thw"][0].prod())
@@ -194,15 +216,22 @@ def test_files_are_read_as_transformers_reads_them(markup: str, oracle: Any, tmp
 def test_frames_are_chosen_as_the_processor_chooses(markup: str, rate: float, oracle: Any, tmp_path: Path) -> None:
     rule = replace(RULES[markup], max_frames=96)
     films = oracle(markup, written_tokenizer(tmp_path / "tokenizer.json"), rule).video_processor
+    glm = markup.startswith("glm")
     for total in (*range(2, 120), 299, 1801, 7200):
-        metadata = transformers.video_utils.VideoMetadata(total_num_frames=total, fps=rate)
-        film = film_of(rule, [frame / rate for frame in range(total)], rate)
+        metadata = transformers.video_utils.VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
         chosen = films.sample_frames(metadata).tolist()
-        assert list(film.frames) == [frame for frame in chosen if frame < total], total
-        assert len(chosen) - len(film.frames) in (0, 1)  # it may count one frame too far
+        times = [frame / rate for frame in range(total)]
+        if not chosen:  # less than a sixth of a second, of which GLM-4.6V sees nothing
+            with pytest.raises(Rejected, match="too short"):
+                film_of(rule, times, rate)
+            continue
+        film = film_of(rule, times, rate)
+        seen = sorted(set(chosen)) if glm else [frame for frame in chosen if frame < total]
+        assert list(film.frames) == seen, total
+        assert len(chosen) - len(film.frames) in (0, 1)  # it may count one frame too far, or one twice
         size = (37 + 7 * total % 400, 60 + 11 * total % 300)
         columns, rows = film_grid(rule, len(film.frames), size, PATCH)
-        count = films.get_num_of_video_patches(len(film.frames), size[1], size[0], {})
+        count = films.get_num_of_video_patches(len(chosen) if glm else len(film.frames), size[1], size[0], {})
         assert len(film.times) * columns * rows == count, total
 
 
@@ -349,7 +378,7 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     data = made(tmp_path, markup, records)
     index = pack_of(np.arange(3))
     pack = PackDataset(data, index, Needs(True, True, True))[0]
-    apart = markup == "qwen3-vl"
+    apart = markup != "qwen-vl"
     video = data.images(1)[0]
     steps, grid = video.steps, (video.rows, video.columns)
     assert pack.grids == ((1, 8, 4), *([(1, *grid)] * steps if apart else [(steps, *grid)]))
@@ -361,7 +390,7 @@ def test_packs_know_where_steps_are_and_stand_in_for_what_vanished(markup: str, 
     assert pack.image_positions.tolist() == shown
     assert video.film is not None
     assert pack.seconds == (1.0, *[video.film.seconds] * (len(pack.grids) - 1))
-    assert video.film.seconds != 1.0
+    assert markup == "glm-4.1v" or video.film.seconds != 1.0  # which sees two frames a second
     assert text_and_image_positions(pack.lengths, pack.grids, pack.image_starts, 2).shape == (3, sum(pack.lengths))
     other = PackDataset(data, index, Needs(True, True, True), decodes=False)[0]
     assert other.pixels is not None

@@ -174,6 +174,131 @@ GEMMA_JINJA = """{{ bos_token }}
 {%- endif -%}
 """
 
+GLM_VIT = {
+    "depth": 2,
+    "hidden_size": 48,
+    "num_heads": 4,
+    "patch_size": 4,
+    "image_size": 20,
+    "out_hidden_size": 48,
+    "intermediate_size": 40,
+}
+GLM_TEXT = {
+    **TEXT,
+    "num_hidden_layers": 3,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 1], "partial_rotary_factor": 0.5},
+}
+GLM_MOE_TEXT = {
+    **GLM_TEXT,
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5},
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+}
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "patch_size": 4,
+    "image_size": 64,
+    "hidden_act": "silu",
+}
+
+# As Mistral Small 3.1's: a system message with the date where there is none, contents as they are.
+MISTRAL_JINJA = """{%- set today = strftime_now("%Y-%m-%d") %}
+{%- set default_system_message = "You are a model.\n\nThe current date is " + today + "." %}
+{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- if messages[0]['content'] is string %}
+        {%- set system_message = messages[0]['content'] %}
+    {%- else %}
+        {%- set system_message = messages[0]['content'][0]['text'] %}
+    {%- endif %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = default_system_message %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{{- '[SYSTEM_PROMPT]' + system_message + '[/SYSTEM_PROMPT]' }}
+{%- for message in loop_messages %}
+    {%- if message['role'] == 'user' %}
+        {%- if message['content'] is string %}
+            {{- '[INST]' + message['content'] + '[/INST]' }}
+        {%- else %}
+            {{- '[INST]' }}
+            {%- for block in message['content'] %}
+                {%- if block['type'] == 'text' %}
+                    {{- block['text'] }}
+                {%- elif block['type'] in ['image', 'image_url'] %}
+                    {{- '[IMG]' }}
+                {%- else %}
+                    {{- raise_exception('Only text and image blocks are supported in message content!') }}
+                {%- endif %}
+            {%- endfor %}
+            {{- '[/INST]' }}
+        {%- endif %}
+    {%- elif message['role'] == 'assistant' %}
+        {%- if message['content'] is string %}
+            {{- message['content'] + eos_token }}
+        {%- else %}
+            {{- message['content'][0]['text'] + eos_token }}
+        {%- endif %}
+    {%- else %}
+        {{- raise_exception('Only user, system and assistant roles are supported!') }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+# As GLM-4.1V's and GLM-4.5V's: what is said stands behind the marks of who speaks, nothing closes an answer.
+GLM_PARTS = """{%- macro visible(content) -%}
+    {%- if content is string -%}{{ content }}
+    {%- else -%}
+        {%- for item in content -%}
+            {%- if item.type == 'video' -%}<|begin_of_video|><|video|><|end_of_video|>
+            {%- elif item.type == 'image' -%}<|begin_of_image|><|image|><|end_of_image|>
+            {%- else -%}{{ item.text }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
+"""
+GLM_JINJA = (
+    "[gMASK]<sop>"
+    + GLM_PARTS
+    + "{%- for m in messages -%}{{ '<|' + m.role + '|>\n' }}{{- visible(m.content) -}}{%- endfor -%}"
+)
+GLM_THINKING_JINJA = (
+    "[gMASK]<sop>"
+    + GLM_PARTS
+    + """{%- set ns = namespace(last=-1) -%}
+{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+    {%- if m.role == 'assistant' -%}
+        {%- set content = visible(m.content) -%}
+        {%- set reasoning = '' -%}
+        {%- if m.reasoning_content is string -%}
+            {%- set reasoning = m.reasoning_content -%}
+        {%- elif '</think>' in content -%}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') -%}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') -%}
+        {%- endif -%}
+        {{- '<|assistant|>' -}}
+        {%- if loop.index0 > ns.last and reasoning -%}
+            {{- '\\n<think>' + reasoning.strip() + '</think>' -}}
+        {%- else -%}
+            {{- '\\n<think></think>' -}}
+        {%- endif -%}
+        {%- if content.strip() -%}{{- '\\n' + content.strip() -}}{%- endif -%}
+    {%- else -%}
+        {{- '<|' + m.role + '|>\\n' -}}{{- visible(m.content) -}}
+    {%- endif -%}
+{%- endfor -%}"""
+)
+
 # name: (class prefix, vision, language, further fields)
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "internvl": ("InternVL", {}, QWEN, {"tie_word_embeddings": False}),
@@ -307,6 +432,40 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         },
         {"tie_word_embeddings": False},
     ),
+    "mistral 3": ("Mistral3", PIXTRAL, MISTRAL, {"tie_word_embeddings": False}),
+    "mistral 3 tied, biases": (
+        "Mistral3",
+        {**PIXTRAL, "hidden_act": "gelu", "rope_theta": 100.0},
+        MISTRAL,
+        {"multimodal_projector_bias": True},
+    ),
+    "glm-4.1v": ("Glm4v", GLM_VIT, GLM_TEXT, {}),
+    "glm-4.6v dense, tied, biases": (
+        "Glm46V",
+        {**GLM_VIT, "model_type": "glm4v_vision", "attention_bias": True, "hidden_act": "gelu"},
+        {
+            **GLM_TEXT,
+            "model_type": "glm4v_text",
+            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 2, 2]},
+        },
+        {"tie_word_embeddings": True},
+    ),
+    "glm-4.5v": ("Glm4vMoe", GLM_VIT, GLM_MOE_TEXT, {}),
+    "glm-4.5v, groups of experts, two dense layers": (
+        "Glm4vMoe",
+        GLM_VIT,
+        {
+            **GLM_MOE_TEXT,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 4,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 2,
+            "n_shared_experts": 2,
+            "attention_bias": False,
+        },
+        {"tie_word_embeddings": True},
+    ),
     "qwen2-vl": ("Qwen2VL", QWEN2_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl": ("Qwen2_5_VL", QWEN2_5_VL, {**TEXT, "rope_parameters": MROPE}, {}),
     "qwen2.5-vl tied": (
@@ -351,14 +510,14 @@ def classes(family: str) -> tuple[Any, Any]:
 def config_fields(family: str) -> dict[str, Any]:
     """What transformers' configuration of that family is made of."""
     prefix, vision, text, fields = FAMILIES[family]
-    if prefix.startswith("Qwen") or prefix == "Gemma4":
+    if prefix.startswith(("Qwen", "Glm")) or prefix == "Gemma4":
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
     elif prefix == "InternVL":
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
         vision = {**INTERN_VIT, **vision}
     else:
         fields = {"image_token_index": IMAGE_TOKEN, **fields}
-        vision = vision if prefix in ("LlavaOnevision", "Gemma3") else {**CLIP, **vision}
+        vision = vision if prefix in ("LlavaOnevision", "Gemma3", "Mistral3") else {**CLIP, **vision}
     if prefix.startswith("LlavaNext"):
         fields = {"image_grid_pinpoints": GRIDS, **fields}
     if prefix == "LlavaOnevision":
@@ -389,6 +548,9 @@ def randomised(model: torch.nn.Module, seed: int) -> torch.nn.Module:
                 ("q_norm.weight", "k_norm.weight")
             ):
                 weight.mul_(0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     return model.eval()
 
 

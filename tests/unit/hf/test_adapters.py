@@ -25,8 +25,25 @@ TINY = preset("tiny")
 
 UNEVEN = "internvl yarn, groups of heads that two ranks do not share evenly"
 WAYS = {
-    "one rank": (1, PLAIN, ("internvl", "internvl qwen3-moe", "gemma 3", "gemma 4", "qwen2.5-vl", "qwen3-vl-moe")),
-    "two tensor-parallel ranks": (2, PLAIN, ("internvl", UNEVEN, "internvl qwen3-moe", "gemma 4", "qwen2.5-vl")),
+    "one rank": (
+        1,
+        PLAIN,
+        (
+            "internvl",
+            "internvl qwen3-moe",
+            "gemma 3",
+            "gemma 4",
+            "qwen2.5-vl",
+            "qwen3-vl-moe",
+            "mistral 3",
+            "glm-4.1v",
+        ),
+    ),
+    "two tensor-parallel ranks": (
+        2,
+        PLAIN,
+        ("internvl", UNEVEN, "internvl qwen3-moe", "gemma 4", "qwen2.5-vl", "glm-4.1v"),
+    ),
     "two tensor-parallel ranks, Transformer Engine": (2, ENGINE, ("internvl", "qwen2.5-vl")),
 }
 

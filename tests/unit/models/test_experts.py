@@ -201,3 +201,41 @@ def test_experts_are_dealt_over_data_parallel_ranks(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match="learns a loss scale for the experts apart"):
         read_arguments([*words, "--fp16"])
     assert read_arguments([*words, "--fp16", "--loss-scale", "64"]).args.fp16
+
+
+def test_a_bias_chooses_and_stays_as_it_is(inputs: TrainingInputs) -> None:
+    """Of GLM's routers: experts by their sigmoids and a bias, in the likeliest two of four groups by their two
+    likeliest; they weigh by the sigmoids alone, 1.5 in all. Core would change the bias after a step."""
+    from megatron.core.distributed.finalize_model_grads import _update_router_expert_bias
+
+    chain = harness.build_chain(inputs.args, harness.GLM)
+    layer = chain.build(chain.kinds.index("llm") + 2)
+    assert isinstance(layer, LanguageLayer)
+    assert isinstance(layer.mlp, Experts)
+    router, generator = layer.mlp.router, torch.Generator().manual_seed(3)
+    router.weight.data.normal_(generator=generator)
+    router.expert_bias.copy_(torch.randn(8, generator=generator))
+    before, hidden = router.expert_bias.clone(), torch.randn(30, 1, 48, generator=generator)
+    weights, chosen = router(hidden)
+    for row, weight, mine in zip(hidden[:, 0], weights, chosen, strict=True):
+        likely = torch.sigmoid(router.weight @ row)
+        groups = (likely + before).view(4, 2)
+        best = sorted(range(4), key=lambda group: float(groups[group].sum()))[2:]
+        wanted = sorted(2 * group + number for group in best for number in (0, 1))
+        assert mine.nonzero().flatten().tolist() == wanted
+        assert torch.allclose(weight[wanted], 1.5 * likely[wanted] / likely[wanted].sum())
+    assert router.local_tokens_per_expert.std() > 0
+    _update_router_expert_bias([layer], layer.config)
+    assert torch.equal(router.expert_bias, before)
+
+
+def test_layers_without_experts_have_none(inputs: TrainingInputs) -> None:
+    """GLM's first two, whose perceptron is wider; the log's mean is over the others."""
+    chain = harness.build_chain(inputs.args, harness.GLM)
+    first = chain.kinds.index("llm")
+    layers = [chain.build(first + number) for number in range(4)]
+    assert [isinstance(layer.mlp, Experts) for layer in layers] == [False, False, True, True]
+    assert layers[0].mlp.linear_fc2.weight.shape == (48, 56)
+    assert [layer.routes for layer in layers] == [False, False, True, True]
+    args = read_arguments(["--preset", "glm-4.5v", "--lr", "1", "--train-iters", "1"]).args
+    assert args.moe_layer_freq == [0] + [1] * 45

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.vlm.models.native import row_layout, stretched_positions, text_and_image_positions
+from megatron.vlm.models.native import (
+    axis_frequencies,
+    bicubic_positions,
+    row_layout,
+    stretched_positions,
+    text_and_image_positions,
+)
+from omnibal_ext.architectures.architecture import NativeResolution
 
 GRIDS = ((1, 4, 6), (1, 2, 2), (2, 2, 8), (1, 10, 6))
 """Frames, rows and columns of patches."""
@@ -41,10 +48,37 @@ def test_stretched_positions_are_transformers(side: int) -> None:
     rows, shares = vision.get_vision_interpolation_indices_and_weights(torch.tensor(GRIDS), side, "bilinear", True, 2)
     table = torch.randn(side**2, 3, generator=torch.Generator().manual_seed(side))
     expected = (table[rows] * shares[..., None]).sum(1)
-    found = (table[torch.from_numpy(places)] * torch.from_numpy(weights)[..., None]).sum(0)
+    found = (table[torch.from_numpy(places)] * torch.from_numpy(weights)[..., None]).sum(1)
     assert torch.allclose(found, expected, atol=1e-6)
     corner = layout.places.max(axis=1).tolist().index(0)
-    assert (places[0, corner], weights[0, corner]) == (0, 1.0)
+    assert (places[corner, 0], weights[corner, 0]) == (0, 1.0)
+
+
+@pytest.mark.parametrize("side", [2, 5])
+def test_bicubic_positions_are_torchs(side: int) -> None:
+    """As GLM-4.1V stretches a square of them over an image: its own sampling, of images of any shape."""
+    layout = row_layout(GRIDS, 2, None)
+    places, weights = bicubic_positions(layout.places, layout.sizes, side)
+    table = torch.randn(side**2, 3, generator=torch.Generator().manual_seed(side))
+    found = (table[torch.from_numpy(places)] * torch.from_numpy(weights)[..., None]).sum(1)
+    at = (torch.from_numpy(layout.places).float() + 0.5) / torch.from_numpy(layout.sizes) * 2 - 1
+    square = table.view(1, side, side, 3).permute(0, 3, 1, 2)
+    options = {"mode": "bicubic", "align_corners": False, "padding_mode": "border"}
+    wanted = torch.nn.functional.grid_sample(square, at.flip(1)[None, :, None], **options)[0, :, :, 0].T
+    assert torch.allclose(found, wanted, atol=2e-6)
+
+
+def test_columns_turn_by_frequencies_between_those_of_rows() -> None:
+    """Pixtral's; those of a head 16 wide, of which eight numbers turn with rows."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.PixtralVisionConfig(hidden_size=32, num_attention_heads=2)
+    modeling = transformers.models.pixtral.modeling_pixtral
+    theirs = modeling.PixtralVisionRotaryEmbedding(config).inv_freq.view(2, 4)
+    found = axis_frequencies(NativeResolution(columns_between=True), 8)
+    assert torch.allclose(found, theirs, rtol=1e-6)
+    assert found[1, 0] < found[0, 0]
+    alike = axis_frequencies(NativeResolution(), 8)
+    assert torch.equal(alike[0], alike[1])
 
 
 def test_tokens_stand_at_time_row_and_column() -> None:

@@ -175,3 +175,46 @@ def test_another_template_is_refused_and_damage_too(tmp_path: Path) -> None:
         (tmp_path / "chat_template.jinja").write_text(text)
         with pytest.raises(UserError, match=message):
             folder_template(tmp_path)
+
+
+PIXTRAL = {
+    "model_type": "mistral3",
+    "text_config": {"model_type": "mistral", "vocab_size": 600},
+    "vision_config": {"model_type": "pixtral", "patch_size": 14},
+}
+PIXTRAL_PIXELS = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 1540}}
+
+
+@pytest.mark.parametrize(
+    ("pixels", "own", "message"),
+    [
+        ({}, {}, "patches of 16 pixels, 1 a side, the model of config.json has 28 pixels"),
+        ({}, {"patch_size": 14, "spatial_merge_size": 1}, "patches of 14 pixels, 1 a side"),
+        ({"size": {"longest_edge": 1024}}, {"patch_size": 14, "spatial_merge_size": 2}, "longest_edge is 1024"),
+    ],
+)
+def test_a_longest_edge_goes_with_squares_that_the_processor_has_too(
+    tmp_path: Path, pixels: dict[str, Any], own: dict[str, Any], message: str
+) -> None:
+    write(tmp_path, config=PIXTRAL, preprocessor_config=PIXTRAL_PIXELS | pixels, processor_config=own)
+    given = {"chat-template": "mistral-v7", "tokenizer-model": tmp_path / "tokenizer.json"}
+    with pytest.raises(UserError, match=message):
+        settle(given, str(tmp_path))
+    write(tmp_path, preprocessor_config=PIXTRAL_PIXELS, processor_config={"patch_size": 14, "spatial_merge_size": 2})
+    assert settle(given, str(tmp_path))["max-tiles"].value == 110**2
+
+
+@pytest.mark.parametrize(("kind", "processor", "markup"), [
+    ("glm4v", "Glm4vProcessor", "glm-4.1v"), ("glm46v", None, "glm-4.6v"), ("glm4v_moe", None, "glm-4.1v"),
+    ("glm4v_moe", "Glm46VProcessor", "glm-4.6v"),
+])  # fmt: skip
+def test_a_folder_of_glm_says_how_times_are_written(
+    tmp_path: Path, kind: str, processor: str | None, markup: str
+) -> None:
+    text = {"partial_rotary_factor": 0.5, "head_dim": 128}
+    pixels = {"size": {"shortest_edge": 12544, "longest_edge": 9633792}, "processor_class": processor}
+    write(tmp_path, config={"model_type": kind, "text_config": text}, preprocessor_config=pixels)
+    given = {"chat-template": "glm-4.5v", "tokenizer-model": tmp_path / "tokenizer.json"}
+    found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
+    assert (found["image-markup"], found["min-tiles"], found["max-tiles"]) == (markup, 32, 24576)
+    assert found["video"].sampling == ("by length" if markup == "glm-4.6v" else "by second")

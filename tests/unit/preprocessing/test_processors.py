@@ -1,6 +1,7 @@
 """What the model is given is what transformers' own processors give: tokens one by one, pixels within rounding."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 from PIL import Image
 
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import settle
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
-from tests.unit.hf.models import GEMMA_JINJA
+from tests.unit.hf.models import GEMMA_JINJA, GLM_JINJA, GLM_THINKING_JINJA, MISTRAL_JINJA
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -166,6 +169,38 @@ def gemma4(path: Path, _: bool) -> tuple[Any, str]:
     return ImagesAlone(None, pictures, tokenizer, None), "<|image|>"
 
 
+def pixtral(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.pixtral import image_processing_pil_pixtral as on_pillow
+
+    # The processor imports a function from beside the image processor that needs torchvision.
+    sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", on_pillow)
+    from transformers.models.pixtral.processing_pixtral import PixtralProcessor
+
+    class OnPillow(PixtralProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """It names the image processor that needs torchvision."""
+
+    marks = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+    tokenizer = fast(path, ["<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", *marks])
+    tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
+    pictures = on_pillow.PixtralImageProcessorPil(size={"longest_edge": 10 * PATCH}, patch_size=PATCH)
+    return OnPillow(pictures, tokenizer, patch_size=PATCH, spatial_merge_size=2), "[IMG]"
+
+
+def glm(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+    from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
+
+    class WithoutVideo(Glm4vProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Its video processor needs torchvision."""
+
+    tokenizer = fast(path, [*TEMPLATES["glm-4.1v"].tokens, *MARKUPS["glm-4.1v"].tokens])
+    edges = {"shortest_edge": 2 * 16 * PATCH**2, "longest_edge": 2 * 120 * PATCH**2}
+    return WithoutVideo(Glm4vImageProcessorPil(size=edges), tokenizer, None), SHOWN_BY_GLM
+
+
+SHOWN_BY_GLM = "<|begin_of_image|><|image|><|end_of_image|>"
 CLIP_FEATURES = {
     "patch_size": PATCH,
     "vision_feature_select_strategy": "default",
@@ -194,13 +229,30 @@ CASES["gemma4"] = (
     gemma4,
     {"template": "gemma4", "markup": "gemma4", "tokens_per_tile": 1 / 9, "normalization": "half"},
 )
-TILINGS = {"native": Tiling(PATCH, 16, 120, False, "native"), "gemma4": Tiling(PATCH, 9, 630, False, "gemma4")}
+CASES["native_edge"] = (
+    pixtral, {"template": "mistral-v7", "markup": "mistral", "tokens_per_tile": 0.25, "normalization": "clip"},
+)  # fmt: skip
+CASES["native_grown"] = (
+    glm, {"template": "glm-4.1v", "markup": "glm-4.1v", "tokens_per_tile": 0.25, "normalization": "clip"},
+)  # fmt: skip
+CASES["native_grown, with thoughts"] = (
+    glm, {"template": "glm-4.5v", "markup": "glm-4.1v", "tokens_per_tile": 0.25, "normalization": "clip"},
+)  # fmt: skip
+TILINGS = {
+    "native_grown": Tiling(PATCH, 16, 120, False, "native_grown"),
+    "native": Tiling(PATCH, 16, 120, False, "native"),
+    "native_edge": Tiling(PATCH, 1, 100, False, "native_edge"),
+    "gemma4": Tiling(PATCH, 9, 630, False, "gemma4"),
+}
 QUESTION = "<|im_start|>user\n{0}\nWhat is in the picture?<|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n"
 PROMPTS = {  # what their chat templates write for one question and answer
     "hermes-2": QUESTION,
     "qwen-vl": QUESTION,  # without the system message, which the dataset is made without
     "mistral": "<s>[INST] {0}\nWhat is in the picture? [/INST] A cat.</s>",
     "llava-v1": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
+    "glm-4.1v": "[gMASK]<sop><|user|>\n{0}\nWhat is in the picture?<|assistant|>\nA cat.<|user|>",
+    "glm-4.5v": "[gMASK]<sop><|user|>\n{0}\nWhat is in the picture?<|assistant|>\n<think></think>\nA cat.<|user|>",
+    "mistral-v7": "<s>[INST]{0}\nWhat is in the picture?[/INST]A cat.</s>",
     "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
     "gemma": "<bos><start_of_turn>user\n{0}\nWhat is in the picture?<end_of_turn>\n<start_of_turn>model\nA cat."
     "<end_of_turn>\n",
@@ -252,7 +304,7 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
     return ChatDataset(folder / "dataset")
 
 
-MOST_TILES = {"native": 120, "anyres_max_9": 36, "gemma4": 630}
+MOST_TILES = {"native": 120, "native_edge": 100, "native_grown": 120, "anyres_max_9": 36, "gemma4": 630}
 TOWERS = {  # config.json of each kind of model
     "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
     "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
@@ -265,6 +317,9 @@ TOWERS = {  # config.json of each kind of model
     "pad": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
     "crop": ("llava", "llama", {"model_type": "clip_vision_model", "image_size": TILE}),
     "native": ("qwen2_5_vl", "qwen2_5_vl_text", {"out_hidden_size": 8192}),
+    "native_grown": ("glm4v", "glm4v_text", {}),
+    "native_grown, with thoughts": ("glm4v_moe", "glm4v_moe_text", {}),
+    "native_edge": ("mistral3", "mistral", {"model_type": "pixtral"}),
     "anyres_max_9": ("llava_onevision", "qwen2", {"model_type": "siglip_vision_model", "image_size": TILE}),
     "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
     "gemma": ("gemma3", "gemma3_text", {"model_type": "siglip_vision_model", "image_size": TILE}),
@@ -280,6 +335,9 @@ JINJA = {
     "gemma4": "{{ bos_token }}{% for m in messages %}"
     "{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
     "{% for part in m.content %}{{ part.text | trim }}{% endfor %}{{ '<turn|>\n' }}{% endfor %}",
+    "mistral-v7": MISTRAL_JINJA,
+    "glm-4.1v": GLM_JINJA,
+    "glm-4.5v": GLM_THINKING_JINJA,
 }
 
 
@@ -290,9 +348,13 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
     processor, _ = build(written_tokenizer(tmp_path / "made.json"), rule == "pad")
     processor.image_processor.save_pretrained(tmp_path)
     processor.tokenizer.save_pretrained(tmp_path)
+    if case == "native_edge":  # the words around an image go by patches that the processor itself knows
+        own = {"patch_size": PATCH, "spatial_merge_size": 2}
+        (tmp_path / "processor_config.json").write_text(json.dumps(own))
     kind, language, tower = TOWERS[case]
-    text = {"model_type": language, **({"hidden_size_per_layer_input": 0} if kind == "gemma4" else {})}
-    towers = {"text_config": text, "vision_config": {**tower, "patch_size": PATCH}}
+    text: dict[str, Any] = {"gemma4": {"hidden_size_per_layer_input": 0}}.get(kind, {})
+    text |= {"partial_rotary_factor": 0.5, "head_dim": 128} if kind.startswith("glm") else {}
+    towers = {"text_config": {"model_type": language, **text}, "vision_config": {**tower, "patch_size": PATCH}}
     config = {"model_type": kind, **towers} | ({"mm_tokens_per_image": 4} if kind == "gemma3" else {})
     (tmp_path / "config.json").write_text(json.dumps(config))
     given = {"chat-template": flags["template"]}
@@ -345,7 +407,7 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
         theirs = processor(text=prompt, images=[str(tmp_path / name)], return_tensors="np")
         assert data.text(sample)[0].tolist() == theirs["input_ids"][0].tolist(), name
         pixels = theirs["pixel_values"]
-        if rule == "native":  # a patch is two equal frames, colour by colour
+        if rule in ("native", "native_grown"):  # a patch is two equal frames, colour by colour
             films = pixels.reshape(-1, 3, 2, PATCH, PATCH)
             np.testing.assert_array_equal(films[:, :, 0], films[:, :, 1])
             pixels = films[:, :, 0]
@@ -354,12 +416,17 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
             ]
         elif rule == "gemma4":
             pixels = square_by_square(theirs["pixel_values"][0], theirs["image_position_ids"][0])
+        elif rule == "native_edge":
+            (image,), (height, width) = data.images(sample), theirs["image_sizes"][0]
+            assert (image.rows * PATCH, image.columns * PATCH) == (height, width)
+            cells = pixels[0].reshape(3, height // TILE, 2, PATCH, width // TILE, 2, PATCH)
+            pixels = cells.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3, PATCH, PATCH)
         else:
             pixels = pixels.reshape(-1, 3, TILE, TILE)
             if rule == "anyres_max_9":
                 assert data.images(sample)[0].thumbnail
         np.testing.assert_allclose(data.pixels(sample).numpy(), pixels, atol=1e-6, err_msg=name)
-    context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>"}.get(rule, mark)
+    context = {"native": "<|image_pad|>", "gemma": "<image_soft_token>", "native_grown": "<|image|>"}.get(rule, mark)
     assert data.manifest["image_token_id"] == processor.tokenizer.convert_tokens_to_ids(context)
     added = {
         token: number

@@ -1,22 +1,20 @@
 """Which frames of a video a model sees, and how large: the rules of transformers' video processors.
 
-| markup | frames | pixels |
+| markup | frames (`sampling`) | pixels |
 |---|---|---|
-| `qwen-vl` | evenly from the first one on, `fps` a second, an even number | `min_pixels` to `max_pixels` a frame |
-| `qwen3-vl` | evenly from the first to the last one, `fps` a second | so many in all frames together |
+| `qwen-vl` | even, `min_frames` to `max_frames` | `min_pixels` to `max_pixels` a frame |
+| `qwen3-vl` | spread, the same | so many in all frames together |
+| `glm-4.1v` | by second | the same |
+| `glm-4.6v` | by length | the same |
 
-Both take `min_frames` to `max_frames`, and no more than there are. `capped` bounds long videos further, as Qwen's own
-programs do.
+`capped` bounds long videos of Qwen's further, as its own programs do.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor
 
-import numpy as np
-import torch
-
-from megatron.vlm.data.media.tiles import FRAMES, SQUARE, Film, Grid, square_grid
+from megatron.vlm.data.media.sampling import by_length, by_second, even, spread
+from megatron.vlm.data.media.tiles import FRAMES, SQUARE, Film, Grid, grown, square_grid
 from megatron.vlm.data.rejects import Rejected
 
 MOST_FRAMES_SEEN = 2**14
@@ -27,7 +25,7 @@ class VideoRule:
     """The fields of a model's video processor. The defaults are transformers', and two frames a second."""
 
     whole: bool
-    """Limits of pixels are of all frames together; each step stands apart in the words (Qwen3-VL)."""
+    """Limits of pixels are of all frames together; each step stands apart in the words (from Qwen3-VL on)."""
     min_pixels: int
     max_pixels: int
     fps: float = 2.0
@@ -36,18 +34,35 @@ class VideoRule:
     capped: bool = False
     max_tokens: int = 0
     """Where capped: of a whole video, at `whole` of a frame."""
+    sampling: str = "even"
+    """A way of `sampling`, by the name of its table."""
+    max_seconds: float = 300.0
+    """Of "by second"."""
     refused: str = ""
     """Why videos cannot be shown as the model's processor does; "": they can."""
 
     def __str__(self) -> str:
         """As preprocessing prints it."""
         pixels = f"{self.min_pixels} to {self.max_pixels} pixels a {'video' if self.whole else 'frame'}"
-        return self.refused or f"{self.fps:g} frames a second, {self.min_frames} to {self.max_frames}, {pixels}"
+        if self.refused:
+            return self.refused
+        many = {"by second": f"{self.fps:g} frames a second", "by length": "6 frames a second, fewer of long videos"}
+        usual = f"{self.fps:g} frames a second, {self.min_frames} to {self.max_frames}"
+        return f"{many.get(self.sampling, usual)}, {pixels}"
+
+    @property
+    def obeys(self) -> tuple[str, ...]:
+        """Its fields that choose how many frames are seen."""
+        return {"by second": ("fps", "max_seconds"), "by length": ()}.get(
+            self.sampling, ("fps", "min_frames", "max_frames")
+        )
 
 
 RULES_OF_MARKUP = {
     "qwen-vl": VideoRule(False, 128 * 28**2, 768 * 28**2, max_tokens=128000),
-    "qwen3-vl": VideoRule(True, 128 * 32**2, 768 * 32**2, max_tokens=768),
+    "qwen3-vl": VideoRule(True, 128 * 32**2, 768 * 32**2, max_tokens=768, sampling="spread"),
+    "glm-4.1v": VideoRule(True, 112**2, 60000 * 28**2, max_tokens=1, sampling="by second"),
+    "glm-4.6v": VideoRule(True, 112**2, 60000 * 28**2, max_tokens=1, sampling="by length"),
 }
 
 
@@ -59,26 +74,25 @@ def film_of(rule: VideoRule, times: Sequence[float], rate: float, files: Sequenc
     total = len(times)
     if total < FRAMES:
         raise Rejected("too_few_frames", f"{total} frames; a video has {FRAMES} or more, show it as an image")
-    frames = _spread(rule, total, rate) if rule.whole else _even(rule, total, rate)
+    if not (frames := _chosen(rule, total, rate)):
+        raise Rejected("too_few_frames", f"{total / rate:.2g} seconds are too short to be seen, show it as an image")
     seen = [times[frame] for frame in (*frames, frames[-1])]
-    steps = tuple((seen[step] + seen[step + 1]) / 2 for step in range(0, len(frames), FRAMES))
+    middle = rule.sampling == "spread" or not rule.whole
+    steps = tuple((seen[step] + seen[step + middle]) / 2 for step in range(0, len(frames), FRAMES))
     seconds = FRAMES / (len(frames) / total * rate)
     return Film(tuple(frames), steps, seconds, rule.whole, tuple(files[frame] for frame in frames) if files else ())
 
 
-def _even(rule: VideoRule, total: int, rate: float) -> list[int]:
-    """Qwen2-VL's: in torch, whose rounding of a float's steps decides now and then. It may count one too far."""
-    most = floor(min(rule.max_frames, total) / FRAMES) * FRAMES
-    wanted = min(max(total / rate * rule.fps, rule.min_frames), most, total)
-    count = floor(wanted / FRAMES) * FRAMES
-    frames: list[int] = torch.arange(0, total, total / count).int().tolist()
-    return [frame for frame in frames if frame < total]
-
-
-def _spread(rule: VideoRule, total: int, rate: float) -> list[int]:
-    count = min(max(int(total / rate * rule.fps), rule.min_frames), rule.max_frames, total)
-    frames: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
-    return frames
+def _chosen(rule: VideoRule, total: int, rate: float) -> list[int]:
+    match rule.sampling:
+        case "by second":
+            return by_second(total, rate, rule.fps, rule.max_seconds)
+        case "by length":
+            return by_length(total, rate)
+        case "spread":
+            return spread(total, rate, rule.fps, rule.min_frames, rule.max_frames)
+        case _:
+            return even(total, rate, rule.fps, rule.min_frames, rule.max_frames)
 
 
 def film_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -> Grid:
@@ -86,10 +100,9 @@ def film_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -
     width, height = size
     side, counted, rounded = SQUARE * patch, 1, 1
     if rule.whole:
+        frames += frames % FRAMES * (rule.sampling != "spread")  # GLM-V's add the last one again before they resize
         counted, rounded = frames, round(frames / FRAMES) * FRAMES
-        if min(size) < side:
-            larger = max(side / height, side / width)
-            width, height = int(width * larger), int(height * larger)
+        width, height = grown(size, side)
     return square_grid(width, height, patch, rule.min_pixels, _most_pixels(rule, frames, side), counted, rounded)
 
 

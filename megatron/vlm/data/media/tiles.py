@@ -14,8 +14,9 @@ middle square, as its published processor does; `fixed`, the image stretched; `g
 interpolation, as Gemma 3 has it, which needs to know where its images begin.
 
 `native` keeps an image near its own size (Qwen2-VL, arXiv 2409.12191): a tile is a patch, and patches follow each other
-square by square, as many of them as become one token of the language model. `gemma4` does so too, with as many patches
-as the limit allows (Gemma 4), however small the image.
+square by square, as many of them as become one token of the language model. `native_edge` makes it no larger than a
+square of the most tiles, and rounds up (Pixtral, arXiv 2410.07073); `native_grown` makes what is narrower than a square
+larger first (GLM-4.1V); `gemma4` takes as many patches as the limit allows (Gemma 4), however small the image.
 
 Pixels are those of transformers' image processors (the ones on Pillow), to which the tests compare them.
 """
@@ -23,7 +24,7 @@ Pixels are those of transformers' image processors (the ones on Pillow), to whic
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from math import ceil, floor, sqrt
+from math import ceil, floor, isqrt, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +97,17 @@ def native_grid(width: int, height: int, tile_size: int, min_tiles: int, max_til
     return square_grid(width, height, tile_size, min_tiles * tile_size**2, max_tiles * tile_size**2)
 
 
+def grown_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
+    """The same where an image narrower than a square is first made as wide (GLM-4.1V)."""
+    return native_grid(*grown((width, height), SQUARE * tile_size), tile_size, min_tiles, max_tiles)
+
+
+def grown(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Width and height, scaled so that neither is shorter than `side`."""
+    larger = max(side / length for length in size)
+    return (int(size[0] * larger), int(size[1] * larger)) if larger > 1 else size
+
+
 def square_grid(
     width: int, height: int, patch: int, least: int, most: int, frames: int = 1, whole_frames: int = 1
 ) -> Grid:
@@ -131,6 +143,21 @@ def filling_grid(width: int, height: int, tile_size: int, min_tiles: int, max_ti
     if not rows * columns:
         raise Rejected("too_narrow", f"{width} x {height} pixels become no square of {side} pixels a side")
     return columns * square, rows * square
+
+
+def edge_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
+    """Patches a side, in whole squares, for an image whose sides fit into a square of `max_tiles` patches.
+
+    Raises `Rejected` (too_narrow).
+    """
+    side = SQUARE * tile_size
+    edge = isqrt(max_tiles) // SQUARE * side
+    ratio = max(height / edge, width / edge)
+    if ratio > 1:
+        if min(width, height) < ratio:
+            raise Rejected("too_narrow", f"{width} x {height} pixels, less than one a side of {edge} at most")
+        width, height = floor(width / ratio), floor(height / ratio)
+    return ((width - 1) // side + 1) * SQUARE, ((height - 1) // side + 1) * SQUARE
 
 
 def _one_tile(*_: int) -> Grid:
@@ -200,7 +227,13 @@ class Rule:
     each: bool = False  # limits are those of an image, not of a conversation
     starts: bool = False  # the language model must know where the tokens of each image begin
     resampling: Image.Resampling = Image.Resampling.BICUBIC
+    by_rows: bool = False  # each row of an image's features stands at a place of its own in the words
     several: "Rule | None" = None  # how an image among several becomes one tile; None: as it would alone
+
+    @property
+    def read_as(self) -> tuple[bool, int, bool, int, bool, bool]:
+        """What a model must know of the rule: those that are alike in it serve the same ones."""
+        return self.joins_tiles, self.cap, self.native, self.square, self.starts, self.by_rows
 
 
 RULES = {
@@ -226,6 +259,8 @@ RULES = {
     ),
     "native": Rule(native_grid, _stretch, native=True, each=True, starts=True),
     "gemma4": Rule(filling_grid, _stretch, native=True, square=3, scaled=False, each=True, starts=True),
+    "native_grown": Rule(grown_grid, _stretch, native=True, each=True, starts=True),
+    "native_edge": Rule(edge_grid, _stretch, native=True, each=True, by_rows=True),
 }
 
 
@@ -269,7 +304,7 @@ class Film:
     frames: tuple[int, ...]
     """Their numbers in the video."""
     times: tuple[float, ...]
-    """Seconds of each step, in the middle between its frames."""
+    """Seconds of each step: in the middle between its frames, or of its first one (GLM-V)."""
     seconds: float
     """Between two steps."""
     apart: bool
@@ -323,6 +358,11 @@ class TiledImage:
         """Steps, rows and columns at each of its places in the words: one place, or one for each step of a video."""
         apart = self.film is not None and self.film.apart
         return [(1 if apart else self.steps, self.rows, self.columns)] * (self.steps if apart else 1)
+
+
+def places_of(image: TiledImage, rule: str) -> int:
+    """At how many places in the words an image's features stand, or a video's, as many at each."""
+    return image.rows // SQUARE if RULES[rule].by_rows else len(image.grids)
 
 
 def tile_image(

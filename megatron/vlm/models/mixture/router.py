@@ -56,10 +56,14 @@ class Balance:
 
 
 class Router(TopKRouter):
-    """Core's, with the balance loss of each sample apart."""
+    """Core's, with the balance loss of each sample apart; a bias by which it chooses stays as it was loaded."""
 
     balance: Balance | None = None
     """Of the pack that comes next; None: none is asked for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.frozen_expert_bias = True
 
     def gating(self, input: Tensor) -> Tensor:
         """Rows [..., width] -> logits [..., experts], in the precision that routers compute in."""

@@ -1,0 +1,226 @@
+"""Reads the config.json of GLM-4.1V, GLM-4.5V and GLM-4.6V (arXiv 2507.01006): a ViT at native resolution whose learned
+positions are stretched bicubically, M-RoPE of a part of each head in the language model, dense or with experts."""
+
+from pathlib import Path
+from typing import Any
+
+from omnibal_ext.architectures.architecture import (
+    Architecture,
+    Experts,
+    LanguageArchitecture,
+    NativeResolution,
+    PromptFormat,
+    VisionArchitecture,
+)
+from omnibal_ext.architectures.folder import read_config
+from omnibal_ext.errors import UserError
+from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.llama import (
+    EPSILON,
+    EXPERTS,
+    HEADS,
+    LAYERS,
+    TOKEN,
+    WIDTH,
+    WORDS,
+    Rotation,
+    read_rope,
+    rotary_sections,
+    rotation_fields,
+    tied,
+)
+from omnibal_ext.families.towers.native import ACTIVATIONS, SIDE, check_heads, rotary_base
+from omnibal_ext.reading.checks import anything, finite, flag, mapping, whole
+
+FILES, PROCESSOR = ("processor_config.json", "preprocessor_config.json"), "Glm46VProcessor"
+"""Where a folder says which processor it has, and the later one."""
+ROTATION = Rotation(sections=(8, 12, 12))
+SHARE = finite(0, 1)
+
+
+def read_glm(name: str, config: Section) -> Architecture:
+    """The model of a glm4v's, glm46v's or glm4v_moe's config.json. Raises UserError naming what cannot be honoured."""
+    kind = config["model_type"]
+    part = "glm4v_moe" if kind == "glm4v_moe" else "glm4v"
+    tower, text = config.inner("vision_config", f"{part}_vision"), config.inner("text_config", f"{part}_text")
+    tower.must_be(f"{part}_vision")
+    text.must_be(f"{part}_text")
+    language = _mixture(text) if part == "glm4v_moe" else _dense(text)
+    vision, merger_width = _vision(tower, language.hidden_size), tower.take("intermediate_size", WIDTH)
+    tower.refuse_unread()
+    return Architecture(
+        name,
+        vision,
+        language,
+        merger="gated",
+        merger_width=merger_width,
+        projector_norm=False,
+        tied=_tied(config),
+        prompt=_prompt(config),
+        types=(kind, f"{part}_text"),
+    )
+
+
+def _prompt(config: Section) -> PromptFormat:
+    """Times of a video's frames are written as the folder's processor does, whichever model type has it."""
+    kind, markup = config["model_type"], "glm-4.6v"
+    if kind != "glm46v" and PROCESSOR not in {_processor(Path(config.where).parent / name) for name in FILES}:
+        markup = "glm-4.1v"
+    template = "glm-4.1v" if kind == "glm4v" else "glm-4.5v"
+    return PromptFormat(markup, config.take("image_token_id", TOKEN), template, "native_grown")
+
+
+def _processor(file: Path) -> Any:
+    return read_config(file).get("processor_class") if file.is_file() else None
+
+
+def _tied(config: Section) -> bool:
+    """Older files say it of the language model; of GLM-4.6V's dense models that is not read."""
+    inner = (config.take_if("text_config", mapping(anything)) or {}) if config["model_type"] != "glm46v" else {}
+    beside = flag(f"{config.where}.text_config.tie_word_embeddings", inner.get("tie_word_embeddings", False))
+    return tied(config, beside)
+
+
+def _vision(tower: Section, out: int) -> VisionArchitecture:
+    tower.must(in_channels=3, attention_dropout=0.0, hidden_dropout_prob=0.0, spatial_merge_size=2)
+    width, heads, patch = (
+        tower.take(*field) for field in (("hidden_size", WIDTH), ("num_heads", HEADS), ("patch_size", SIDE))
+    )
+    check_heads(tower, width, heads)
+    if (given := tower.take("out_hidden_size", WIDTH)) != out:
+        raise UserError(f"{tower.where}: gives features of width {given}, the language model has {out}")
+    return VisionArchitecture(
+        layers=tower.take("depth", LAYERS),
+        hidden_size=width,
+        heads=heads,
+        ffn_hidden_size=out,
+        patch_size=patch,
+        image_size=patch,
+        normalization="RMSNorm",
+        norm_epsilon=tower.take("rms_norm_eps", EPSILON),
+        qkv_bias=tower.take("attention_bias", flag),
+        bias=False,
+        activation=tower.choose("hidden_act", ACTIVATIONS),
+        gated=True,
+        pre_norm=True,
+        final_norm=True,
+        layer_scale=False,
+        pixels="clip",
+        native=NativeResolution(
+            frames=tower.take("temporal_patch_size", whole(1, 2**10)),
+            theta=rotary_base(tower),
+            learned_positions=tower.take("image_size", SIDE) // patch,
+            bicubic=True,
+        ),
+    )
+
+
+def _dense(section: Section) -> LanguageArchitecture:
+    heads, kv_heads, hidden_size = _heads(section)
+    if hidden_size % heads:
+        raise UserError(f"{section.where}: hidden_size {hidden_size} does not divide into {heads} heads")
+    section.must(head_dim=hidden_size // heads)
+    language = LanguageArchitecture(
+        layers=section.take("num_hidden_layers", LAYERS),
+        hidden_size=hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_hidden_size=section.take("intermediate_size", WIDTH),
+        qkv_bias=True,
+        branch_norms=True,
+        **_words_and_rotation(section, hidden_size // heads, 1.0),
+    )
+    section.refuse_unread()
+    return language
+
+
+def _mixture(section: Section) -> LanguageArchitecture:
+    heads, kv_heads, hidden_size = _heads(section)
+    head_size = section.take_if("head_dim", WIDTH) or hidden_size // heads
+    layers = section.take("num_hidden_layers", LAYERS)
+    experts = _experts(section, layers)
+    language = LanguageArchitecture(
+        layers=layers,
+        hidden_size=hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_hidden_size=section.take("moe_intermediate_size", WIDTH),
+        qkv_bias=section.take("attention_bias", flag),
+        head_size=None if head_size * heads == hidden_size else head_size,
+        experts=experts,
+        **_words_and_rotation(section, head_size, 0.5),
+    )
+    section.refuse_unread()
+    return language
+
+
+def _heads(section: Section) -> tuple[int, int, int]:
+    """Heads, those of keys and values, and the model's width."""
+    section.must(hidden_act="silu", attention_dropout=0.0)
+    heads = section.take("num_attention_heads", HEADS)
+    kv_heads = section.take_if("num_key_value_heads", HEADS) or heads
+    if heads % kv_heads:
+        raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
+    return heads, kv_heads, section.take("hidden_size", WIDTH)
+
+
+def _words_and_rotation(section: Section, head_size: int, share: float) -> dict[str, Any]:
+    """What dense models and mixtures have alike; of a head `share` turns where the file does not say it.
+
+    Raises UserError where the rotation's sections are not its width.
+    """
+    rope, base = rotation_fields(section, ROTATION)
+    rotated, sections = _rotated(section, rope, head_size, share), rotary_sections(section, rope, ROTATION)
+    if 2 * sum(sections) != rotated:
+        raise UserError(
+            f"{section.where}: mrope_section {list(sections)} is not half of the {rotated} numbers of a head that turn"
+        )
+    fields = {name: rope[name] for name in rope if name != "partial_rotary_factor"}
+    return {
+        "vocab_size": section.take("vocab_size", WORDS),
+        "rope_theta": base,
+        "norm_epsilon": section.take("rms_norm_eps", EPSILON),
+        "rope_scaling": read_rope(section, fields, sections),
+        "rotary_sections": sections,
+        "rotated": None if rotated == head_size else rotated,
+    }
+
+
+def _experts(section: Section, layers: int) -> Experts:
+    """Of the layers behind the dense ones. Raises UserError naming what core's routers cannot do."""
+    section.must(norm_topk_prob=True)
+    count, chosen = section.take("n_routed_experts", EXPERTS), section.take("num_experts_per_tok", EXPERTS)
+    groups, chosen_groups = (section.take(name, EXPERTS) for name in ("n_group", "topk_group"))
+    if not 2 <= chosen <= count:
+        raise UserError(f"{section.where}.num_experts_per_tok is {chosen}; supported: 2 up to the {count} experts")
+    two_a_group = groups > 1 and (chosen // chosen_groups != 2 or count // groups < 2)
+    if count % groups or chosen_groups > groups or two_a_group:
+        raise UserError(
+            f"{section.where}: {chosen} of {count} experts, {chosen_groups} of {groups} groups (n_group, topk_group); "
+            "supported: one group, or groups of one size, of which half as many are chosen as experts"
+        )
+    dense = section.take("first_k_dense_replace", whole(0, 2**10))
+    if dense >= layers:
+        raise UserError(f"{section.where}.first_k_dense_replace is {dense}; supported: fewer than the {layers} layers")
+    inner = section.take("moe_intermediate_size", WIDTH)
+    width = section.take("intermediate_size", WIDTH)
+    return Experts(
+        count,
+        chosen,
+        balance=section.take("router_aux_loss_coef", finite(0, 1e3)),
+        shared=inner * section.take("n_shared_experts", whole(0, 2**10)),
+        shared_gate=False,
+        sigmoids=True,
+        groups=groups,
+        chosen_groups=chosen_groups,
+        scale=section.take("routed_scaling_factor", finite(1e-6, 1e6)),
+        dense_layers=dense,
+        dense_width=width if dense else 0,
+    )
+
+
+def _rotated(section: Section, rope: dict[str, Any], head_size: int, usual: float) -> int:
+    """Numbers of a head that turn: the share inside the rotation's fields, else the one beside them, else `usual`."""
+    beside, inside = section.take_if("partial_rotary_factor", SHARE), rope.get("partial_rotary_factor")
+    share = beside if inside is None else SHARE(f"{section.where}.rope_parameters.partial_rotary_factor", inside)
+    return int(head_size * (usual if share is None else share))

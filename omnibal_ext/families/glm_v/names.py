@@ -1,0 +1,63 @@
+"""Names of the weights of GLM-V: its ViT and merger, GLM-4's layers, and those of its mixtures."""
+
+from collections.abc import Iterator
+
+from omnibal_ext.chain import DENSE
+from omnibal_ext.families.weights import Weight, experts, linear, perceptron, split_qkv
+
+MODEL, LAYER = "language_model.model", "language_model.model.layers.{n}"
+
+
+def vision_weights() -> Iterator[Weight]:
+    """Of all but the language model."""
+    layer, merger = "visual.blocks.{n}", "visual.merger"
+    yield from linear("patch_embed", "projection", "visual.patch_embed.proj")
+    yield Weight("patch_embed", "norm.weight", ("visual.post_conv_layernorm.weight",))
+    yield Weight("patch_embed", "positions", ("visual.embeddings.position_embedding.weight",))
+    yield Weight("vit", "input_layernorm.weight", (f"{layer}.norm1.weight",))
+    yield Weight("vit", "pre_mlp_layernorm.weight", (f"{layer}.norm2.weight",))
+    for part, when in (("weight", ""), ("bias", "vision.qkv_bias")):
+        qkv = (f"{layer}.attn.qkv.{part}",)
+        yield Weight("vit", f"self_attention.linear_qkv.{part}", qkv, "vision_packed_qkv", when)
+    yield Weight("vit", "self_attention.linear_proj.weight", (f"{layer}.attn.proj.weight",))
+    yield from perceptron("vit", "mlp", f"{layer}.mlp")
+    yield Weight("projector", "vision_norm.weight", ("visual.post_layernorm.weight",))
+    yield Weight("projector", "merge.weight", ("visual.downsample.weight",), "squares")
+    yield Weight("projector", "merge.bias", ("visual.downsample.bias",))
+    yield Weight("projector", "linear.weight", (f"{merger}.proj.weight",))
+    yield from linear("projector", "norm", f"{merger}.post_projection_norm")
+    yield from perceptron("projector", "mlp", merger)
+
+
+def dense_weights() -> Iterator[Weight]:
+    """GLM-4's: neighbouring numbers of a head turn together, gate and up are one matrix."""
+    yield Weight("word_embed", "embedding.weight", (f"{MODEL}.embed_tokens.weight",))
+    norms = {"input_layernorm": "input", "self_attn_bda.norm": "post_self_attn"}
+    norms |= {"pre_mlp_layernorm": "post_attention", "mlp_bda.norm": "post_mlp"}
+    for ours, theirs in norms.items():
+        yield Weight("llm", f"{ours}.weight", (f"{LAYER}.{theirs}_layernorm.weight",))
+    yield from split_qkv("llm", f"{LAYER}.self_attn.", "neighbours_qkv", "language.qkv_bias")
+    yield Weight("llm", "self_attention.linear_proj.weight", (f"{LAYER}.self_attn.o_proj.weight",))
+    yield Weight("llm", "mlp.linear_fc1.weight", (f"{LAYER}.mlp.gate_up_proj.weight",))
+    yield Weight("llm", "mlp.linear_fc2.weight", (f"{LAYER}.mlp.down_proj.weight",))
+    yield from _head()
+
+
+def mixture_weights(apart: bool) -> Iterator[Weight]:
+    """One perceptron in the first layers; in the others experts (`apart`, or together), and one for all tokens."""
+    yield Weight("word_embed", "embedding.weight", (f"{MODEL}.embed_tokens.weight",))
+    for kind in (DENSE, "llm"):
+        yield Weight(kind, "input_layernorm.weight", (f"{LAYER}.input_layernorm.weight",))
+        yield from split_qkv(kind, f"{LAYER}.self_attn.", "language_qkv", "language.qkv_bias")
+        yield Weight(kind, "self_attention.linear_proj.weight", (f"{LAYER}.self_attn.o_proj.weight",))
+        yield Weight(kind, "pre_mlp_layernorm.weight", (f"{LAYER}.post_attention_layernorm.weight",))
+    yield from perceptron(DENSE, "mlp", f"{LAYER}.mlp")
+    yield from experts("llm", f"{LAYER}.mlp", apart, together="same")
+    yield Weight("llm", "mlp.router.expert_bias", (f"{LAYER}.mlp.gate.e_score_correction_bias",))
+    yield from perceptron("llm", "mlp.shared_experts", f"{LAYER}.mlp.shared_experts")
+    yield from _head()
+
+
+def _head() -> Iterator[Weight]:
+    yield Weight("head", "norm.weight", (f"{MODEL}.norm.weight",))
+    yield Weight("head", "linear.weight", ("language_model.lm_head.weight",), when="untied")

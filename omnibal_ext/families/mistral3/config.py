@@ -1,0 +1,64 @@
+"""Reads the config.json of Mistral 3: Pixtral's ViT (arXiv 2410.07073) at native resolution, Mistral's layers."""
+
+from omnibal_ext.architectures.architecture import (
+    Architecture,
+    NativeResolution,
+    PromptFormat,
+    VisionArchitecture,
+)
+from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.languages import read_language
+from omnibal_ext.families.towers.llama import HEADS, LAYERS, TOKEN, WIDTH, tied
+from omnibal_ext.families.towers.native import ACTIVATIONS, SIDE, check_heads, rotary_base
+from omnibal_ext.reading.checks import flag
+
+NORM_EPSILON = 1e-5
+"""Of every norm of the ViT, whatever the config says."""
+
+
+def read_mistral3(name: str, config: Section) -> Architecture:
+    """The model of a mistral3's config.json. Raises UserError naming a field that cannot be honoured."""
+    config.must(projector_hidden_act="gelu", vision_feature_layer=-1, spatial_merge_size=2)
+    tower, text = config.inner("vision_config", "pixtral"), config.inner("text_config", "mistral")
+    tower.must_be("pixtral")
+    text.must_be("mistral")
+    return Architecture(
+        name,
+        _vision(tower),
+        read_language(text),
+        merger="matrix",
+        projector_bias=config.take("multimodal_projector_bias", flag),
+        tied=tied(config),
+        prompt=PromptFormat("mistral", config.take("image_token_index", TOKEN), "mistral-v7", "native_edge"),
+        types=("mistral3", "mistral"),
+    )
+
+
+def _vision(tower: Section) -> VisionArchitecture:
+    tower.must(num_channels=3, attention_dropout=0.0)
+    width, heads, patch = (
+        tower.take(*field) for field in (("hidden_size", WIDTH), ("num_attention_heads", HEADS), ("patch_size", SIDE))
+    )
+    check_heads(tower, width, heads)
+    tower.must(head_dim=width // heads)
+    vision = VisionArchitecture(
+        layers=tower.take("num_hidden_layers", LAYERS),
+        hidden_size=width,
+        heads=heads,
+        ffn_hidden_size=tower.take("intermediate_size", WIDTH),
+        patch_size=patch,
+        image_size=patch,
+        normalization="RMSNorm",
+        norm_epsilon=NORM_EPSILON,
+        qkv_bias=False,
+        bias=False,
+        activation=tower.choose("hidden_act", ACTIVATIONS),
+        gated=True,
+        patch_bias=False,
+        pre_norm=True,
+        layer_scale=False,
+        pixels="clip",
+        native=NativeResolution(frames=1, theta=rotary_base(tower), columns_between=True),
+    )
+    tower.refuse_unread()
+    return vision

@@ -1,0 +1,26 @@
+"""Mistral 3's models, a line each."""
+
+from omnibal_ext.architectures.architecture import (
+    Architecture,
+    LanguageArchitecture,
+    NativeResolution,
+    PromptFormat,
+    VisionArchitecture,
+)
+
+PIXTRAL = VisionArchitecture(
+    24, 1024, 16, 4096, image_size=14, normalization="RMSNorm", norm_epsilon=1e-5, qkv_bias=False, bias=False,
+    activation="silu", gated=True, patch_bias=False, pre_norm=True, layer_scale=False, pixels="clip",
+    native=NativeResolution(frames=1, columns_between=True),
+)  # fmt: skip
+SMALL = LanguageArchitecture(40, 5120, 32, 8, 32768, vocab_size=131072, rope_theta=1e9, head_size=128)
+
+
+def _mistral(name: str, language: LanguageArchitecture) -> Architecture:
+    prompt = PromptFormat("mistral", 10, "mistral-v7", "native_edge")
+    return Architecture(
+        name, PIXTRAL, language, merger="matrix", projector_bias=False, prompt=prompt, types=("mistral3", "mistral")
+    )
+
+
+PRESETS = {name: _mistral(name, SMALL) for name in ("mistral-small-3.1-24b", "mistral-small-3.2-24b")}
