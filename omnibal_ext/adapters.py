@@ -155,6 +155,8 @@ def _projector(architecture: Architecture) -> tuple[Matrix, ...]:
     if architecture.merger == "matrix":
         width = architecture.vision.hidden_size
         return (Matrix("linear_fc1", out, width), Matrix("linear_fc2", out, out, by_rows=True))
+    if architecture.merger == "shuffled":
+        return (Matrix("linear", out, shuffled),)
     inner = shuffled if architecture.vision.native else out
     names = ("", *(f"feature_{number}." for number in range(architecture.streams - 1)))
     return tuple(

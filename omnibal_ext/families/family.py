@@ -49,5 +49,7 @@ class Family:
     """The chat template in a model's folder is the one that it was trained with; else what config.json means is."""
     spellings: tuple[tuple[str, str], ...] = ()
     """Patterns and what they become: other names of weights (in memory, of older files), brought to those of tables."""
+    modules: tuple[tuple[str, str], ...] = ()
+    """Patterns and what they become: names of the tables, brought to those of modules within transformers' `model`."""
     idle: tuple[str, ...] = ()
     """Patterns of weights that a checkpoint has and the model never uses, beside those in the tables."""

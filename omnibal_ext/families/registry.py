@@ -7,6 +7,7 @@ from omnibal_ext.families.family import Family, Model
 from omnibal_ext.families.gemma3.family import FAMILY as GEMMA3
 from omnibal_ext.families.gemma4.family import FAMILY as GEMMA4
 from omnibal_ext.families.glm_v.family import FAMILY as GLM_V
+from omnibal_ext.families.idefics3.family import FAMILY as IDEFICS3
 from omnibal_ext.families.internvl.family import FAMILY as INTERNVL
 from omnibal_ext.families.llava.family import FAMILY as LLAVA
 from omnibal_ext.families.mistral3.family import FAMILY as MISTRAL3
@@ -16,7 +17,7 @@ from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.languages import LANGUAGES
 from omnibal_ext.families.towers.tiles import TOWERS
 
-FAMILIES: tuple[Family, ...] = (INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, MISTRAL3, GLM_V)
+FAMILIES: tuple[Family, ...] = (INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, MISTRAL3, GLM_V, IDEFICS3)
 MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
 """Model types of whole models."""
 PARTS: Mapping[str, Part] = {

@@ -36,9 +36,9 @@ WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 FAMILIES = (
     "internvl3.5", "llava-1.5", "llava-1.6", "llava-next-video", "vip-llava", "llava-onevision", "qwen2-vl",
     "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "gemma-3", "gemma-4", "qwen3.5", "qwen3.5-moe", "mistral-3", "glm-4.1v",
-    "glm-4.5v",
+    "glm-4.5v", "smolvlm",
 )  # fmt: skip
-PACKED = [family for family in FAMILIES if not family.startswith(("qwen3.5", "gemma-4", "mistral", "glm"))]
+PACKED = [family for family in FAMILIES if not family.startswith(("qwen3.5", "gemma-4", "mistral", "glm", "smolvlm"))]
 """Those whose packs transformers can run."""
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
 ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
@@ -82,6 +82,8 @@ def build(family: str, demo: Path, folder: Path) -> None:
             processor = gemma(folder, tokenizer)
         case "gemma-4":
             processor = gemma4(folder, tokenizer)
+        case "smolvlm":
+            processor = smolvlm(folder, tokenizer)
         case "mistral-3":
             processor = mistral(folder, tokenizer)
         case "glm-4.1v" | "glm-4.5v":
@@ -159,6 +161,18 @@ def gemma4(folder: Path, tokenizer: Path) -> dict[str, Any]:
     (folder / "model/chat_template.jinja").write_text(JINJA["gemma4"])
     (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
     return {"do_normalize": False, "patch_size": 8, "pooling_kernel_size": 3, "max_soft_tokens": 6}
+
+
+def smolvlm(folder: Path, tokenizer: Path) -> dict[str, Any]:
+    special = (*TEMPLATES["smolvlm"].tokens, *MARKUPS["idefics3"].tokens)
+    config = transformers.SmolVLMConfig(
+        vision_config=models.IDEFICS_3, text_config={**TEXT, "model_type": "llama"},
+        image_token_id=load_tokenizer(tokenizer, special).token_id("<image>"),
+    )  # fmt: skip
+    transformers.SmolVLMForConditionalGeneration(config).save_pretrained(folder / "model")
+    (folder / "model/chat_template.jinja").write_text(JINJA["smolvlm"])
+    sides = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}
+    return {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 1, **sides}
 
 
 def mistral(folder: Path, tokenizer: Path) -> dict[str, Any]:

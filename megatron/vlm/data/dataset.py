@@ -136,9 +136,10 @@ class ChatDataset(Dataset):
         return (marks + np.cumsum(features) - features - np.arange(len(marks))).tolist()
 
     def _repeats(self, sample: int) -> list[int]:
-        """Tokens at each place of a sample's images: an image's at one, or of each of its rows, or step of a video."""
+        """Tokens at each place of a sample's images: an image's at one, or of each of its rows or tiles, or step of a
+        video."""
         rule = self.manifest["tiling"]["rule"]
-        shown = [(len(self._order(image)), places_of(image, rule)) for image in self.images(sample)]
+        shown = [(len(self._order(image)), places_of(image, rule).count) for image in self.images(sample)]
         return [features // places for features, places in shown for _ in range(places)]
 
     @property

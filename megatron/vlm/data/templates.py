@@ -25,7 +25,7 @@ from megatron.vlm.data.tool_forms import (
 )
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message, plain
 from omnibal_ext.errors import UserError
-from omnibal_ext.families.markup import MARKS, ImageMarkup
+from omnibal_ext.families.markup import MARKS, ImageMarkup, Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class ChatTemplate:
     system: str | None = None  # what the model was trained with, for conversations that bring no system turn
     closed_by_user: bool = False  # an answer ends with the mark of a user's turn, the last one too; no program has that
     system_varies: bool = False  # a folder's program may bring a system message of its own, which is left out
+    closes_up: bool = False  # an image that begins a turn follows its opening without the space
     system_opens: bool = False  # the system's words stand, as they are, at the head of the first user's turn
     tools: ToolForm | None = None  # how tools, calls and results are written; None: the model never saw any
     thoughts: ThoughtForm | None = None  # how reasoning is written; None: the model never saw any
@@ -123,6 +124,12 @@ def _glm(name: str, thoughts: ThoughtForm | None = None) -> ChatTemplate:
     return ChatTemplate(name, "[gMASK]<sop>", turns, words, closed_by_user=True, thoughts=thoughts)
 
 
+def _idefics3(name: str, beginning: str) -> ChatTemplate:
+    """Idefics 3's and SmolVLM's, which begin otherwise."""
+    turns = {role: Turn(f"{role.capitalize()}: ", "<end_of_utterance>", "\n") for role in (SYSTEM, USER, ASSISTANT)}
+    return ChatTemplate(name, beginning, turns, (beginning, "<end_of_utterance>"), closes_up=True)
+
+
 def _gemma() -> ChatTemplate:
     names = {SYSTEM: "user", USER: "user", ASSISTANT: "model"}
     turns = {role: Turn(f"<start_of_turn>{name}\n", end="<end_of_turn>", gap="\n") for role, name in names.items()}
@@ -169,6 +176,8 @@ TEMPLATES = {
         replace(_vicuna(), name="llava-v1", system=LLAVA_V1_SYSTEM),
         _gemma(),
         _gemma4(),
+        _idefics3("idefics3", "<|begin_of_text|>"),
+        _idefics3("smolvlm", "<|im_start|>"),
     )
 }
 
@@ -184,12 +193,12 @@ def render_chat(
     messages: Sequence[Message],
     template: ChatTemplate,
     markup: ImageMarkup,
-    shown: Iterable[int | Sequence[float]] = (),
+    shown: Iterable[Places | Sequence[float]] = (),
     tools: Sequence[str] = (),
 ) -> RenderedChat:
     """Write a conversation down as `template` has it, every mark as `markup` has it.
 
-    `shown` is, in the order of the marks, at how many places an image stands, or the seconds of a video's steps;
+    `shown` is, in the order of the marks, at which places an image stands, or the seconds of a video's steps;
     without it each stands at one place. `tools` are JSON texts, for a template that has a form for them.
     """
     pieces, trained, length, opened, closed = [template.beginning], [], len(template.beginning), False, False
@@ -201,8 +210,10 @@ def render_chat(
             turn = replace(turn, opening="")
         elif closed and template.closed_by_user:
             turn = replace(turn, opening=turn.opening.removeprefix(template.end_of_turn))
+        if template.closes_up and MARKS.match(message.words):
+            turn = replace(turn, opening=turn.opening.rstrip())
         opened, closed = template.system_opens and message.role == SYSTEM, message.role == ASSISTANT
-        words = MARKS.sub(lambda mark: _as_words(markup, next(left, 1)), message.words)
+        words = MARKS.sub(lambda mark: _as_words(markup, next(left, Places())), message.words)
         if message.role == ASSISTANT and message.trained:
             start = length + len(turn.opening)
             trained.append((start, start + len(words) + len(turn.end)))
@@ -211,8 +222,8 @@ def render_chat(
     return RenderedChat("".join(pieces), tuple(trained))
 
 
-def _as_words(markup: ImageMarkup, shown: int | Sequence[float]) -> str:
-    return markup.image_text(shown) if isinstance(shown, int) else markup.video_text(shown)
+def _as_words(markup: ImageMarkup, shown: Places | Sequence[float]) -> str:
+    return markup.image_text(shown) if isinstance(shown, Places) else markup.video_text(shown)
 
 
 def _stripped(message: Message, template: ChatTemplate) -> Message:

@@ -10,7 +10,7 @@ where a row is of another.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from omnibal_ext.adapters import SUFFIX, Adapters, Matrix, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import PART_OF, PARTS, layer_names
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.registry import family_of
 from omnibal_ext.reading.checks import finite, record, shown, whole
 from omnibal_ext.reading.document import read_json
 
@@ -146,7 +147,7 @@ def write_peft(
     for layer in layers.values():
         pair = ours[f"{layer.beside}.a"], ours[f"{layer.beside}.b"]
         for theirs, both in layer.split(*pair, architecture).items():
-            name = theirs if in_repository else in_memory(theirs)
+            name = theirs if in_repository else in_memory(theirs, family_of(architecture).modules)
             tensors |= {f"{PREFIX}{name}{end}": tensor for end, tensor in zip(ENDS, both, strict=True)}
             if layer.times > 1:
                 ranks[name], alphas[name] = layer.times * adapters.rank, layer.times * adapters.alpha
@@ -161,9 +162,11 @@ def write_peft(
     write_weights(folder / WEIGHT_FILE, stored, tensors.items())
 
 
-def in_memory(name: str) -> str:
-    """What transformers calls a layer in memory, of its name in the tables."""
-    return "model." + re.sub(r"^language_model\.model\.", "language_model.", name)
+def in_memory(name: str, modules: Sequence[tuple[str, str]] = ()) -> str:
+    """What transformers calls a layer in memory, of its name in the tables; `modules` are its family's own."""
+    for pattern, replacement in (*modules, (r"^language_model\.model\.", "language_model.")):
+        name = re.sub(pattern, replacement, name)
+    return f"model.{name}"
 
 
 def read_peft(

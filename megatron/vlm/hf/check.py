@@ -138,6 +138,9 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str]) -> dict[str,
     pixels, is_image = sample.pixels, (sample.ids == config.image_token_id).long()[None]
     if "image_position_ids" in takes:
         return {**_with_positions(sample, config.vision_config.pooling_kernel_size), "mm_token_type_ids": is_image}
+    if "pixel_attention_mask" in takes:  # tiles are filled, and those of one conversation
+        filled = torch.ones(1, len(pixels), *pixels.shape[-2:], dtype=torch.bool)
+        return {"pixel_values": pixels[None], "pixel_attention_mask": filled}
     sizes = [(height, width) for width, height in sample.sizes]
     if sample.grids and "image_sizes" in takes:
         pixels, sizes = whole_pictures(pixels, sample.grids)

@@ -82,7 +82,7 @@ def _projector(model: Architecture) -> dict[str, Shape]:
     shuffled = model.joined_width
     if model.vision.native and model.pools:
         return {"shift": (width,), "scale": (width,), **_linear("linear", out, width)}
-    if model.merger != "perceptron":
+    if model.merger in ("matrix", "gated"):
         return _merger(model)
     if model.vision.native:
         prefixes = ("", *(f"feature_{feature}." for feature in range(len(model.vision.feature_layers))))

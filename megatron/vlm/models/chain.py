@@ -29,7 +29,7 @@ from megatron.vlm.models.language import (
 )
 from megatron.vlm.models.mergers import GatedMerger, MatrixMerger
 from megatron.vlm.models.native import NativePatchEmbed, PatchMerger, SquarePooler
-from megatron.vlm.models.projector import PooledProjector, Projector
+from megatron.vlm.models.projector import PooledProjector, Projector, ShuffledProjector
 from megatron.vlm.models.vision import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
@@ -40,7 +40,8 @@ MERGERS: dict[str, Callable[..., torch.nn.Module]] = {
     "matrix": MatrixMerger,
     "gated": GatedMerger,
 }
-"""By `Architecture.merger`."""
+PROJECTORS: dict[str, Callable[..., torch.nn.Module]] = {"perceptron": Projector, "shuffled": ShuffledProjector}
+"""By `Architecture.merger`, at native resolution and of tiles."""
 SEEDS_APART = 2**20
 """Between the device seeds of two links: more than core adds to one, for a rank and the purpose of a stream."""
 
@@ -119,9 +120,8 @@ class Chain:
                     layer.place(vision, self.kinds[:link].count("vit"))
                     return layer
                 case "projector":
-                    plain: Callable[..., torch.nn.Module] = PooledProjector if self.architecture.pools else Projector
-                    native = SquarePooler if self.architecture.pools else MERGERS[self.architecture.merger]
-                    join = native if vision.native else plain
+                    pooled, others = (SquarePooler, MERGERS) if vision.native else (PooledProjector, PROJECTORS)
+                    join = pooled if self.architecture.pools else others[self.architecture.merger]
                     return self._adapted(link, join(self.vision, self.language, self.architecture))
                 case "word_embed":
                     return WordEmbedding(self.language, self.vocab_size, self.architecture)

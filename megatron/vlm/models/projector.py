@@ -1,13 +1,17 @@
 """From the ViT's width to the language model's.
 
 A two-layer perceptron (LLaVA), pixel shuffle before it (InternVL), or what several layers of the ViT give, side by side
-(ViP-LLaVA); or means of squares of patches and one matrix (Gemma 3).
+(ViP-LLaVA); or one matrix, of means of squares of patches (Gemma 3), or behind the pixel shuffle (Idefics 3).
 """
 
 from collections.abc import Sequence
 
 import torch
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    gather_from_tensor_model_parallel_region,
+)
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -79,6 +83,28 @@ class PooledProjector(MegatronModule):
         rows = join_rows(hidden, self.tokens_per_tile * batch.tiles, self.shared)
         patches = self.vision_norm(rows.view(self.tokens_per_tile, batch.tiles, -1)).transpose(0, 1)
         out, _ = self.linear(self.norm(mean_of_squares(patches, self.square)))
+        return out.reshape(-1, 1, out.shape[-1])
+
+
+class ShuffledProjector(MegatronModule):
+    """This rank's rows of ViT tokens -> [tiles * image tokens, 1, LLM width], on every tensor-parallel rank."""
+
+    def __init__(self, vision: TransformerConfig, language: TransformerConfig, architecture: Architecture) -> None:
+        super().__init__(outside_layers(vision))
+        self.shared, epsilon = vision, architecture.vision.norm_epsilon
+        self.tokens_per_tile, self.shuffle = architecture.vision.tokens_per_tile, architecture.shuffle
+        self.vision_norm = build_norm(self.config, vision.hidden_size, epsilon, "LayerNorm")
+        self.linear = ColumnParallelLinear(
+            architecture.joined_width, language.hidden_size, config=self.config, init_method=vision.init_method,
+            bias=False, gather_output=False,
+        )  # fmt: skip
+
+    def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
+        """This rank's rows of ViT tokens -> image tokens [tokens, 1, LLM width], tile after tile."""
+        rows = join_rows(hidden, self.tokens_per_tile * batch.tiles, self.shared)
+        patches = self.vision_norm(rows.view(self.tokens_per_tile, batch.tiles, -1)).transpose(0, 1)
+        part, _ = self.linear(pixel_shuffle(patches, self.shuffle))
+        out = gather_from_tensor_model_parallel_region(part)  # behind adapters, which add to a rank's part
         return out.reshape(-1, 1, out.shape[-1])
 
 

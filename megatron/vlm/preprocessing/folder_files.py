@@ -30,6 +30,8 @@ LLAVA_SIDE = 224
 """Pixels of a side that LLaVA-1.5's processor makes where its file does not say."""
 ONE_SQUARE = ("pad", "fixed")
 """Rules of a LLaVA that sees one square of an image: CLIP's and SigLIP's, unless the folder says otherwise."""
+SPLIT_SIDE, TILE_SIDE, MOST_SIDE = 1456, 364, 4096
+"""Of Idefics 3's processor: an image's longer side and a tile's, where its file does not say; the longest it makes."""
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -50,6 +52,8 @@ def folder_choices(folder: Path, architecture: Architecture, with_template: bool
     native, edge = architecture.vision.native, architecture.prompt.tiling == "native_edge"
     limits = _longest_edge if edge else _patches
     found = limits(processor, folder / name, architecture) if native else _tiles(processor, name)
+    if RULES[architecture.prompt.tiling].by_tiles:
+        found = _longest_sides(processor, folder / name, architecture.vision.image_size)
     if rule := RULES_OF_MARKUP.get(architecture.prompt.image_markup):
         found["video"] = video_rule(folder, rule, architecture.vision)
     found |= _original_tiles(read_config(folder / CONFIG))
@@ -92,7 +96,8 @@ def _check_pixels(processor: Mapping[str, Any], where: Path, architecture: Archi
     if abs((processor.get("rescale_factor") or 1 / 255) - 1 / 255) > 1e-6:
         raise UserError(f"{where}: rescale_factor is {processor['rescale_factor']}; supported: 1/255")
     size = vision.image_size
-    for name in ("crop_size", "size") if vision.native is None else ():
+    by_tiles = RULES[architecture.prompt.tiling].by_tiles
+    for name in ("max_image_size",) if by_tiles else ("crop_size", "size") if vision.native is None else ():
         sides = processor.get(name) or {}
         sides = {"side": sides} if isinstance(sides, int) else sides
         if unlike := [side for side in sides.values() if side not in (None, size)]:
@@ -184,6 +189,22 @@ def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Archi
     if edge % square:
         raise UserError(f"{where}: longest_edge is {edge}; supported: multiples of {square}, a square's")
     return {"max-tiles": Choice((edge // vision.patch_size) ** 2, where.name)}
+
+
+def _longest_sides(processor: Mapping[str, Any], where: Path, side: int) -> dict[str, Choice]:
+    """The same where images become tiles whose number follows from their longer side (Idefics 3's)."""
+    if not processor.get("do_image_splitting", True):
+        raise UserError(
+            f"{where}: do_image_splitting is False; supported: True. --max-tiles 1 makes one tile of an image"
+        )
+    if not processor:
+        return {}
+    edge = (processor.get("size") or {}).get("longest_edge", SPLIT_SIDE)
+    if (processor.get("max_image_size") or {}).get("longest_edge", TILE_SIDE) != side:
+        raise UserError(f"{where}: max_image_size is not {side}, the side of a tile of the model of {CONFIG}")
+    if not side <= edge <= MOST_SIDE or edge % side:
+        raise UserError(f"{where}: longest_edge is {edge}; supported: multiples of {side}, a tile's, up to {MOST_SIDE}")
+    return {"max-tiles": Choice((edge // side) ** 2, where.name)}
 
 
 def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Choice:

@@ -35,6 +35,8 @@ USUAL = {
 NATIVE_LIMITS = {"native": (16, 5120), "native_edge": (1, 110**2), "native_grown": (32, 30000), "gemma4": (9, 2520)}
 """Fewest and most patches of an image, where the model's folder does not say: as transformers' processors of Qwen2-VL,
 56^2 to 1280 28^2 pixels, and GLM-4.1V, Mistral Small 3.1's, 1540 pixels a side, and Gemma 4's, 280 tokens."""
+SPLIT = 16
+"""Tiles of a square whose side an image's longer one becomes, where the model's folder does not say (Idefics 3)."""
 STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-markup")
 """What the weights were made for: a dataset of another kind is none for this model."""
 
@@ -58,6 +60,8 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
         least, most = NATIVE_LIMITS[prompt.tiling]
         known |= {"min-tiles": least, "max-tiles": most, "thumbnail": False}
         known["video"] = RULES_OF_MARKUP.get(prompt.image_markup)
+    if RULES[prompt.tiling].by_tiles:
+        known["max-tiles"] = SPLIT
     if RULES[prompt.tiling].cap:
         known["max-tiles"] = len(ANYRES_MAX_GRIDS)
     by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}

@@ -185,11 +185,11 @@ class SampleMaker:
         images = content.tiled()
         rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
         places = [places_of(image, rule) for image in images]
-        shown = [image.film.times if image.film else count for image, count in zip(images, places, strict=True)]
+        shown = [image.film.times if image.film else stands for image, stands in zip(images, places, strict=True)]
         chat = render_chat(content.messages, self.template, self.markup, shown, content.tools)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
         features = sum(len(feature_order(image, rule, per_tile)) for image in images)
-        return Sample(tokens, loss_mask, images, len(tokens) - sum(places) + features)
+        return Sample(tokens, loss_mask, images, len(tokens) - sum(stands.count for stands in places) + features)
 
 
 def _decode(file: Path, place: Place, numbers: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from megatron.vlm.preprocessing.demo import train_tokenizer
 from megatron.vlm.preprocessing.samples import tokenize
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, load_tokenizer
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.markup import Places
 
 INTERNVL = MARKUPS["internvl"]
 CHAT = (
@@ -74,13 +75,27 @@ def test_glms_answers_end_with_the_mark_of_who_asks_next() -> None:
 
 
 def test_rows_of_pixtrals_images_end_with_a_break() -> None:
-    chat = render_chat(CHAT, chat_template("mistral-v7"), MARKUPS["mistral"], [3])
+    chat = render_chat(CHAT, chat_template("mistral-v7"), MARKUPS["mistral"], [Places(3)])
     assert chat.text == (
         "<s>[SYSTEM_PROMPT]Read[/SYSTEM_PROMPT][INST][IMG][IMG_BREAK][IMG][IMG_BREAK][IMG][IMG_END]\nRead the digits."
         "[/INST]a5b3</s>[INST]Repeat: a5[/INST]a5</s>"
     )
     assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3</s>", "a5</s>"]
     assert {"[IMG]", "[IMG_BREAK]", "[IMG_END]"} <= set(MARKUPS["mistral"].reserved)
+
+
+def test_tiles_of_idefics_3_stand_by_row_and_column_and_an_image_follows_its_opening() -> None:
+    chat = render_chat(CHAT, chat_template("smolvlm"), MARKUPS["idefics3"], [Places(1, 2, whole=True)])
+    around = "<fake_token_around_image>"
+    assert chat.text == (
+        f"<|im_start|>System: Read<end_of_utterance>\nUser:{around}<row_1_col_1><image>{around}<row_1_col_2><image>\n"
+        f"\n{around}<global-img><image>{around}\nRead the digits.<end_of_utterance>\nAssistant: a5b3"
+        "<end_of_utterance>\nUser: Repeat: a5<end_of_utterance>\nAssistant: a5<end_of_utterance>\n"
+    )
+    assert [chat.text[start:end] for start, end in chat.trained] == ["a5b3<end_of_utterance>", "a5<end_of_utterance>"]
+    alone = render_chat(CHAT, chat_template("idefics3"), MARKUPS["idefics3"]).text
+    assert f"User:{around}<global-img><image>{around}\nRead" in alone
+    assert around in MARKUPS["idefics3"].reserved
 
 
 def test_only_the_assistants_words_and_their_end_are_trained() -> None:

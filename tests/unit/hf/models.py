@@ -43,6 +43,7 @@ CLIP = {
     "image_size": TILE,
     "patch_size": TILE // SIDE,
 }
+IDEFICS_3 = {name: value for name, value in CLIP.items() if name != "model_type"}
 SIGLIP = {**CLIP, "model_type": "siglip_vision_model", "vision_use_head": False}
 QWEN_VIT = {"depth": 3, "num_heads": 4, "patch_size": 4}
 QWEN2_VL = {**QWEN_VIT, "embed_dim": 48, "hidden_size": 48, "mlp_ratio": 2}
@@ -432,6 +433,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         },
         {"tie_word_embeddings": False},
     ),
+    "idefics 3": ("Idefics3", IDEFICS_3, {**TEXT, "model_type": "llama"}, {}),
+    "smolvlm tied, odd patches": (
+        "SmolVLM",
+        {**IDEFICS_3, "image_size": 26, "hidden_act": "gelu"},
+        {**TEXT, "model_type": "llama", "rope_parameters": LLAMA3_SCALING},
+        {"scale_factor": 3, "tie_word_embeddings": True},
+    ),
     "mistral 3": ("Mistral3", PIXTRAL, MISTRAL, {"tie_word_embeddings": False}),
     "mistral 3 tied, biases": (
         "Mistral3",
@@ -512,6 +520,8 @@ def config_fields(family: str) -> dict[str, Any]:
     prefix, vision, text, fields = FAMILIES[family]
     if prefix.startswith(("Qwen", "Glm")) or prefix == "Gemma4":
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
+    elif prefix in ("Idefics3", "SmolVLM"):
+        fields = {"image_token_id": IMAGE_TOKEN, **fields}
     elif prefix == "InternVL":
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
         vision = {**INTERN_VIT, **vision}

@@ -237,7 +237,8 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
         elif sample.shown:
             images = _at_native_resolution(sample, theirs.config.model_type)
         elif len(sample.pixels):
-            images["pixel_values"] = sample.pixels
+            several = theirs.config.model_type in ("idefics3", "smolvlm")
+            images["pixel_values"] = sample.pixels[None] if several else sample.pixels
             if theirs.config.model_type == "gemma3":
                 images["token_type_ids"] = (sample.ids == IMAGE_TOKEN).long()[None]
             if theirs.config.model_type in ("llava_next", "llava_next_video", "llava_onevision"):

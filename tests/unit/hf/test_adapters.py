@@ -15,6 +15,7 @@ from megatron.vlm.hf.names import sources
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.registry import family_of
 from tests.distributed.conftest import run_program
 from tests.programs import ENGINE, PLAIN
 
@@ -37,12 +38,13 @@ WAYS = {
             "qwen3-vl-moe",
             "mistral 3",
             "glm-4.1v",
+            "idefics 3",
         ),
     ),
     "two tensor-parallel ranks": (
         2,
         PLAIN,
-        ("internvl", UNEVEN, "internvl qwen3-moe", "gemma 4", "qwen2.5-vl", "glm-4.1v"),
+        ("internvl", UNEVEN, "internvl qwen3-moe", "gemma 4", "qwen2.5-vl", "glm-4.1v", "idefics 3"),
     ),
     "two tensor-parallel ranks, Transformer Engine": (2, ENGINE, ("internvl", "qwen2.5-vl")),
 }
@@ -157,4 +159,7 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
 
 def test_names_are_those_of_transformers_in_memory() -> None:
     assert in_memory("language_model.model.layers.0.mlp.up_proj") == "model.language_model.layers.0.mlp.up_proj"
+    own = family_of(preset("smolvlm-500m")).modules
+    assert in_memory("language_model.model.layers.0.mlp.up_proj", own) == "model.text_model.layers.0.mlp.up_proj"
+    assert in_memory("vision_tower.encoder.layers.0.mlp.fc1", own) == "model.vision_model.encoder.layers.0.mlp.fc1"
     assert in_memory("visual.blocks.0.attn.qkv") == "model.visual.blocks.0.attn.qkv"

@@ -200,6 +200,15 @@ def glm(path: Path, _: bool) -> tuple[Any, str]:
     return WithoutVideo(Glm4vImageProcessorPil(size=edges), tokenizer, None), SHOWN_BY_GLM
 
 
+def idefics3(path: Path, _: bool) -> tuple[Any, str]:
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+    tokenizer = fast(path, ["<|im_start|>", "<end_of_utterance>", "<fake_token_around_image>", "<image>"])
+    sides = {"size": {"longest_edge": 4 * TILE}, "max_image_size": {"longest_edge": TILE}}
+    return Idefics3Processor(Idefics3ImageProcessorPil(**sides), tokenizer, image_seq_len=4), "<image>"
+
+
 SHOWN_BY_GLM = "<|begin_of_image|><|image|><|end_of_image|>"
 CLIP_FEATURES = {
     "patch_size": PATCH,
@@ -238,6 +247,9 @@ CASES["native_grown"] = (
 CASES["native_grown, with thoughts"] = (
     glm, {"template": "glm-4.5v", "markup": "glm-4.1v", "tokens_per_tile": 0.25, "normalization": "clip"},
 )  # fmt: skip
+CASES["split"] = (
+    idefics3, {"template": "smolvlm", "markup": "idefics3", "tokens_per_tile": 4, "normalization": "half"},
+)  # fmt: skip
 TILINGS = {
     "native_grown": Tiling(PATCH, 16, 120, False, "native_grown"),
     "native": Tiling(PATCH, 16, 120, False, "native"),
@@ -253,6 +265,7 @@ PROMPTS = {  # what their chat templates write for one question and answer
     "glm-4.1v": "[gMASK]<sop><|user|>\n{0}\nWhat is in the picture?<|assistant|>\nA cat.<|user|>",
     "glm-4.5v": "[gMASK]<sop><|user|>\n{0}\nWhat is in the picture?<|assistant|>\n<think></think>\nA cat.<|user|>",
     "mistral-v7": "<s>[INST]{0}\nWhat is in the picture?[/INST]A cat.</s>",
+    "smolvlm": "<|im_start|>User:{0}\nWhat is in the picture?<end_of_utterance>\nAssistant: A cat.<end_of_utterance>\n",
     "vicuna": "<s>USER: {0}\nWhat is in the picture? ASSISTANT: A cat.</s>",
     "gemma": "<bos><start_of_turn>user\n{0}\nWhat is in the picture?<end_of_turn>\n<start_of_turn>model\nA cat."
     "<end_of_turn>\n",
@@ -304,7 +317,7 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
     return ChatDataset(folder / "dataset")
 
 
-MOST_TILES = {"native": 120, "native_edge": 100, "native_grown": 120, "anyres_max_9": 36, "gemma4": 630}
+MOST_TILES = {"split": 16, "native": 120, "native_edge": 100, "native_grown": 120, "anyres_max_9": 36, "gemma4": 630}
 TOWERS = {  # config.json of each kind of model
     "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
     "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
@@ -324,6 +337,7 @@ TOWERS = {  # config.json of each kind of model
     "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
     "gemma": ("gemma3", "gemma3_text", {"model_type": "siglip_vision_model", "image_size": TILE}),
     "gemma4": ("gemma4", "gemma4_text", {}),
+    "split": ("smolvlm", "llama", {"image_size": TILE}),
 }
 JINJA = {
     "hermes-2": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% for part in m.content %}{{ part.text }}"
@@ -335,6 +349,9 @@ JINJA = {
     "gemma4": "{{ bos_token }}{% for m in messages %}"
     "{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
     "{% for part in m.content %}{{ part.text | trim }}{% endfor %}{{ '<turn|>\n' }}{% endfor %}",
+    "smolvlm": "<|im_start|>{% for m in messages %}{{ m.role | capitalize }}"
+    "{{ ':' if m.content[0].type == 'image' else ': ' }}{% for part in m.content %}"
+    "{{ part.text if part.type == 'text' else '<image>' }}{% endfor %}<end_of_utterance>\n{% endfor %}",
     "mistral-v7": MISTRAL_JINJA,
     "glm-4.1v": GLM_JINJA,
     "glm-4.5v": GLM_THINKING_JINJA,
@@ -355,7 +372,10 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
     text: dict[str, Any] = {"gemma4": {"hidden_size_per_layer_input": 0}}.get(kind, {})
     text |= {"partial_rotary_factor": 0.5, "head_dim": 128} if kind.startswith("glm") else {}
     towers = {"text_config": {"model_type": language, **text}, "vision_config": {**tower, "patch_size": PATCH}}
-    config = {"model_type": kind, **towers} | ({"mm_tokens_per_image": 4} if kind == "gemma3" else {})
+    config = {"model_type": kind, **towers} | {
+        "gemma3": {"mm_tokens_per_image": 4},
+        "smolvlm": {"scale_factor": 1},
+    }.get(kind, {})
     (tmp_path / "config.json").write_text(json.dumps(config))
     given = {"chat-template": flags["template"]}
     if flags["template"] in JINJA:

@@ -13,6 +13,9 @@ tiles. Of one tile: `pad`, the whole image on a square of the ViT's mean colour,
 middle square, as its published processor does; `fixed`, the image stretched; `gemma`, the same by bilinear
 interpolation, as Gemma 3 has it, which needs to know where its images begin.
 
+`split` brings an image's longer side to that of a square of the most tiles; each tile, and the whole image behind them,
+stands at a place of its own in the words (Idefics 3).
+
 `native` keeps an image near its own size (Qwen2-VL, arXiv 2409.12191): a tile is a patch, and patches follow each other
 square by square, as many of them as become one token of the language model. `native_edge` makes it no larger than a
 square of the most tiles, and rounds up (Pixtral, arXiv 2410.07073); `native_grown` makes what is narrower than a square
@@ -33,6 +36,7 @@ from PIL import Image
 from megatron.vlm.data.formats.rows import Place
 from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
+from omnibal_ext.families.markup import Places
 
 Grid = tuple[int, int]  # columns, rows
 
@@ -160,6 +164,29 @@ def edge_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles
     return ((width - 1) // side + 1) * SQUARE, ((height - 1) // side + 1) * SQUARE
 
 
+def split_grid(width: int, height: int, tile_size: int, min_tiles: int, max_tiles: int) -> Grid:
+    """Tiles a side for an image whose longer side becomes that of a square of `max_tiles`, the other one's rounded up.
+
+    However small the image (Idefics 3).
+    """
+    edge = isqrt(max_tiles) * tile_size
+    inner_width, inner_height = _at_edge(width, height, edge)
+    if inner_width >= inner_height:
+        inner_height = int(edge / (inner_width / inner_height))
+    else:
+        inner_width = int(edge * (inner_width / inner_height))
+    return ceil(inner_width / tile_size), ceil(inner_height / tile_size)
+
+
+def _at_edge(width: int, height: int, edge: int) -> tuple[int, int]:
+    """Width and height where the longer side is `edge` and the other one even, as Idefics 3's processor has it."""
+    if width >= height:
+        shorter = int(edge / (width / height))
+        return edge, max(1, shorter + shorter % 2)
+    shorter = int(edge * (width / height))
+    return max(1, shorter + shorter % 2), edge
+
+
 def _one_tile(*_: int) -> Grid:
     return (1, 1)
 
@@ -185,6 +212,12 @@ def _stretch(
     image: Image.Image, size: tuple[int, int], resampling: Image.Resampling = Image.Resampling.BICUBIC
 ) -> Image.Image:
     return image.resize(size, resampling)
+
+
+def _stretch_twice(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """To nearly its own shape, then to whole tiles (Idefics 3)."""
+    shaped = _stretch(image, _at_edge(*image.size, max(size)), Image.Resampling.LANCZOS)
+    return _stretch(shaped, size, Image.Resampling.LANCZOS)
 
 
 def _letterbox(image: Image.Image, size: tuple[int, int]) -> Image.Image:
@@ -228,12 +261,13 @@ class Rule:
     starts: bool = False  # the language model must know where the tokens of each image begin
     resampling: Image.Resampling = Image.Resampling.BICUBIC
     by_rows: bool = False  # each row of an image's features stands at a place of its own in the words
+    by_tiles: bool = False  # so does each tile, and the whole image, which is made of what was cut
     several: "Rule | None" = None  # how an image among several becomes one tile; None: as it would alone
 
     @property
-    def read_as(self) -> tuple[bool, int, bool, int, bool, bool]:
+    def read_as(self) -> tuple[bool, int, bool, int, bool, bool, bool]:
         """What a model must know of the rule: those that are alike in it serve the same ones."""
-        return self.joins_tiles, self.cap, self.native, self.square, self.starts, self.by_rows
+        return self.joins_tiles, self.cap, self.native, self.square, self.starts, self.by_rows, self.by_tiles
 
 
 RULES = {
@@ -261,6 +295,7 @@ RULES = {
     "gemma4": Rule(filling_grid, _stretch, native=True, square=3, scaled=False, each=True, starts=True),
     "native_grown": Rule(grown_grid, _stretch, native=True, each=True, starts=True),
     "native_edge": Rule(edge_grid, _stretch, native=True, each=True, by_rows=True),
+    "split": Rule(split_grid, _stretch_twice, each=True, by_tiles=True, resampling=Image.Resampling.LANCZOS),
 }
 
 
@@ -281,7 +316,7 @@ class Tiling:
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise UserError(f"unknown tiling rule {self.rule!r}; known: {', '.join(RULES)}")
-        if RULES[self.rule].joins_tiles and not self.thumbnail:
+        if (RULES[self.rule].joins_tiles or RULES[self.rule].by_tiles) and not self.thumbnail:
             raise UserError(f"tiling rule {self.rule!r} has a thumbnail always; leave --no-thumbnail out")
         patches = RULES[self.rule].square ** 2
         if RULES[self.rule].native and (self.thumbnail or self.max_tiles < patches):
@@ -360,9 +395,11 @@ class TiledImage:
         return [(1 if apart else self.steps, self.rows, self.columns)] * (self.steps if apart else 1)
 
 
-def places_of(image: TiledImage, rule: str) -> int:
-    """At how many places in the words an image's features stand, or a video's, as many at each."""
-    return image.rows // SQUARE if RULES[rule].by_rows else len(image.grids)
+def places_of(image: TiledImage, rule: str) -> Places:
+    """At which places in the words an image's features stand, or a video's, as many at each."""
+    if RULES[rule].by_tiles:
+        return Places(image.rows, image.columns, image.thumbnail)
+    return Places(image.rows // SQUARE if RULES[rule].by_rows else len(image.grids))
 
 
 def tile_image(
@@ -383,7 +420,8 @@ def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -
     size = (plan.columns * tile_size, plan.rows * tile_size)
     layout = RULES[rule]
     shown = layout.several if layout.several and not plan.thumbnail else layout
-    resized = np.asarray(shown.lay(image, size))
+    laid = shown.lay(image, size)
+    resized = np.asarray(laid)
     cells = resized.reshape(plan.rows, tile_size, plan.columns, tile_size, 3).swapaxes(1, 2)
     if layout.native:
         side = layout.square
@@ -392,5 +430,6 @@ def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -
     tiles = cells.reshape(-1, tile_size, tile_size, 3)
     if not plan.thumbnail:
         return tiles
-    thumbnail = np.asarray(_stretch(image, (tile_size, tile_size)))[None]
+    whole = laid if layout.by_tiles else image
+    thumbnail = np.asarray(_stretch(whole, (tile_size, tile_size), layout.resampling))[None]
     return np.concatenate([thumbnail, tiles] if layout.thumbnail_first else [tiles, thumbnail])

@@ -1,0 +1,56 @@
+"""Idefics 3 and SmolVLM."""
+
+from typing import Any
+
+from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.fields import GENERAL, names
+from omnibal_ext.families.idefics3.config import read_idefics3
+from omnibal_ext.families.idefics3.names import connector_weights
+from omnibal_ext.families.idefics3.presets import PRESETS
+from omnibal_ext.families.markup import IMAGE_MARK, ImageMarkup
+from omnibal_ext.families.section import Part
+from omnibal_ext.families.towers.tiles import clip_weights
+
+_FIELDS: dict[str, Any] = {"image_token_id": 128257, "scale_factor": 2, "tie_word_embeddings": False}
+WEIGHTS = (*clip_weights(), *connector_weights())
+VISION = Part(
+    {
+        "hidden_size": 1152,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 32,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    },
+    GENERAL | names("max_image_size size use_base_siglip"),  # the processor's
+)
+MODEL = Model(
+    Part(_FIELDS, GENERAL | names("_pad_token_id image_seq_len vocab_size"), WEIGHTS),
+    read_idefics3,
+    ("pixel_attention_mask",),
+)
+FAMILY = Family(
+    models={"idefics3": MODEL, "smolvlm": MODEL},
+    parts={"idefics3_vision": VISION, "smolvlm_vision": VISION},
+    presets=PRESETS,
+    markups=(
+        ImageMarkup(
+            "idefics3",
+            IMAGE_MARK,
+            ("<fake_token_around_image>", IMAGE_MARK),
+            before="<fake_token_around_image><global-img>",
+            after="<fake_token_around_image>",
+            gap="",
+            tile="<fake_token_around_image><row_{row}_col_{column}>",
+        ),
+    ),
+    folder_says_template=True,
+    spellings=(
+        (r"^model\.vision_model\.", "vision_tower."),
+        (r"^model\.text_model\.", "language_model.model."),
+        (r"^model\.connector\.", "connector."),
+    ),
+    modules=((r"^vision_tower\.", "vision_model."), (r"^language_model\.model\.", "text_model.")),
+)
