@@ -154,11 +154,10 @@ def analytic_profile(
                 adapters=adapters,
             ).layers
         )
-        rate = gpu.node_bandwidth if replica_ranks <= GPUS_A_NODE else gpu.network_bandwidth
         of_towers = {
             "whole_layers": {kind: cost for kind, cost in whole.items() if kind in VISION_KINDS},
             "image_tiles": float(IMAGE_PATCHES) if vision.native is not None else 0.0,
-            "replica_seconds_per_byte": 1 / (rate * gpu.bandwidth_efficiency),
+            "replica_seconds_per_byte": 1 / (_replica_rate(gpu, t, d, replica_ranks) * gpu.bandwidth_efficiency),
         }
     waited_for = [kind for kind, cost in layers.items() if cost.least_forward_seconds > cost.forward_seconds]
     return Profile(
@@ -193,6 +192,17 @@ def analytic_profile(
             "distributed_optimizer": distributed_optimizer,
         },
     )
+
+
+def _replica_rate(gpu: Device, t: int, d: int, replica_ranks: int) -> float:
+    """Bytes a second of a broadcast to all ranks of a replica.
+
+    Pipeline ranks are t d GPUs apart in Megatron's order: a node has some t of them, and each a network adapter.
+    """
+    in_node = min(GPUS_A_NODE, t * max(1, GPUS_A_NODE // (t * d)))
+    if replica_ranks <= in_node:
+        return gpu.node_bandwidth
+    return min(gpu.node_bandwidth, in_node * gpu.network_bandwidth)
 
 
 def _layer_cost(

@@ -11,9 +11,10 @@ from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts, dealt_by_bytes, language_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside, largest_share
+from omnibal_ext.layout.place_search import _actions, as_array, place_costs
 from omnibal_ext.layout.placing import judge_places
 from omnibal_ext.layout.problem import LayoutProblem
-from omnibal_ext.layout.roads import _actions, _as_array, _costs, _placed, _with_places, plan_beside, plan_road
+from omnibal_ext.layout.roads import _placed, _with_places, plan_beside, plan_road
 from omnibal_ext.layout.search import find_plan, make_plan
 from omnibal_ext.plan import Plan
 from omnibal_ext.plan_tower import Tower
@@ -101,8 +102,6 @@ def test_analytic_profiles_price_whole_layers_only_when_asked() -> None:
     assert set(asked.whole_layers) == {"patch_embed", "vit", "vit_full", "projector"}
     assert all(cost == one.layers[kind] for kind, cost in asked.whole_layers.items())
     assert Profile.from_record(asked.to_record()) == asked
-    far = analytic_profile(model, "h100", 4096, 4096, 2, 4, replica_ranks=16)
-    assert far.replica_seconds_per_byte == 9 * asked.replica_seconds_per_byte
 
 
 def test_owners_are_dealt_by_bytes() -> None:
@@ -145,7 +144,7 @@ def test_the_search_judges_places_as_the_simulator_plays_their_lists(schedule: s
         layout = find_plan(alone, "layers")[1][0].layout
         owners = dealt_by_bytes(costs.owner_bytes(), 2)
         aside = TowerBeside(Tower(4, owners, ((0,),) * 5), costs, whole.profile, 2, whole.packs)
-        judged = _costs(whole, alone, layout, aside, 0.0)
+        judged = place_costs(whole, alone, layout, aside, 0.0)
         assert (judged.actions[..., 0] == 0).sum() == 5 * 2 * chunks
         assert _actions(alone).shape == judged.actions.shape
         beside = Beside(drawn_parts(2, 5, seed), not trained)
@@ -154,7 +153,7 @@ def test_the_search_judges_places_as_the_simulator_plays_their_lists(schedule: s
             in_time(alone.schedule, 5, alone.placement, beside),
             in_time(alone.schedule, 5, alone.placement, beside, 3, 2),
         ):
-            places = _as_array(listed, 2, 5)
+            places = as_array(listed, 2, 5)
             built = _with_places(whole, alone, aside, places)
             # A pack without tiles costs an action all the same in the search, and nothing in the simulator.
             full = replace(whole.packs, tiles=np.maximum(1, whole.packs.tiles))
@@ -197,7 +196,7 @@ def test_annealed_places_are_never_slower_than_first_and_last() -> None:
         assert found.beside is not None
         alone = replace(found, lists=None, beside=None)
         parts = tuple(((m + 1) % 3,) for m in range(6))
-        first = _with_places(whole, alone, found.beside, _as_array(first_and_last(alone.schedule, Beside(parts)), 3, 6))
+        first = _with_places(whole, alone, found.beside, as_array(first_and_last(alone.schedule, Beside(parts)), 3, 6))
         assert best.step_seconds <= first.step_seconds(best.layout) * (1 + 1e-9)
 
 
