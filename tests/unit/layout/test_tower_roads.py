@@ -24,23 +24,24 @@ def longest_share(tiles: int, workers: int) -> int:
     return max(Counter(image % workers for image in range(tiles)).values(), default=0)
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_a_plan_says_what_e_and_v_take(tensor: int) -> None:
+@pytest.mark.parametrize(("tensor", "memory", "again"), [(1, 500.0, False), (2, 500.0, False), (2, 220.0, True)])
+def test_a_plan_says_what_e_and_v_take(tensor: int, memory: float, again: bool) -> None:
     """The mean over packs and ranks that encode them; the tower's layers as `small` prices them."""
-    whole = replace(problem(4, 3, 6), profile=small(tensor=tensor))
+    whole = replace(problem(4, 3, 6, memory_bytes=memory), profile=small(tensor=tensor))
     found, candidates = plan_beside(whole, "joint", seconds=0.1)
     plan = make_plan(found, candidates, "joint")
     assert plan.tower is not None
+    assert bool(plan.tower.recompute) == again
     assert isinstance(whole.packs, PackSizes)
     forward, backward = [], []
     for tiles in whole.packs.tiles.reshape(-1, 6):
         for number, ranks in zip(tiles.tolist(), plan.tower.parts, strict=True):
             most = longest_share(number, len(ranks) * tensor)
             executor = 0.003 if most else 0.0
-            again = len(plan.tower.recompute) * (0.1 + 0.05 * most)
+            rerun = len(plan.tower.recompute) * (0.1 + 0.05 * most)
             vit, others = 2 * (0.1 + 0.05 * most), 2 * 0.1 * most / 4
             forward += [(vit + others + executor) if most else 0.0] * len(ranks)
-            backward += [(2 * (vit + others) + again + executor) if most else 0.0] * len(ranks)
+            backward += [(2 * (vit + others) + rerun + executor) if most else 0.0] * len(ranks)
     assert plan.predicted["tower_seconds"] == pytest.approx([np.mean(forward), np.mean(backward)], rel=1e-12)
 
 
