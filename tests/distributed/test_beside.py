@@ -35,3 +35,13 @@ def test_the_grid_has_every_mode_and_model_with_every_way_of_keeping() -> None:
     assert {case.case.question.model for case in trained} == {case.case.question.model for case in drawn}
     assert {case.case.question.packs for case in trained} >= {"all", "text only", "one of many"}
     assert len(trained) < len(drawn)
+
+
+def test_eight_steps_evaluations_order_and_checkpoints(tmp_path: Path) -> None:
+    """One process's weights; bit for bit the same once more with evaluations, all E first and V last, through a cut."""
+    program, answers = "tests.distributed.beside_training", tmp_path / "answers.pt"
+    run_program(program, 1, "answers", str(answers))
+    result = run_program(program, 4, "compare", str(answers), str(tmp_path / "saves"))
+    assert len(result) == 4 + 4 + 3
+    for name, difference in result.items():
+        assert difference < 1e-4 if name.endswith("one process") else difference == 0, name

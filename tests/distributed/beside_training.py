@@ -1,0 +1,162 @@
+"""Run under torchrun: eight optimizer steps with the tower beside the pipeline, and what must not change them.
+
+beside_training.py answers ANSWERS.pt          writes one process's last loss and weights
+beside_training.py compare ANSWERS.pt FOLDER   for every model: how far all weights are from those; 0 where runs are
+    equal to the bit: once more, with evaluations in between, and with all E first and all V last; saved, loaded by a
+    cut of the chain, saved there and loaded again
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import chain as joined
+from pathlib import Path
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.utils import get_model_config, unwrap_model
+from megatron.training import get_args
+from torch import Tensor
+
+from megatron.vlm import platform
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.communicator import Communicator
+from megatron.vlm.pipeline.encoding import Images
+from megatron.vlm.pipeline.executor import Executor
+from omnibal_ext.plan import Plan
+from tests.distributed import beside, beside_cases, cases, harness, training
+
+QUESTIONS = (
+    cases.Question("small", (), training.PACKS, "token"),
+    cases.Question("features", ("llm",), training.PACKS, "square"),
+    cases.Question("native", ("vit", "projector"), training.PACKS, "token"),
+)
+"""The tower of the last is frozen, and runs ahead."""
+MICROBATCHES = 4
+
+
+def main() -> None:
+    what, path, *more = sys.argv[1:]
+    folder, flags = (Path(more[0]), more[1:]) if what == "compare" else (Path(), more)
+    platform.mend_distributed_optimizer()
+    if what == "answers":
+        harness.start(harness.SMALL, 1, 1, flags)
+        found = {question: training.one_process(question) for question in QUESTIONS}
+        torch.save(found, path)
+        print("RESULT " + json.dumps({str(question): loss for question, (loss, _) in found.items()}))
+    else:
+        harness.start(harness.SMALL, 2, 2, flags)
+        answers, communicator = torch.load(Path(path), weights_only=False), beside.open_image_channels(2)
+        found = {}
+        for question in QUESTIONS:
+            measured = differences(question, answers[question], communicator, folder / question.model)
+            found |= {f"{question.model}: {name}": value for name, value in measured.items()}
+        harness.report(found)
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+def differences(
+    question: cases.Question, answer: tuple[float, dict[str, Tensor]], communicator: Communicator, folder: Path
+) -> dict[str, float]:
+    """See above."""
+    chain = harness.chain_of(get_args(), question)
+    case = beside_cases.Beside(
+        cases.Case(question, "1f1b", 1, "none", False, False, 5), "bubbles", "kept", False, MICROBATCHES
+    )
+    plan = case.plan(chain.kinds, 2, 2)
+    loss, model = train(chain, plan, communicator, question.reduction)
+    weights, worst = dict(harness.weights_of(model)), abs(loss - answer[0])
+    for name, weight in weights.items():
+        worst = max(worst, (weight - harness.shard(answer[1][name], weight)).abs().max().item())
+    found = {"one process": worst}
+    found["once more, evaluated"] = unlike(
+        weights, train(chain, plan, communicator, question.reduction, evaluates=True)[1]
+    )
+    if plan.tower is not None and plan.tower.mode == "bubbles":
+        found["all first and last"] = unlike(
+            weights, train(chain, all_first(plan), communicator, question.reduction)[1]
+        )
+    found["through a cut"] = through_a_cut(chain, plan, model, folder)
+    return found
+
+
+def all_first(plan: Plan) -> Plan:
+    """The same parts, all E first and all V last."""
+    assert plan.tower is not None
+    tower = replace(plan.tower, mode="first")
+    lists = beside_cases.woven(plan.schedule, 1, plan.pipeline_model_parallel_size, tower, random.Random(0))
+    return replace(plan, tower=tower, lists=tuple(" ".join(action.word for action in actions) for actions in lists))
+
+
+def unlike(weights: dict[str, Tensor], model: list[torch.nn.Module]) -> float:
+    """Weights that are not equal to the bit."""
+    found = dict(harness.weights_of(model))
+    assert found.keys() == weights.keys()
+    return float(sum(not torch.equal(found[name], weight) for name, weight in weights.items()))
+
+
+def train(
+    chain: Chain, plan: Plan, communicator: Communicator, reduction: str, evaluates: bool = False
+) -> tuple[float, list[torch.nn.Module]]:
+    """The last step's loss, and the model after it."""
+    plan.validate()
+    args, model = get_args(), harness.build_model(chain, plan)
+    executor = Executor(plan.schedule, lists=plan.build_schedule(), tower=plan.tower)
+    executor._communicator = communicator
+    options = {"use_distributed_optimizer": args.use_distributed_optimizer, "params_dtype": args.params_dtype}
+    optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-3, weight_decay=0.05, **options), model)
+    get_model_config(model[0]).grad_scale_func = optimizer.scale_loss
+    packs, loss = harness.sample_packs(training.PACKS, 1, chain.architecture.name), 0.0
+
+    def turned(step: int) -> list[Microbatch]:
+        turn = step % len(packs)
+        return packs[turn:] + packs[:turn]
+
+    def all_parts() -> Iterator[Microbatch]:
+        yield from joined.from_iterable(beside.parts_of(plan, turned(step)) for step in range(training.STEPS + 1))
+
+    stream = all_parts()
+    for step in range(training.STEPS):
+        optimizer.zero_grad()
+        run = partial(executor, images=Images(stream))
+        loss = harness.run_iteration(model, plan, turned(step), run, reduction)
+        done, _, _ = optimizer.step()
+        assert done, "the optimizer skipped a step"
+        if evaluates:  # as many packs as no plan has lists for
+            run = partial(executor, images=Images(beside.parts_of(plan, packs[:3])), forward_only=True)
+            with torch.no_grad():
+                harness.run_iteration(model, plan, packs[:3], run)
+    beside.check_copies(executor, model)
+    return loss, model
+
+
+def through_a_cut(chain: Chain, plan: Plan, model: list[torch.nn.Module], folder: Path) -> float:
+    """Weights that are not what they were, saved beside, loaded and saved as a cut, and loaded beside."""
+    cut = cases.Case(QUESTIONS[0], "1f1b", 1, "none", False, False, 3).plan(chain.kinds, 2)
+    between, again = (harness.build_model(chain, one) for one in (cut, plan))
+    for module in (*between, *again):
+        for weight in module.parameters():
+            weight.data.zero_()
+    carry(model, between, folder / "beside")
+    carry(between, again, folder / "cut")
+    return unlike(dict(harness.weights_of(model)), again)
+
+
+def carry(source: list[torch.nn.Module], target: list[torch.nn.Module], folder: Path) -> None:
+    """Save one model, and load another from it."""
+    if torch.distributed.get_rank() == 0:
+        folder.mkdir(parents=True)
+    torch.distributed.barrier()
+    one, other = unwrap_model(source[0]), unwrap_model(target[0])
+    dist_checkpointing.save(one.sharded_state_dict(), str(folder))
+    other.load_state_dict(dist_checkpointing.load(other.sharded_state_dict(), str(folder)))
+
+
+if __name__ == "__main__":
+    main()
