@@ -48,6 +48,10 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "schedule.py": (("--rounds", 1), r"ours / megatron-core: \S+, losses equal"),
     "simulator.py": (("--rounds", 1), r"median error of the step: \S+; rank order \w+"),
     "timeline.py": (("--output", "PICTURE"), r"after / before samples per second: \S+x"),
+    "wide_packing.py": (
+        ("--corpus", "films", "--samples", 3000, "--micro-batches", 4),
+        r"ratio of waiting to HBP's as printed: 0\.0\d+",
+    ),
     "wide_steps.py": (("--rounds", 1), r"predicted over measured: median \S+, .*; \d+ of 15 pairs ranked right"),
 }  # fmt: skip
 """Of each its arguments, and its last line."""

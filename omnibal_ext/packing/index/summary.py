@@ -41,6 +41,10 @@ class Summary:
     dist_ratio_vit: float
     dist_ratio_llm: float
     dist_ratio_attention: float
+    balance_ratio_llm: float
+    """DBR of HBP (arXiv 2503.07680): of tokens of packs, evenly over their ranks, in iterations without empty seats."""
+    balance_ratio_attention: float
+    """ABR of HBP: the same of sum(len^2)."""
     iterations: int
     filled_packs: int
     """Places of the last iteration filled from the next epoch or with empty packs; of any, where packs are wider."""
@@ -86,7 +90,8 @@ def summarise(
     count = int(index.manifest["epoch_packs"][0])
     packs = Packs(index.pack_offsets[: count + 1], index.sample_ids[: index.pack_offsets[count]])
     loads, of_ranks = np.asarray(index.loads), np.asarray(index.rank_loads)
-    widths = np.ones(count, np.int64) if index.teams is None else np.asarray(index.teams.pack_widths[:count])
+    of_all = np.ones(len(loads), np.int64) if index.teams is None else np.asarray(index.teams.pack_widths)
+    widths = of_all[:count]
     packed = corpus.sizes.take(packs.sample_ids)
     iterations = epoch_iterations(
         PackStream(index, index.manifest["data_parallel_size"], index.manifest["micro_batches"])
@@ -109,6 +114,8 @@ def summarise(
         dist_ratio_vit=metrics.dist_ratio(ranks[TILES]),
         dist_ratio_llm=metrics.dist_ratio(ranks[TOKENS]),
         dist_ratio_attention=metrics.dist_ratio(ranks[ATTENTION]),
+        balance_ratio_llm=metrics.balance_ratio(iterations, loads[:, TOKENS], of_all),
+        balance_ratio_attention=metrics.balance_ratio(iterations, loads[:, ATTENTION], of_all),
         iterations=len(iterations),
         filled_packs=iterations.size - int(widths.sum()),
         seats=int(widths.sum()),

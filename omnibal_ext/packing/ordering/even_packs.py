@@ -61,6 +61,7 @@ def even_packs(
     kin: Ints,
     seed: int,
     effort: float = 1.0,
+    ahead: Floats | None = None,
 ) -> Packs:
     """Return as many packs of the same samples, whose ranks are as even in seconds as they get; all within the budgets.
 
@@ -77,10 +78,11 @@ def even_packs(
         ranks: which runs each pack, counted through all iterations, [P]; -1 leaves a pack as it is.
         kin: number of each pack, ascending; only packs of the same number exchange samples, [P].
         effort: nominal seconds; counts steps, so that the same seed gives the same packs anywhere.
+        ahead: seconds that each rank has beside these packs, [ranks, parts].
     """
     ids, run = packs.sample_ids, ranks >= 0
     places, costs = places_of(packs, sizes[ids], ranks, kin), seconds[ids]
-    sums = np.zeros((int(ranks.max()) + 1, costs.shape[1]))
+    sums = np.zeros((int(ranks.max()) + 1, costs.shape[1])) if ahead is None else ahead.copy()
     np.add.at(sums, ranks[run], np.add.reduceat(costs, packs.pack_offsets[:-1])[run])
     if not sums.any():
         return packs

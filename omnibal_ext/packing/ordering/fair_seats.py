@@ -7,7 +7,8 @@
     rank 3   i  j  k  l  m           1 + 1 + 1 + 1 + 1
 
 A rank that runs much of a wide pack runs fewer samples beside it. Wide packs are dealt first; then sample after sample
-goes to the rank that has least to do, so that ranks are level to less than one of the shortest samples.
+goes to the rank that has least to do. Where ranks waited for more than may be, narrow packs meet then and exchange
+samples (`even_packs.py`).
 """
 
 import heapq
@@ -17,6 +18,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.packing.ordering.even_packs import even_packs
 from omnibal_ext.packing.ordering.seats import EMPTY_SEAT, Seated, Table, deal_tables
 from omnibal_ext.packing.packs import Packs, offsets_of
 
@@ -24,7 +26,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FULL = 0.985  # of what a rank's narrow packs hold, as samples are dealt without a look at how they fill packs
-MORE = 1.01  # so many times the iterations, where samples found no room
+LESS = 0.985  # so many times as full, where samples found no room
 TRIES = 16  # so often
 CLOSED = 0.015  # of a budget: a rank whose packs have no more room is full
 LOOKED = 64  # ranks with room for a sample are looked for among so many
@@ -48,7 +50,7 @@ class Narrow(NamedTuple):
 
 
 def fair_iterations(
-    wide: Wide, narrow: Narrow, data_parallel_size: int, micro_batches: int, seed: int
+    wide: Wide, narrow: Narrow, data_parallel_size: int, micro_batches: int, seed: int, effort: float
 ) -> Seated | None:
     """Put wide packs and narrow samples into iterations; None if a narrow sample finds no room in many of them.
 
@@ -57,19 +59,19 @@ def fair_iterations(
        the team with least to do.
     3. An iteration takes as long as its fullest rank by then, and no less than makes up for all the work.
     4. Samples, the dearest first, go to the rank of any iteration that lacks most of that, and has room. If one finds
-       none, again with a few iterations more.
+       none, again with packs less full: more of them, in more iterations.
+    5. Narrow packs exchange samples until ranks are even, for nominal seconds of `effort`.
     """
     shares = (narrow.sizes / np.maximum(narrow.budgets, 1)).sum(axis=0)
     full = float(narrow.seconds.sum() / max(shares.max(initial=0.0), 1e-9))
     work = float((wide.seconds.sum(axis=1) * wide.widths).sum() + narrow.seconds.sum())
-    most = FULL * micro_batches * full
-    iterations = max(1, int(np.ceil(work / (data_parallel_size * most))))
+    each = FULL * full
     for _ in range(TRIES):
+        iterations = max(1, int(np.ceil(work / (data_parallel_size * micro_batches * each))))
         tables = deal_tables(wide.seconds, wide.widths, iterations, data_parallel_size, micro_batches)
-        found = tables and _fill(tables, wide, narrow, work, full, seed)
-        if found:
-            return found
-        iterations = max(iterations + 1, int(iterations * MORE))
+        if tables and (found := _fill(tables, narrow, work, each, seed)):
+            return _seated(found, wide, narrow, seed, effort)
+        each *= LESS
     return None
 
 
@@ -82,30 +84,63 @@ def _lengths(fullest: Floats, work: float) -> Floats:
     return np.maximum(fullest, high)
 
 
-def _fill(tables: list[Table], wide: Wide, narrow: Narrow, work: float, full: float, seed: int) -> Seated | None:
-    """Deal the narrow samples over the seats that are left."""
+class _Filled(NamedTuple):
+    """Narrow packs, and the seats they take beside wide ones."""
+
+    packs: Packs  # of places in `Narrow`
+    ranks: Ints  # [P] iteration x D + rank that runs it
+    ahead: Floats  # [I * D, parts] seconds that a rank has beside them
+    seats: Ints  # [I, D, M] wide packs' numbers; narrow ones count on behind them
+
+
+def _fill(tables: list[Table], narrow: Narrow, work: float, each: float, seed: int) -> _Filled | None:
+    """Deal the narrow samples over the seats that are left, to packs of `each` seconds about."""
     seats = np.stack([table.seats for table in tables])
-    done = np.stack([table.seconds for table in tables]).sum(axis=2)
+    of_parts = np.stack([table.seconds for table in tables])
+    done = of_parts.sum(axis=2)
     lacking = (_lengths(done.max(axis=1), work / seats.shape[1])[:, None] - done).ravel()
     free = seats.shape[2] - np.stack([table.taken for table in tables]).ravel()
-    packs = np.minimum(free, np.ceil(lacking.clip(0) / (FULL * full)).astype(np.int64))
+    packs = np.minimum(free, np.ceil(lacking.clip(0) / each).astype(np.int64))
     first = offsets_of(packs)
     random = np.random.default_rng(seed).permutation(len(narrow.ids))
     order = random[np.argsort(-narrow.seconds[random].sum(axis=1), kind="stable")]
-    ranks = np.random.default_rng((seed, 1)).permutation(len(packs))  # equal ranks take turns in any order
-    owners = _deal(order, narrow.sizes, narrow.budgets, narrow.seconds.sum(axis=1), -lacking, first, ranks)
+    turns = np.random.default_rng((seed, 1)).permutation(len(packs))  # equal ranks take turns in any order
+    owners = _deal(order, narrow.sizes, narrow.budgets, narrow.seconds.sum(axis=1), -lacking, first, turns)
     if len(owners) == 0:
         return None
     counts = np.bincount(owners, minlength=first[-1])
     filled = np.flatnonzero(counts)
     number = np.full(first[-1], EMPTY_SEAT)
-    number[filled] = len(wide.packs) + np.arange(len(filled))
+    number[filled] = int(seats.max(initial=-1)) + 1 + np.arange(len(filled))
     rows = seats.reshape(-1, seats.shape[2])
     of_rank = np.repeat(np.arange(len(packs)), packs)
     rows[of_rank, (seats.shape[2] - free)[of_rank] + np.arange(first[-1]) - first[of_rank]] = number
-    own = Packs(offsets_of(counts[filled]), narrow.ids[np.argsort(owners, kind="stable")])
-    widths = np.concatenate([wide.widths, np.ones(len(filled), np.int64)])
-    return Seated(Packs.concatenate([wide.packs, own]), widths, rows.reshape(seats.shape))
+    own = Packs(offsets_of(counts[filled]), np.argsort(owners, kind="stable"))
+    return _Filled(own, of_rank[filled], _ahead(of_parts, narrow.seconds), rows.reshape(seats.shape))
+
+
+def _ahead(done: Floats, narrow: Floats) -> Floats:
+    """Return what ranks have done of their iteration's length in each part, [I * D, parts]; short ones begin later.
+
+    Args:
+        done: seconds of wide packs, [I, D, parts].
+        narrow: of samples, [N, parts].
+    """
+    each = (done.sum(axis=(0, 1)) + narrow.sum(axis=0)) / done.shape[1]
+    lengths = [_lengths(part, work) for part, work in zip(done.max(axis=1).T, each, strict=True)]
+    missing = np.stack(lengths, axis=1)[:, None] - done
+    ahead: Floats = (missing.max(axis=(0, 1)) - missing).reshape(-1, done.shape[2])
+    return ahead
+
+
+def _seated(found: _Filled, wide: Wide, narrow: Narrow, seed: int, effort: float) -> Seated:
+    """Even the narrow packs of ranks, and seat all packs."""
+    one_kin = np.zeros(len(found.packs), np.int64)
+    given = narrow.sizes, narrow.budgets, narrow.seconds, found.ranks, one_kin, seed, effort
+    even = even_packs(found.packs, *given, ahead=found.ahead) if effort else found.packs
+    own = Packs(even.pack_offsets, narrow.ids[even.sample_ids])
+    widths = np.concatenate([wide.widths, np.ones(len(own), np.int64)])
+    return Seated(Packs.concatenate([wide.packs, own]), widths, found.seats)
 
 
 @numba.njit(cache=True)

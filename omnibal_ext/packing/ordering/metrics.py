@@ -37,7 +37,7 @@ def rank_loads(iterations: NDArray[np.int64], loads: NDArray[Number]) -> NDArray
     return total
 
 
-def dist_ratio(loads: NDArray[np.int64]) -> float:
+def dist_ratio(loads: NDArray[Number]) -> float:
     """Return the mean over iterations of sum_i (T_max - T_i) / (T_max * N) for loads [I, N] of N ranks.
 
     An iteration in which nobody has work is level: 0. (The paper's Figure 2 forgets the N; its script has it.)
@@ -45,7 +45,23 @@ def dist_ratio(loads: NDArray[np.int64]) -> float:
     if loads.size == 0:
         return 0.0
     most = loads.max(axis=1)
-    return float(np.where(most > 0, 1.0 - loads.mean(axis=1) / np.maximum(most, 1), 0.0).mean())
+    return float(np.where(most > 0, 1.0 - loads.mean(axis=1) / np.where(most > 0, most, 1), 0.0).mean())
+
+
+def balance_ratio(iterations: NDArray[np.int64], loads: NDArray[np.int64], widths: NDArray[np.int64]) -> float:
+    """Return `dist_ratio` as HBP has it (arXiv 2503.07680): DBR of packs' tokens, ABR of their sum(len^2).
+
+    Its batches are whole and a group of ranks divides a pack evenly. So iterations with empty seats are left out,
+    unless all have some, and each of the ranks that run a pack counts as an equal part of it.
+
+    Args:
+        iterations: pack numbers of seats, [I, D, M].
+        loads: of whole packs, [P].
+        widths: ranks that run each pack, [P].
+    """
+    whole = (iterations >= 0).all(axis=(1, 2))
+    counted = iterations[whole] if whole.any() else iterations
+    return dist_ratio(rank_loads(counted, loads / widths))
 
 
 def waiting_share(loads: NDArray[np.int64]) -> float:

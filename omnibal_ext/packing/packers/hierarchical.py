@@ -12,7 +12,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from omnibal_ext.packing.packers.first_fit import pack_first_fit
 from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import ATTENTION, Packs
 from omnibal_ext.sizes import Sizes
@@ -45,11 +44,25 @@ def pack_hierarchical(
 
 
 def _pack(sizes: Sizes, vit_budget: int, llm_budget: int, few: bool, seed: int) -> Packs:
-    """Pack a level by ISF; where samples are few and large it leaves much room, and first fit is taken."""
-    if few:
-        columns = np.column_stack([sizes.tiles.astype(np.int64), sizes.tokens])
-        return pack_first_fit(columns, np.array([vit_budget, llm_budget]), seed)
-    return pack_isf(sizes, vit_budget, llm_budget, seed=seed)
+    """Pack a level by ISF; best fit in random order where samples are few and large, as ISF leaves much room then."""
+    if not few:
+        return pack_isf(sizes, vit_budget, llm_budget, seed=seed)
+    packs: list[list[int]] = []
+    tiles_left: list[int] = []
+    room: list[tuple[int, int]] = []  # tokens left in each pack, ascending
+    for sample in np.random.default_rng(seed).permutation(len(sizes)).tolist():
+        tokens, tiles = int(sizes.tokens[sample]), int(sizes.tiles[sample])
+        place = bisect.bisect_left(room, (tokens, -1))
+        while place < len(room) and tiles_left[room[place][1]] < tiles:
+            place += 1
+        left, pack = room.pop(place) if place < len(room) else (llm_budget, len(packs))
+        if pack == len(packs):
+            packs.append([])
+            tiles_left.append(vit_budget)
+        packs[pack].append(sample)
+        tiles_left[pack] -= tiles
+        bisect.insort(room, (left - tokens, pack))
+    return Packs.of_lists(packs)
 
 
 def _fill(packs: list[list[int]], pool: Ints, sizes: Sizes, vit_budget: int, llm_budget: int) -> Ints:

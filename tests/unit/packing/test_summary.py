@@ -66,6 +66,14 @@ def reckoned(folder: Path, corpus: Corpus, iterations: np.ndarray, one_sum: bool
             found.append(sum(max(work) - one for one in work) / (max(work) * len(work)) if max(work) else 0.0)
         return sum(found) / len(found)
 
+    def balance(column: int) -> float:
+        whole = [ranks for ranks in iterations.tolist() if min(map(min, ranks)) >= 0] or iterations.tolist()
+        found = []
+        for ranks in whole:
+            work = [sum(load(pack)[column] for pack in of_rank) for of_rank in ranks]
+            found.append(1 - sum(work) / len(work) / max(work) if max(work) else 0.0)
+        return sum(found) / len(found)
+
     def waiting(column: int) -> float:
         work = [[sum(load(pack)[column] for pack in of_rank) for of_rank in ranks] for ranks in iterations.tolist()]
         return 1 - sum(map(sum, work)) / sum(max(ranks) * len(ranks) for ranks in work)
@@ -102,6 +110,7 @@ def reckoned(folder: Path, corpus: Corpus, iterations: np.ndarray, one_sum: bool
         "vit_budget": manifest["vit_budget"], "llm_budget": manifest["llm_budget"],
         "pad_ratio": sum(padded) / count if pad else 0.0,
         "dist_ratio_vit": ratio(0), "dist_ratio_llm": ratio(1), "dist_ratio_attention": ratio(2),
+        "balance_ratio_llm": balance(1), "balance_ratio_attention": balance(2),
         "iterations": len(iterations), "filled_packs": iterations.size - count, "seats": count,
         "tokens_in_wide_packs": 0.0, "tokens_exchanged": 0.0,
         "tokens_per_rank": sum(tokens[sample] for sample in first) / len(iterations) / 3,

@@ -116,6 +116,11 @@ def test_figures_of_wide_packs_are_those_of_the_files(tmp_path: Path) -> None:
     assert summary.tokens_in_wide_packs == pytest.approx(sum(int(sizes.tokens[own].sum()) for own in wide) / tokens)
     assert summary.tokens_exchanged == pytest.approx(cut / tokens)
     assert summary.tokens_per_rank == pytest.approx(tokens / summary.iterations / 8)
+    each_seat = [int((sizes.tokens[index.samples(pack)] ** 2).sum()) / widths[pack] for pack in range(index.num_packs)]
+    of_ranks = np.where(seats >= 0, np.array(each_seat)[seats], 0).reshape(summary.iterations, 8, 4).sum(axis=2)
+    whole = (seats.reshape(summary.iterations, -1) >= 0).all(axis=1)
+    counted = of_ranks[whole] if whole.any() else of_ranks
+    assert summary.balance_ratio_attention == pytest.approx(np.mean(1 - counted.mean(axis=1) / counted.max(axis=1)))
     held = np.array([int(sizes.tokens[index.samples(pack)].sum()) for pack in range(index.num_packs)])
     of_seats = np.where(seats >= 0, (held / widths)[seats], 0).reshape(summary.iterations, -1).sum(axis=1)
     drawn = len(sizes) / summary.iterations
