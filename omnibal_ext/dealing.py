@@ -1,7 +1,8 @@
 """Which rank makes the features of which images, where several share those of a pack.
 
 A unit is what attention of the ViT does not look beyond: a tile, an image at native resolution, a step in time of a
-video. Its cost is its tiles, or patches. Who computes it is a function of the pack alone: ranks exchange nothing.
+video. Its cost is its tiles, or patches. Who computes it is a function of the pack and of who there is: ranks exchange
+nothing. Packs wider than a rank deal so, and a tower beside the pipeline does.
 """
 
 import heapq

@@ -21,8 +21,8 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.communicator import Communicator
 from megatron.vlm.pipeline.encoding import Images
 from megatron.vlm.pipeline.executor import Executor, image_edges, open_channels
+from omnibal_ext.dealing import deal
 from omnibal_ext.plan import Plan
-from omnibal_ext.tower import deal
 from tests.distributed import beside_cases, cases, harness, parity
 
 

@@ -129,6 +129,7 @@ def _buckets(args: Namespace, plan: Plan) -> dict[str, Any] | None:
     largest = args.ddp_bucket_size or max(40_000_000, 1_000_000 * args.data_parallel_size)  # as core's DDP
     return {
         "layers of stages": [list(stage.layers) for stage in plan.stages],
+        "owners of the tower": list(plan.tower.owners) if plan.tower else None,
         "pipeline ranks": plan.pipeline_model_parallel_size,
         "tensor-parallel ranks": args.tensor_model_parallel_size,
         "weights in a bucket": largest if args.overlap_grad_reduce else None,

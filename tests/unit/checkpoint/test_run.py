@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from megatron.vlm.checkpoint.run import check_goes_on, describe_run
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
+from omnibal_ext.plan_tower import Tower
 
 TINY = preset("tiny")
 PLAN = Plan.from_cuts(TINY.chain, (4,), model="tiny")
@@ -132,9 +134,11 @@ def test_the_state_of_experts_elsewhere_is_refused(args: Namespace, distributed:
     check_goes_on(saved(first), changed(other, no_load_optim=True), TINY, PLAN)
 
 
+BESIDE = replace(PLAN, tower=Tower(links=6, owners=(0, 0, 0, 0, 0, 1), parts=((0,),)))
 BUCKETS: dict[str, tuple[dict[str, Any], dict[str, Any], Plan]] = {
     "layers of stages": ({}, {}, OTHER_PLAN),
     "pipeline ranks": ({}, {}, Plan.from_cuts(TINY.chain, (4,), model="tiny", virtual_pipeline_model_parallel_size=2)),
+    "owners of the tower": ({}, {}, BESIDE),
     "tensor-parallel ranks": ({}, {"tensor_model_parallel_size": 2}, PLAN),
     "weights in a bucket": ({}, {"ddp_bucket_size": 39_999_999}, PLAN),
     "buckets": ({"ddp_num_buckets": 2}, {"ddp_num_buckets": 3}, PLAN),

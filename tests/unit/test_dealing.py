@@ -6,7 +6,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from omnibal_ext.tower import deal
+from omnibal_ext.dealing import deal
 
 
 def loads(units: list[int], workers: tuple[int, ...], count: int) -> list[int]:

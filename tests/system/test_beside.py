@@ -1,0 +1,161 @@
+"""A tower beside the pipeline as a user starts it: the cut's losses; saved, killed and gone on with as any layout."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megatron.vlm.data.dataset import ChatDataset
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.plan import Plan
+from omnibal_ext.run_metrics import evaluations, training_intervals
+from tests.endurance import kills
+from tests.system.test_training import make_dataset, tool
+
+pytestmark = pytest.mark.starts
+SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", 20000)
+FROZEN = ("--freeze", "vit", "projector")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 conversations of two files, packed for iterations of four packs; a fifth of them held out."""
+    folder = tmp_path_factory.mktemp("beside")
+    make_dataset(folder, samples=80)
+    budgets = ("--vit-budget", 40, "--llm-budget", 320, "--micro-batches", 4)
+    tool("pack_data.py", "--data", folder / "data", *budgets, "--held-out", 0.2, "--output-dir", folder / "packs")
+    tool("pack_data.py", "--data", folder / "data", "--held-out-of", folder / "packs", "--output-dir", folder / "held")
+    return folder
+
+
+def train(
+    folder: Path, run: str, plan: Sequence[object], *flags: object, shape: tuple[int, int] = (1, 2), ranks: int = 2,
+    ours: Sequence[object] = (), iterations: int = 4, load: Path | None = None, check: bool = True,
+) -> Any:  # fmt: skip
+    """Losses of a run on (tensor, pipeline) ranks; `plan`: the flags that give one, `ours`: others of the launcher."""
+    done = tool(
+        "launch.py", "--preset", "tiny", "--data", folder / "data", "--packs", folder / "packs",
+        "--run-dir", folder / run, "--nproc-per-node", ranks, "--tensor-model-parallel-size", shape[0],
+        "--pipeline-model-parallel-size", shape[1], *([] if load else ["--from-scratch"]), "--eval-data",
+        folder / "data", "--eval-packs", folder / "held", *plan, *ours, "--", "--train-iters", iterations, "--lr",
+        "1e-3", "--lr-decay-iters", 9, "--log-interval", 1, "--save-interval", 1, "--eval-interval", 2, *flags,
+        *(["--load", load] if load else []), check=check,
+    )  # fmt: skip
+    return losses(folder / run) if check else done
+
+
+def losses(run: Path) -> dict[int, tuple[float, ...]]:
+    """By iteration those of training, its sources, and the evaluation behind it."""
+    held_out = evaluations(run / "metrics.jsonl")
+    return {
+        line["iteration"]: (
+            line["loss"],
+            *line["source_losses"].values(),
+            *([held_out[line["iteration"]]["loss"]] if line["iteration"] in held_out else []),
+        )
+        for line in training_intervals(run / "metrics.jsonl")
+    }
+
+
+def road(name: str) -> tuple[object, ...]:
+    return "--analytic", "h100", "--tower", name
+
+
+def gone_back(folder: Path, run: str, iteration: int = 2) -> Path:
+    """Saves of a run, which is put back to an iteration."""
+    saves = folder / run / "checkpoints"
+    (saves / "latest_checkpointed_iteration.txt").write_text(str(iteration))
+    return saves
+
+
+def alike(found: dict[int, tuple[float, ...]], expected: dict[int, tuple[float, ...]]) -> bool:
+    """To a millionth, of the iterations that were run."""
+    return all(values == pytest.approx(expected[iteration], rel=1e-6) for iteration, values in found.items())
+
+
+def same_save(one: Path, other: Path, iteration: int = 4) -> bool:
+    """Whether all tensors of two saves, the optimizer's too, are equal to the bit."""
+    first, second = (kills.tensors(run / "checkpoints" / f"iter_{iteration:07d}") for run in (one, other))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("what", ["trained", "frozen"])
+def test_a_run_is_the_cuts_and_goes_on_to_the_bit(folder: Path, what: str) -> None:
+    """With evaluations and saves; killed behind its second iteration it ends with the same bits."""
+    ours = FROZEN if what == "frozen" else ()
+    cut = train(folder, f"{what}-cut", road("cut"), ours=ours)
+    beside = train(folder, f"{what}-beside", road("beside"), ours=ours)
+    assert len(cut) == 4
+    assert alike(beside, cut)
+    plan = Plan.load(folder / f"{what}-beside/plan.json")
+    assert plan.tower is not None
+    assert plan.tower.mode == ("ahead" if what == "frozen" else "bubbles")
+    saves = gone_back(folder, f"{what}-beside")
+    again = train(folder, f"{what}-again", road("beside"), ours=ours, load=saves)
+    assert again == {iteration: beside[iteration] for iteration in (3, 4)}
+    assert same_save(folder / f"{what}-again", folder / f"{what}-beside")
+
+
+def test_owners_and_roads_change_within_a_run(folder: Path) -> None:
+    """From the middle with other owners, as a cut, and beside once more: the losses of the run left alone."""
+    beside = train(folder, "long", road("beside"))
+    plan, saves = Plan.load(folder / "long/plan.json"), gone_back(folder, "long")
+    assert plan.tower is not None
+    owners = tuple(1 - owner for owner in plan.tower.owners)
+    replace(plan, tower=replace(plan.tower, owners=owners)).save(folder / "owners-changed.json")
+    other = train(folder, "owners-changed", ("--plan", folder / "owners-changed.json"), load=saves)
+    assert list(other) == [3, 4]
+    assert alike(other, beside)
+    train(folder, "through", road("cut"), load=saves)
+    back = train(folder, "back", road("beside"), load=gone_back(folder, "through", 3))
+    assert list(back) == [4]
+    assert alike(back, beside)
+
+
+def test_all_that_overlaps_does_so_beside(folder: Path) -> None:
+    """Sharded over data-parallel ranks, tensor ranks with sequence parallelism: the cut's; to the bit from the middle;
+    the state of other owners is refused, which lies in other buckets."""
+    shape, flags = {"shape": (2, 2), "ranks": 4}, (*SHARDED, "--sequence-parallel")
+    cut = train(folder, "sharded-cut", road("cut"), *flags, **shape)
+    beside = train(folder, "sharded-beside", road("beside"), *flags, **shape)
+    assert alike(beside, cut)
+    saves = gone_back(folder, "sharded-beside")
+    given = ("--plan", folder / "sharded-beside/plan.json")
+    again = train(folder, "sharded-again", given, *flags, **shape, load=saves)
+    assert again == {iteration: beside[iteration] for iteration in (3, 4)}
+    plan = Plan.load(folder / "sharded-beside/plan.json")
+    assert plan.tower is not None
+    owners = tuple(3 - owner for owner in plan.tower.owners)
+    replace(plan, tower=replace(plan.tower, owners=owners)).save(folder / "owners.json")
+    refused = train(
+        folder, "sharded-owners", ("--plan", folder / "owners.json"), *flags, **shape, load=saves, check=False
+    )
+    assert refused.returncode == 2
+    assert "owners of the tower" in refused.stdout + refused.stderr
+    replicas = train(folder, "replicas-beside", road("beside"), *SHARDED, shape=(1, 2), ranks=4)
+    assert alike(replicas, cut)
+
+
+def test_a_broken_image_silences_its_sample_on_all_ranks(folder: Path) -> None:
+    """The ranks that read it, and those that weigh the losses, which hear of it; the cut's losses, whoever reads."""
+    packs, data = PackedIndex.open(folder / "packs"), ChatDataset(folder / "data")
+    first = [int(sample) for pack in range(packs.num_packs) for sample in packs.samples(pack)]
+    sample = next(sample for sample in first if data.sizes.tiles[sample])
+    image = folder / "demo" / data.images(sample)[0].path
+    whole = image.read_bytes()
+    image.write_bytes(whole[:50])
+    try:
+        roads = [(name, ours) for ours in ((), FROZEN) for name in ("cut", "beside")]
+        runs = [
+            train(folder, f"broken-{number}", road(name), ours=ours, iterations=2)
+            for number, (name, ours) in enumerate(roads)
+        ]
+    finally:
+        image.write_bytes(whole)
+    cut, beside, frozen, ahead = runs
+    assert alike(beside, cut)
+    assert alike(ahead, frozen)
+    assert cut[2] != pytest.approx(train(folder, "unbroken", road("cut"), iterations=2)[2], rel=1e-6)
