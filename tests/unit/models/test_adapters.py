@@ -95,4 +95,5 @@ def test_rows_of_a_rank_are_those_of_its_groups_and_halves() -> None:
     assert part_of_rows(attention, 16, 0).tolist() == [0, 0, 0, 0, 1, 1, 2, 2] * 2
     assert part_of_rows(attention, 4, 2).tolist() == [0, 0, 0, 0]
     assert part_of_rows(attention, 4, 3).tolist() == [1, 1, 2, 2]
-    assert part_of_rows(Matrix("fc1", 12, 8, (6, 6)), 4, 2).tolist() == [0, 0, 1, 1]
+    assert part_of_rows(Matrix("fc1", 12, 8, (6, 6), is_stacked=True), 4, 2).tolist() == [0, 0, 1, 1]
+    assert part_of_rows(Matrix("qkv", 12, 8, (4, 2)), 6, 1).tolist() == [0, 0, 0, 0, 1, 1]  # keys that are values
