@@ -25,7 +25,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import embedding_bag, gelu, linear
+from torch.nn.functional import gelu, linear
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Grid, Microbatch, Segments, segments_of
@@ -244,9 +244,11 @@ class NativePatchEmbed(MegatronModule):
             stretch = bicubic_positions if self.native.bicubic else stretched_positions
             found = map(torch.from_numpy, stretch(layout.places, layout.sizes, side))
             places, weights = map(platform.to_device, found)
-            # In fp32, as transformers does; one kernel for all that are around a patch.
-            stretched = embedding_bag(places, self.positions.float(), per_sample_weights=weights, mode="sum")
-            rows = rows + stretched.to(rows.dtype)
+            # Weights are fp32, and so are products, as transformers has them.
+            around = (
+                self.positions[place] * weight[:, None] for place, weight in zip(places.T, weights.T, strict=True)
+            )
+            rows = rows + sum(around).to(rows.dtype)
         if self.native.axis_positions:
             rows = rows + self._of_axes(batch)
         return share_rows(rows.unsqueeze(1), self.config)
