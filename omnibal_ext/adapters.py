@@ -129,9 +129,8 @@ def adapter_numbers(architecture: Architecture, adapters: Adapters, tensor: int 
 def _vision(architecture: Architecture) -> tuple[Matrix, ...]:
     vision = architecture.vision
     width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
-    packed = (
-        vision.native is not None and not architecture.pools and architecture.merger != "matrix"
-    )  # theirs is one too
+    # Query, key and value are one matrix at Hugging Face's too, but for Gemma 4's and Pixtral's.
+    packed = vision.native is not None and not architecture.pools and architecture.merger != "matrix"
     return (
         Matrix("self_attention.linear_qkv", 3 * width, width, (1,) if packed else (head,) * 3),
         Matrix("self_attention.linear_proj", width, width, by_rows=True),

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
+from omnibal_ext.packing.shares import tokens_sent
 
 PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and deviation of each colour, from 0 to 1, over the data that a ViT was trained with."""
@@ -211,9 +212,8 @@ class Microbatch:
 
     @property
     def exchanged(self) -> int:
-        """Tokens that a rank sends to others of its team: its part of those cut, of all heads but its own."""
-        cut = 0 if self.share is None else sum(self.share.cut.lengths)
-        return -(-cut * (self.width - 1) // self.width**2)
+        """Tokens that a rank sends to others of its team."""
+        return 0 if self.share is None else tokens_sent(sum(self.share.cut.lengths), self.width)
 
     @property
     def whole(self) -> "Microbatch":

@@ -90,9 +90,9 @@ def place_costs(
     split = alone.program.split_backward
     seconds = np.stack([[c.forward, c.backward - c.weight * split, c.weight] for c in cases], axis=-1)
     counts = np.arange(1, problem.ranks + 1)
-    tensor, way = problem.profile.tensor_model_parallel_size, aside.tower
+    profile, way = problem.profile, aside.tower
+    tensor = profile.tensor_model_parallel_size
     loads = np.stack([largest_share(aside.tiles, int(k) * tensor, aside.costs.unit) for k in counts])
-    profile = problem.profile
     parts = part_seconds(aside.costs, loads, way) + profile.action_seconds
     hops = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * aside.costs.output_bytes * loads
     full = largest_share(np.array(float(profile.vit_budget)), counts * tensor, aside.costs.unit)

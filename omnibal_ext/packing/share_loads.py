@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.packing.packs import ATTENTION, TOKENS, Packs, pack_loads
-from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.packing.shares import share_tokens, tokens_sent
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
@@ -29,7 +29,7 @@ def share_loads(packs: Packs, sizes: Sizes, widths: Ints) -> Ints:
         shares = share_tokens(lengths, width)
         result[pack, TOKENS] = max(shares.tokens)
         result[pack, ATTENTION] = max(_attention(lengths, shares.spans, shares.cut, width))
-        result[pack, -1] = -(-shares.exchanged * (width - 1) // width**2)
+        result[pack, -1] = tokens_sent(shares.exchanged, width)
     return result
 
 

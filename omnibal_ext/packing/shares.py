@@ -56,6 +56,11 @@ def share_tokens(lengths: Sequence[int], width: int, multiple: int = 1) -> Share
     return Shares(tuple(tuple(sorted(own)) for own in spans), tokens, cut, _tokens_cut(lengths, places))
 
 
+def tokens_sent(cut: int, width: int) -> int:
+    """Tokens that each of `width` ranks sends to the others: its part of the `cut` ones, of all heads but its own."""
+    return -(-cut * (width - 1) // width**2)
+
+
 def _whole(lengths: Sequence[int], width: int, most: int, emptiest: bool) -> list[int]:
     """Return the place of every document that lies whole, -1 for the others."""
     places, left = [-1] * len(lengths), [most] * width

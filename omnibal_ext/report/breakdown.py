@@ -13,7 +13,7 @@ All ranks' time (lanes x length of the iteration) is divided into what is needed
     other replicas     data-parallel ranks wait for the slowest of them
 
 A late pack holds up all ranks, but costs nothing where its rank would have waited for others: the iteration is played
-again without it (`on_time`). What it is shorter by is the fourth cause, and the others are those of what is left.
+again without it (`on_time`). What it is shorter by is that cause, and the others are those of what is left.
 """
 
 from collections import defaultdict

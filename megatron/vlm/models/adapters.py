@@ -139,7 +139,7 @@ def rows_and_parts(matrix: Matrix, rows: int, rank: int) -> Tensor:
 
 def part_of_rows(matrix: Matrix, rows: int, rank: int) -> Tensor:
     """Of each of a rank's `rows`, which of the matrix's parts it is of."""
-    shares = (rows // 2, rows // 2) if matrix.is_stacked and matrix.parts == 2 else matrix.shares
+    shares = (rows // matrix.parts,) * matrix.parts if matrix.is_stacked else matrix.shares
     group = torch.tensor([part for part, share in enumerate(shares) for _ in range(share)], device="cpu")
     return group[torch.arange(rank * rows, (rank + 1) * rows, device="cpu") % len(group)]
 

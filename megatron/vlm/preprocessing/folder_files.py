@@ -11,7 +11,7 @@
 A field that would change pixels and that we do not honour is refused by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,7 @@ def folder_choices(folder: Path, architecture: Architecture, with_template: bool
     Raises UserError naming a file and field that cannot be honoured. The chat template is read only `with_template`.
     """
     name, processor = _processor(folder)
-    native, edge = architecture.vision.native, architecture.prompt.tiling == "native_edge"
-    limits = _longest_edge if edge else _patches
-    found = limits(processor, folder / name, architecture) if native else _tiles(processor, name)
-    if RULES[architecture.prompt.tiling].by_tiles:
-        found = _longest_sides(processor, folder / name, architecture.vision.image_size)
+    found = _limits(architecture)(processor, folder / name, architecture)
     if rule := RULES_OF_MARKUP.get(architecture.prompt.image_markup):
         found["video"] = video_rule(folder, rule, architecture.vision)
     found |= _original_tiles(read_config(folder / CONFIG))
@@ -141,10 +137,20 @@ def _same(values: Any, wanted: tuple[float, ...]) -> bool:
     )
 
 
-def _tiles(processor: Mapping[str, Any], name: str) -> dict[str, Choice]:
+def _limits(architecture: Architecture) -> Callable[[Mapping[str, Any], Path, Architecture], dict[str, Choice]]:
+    """What reads how large images may become."""
+    rule = RULES[architecture.prompt.tiling]
+    if rule.by_tiles:
+        return _longest_sides
+    if rule.by_rows:
+        return _longest_edge
+    return _patches if architecture.vision.native else _tiles
+
+
+def _tiles(processor: Mapping[str, Any], where: Path, _: Architecture) -> dict[str, Choice]:
     """Limits in the words of transformers' InternVL processor."""
     flags = {"min_patches": "min-tiles", "max_patches": "max-tiles"}
-    return {flag: Choice(processor[field], name) for field, flag in flags.items() if processor.get(field)}
+    return {flag: Choice(processor[field], where.name) for field, flag in flags.items() if processor.get(field)}
 
 
 def _patches(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
@@ -191,8 +197,9 @@ def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Archi
     return {"max-tiles": Choice((edge // vision.patch_size) ** 2, where.name)}
 
 
-def _longest_sides(processor: Mapping[str, Any], where: Path, side: int) -> dict[str, Choice]:
+def _longest_sides(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
     """The same where images become tiles whose number follows from their longer side (Idefics 3's)."""
+    side = architecture.vision.image_size
     if not processor.get("do_image_splitting", True):
         raise UserError(
             f"{where}: do_image_splitting is False; supported: True. --max-tiles 1 makes one tile of an image"

@@ -34,6 +34,7 @@ from omnibal_ext.families.towers.llama import (
     WORDS,
     tied,
 )
+from omnibal_ext.families.towers.native import check_heads
 from omnibal_ext.reading.checks import finite, flag, listing, mapping, maybe, record, shown, text, whole
 
 PATTERN = 6
@@ -72,8 +73,7 @@ def read_gemma4(name: str, config: Section) -> Architecture:
 def _vision(tower: Section) -> VisionArchitecture:
     tower.must(attention_bias=False, attention_dropout=0.0, use_clipped_linears=False)
     width, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
-    if width % (4 * heads):
-        raise UserError(f"{tower.where}: {width} does not divide into {heads} heads whose width is a multiple of 4")
+    check_heads(tower, width, heads)
     tower.must(num_key_value_heads=heads, head_dim=width // heads)
     rope = tower.take_if("rope_parameters", ROPE) or {}
     if rope.get("rope_type") not in (None, "axial", "default"):  # which older files say, and mean the same

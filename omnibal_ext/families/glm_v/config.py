@@ -24,8 +24,8 @@ from omnibal_ext.families.towers.llama import (
     WIDTH,
     WORDS,
     Rotation,
-    read_rope,
-    rotary_sections,
+    partial_rotation,
+    rotary_share,
     rotation_fields,
     tied,
 )
@@ -35,7 +35,6 @@ from omnibal_ext.reading.checks import anything, finite, flag, mapping, whole
 FILES, PROCESSOR = ("processor_config.json", "preprocessor_config.json"), "Glm46VProcessor"
 """Where a folder says which processor it has, and the later one."""
 ROTATION = Rotation(sections=(8, 12, 12))
-SHARE = finite(0, 1)
 
 
 def read_glm(name: str, config: Section) -> Architecture:
@@ -165,23 +164,14 @@ def _heads(section: Section) -> tuple[int, int, int]:
 
 
 def _words_and_rotation(section: Section, head_size: int, share: float) -> dict[str, Any]:
-    """What dense models and mixtures have alike; of a head `share` turns where the file does not say it.
-
-    Raises UserError where the rotation's sections are not its width.
-    """
+    """What dense models and mixtures have alike; of a head `share` turns where the file does not say it."""
     rope, base = rotation_fields(section, ROTATION)
-    rotated, sections = _rotated(section, rope, head_size, share), rotary_sections(section, rope, ROTATION)
-    if 2 * sum(sections) != rotated:
-        raise UserError(
-            f"{section.where}: mrope_section {list(sections)} is not half of the {rotated} numbers of a head that turn"
-        )
-    fields = {name: rope[name] for name in rope if name != "partial_rotary_factor"}
+    rotated = int(head_size * rotary_share(section, rope, share))
     return {
+        **partial_rotation(section, rope, rotated, ROTATION),
         "vocab_size": section.take("vocab_size", WORDS),
         "rope_theta": base,
         "norm_epsilon": section.take("rms_norm_eps", EPSILON),
-        "rope_scaling": read_rope(section, fields, sections),
-        "rotary_sections": sections,
         "rotated": None if rotated == head_size else rotated,
     }
 
@@ -217,10 +207,3 @@ def _experts(section: Section, layers: int) -> Experts:
         dense_layers=dense,
         dense_width=width if dense else 0,
     )
-
-
-def _rotated(section: Section, rope: dict[str, Any], head_size: int, usual: float) -> int:
-    """Numbers of a head that turn: the share inside the rotation's fields, else the one beside them, else `usual`."""
-    beside, inside = section.take_if("partial_rotary_factor", SHARE), rope.get("partial_rotary_factor")
-    share = beside if inside is None else SHARE(f"{section.where}.rope_parameters.partial_rotary_factor", inside)
-    return int(head_size * (usual if share is None else share))

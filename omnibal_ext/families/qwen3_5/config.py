@@ -17,14 +17,13 @@ from omnibal_ext.families.towers.llama import (
     WIDTH,
     WORDS,
     Rotation,
-    read_rope,
-    rotary_sections,
+    partial_rotation,
+    rotary_share,
     rotation_fields,
 )
 from omnibal_ext.reading.checks import finite, listing, shown, text, whole
 
 LINEAR, FULL = "linear_attention", "full_attention"
-SHARE = finite(0, 1)
 ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)
 
 
@@ -37,12 +36,7 @@ def read_linear_language(section: Section) -> LanguageArchitecture:
         raise UserError(f"{section.where}: {heads} heads are no multiple of {kv_heads} of keys and values")
     rope, base = rotation_fields(section, ROTATION)
     rotated = _rotated(section, rope, head_size)
-    sections = rotary_sections(section, rope, ROTATION)
-    if 2 * sum(sections) != rotated:
-        raise UserError(
-            f"{section.where}: mrope_section {list(sections)} is not half of the {rotated} numbers of a head that turn"
-        )
-    scaling = read_rope(section, {name: rope[name] for name in rope if name != "partial_rotary_factor"}, sections)
+    rotation = partial_rotation(section, rope, rotated, ROTATION)
     layers = section.take("num_hidden_layers", LAYERS)
     experts = _experts(section) if section["model_type"] == "qwen3_5_moe_text" else None
     language = LanguageArchitecture(
@@ -56,25 +50,21 @@ def read_linear_language(section: Section) -> LanguageArchitecture:
         norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qk_norm=True,
         head_size=None if head_size * heads == hidden_size else head_size,
-        rope_scaling=scaling,
-        rotary_sections=sections,
         rotary_interleaved=ROTATION.interleaved,
         centred_norms=True,
         experts=experts,
         linear=_linear(section, layers),
         output_gate=True,
         rotated=None if rotated == head_size else rotated,
+        **rotation,
     )
     section.refuse_unread()
     return language
 
 
 def _rotated(section: Section, rope: dict[str, Any], head_size: int) -> int:
-    """Numbers of a head that turn, by the share inside the rotation's fields, else the one beside them, else 1/4."""
-    beside, inside = section.take_if("partial_rotary_factor", SHARE), rope.get("partial_rotary_factor")
-    share = SHARE(f"{section.where}.partial_rotary_factor", 0.25 if beside is None else beside)
-    if inside is not None:
-        share = SHARE(f"{section.where}.rope_parameters.partial_rotary_factor", inside)
+    """Numbers of a head that turn, a quarter of it where the file does not say."""
+    share = rotary_share(section, rope, 0.25)
     rotated = int(head_size * share)
     if rotated % 2 or not rotated:
         raise UserError(

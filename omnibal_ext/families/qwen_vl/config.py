@@ -18,6 +18,7 @@ from omnibal_ext.architectures.architecture import (
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section, part_type
 from omnibal_ext.families.towers.llama import tied
+from omnibal_ext.families.towers.native import check_heads
 from omnibal_ext.reading.checks import anything, finite, flag, listing, mapping, record, shown, whole
 
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
@@ -58,8 +59,7 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
     if (out := tower.take("out_hidden_size" if later else "hidden_size", SIZE)) != model.hidden_size:
         raise UserError(f"{tower.where}: gives features of width {out}, the language model has {model.hidden_size}")
     patch, heads = tower.take("patch_size", SIZE), tower.take("num_heads", SIZE)
-    if width % (4 * heads):
-        raise UserError(f"{tower.where}: {width} does not divide into {heads} heads whose width is a multiple of 4")
+    check_heads(tower, width, heads)
     tower.must(spatial_patch_size=patch, spatial_merge_size=2)
     vision = VisionArchitecture(
         layers=tower.take("depth", whole(1, 2**10)),

@@ -26,6 +26,7 @@ TOKEN = whole(0, 2**24)
 POSITIONS = whole(1, 2**40)
 EXPERTS = whole(1, 2**12)
 EPSILON = finite(0, 1)
+SHARE = finite(0, 1)
 BASE = finite(1, 1e12)
 FACTOR = finite(1e-3, 1e6)
 ROPE = record({}, {"rope_type": maybe(text), "type": maybe(text), "rope_theta": maybe(BASE)})
@@ -236,6 +237,28 @@ def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -
         )
     given = rope.get("mrope_section") or list(code.sections)
     return tuple(listing(whole(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given))
+
+
+def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> float:
+    """Of a head, what turns: as the rotation's fields say, else as the one beside them, else `usual`."""
+    beside, inside = section.take_if("partial_rotary_factor", SHARE), rope.get("partial_rotary_factor")
+    if inside is not None:
+        return SHARE(f"{section.where}.rope_parameters.partial_rotary_factor", inside)
+    return usual if beside is None else beside
+
+
+def partial_rotation(section: Section, rope: Mapping[str, Any], rotated: int, code: Rotation) -> dict[str, Any]:
+    """What `LanguageArchitecture` has of M-RoPE that turns `rotated` numbers of a head, but for how many these are.
+
+    Raises UserError where its sections are not half of them.
+    """
+    sections = rotary_sections(section, rope, code)
+    if 2 * sum(sections) != rotated:
+        raise UserError(
+            f"{section.where}: mrope_section {list(sections)} is not half of the {rotated} numbers of a head that turn"
+        )
+    fields = {name: rope[name] for name in rope if name != "partial_rotary_factor"}
+    return {"rope_scaling": read_rope(section, fields, sections), "rotary_sections": sections}
 
 
 def tied(config: Section, inside: bool = False) -> bool:
