@@ -118,7 +118,8 @@ GEMMA_4 = replace(
     name="gemma_4",
     vision=replace(
         NATIVE.vision, activation="gelu_tanh", qkv_bias=False, bias=False, head_norms=True, branch_norms=True,
-        standardized=True, native=NativeResolution(frames=1, axis_positions=16, by_halves=True),
+        standardized=True, norm_epsilon=1e-2,
+        native=NativeResolution(frames=1, axis_positions=16, by_halves=True),
     ),
     language=replace(
         SMALL.language, qk_norm=True, value_norm=True, head_size=12, query_scale=16, activation="gelu_tanh",
@@ -130,7 +131,7 @@ GEMMA_4 = replace(
     tied=True,
 )  # fmt: skip
 """Windows in every other layer; the others have wider heads in one group, whose keys are values, as in Gemma 4. Scores
-are divided all the same: as large as they would be, they blow rounding up."""
+are divided all the same, and norms behind the ViT's small branches have a large epsilon: else they blow rounding up."""
 GEMMA_4_MOE = replace(
     GEMMA_4,
     name="gemma_4_moe",

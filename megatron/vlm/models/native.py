@@ -25,7 +25,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import embedding_bag, gelu, linear
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Grid, Microbatch, Segments, segments_of
@@ -191,6 +191,11 @@ def axis_frequencies(native: NativeResolution, width: int) -> Tensor:
     return 1.0 / native.theta ** (torch.stack([steps, columns]) / width)
 
 
+def _weighted_sums(table: Tensor, places: Tensor, begins: Tensor, weights: Tensor) -> Tensor:
+    """Of rows of a table: places and their weights [all], where those of each sum begin [sums] -> [sums, width]."""
+    return embedding_bag(places, table, begins, per_sample_weights=weights, mode="sum")
+
+
 class PatchProjection(torch.nn.Conv3d):
     """A convolution whose kernel covers a patch once: a product of matrices, [patches, 3, frames, size, size] -> rows.
 
@@ -242,13 +247,11 @@ class NativePatchEmbed(MegatronModule):
         if side := self.native.learned_positions:
             layout = row_layout(batch.grids, self.native.merge, self.native.window)  # the viewer has just asked for it
             stretch = bicubic_positions if self.native.bicubic else stretched_positions
-            found = map(torch.from_numpy, stretch(layout.places, layout.sizes, side))
-            places, weights = map(platform.to_device, found)
-            # Weights are fp32, and so are products, as transformers has them.
-            around = (
-                self.positions[place] * weight[:, None] for place, weight in zip(places.T, weights.T, strict=True)
-            )
-            rows = rows + sum(around).to(rows.dtype)
+            places, weights = map(torch.from_numpy, stretch(layout.places, layout.sizes, side))
+            # In fp32, as transformers does; one kernel for all that are around a patch, told where each patch's begin.
+            begins = torch.arange(0, places.numel(), places.shape[1], device="cpu")
+            given = map(platform.to_device, (places.flatten(), begins, weights.flatten()))
+            rows = rows + _weighted_sums(self.positions.float(), *given).to(rows.dtype)
         if self.native.axis_positions:
             rows = rows + self._of_axes(batch)
         return share_rows(rows.unsqueeze(1), self.config)
