@@ -32,7 +32,6 @@ from omnibal_ext.packing.widths import sample_widths
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-LEAST_WAIT = 0.25  # of what may be waited is left to narrow packs
 SHORT = 16
 """Samples that this many times fit a rank fill wide packs: whole on one rank, they leave shares level."""
 
@@ -103,7 +102,7 @@ class _Part(NamedTuple):
         data_parallel, micro_batches = self.options.data_parallel_size, self.options.micro_batches
         found, left = self._wide_groups(members)
         narrow, kin = self._narrow(left)
-        options = replace(self.options, widths=(1,), wait=self._left_to_wait(found, np.concatenate(left)))
+        options = replace(self.options, widths=(1,), wait=self.options.wait / 2)  # wide packs wait as well
         packs = ordered(self.corpus, narrow, options, self.costs, self.seed, kin) if len(narrow) else narrow
         first, whole = sum(len(each.packs) for each in found), len(packs) // options.global_batch * options.global_batch
         groups = first + np.arange(whole).reshape(-1, options.global_batch)
@@ -118,17 +117,6 @@ class _Part(NamedTuple):
             widths.append(last.widths)
             seats = np.concatenate([seats, np.where(last.seats >= 0, last.seats + first + whole, -1)])
         return Seated(Packs.concatenate(all_packs), np.concatenate(widths), seats)
-
-    def _left_to_wait(self, wide: Sequence[Seated], samples: Ints) -> float:
-        """Return which share of the time of narrow packs, of these samples, may be waited beside wide ones."""
-        may, lost = self.options.wait, 0.0
-        narrow = float(self.costs.of_samples(self.corpus.sizes.take(samples), self.options.one_sum).sum())
-        narrow /= self.options.data_parallel_size
-        each_pack = [self.seconds(each.packs, each.widths) for each in wide]
-        for each in wide:  # numbers count through all of them
-            seconds = rank_loads(each.seats, np.concatenate(each_pack))
-            lost += float((seconds.max(axis=1) - seconds.mean(axis=1)).sum() - may * seconds.max(axis=1).sum())
-        return float(np.clip(may - lost / max(narrow, 1e-9), may * LEAST_WAIT, may))
 
     def _last(self, packs: Packs, divide: bool) -> Seated:
         """Seat narrow packs that fill no iteration; with `divide`, their samples are dealt over all ranks anew."""
