@@ -44,8 +44,13 @@ def main() -> None:
 
 def open_image_channels(pipeline: int) -> Communicator:
     """Channels of all placements, and to both ranks where a first stage can be."""
-    edges = [edge for first in {0, pipeline - 1} for edge in image_edges(pipeline, first)]
-    return open_channels(ProcessGroupCollection.use_mpu_process_groups(), harness.edges(pipeline), edges)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    return open_channels(groups, harness.edges(pipeline), edges_of_images(pipeline))
+
+
+def edges_of_images(pipeline: int) -> list[tuple[int, int]]:
+    """Of pipeline ranks to both where a first stage can be."""
+    return [edge for first in {0, pipeline - 1} for edge in image_edges(pipeline, first)]
 
 
 def difference(

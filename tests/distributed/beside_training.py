@@ -9,7 +9,7 @@ beside_training.py compare ANSWERS.pt FOLDER   for every model: how far all weig
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain as joined
@@ -65,15 +65,9 @@ def differences(
     question: cases.Question, answer: tuple[float, dict[str, Tensor]], communicator: Communicator, folder: Path
 ) -> dict[str, float]:
     """See above."""
-    chain = harness.chain_of(get_args(), question)
-    case = beside_cases.Beside(
-        cases.Case(question, "1f1b", 1, "none", False, False, 5), "bubbles", "kept", False, MICROBATCHES
-    )
-    plan = case.plan(chain.kinds, 2, 2)
+    chain, plan = planned(question)
     loss, model = train(chain, plan, communicator, question.reduction)
-    weights, worst = dict(harness.weights_of(model)), abs(loss - answer[0])
-    for name, weight in weights.items():
-        worst = max(worst, (weight - harness.shard(answer[1][name], weight)).abs().max().item())
+    weights, worst = dict(harness.weights_of(model)), farthest(loss, model, answer)
     found = {"one process": worst}
     found["once more, evaluated"] = unlike(
         weights, train(chain, plan, communicator, question.reduction, evaluates=True)[1]
@@ -84,6 +78,31 @@ def differences(
         )
     found["through a cut"] = through_a_cut(chain, plan, model, folder)
     return found
+
+
+def planned(question: cases.Question) -> tuple[Chain, Plan]:
+    """Some ranks encode some microbatches, at any place in the lists."""
+    args, chain = get_args(), harness.chain_of(get_args(), question)
+    case = cases.Case(question, "1f1b", 1, "none", False, False, 5)
+    beside_case = beside_cases.Beside(case, "bubbles", "kept", False, MICROBATCHES // args.data_parallel_size)
+    return chain, beside_case.plan(chain.kinds, 2, args.tensor_model_parallel_size)
+
+
+def worst(
+    question: cases.Question,
+    answers: Mapping[cases.Question, tuple[float, dict[str, Tensor]]],
+    communicator: Communicator,
+    executor_of: Callable[..., Executor],
+) -> float:
+    """How far the weights are from one process's, with other executors."""
+    chain, plan = planned(question)
+    return farthest(*train(chain, plan, communicator, question.reduction, executor_of=executor_of), answers[question])
+
+
+def farthest(loss: float, model: list[torch.nn.Module], answer: tuple[float, dict[str, Tensor]]) -> float:
+    """The largest difference of any weight, or of the loss."""
+    weights = [(weight, harness.shard(answer[1][name], weight)) for name, weight in harness.weights_of(model)]
+    return max(abs(loss - answer[0]), *((weight - expected).abs().max().item() for weight, expected in weights))
 
 
 def all_first(plan: Plan) -> Plan:
@@ -102,12 +121,18 @@ def unlike(weights: dict[str, Tensor], model: list[torch.nn.Module]) -> float:
 
 
 def train(
-    chain: Chain, plan: Plan, communicator: Communicator, reduction: str, evaluates: bool = False
+    chain: Chain,
+    plan: Plan,
+    communicator: Communicator,
+    reduction: str,
+    evaluates: bool = False,
+    executor_of: Callable[..., Executor] = Executor,
 ) -> tuple[float, list[torch.nn.Module]]:
     """The last step's loss, and the model after it."""
     plan.validate()
     args, model = get_args(), harness.build_model(chain, plan)
-    executor = Executor(plan.schedule, lists=plan.build_schedule(), tower=plan.tower)
+    rank, ranks = parallel_state.get_data_parallel_rank(), args.data_parallel_size
+    executor = executor_of(plan.schedule, lists=plan.build_schedule(), tower=plan.tower)
     executor._communicator = communicator
     options = {"use_distributed_optimizer": args.use_distributed_optimizer, "params_dtype": args.params_dtype}
     optimizer = get_megatron_optimizer(OptimizerConfig(lr=1e-3, weight_decay=0.05, **options), model)
@@ -119,7 +144,9 @@ def train(
         return packs[turn:] + packs[:turn]
 
     def all_parts() -> Iterator[Microbatch]:
-        yield from joined.from_iterable(beside.parts_of(plan, turned(step)) for step in range(training.STEPS + 1))
+        yield from joined.from_iterable(
+            beside.parts_of(plan, turned(step)[rank::ranks]) for step in range(training.STEPS + 1)
+        )
 
     stream = all_parts()
     for step in range(training.STEPS):
@@ -132,6 +159,8 @@ def train(
             run = partial(executor, images=Images(beside.parts_of(plan, packs[:3])), forward_only=True)
             with torch.no_grad():
                 harness.run_iteration(model, plan, packs[:3], run)
+    for module in model if args.overlap_param_gather else ():
+        module.start_param_sync(force_sync=True)
     beside.check_copies(executor, model)
     return loss, model
 

@@ -2,6 +2,8 @@
 
 strict_transport.py parity LAUNCH ANSWERS.pt [flag...]      one iteration
 strict_transport.py training LAUNCH ANSWERS.pt [flag...]    eight optimizer steps
+strict_transport.py beside LAUNCH ANSWERS.pt [flag...]      two iterations with the tower beside the pipeline
+strict_transport.py steps_beside LAUNCH ANSWERS.pt [flag...]    eight optimizer steps with it
 
 Gloo forgives what hangs on a GPU. Here a send is not done before its receive is posted, and at random moments (before
 and after every action, before every message) a rank waits for all that it has posted, as a device synchronisation does:
@@ -13,8 +15,9 @@ import contextlib
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,9 @@ from megatron.core.distributed import param_and_grad_buffer
 from torch import Tensor
 
 from megatron.vlm.pipeline.communicator import Communicator, Receive
+from megatron.vlm.pipeline.executor import Executor
 from omnibal_ext.schedules.actions import Action
-from tests.distributed import cases, harness, parity, training
+from tests.distributed import beside, beside_cases, beside_training, cases, harness, parity, training
 
 PATIENCE = timedelta(seconds=60)
 
@@ -49,9 +53,10 @@ class Once:
 class StrictCommunicator(Communicator):
     """A communicator whose sends wait for their receives, and whose rank synchronises now and then."""
 
-    def __init__(self, group: dist.ProcessGroup, edges: list[tuple[int, int]], seed: int) -> None:
-        super().__init__(group, edges, PATIENCE)
-        self.answers = Communicator(group, edges, PATIENCE).channels
+    def __init__(self, group: dist.ProcessGroup, image_edges: list[tuple[int, int]], seed: int) -> None:
+        edges = harness.edges(group.size())
+        super().__init__(group, edges, PATIENCE, image_edges)
+        self.answers = Communicator(group, edges, PATIENCE, image_edges).channels
         """Beside each channel one on which its receiver says that it has posted."""
         self.posted: list[Once] = []
         self.generator = random.Random(seed * 1000 + dist.get_rank())
@@ -123,17 +128,20 @@ def post_collectives(posted: list[Once]) -> None:
     param_and_grad_buffer.dist_all_gather_func = gather_beside
 
 
+LAUNCHES: dict[str, Mapping[str, Any]] = {
+    "parity": cases.STRICT, "training": cases.TRAINING, "beside": beside_cases.LAUNCHES,
+    "steps_beside": beside_cases.LAUNCHES,
+}  # fmt: skip
+
+
 def main() -> None:
     what, name, path, *flags = sys.argv[1:]
-    launch, difference = {
-        "parity": (cases.STRICT.get(name), parity.difference),
-        "training": (cases.TRAINING.get(name), training.difference),
-    }[what]
-    assert launch is not None
-    harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags, experts=launch.experts)
+    launch = LAUNCHES[what][name]
+    harness.start(harness.SMALL, launch.tensor, launch.pipeline, flags, experts=getattr(launch, "experts", 1))
     answers = torch.load(Path(path), weights_only=False)
     group = parallel_state.get_pipeline_model_parallel_group()
-    communicator = StrictCommunicator(group, harness.edges(launch.pipeline), launch.seed)
+    image_edges = beside.edges_of_images(launch.pipeline) if "beside" in what else []
+    communicator = StrictCommunicator(group, image_edges, launch.seed)
     post_collectives(communicator.posted)
 
     @contextlib.contextmanager
@@ -142,8 +150,18 @@ def main() -> None:
         yield
         communicator.perhaps_synchronise()
 
-    executors = harness.executors(communicator, watch=watch)
-    harness.report({str(case): difference(case, answers, launch.pipeline, executors) for case in launch.cases()})
+    make = partial(Executor, watch=watch)
+    difference: Callable[[Any], float] = {
+        "parity": partial(parity.difference, answers=answers, pipeline=launch.pipeline,
+                          make_executor=harness.executors(communicator, watch=watch)),
+        "training": partial(training.difference, answers=answers, pipeline=launch.pipeline,
+                            make_executor=harness.executors(communicator, watch=watch)),
+        "beside": partial(beside.difference, answers=answers, pipeline=launch.pipeline, communicator=communicator,
+                          executor_of=make),
+        "steps_beside": partial(beside_training.worst, answers=answers, communicator=communicator, executor_of=make),
+    }[what]  # fmt: skip
+    found = beside_training.QUESTIONS if what == "steps_beside" else launch.cases()
+    harness.report({str(case): difference(case) for case in found})
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
 
