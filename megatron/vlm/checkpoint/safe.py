@@ -5,6 +5,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import EnumType
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,18 @@ class _TableOfContents(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in CLASSES:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype | torch.layout):
             return kind
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+def _member(kind: Any, name: str) -> Any:
+    """A member of an enumeration, which Python before 3.11.4 writes as an attribute; no attribute of anything else."""
+    if isinstance(kind, EnumType) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError("it names builtins.getattr, which no checkpoint needs of anything but enumerations")
 
 
 def read_contents(path: Path) -> Metadata:

@@ -1,13 +1,16 @@
 """No checkpoint runs code by being loaded, unless it is trusted; those of torch and Megatron load as they are."""
 
+import io
 import os
 import pickle
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.planner import WriteItemType
 
 from megatron.vlm.checkpoint.safe import guarded, read_contents
 from omnibal_ext.errors import UserError
@@ -44,6 +47,34 @@ def test_what_torch_writes_is_read(folder: Path) -> None:
         found = load(folder)
     assert found["one"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert found["object"] == {1, "b"}
+
+
+class Python3112(pickle.Pickler):
+    """Writes members of enumerations as Python before 3.11.4 does."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (getattr, (type(obj), obj.name)) if isinstance(obj, Enum) else NotImplemented
+
+
+def test_what_older_pythons_write_is_read(folder: Path) -> None:
+    contents, file = read_contents(folder / ".metadata"), io.BytesIO()
+    Python3112(file).dump(contents)
+    (folder / ".metadata").write_bytes(file.getvalue())
+    assert b"getattr" in file.getvalue()
+    assert read_contents(folder / ".metadata") == contents
+
+
+@pytest.mark.parametrize("of", [(WriteItemType, "mro"), (torch.Size, "count"), (WriteItemType.TENSOR, "name")])
+def test_attributes_of_anything_else_are_refused(folder: Path, of: tuple[Any, str]) -> None:
+    class Reaching:
+        def __reduce__(self) -> Any:
+            return getattr, of
+
+    file = io.BytesIO()
+    Python3112(file).dump(Reaching())
+    (folder / ".metadata").write_bytes(file.getvalue())
+    with pytest.raises(UserError, match="which no checkpoint needs"):
+        read_contents(folder / ".metadata")
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
