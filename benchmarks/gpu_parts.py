@@ -39,8 +39,10 @@ from megatron.vlm.profiling.step import Step
 from megatron.vlm.profiling.stopwatch import timed
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from megatron.vlm.single import single_process
-from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture, VisionArchitecture
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.presets import PRESETS
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.plan import Plan

@@ -23,7 +23,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.two_ranks import Case, Packs, Shape, Trained, profile, sizes_of, train
-from omnibal_ext.architectures.architecture import LanguageArchitecture, VisionArchitecture
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.layout.problem import LayoutProblem

@@ -18,7 +18,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.two_ranks import Case, Packs, Shape, profile, sizes_of, train
-from omnibal_ext.architectures.architecture import LanguageArchitecture, VisionArchitecture
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.profile import Profile

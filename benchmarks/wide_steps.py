@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.two_ranks import Case, Packs, Shape, profile, train
-from omnibal_ext.architectures.architecture import LanguageArchitecture, VisionArchitecture
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import run_tool

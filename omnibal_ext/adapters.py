@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.chain import FAR, KIND_OF, PART_OF, PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Need, Numbers

@@ -21,8 +21,9 @@ from megatron.vlm.flags.parser import Parser
 from megatron.vlm.flags.refusals import megatron_refusals
 from megatron.vlm.rates import add_rate_flags
 from omnibal_ext.adapters import Adapters, add_trained_flags, check_adapters
-from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError

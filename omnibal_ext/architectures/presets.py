@@ -4,9 +4,11 @@ import difflib
 import re
 from pathlib import Path
 
-from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture, VisionArchitecture
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import find_config
 from omnibal_ext.architectures.huggingface import read_architecture
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.internvl import presets as internvl
 from omnibal_ext.families.llava import presets as llava

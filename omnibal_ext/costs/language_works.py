@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from omnibal_ext.architectures.architecture import Experts, LanguageArchitecture
+from omnibal_ext.architectures.language import Experts, LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.chain import DENSE, FAR, LINEAR
 from omnibal_ext.costs.work import BYTES, Work, cheap_passes

@@ -22,7 +22,8 @@ For n tokens of width h on one of t tensor-parallel ranks with sequence parallel
 
 from dataclasses import replace
 
-from omnibal_ext.architectures.architecture import Architecture, NativeResolution, VisionArchitecture
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.chain import FULL
 from omnibal_ext.costs.language_works import language_works
 from omnibal_ext.costs.projector_works import projector_work

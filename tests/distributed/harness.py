@@ -40,17 +40,10 @@ from megatron.vlm.pipeline.tower import owned_links
 from megatron.vlm.platform import CPU
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures import presets
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    Experts,
-    FarHeads,
-    LanguageArchitecture,
-    NativeResolution,
-    RopeScaling,
-    SlidingWindow,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.language import Experts, FarHeads, LanguageArchitecture, RopeScaling, SlidingWindow
 from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Schedule
 from omnibal_ext.schedules.placement import Placement

@@ -13,7 +13,8 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
 from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, Tiling, tile_image
 from megatron.vlm.microbatch import Grid
-from omnibal_ext.architectures.architecture import Architecture, NativeResolution
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
 
 WORDS = 16

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.language import LanguageArchitecture
 
 
 @dataclass(frozen=True)

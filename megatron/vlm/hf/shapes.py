@@ -2,7 +2,8 @@
 
 from functools import lru_cache
 
-from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.chain import DENSE, FAR, KIND_OF, LINEAR
 
 Shape = tuple[int, ...]

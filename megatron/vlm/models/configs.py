@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from megatron.vlm import platform
-from omnibal_ext.architectures.architecture import Architecture, Experts, LanguageArchitecture
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.language import Experts, LanguageArchitecture
 
 
 def gelu_tanh(value: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ from megatron.vlm.models.normed_values import KeysAsValues, NormedValues
 from megatron.vlm.models.padding import loads_without_padding
 from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, perceptron_projections, projections, set_projections
-from omnibal_ext.architectures.architecture import Architecture, LanguageArchitecture
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
 
 

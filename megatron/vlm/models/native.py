@@ -33,7 +33,8 @@ from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm, normalised_heads
 from megatron.vlm.models.rotation import rotation
 from megatron.vlm.models.vision import join_rows, share_rows, shared_rows
-from omnibal_ext.architectures.architecture import Architecture, NativeResolution, VisionArchitecture
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 
 Ints = NDArray[np.int64]

@@ -11,7 +11,7 @@ from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.native import text_and_image_positions
 from megatron.vlm.models.rotation import Rotation, rotation
-from omnibal_ext.architectures.architecture import LanguageArchitecture, RopeScaling
+from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.errors import UserError
 
 

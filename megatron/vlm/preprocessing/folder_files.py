@@ -21,8 +21,9 @@ from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.tiles import FRAMES, RULES
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
-from omnibal_ext.architectures.architecture import Architecture, VisionArchitecture
+from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, read_config
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import shown, whole
 

@@ -7,7 +7,8 @@ from math import isqrt
 import torch
 
 from megatron.vlm.microbatch import Grid, Microbatch
-from omnibal_ext.architectures.architecture import Architecture, NativeResolution
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.costs.works import IMAGE_PATCHES
 
 

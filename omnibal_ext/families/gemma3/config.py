@@ -6,14 +6,9 @@ In five of six layers a token looks back over a window; rotation differs between
 from math import isqrt
 from typing import Any
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    LanguageArchitecture,
-    PromptFormat,
-    RopeScaling,
-    SlidingWindow,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling, SlidingWindow
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import (

@@ -2,13 +2,8 @@
 
 from dataclasses import replace
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    LanguageArchitecture,
-    PromptFormat,
-    RopeScaling,
-    SlidingWindow,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling, SlidingWindow
 from omnibal_ext.families.towers.sizes import SIGLIP
 
 

@@ -6,17 +6,9 @@ for all of them (`global_head_dim`, `num_global_key_value_heads`).
 
 from typing import Any
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    Experts,
-    FarHeads,
-    LanguageArchitecture,
-    NativeResolution,
-    PromptFormat,
-    RopeScaling,
-    SlidingWindow,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.language import Experts, FarHeads, LanguageArchitecture, RopeScaling, SlidingWindow
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import (

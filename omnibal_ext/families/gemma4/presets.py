@@ -1,16 +1,8 @@
 """Gemma 4's models, a line each."""
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    Experts,
-    FarHeads,
-    LanguageArchitecture,
-    NativeResolution,
-    PromptFormat,
-    RopeScaling,
-    SlidingWindow,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.language import Experts, FarHeads, LanguageArchitecture, RopeScaling, SlidingWindow
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 
 VISION = VisionArchitecture(
     27, 1152, 16, 4304, 16, 16, "RMSNorm", qkv_bias=False, head_norms=True, branch_norms=True, activation="gelu_tanh",

@@ -4,15 +4,10 @@ positions are stretched bicubically, M-RoPE of a part of each head in the langua
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    Experts,
-    LanguageArchitecture,
-    NativeResolution,
-    PromptFormat,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.architectures.folder import read_config
+from omnibal_ext.architectures.language import Experts, LanguageArchitecture
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import (

@@ -1,13 +1,8 @@
 """GLM-V's models, a line each. Sizes are transformers' defaults; of GLM-4.6V from memory, as GLM-4.5V's."""
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    Experts,
-    LanguageArchitecture,
-    NativeResolution,
-    PromptFormat,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.language import Experts, LanguageArchitecture
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 
 VIT = VisionArchitecture(
     24, 1536, 12, 4096, image_size=14, normalization="RMSNorm", norm_epsilon=1e-5, qkv_bias=False, bias=False,

@@ -2,13 +2,9 @@
 
 from dataclasses import replace
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    LanguageArchitecture,
-    PromptFormat,
-    RopeScaling,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.families.towers.sizes import SIGLIP
 
 SO400M = replace(SIGLIP, layers=27, final_norm=True)

@@ -1,6 +1,7 @@
 """Reads InternVL's config.json: transformers' form, and that of its own repository (`InternVLChatModel`)."""
 
-from omnibal_ext.architectures.architecture import Architecture, PromptFormat, VisionArchitecture
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language

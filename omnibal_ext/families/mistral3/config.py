@@ -1,11 +1,7 @@
 """Reads the config.json of Mistral 3: Pixtral's ViT (arXiv 2410.07073) at native resolution, Mistral's layers."""
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    NativeResolution,
-    PromptFormat,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
 from omnibal_ext.families.towers.llama import HEADS, LAYERS, TOKEN, WIDTH, tied

@@ -1,12 +1,8 @@
 """Mistral 3's models, a line each."""
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    LanguageArchitecture,
-    NativeResolution,
-    PromptFormat,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 
 PIXTRAL = VisionArchitecture(
     24, 1024, 16, 4096, image_size=14, normalization="RMSNorm", norm_epsilon=1e-5, qkv_bias=False, bias=False,

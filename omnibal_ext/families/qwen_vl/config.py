@@ -8,13 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import isqrt
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    LanguageArchitecture,
-    NativeResolution,
-    PromptFormat,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section, part_type
 from omnibal_ext.families.towers.llama import tied

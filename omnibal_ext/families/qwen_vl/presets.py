@@ -2,13 +2,9 @@
 
 from dataclasses import replace
 
-from omnibal_ext.architectures.architecture import (
-    Architecture,
-    LanguageArchitecture,
-    NativeResolution,
-    PromptFormat,
-    VisionArchitecture,
-)
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, qwen
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from omnibal_ext.architectures.architecture import LanguageArchitecture
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import LANGUAGE
 from omnibal_ext.families.section import Part, Section

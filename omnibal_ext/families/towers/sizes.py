@@ -4,7 +4,8 @@ Sources: the published configurations of InternViT, CLIP, SigLIP, InternLM2, Qwe
 Vocabularies are those of the vision-language model, with its image tokens, not of the language model it started from.
 """
 
-from omnibal_ext.architectures.architecture import Experts, LanguageArchitecture, VisionArchitecture
+from omnibal_ext.architectures.language import Experts, LanguageArchitecture
+from omnibal_ext.architectures.vision import VisionArchitecture
 
 SIGLIP = VisionArchitecture(
     26, 1152, 16, 4304, image_size=384, activation="gelu_tanh", class_token=False, layer_scale=False, pixels="half"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from omnibal_ext.architectures.architecture import VisionArchitecture
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.fields import GENERAL
 from omnibal_ext.families.section import Part, Section

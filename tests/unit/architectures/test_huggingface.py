@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext.architectures.architecture import FarHeads, RopeScaling, SlidingWindow, differences
+from omnibal_ext.architectures.architecture import differences
 from omnibal_ext.architectures.huggingface import read_architecture
+from omnibal_ext.architectures.language import FarHeads, RopeScaling, SlidingWindow
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS, PARTS

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from omnibal_ext.architectures.architecture import Experts
+from omnibal_ext.architectures.language import Experts
 from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.chain import LINEAR
 from omnibal_ext.costs import analytic

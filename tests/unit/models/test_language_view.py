@@ -8,7 +8,8 @@ import torch
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.language_view import LanguageViewer, seen_keys
-from omnibal_ext.architectures.architecture import Architecture, SlidingWindow
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.language import SlidingWindow
 from tests.distributed.harness import GEMMA, SMALL
 
 PER_IMAGE = GEMMA.image_tokens_per_tile

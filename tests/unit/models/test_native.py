@@ -11,7 +11,7 @@ from megatron.vlm.models.native import (
     stretched_positions,
     text_and_image_positions,
 )
-from omnibal_ext.architectures.architecture import NativeResolution
+from omnibal_ext.architectures.vision import NativeResolution
 
 GRIDS = ((1, 4, 6), (1, 2, 2), (2, 2, 8), (1, 10, 6))
 """Frames, rows and columns of patches."""

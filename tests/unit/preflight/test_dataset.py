@@ -13,7 +13,7 @@ import pytest
 from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
 from megatron.vlm.preprocessing.demo import train_tokenizer
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
-from omnibal_ext.architectures.architecture import RopeScaling
+from omnibal_ext.architectures.language import RopeScaling
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
