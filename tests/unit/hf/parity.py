@@ -249,12 +249,21 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
         ids = sample.ids
         if theirs.config.model_type.startswith("glm"):  # whose videos have the images' token
             ids = ids.masked_fill(ids == VIDEO_TOKEN, IMAGE_TOKEN)
+        _forget_longer_samples(theirs)
         out = theirs(input_ids=ids[None], **images).logits[0]
         loss = cross_entropy(out[:-1], sample.ids[1:], reduction="sum") / count
         loss.backward()
         logits.append(out.detach())
         total += loss.item()
     return torch.cat(logits), total
+
+
+def _forget_longer_samples(theirs: torch.nn.Module) -> None:
+    """Transformers' dynamic rotation keeps the waves of the longest sample that it saw, for shorter ones behind it."""
+    for module in theirs.modules():
+        if hasattr(module, "original_inv_freq"):
+            module.max_seq_len_cached = module.original_max_seq_len
+            module.register_buffer("inv_freq", module.original_inv_freq.clone(), persistent=False)
 
 
 def _at_native_resolution(sample: Sample, kind: str) -> dict[str, Tensor]:
