@@ -261,7 +261,7 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
 def _forget_longer_samples(theirs: torch.nn.Module) -> None:
     """Transformers' dynamic rotation keeps the waves of the longest sample that it saw, for shorter ones behind it."""
     for module in theirs.modules():
-        if hasattr(module, "original_inv_freq"):
+        if getattr(module, "rope_type", None) == "dynamic":
             module.max_seq_len_cached = module.original_max_seq_len
             module.register_buffer("inv_freq", module.original_inv_freq.clone(), persistent=False)
 
