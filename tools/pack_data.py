@@ -27,7 +27,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.summary import Summary
 from omnibal_ext.packing.options import LAST_ITERATION, METHODS, OVERSIZE, WAIT, PackOptions
 from omnibal_ext.packing.packers.budgets import Trial, choose_budgets, read_budget
-from omnibal_ext.packing.widths import read_widths, widths_for
+from omnibal_ext.packing.widths import NODE_RANKS, read_widths, widths_for
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import packing_report
@@ -49,7 +49,7 @@ NUMBERS = (
     Numbers("[0, 1e9]", "vit_budget"),
     Numbers("[1, 1e9]", "llm_budget max_llm_budget samples_per_pack"),
     Numbers("[0, inf)", "max_rejects"),
-    Numbers("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size"),
+    Numbers("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size node_ranks"),
     Numbers("[1, 10000]", "epochs"),
     Numbers("[0, 1e6]", "seconds"),
     Numbers("[0, 1)", "wait"),
@@ -67,6 +67,7 @@ NEEDS = (
         "no --held-out-of beside it: that index says which samples, and how they are packed",
         lambda arguments: not arguments.held_out_of,
     ),
+    Need("node_ranks", "--widths auto", lambda arguments: arguments.widths is None),
     Need("analytic model", "no --costs beside it: that has the seconds", lambda arguments: not arguments.costs),
 )
 
@@ -112,6 +113,10 @@ def _parser() -> ToolParser:
     packing.add_argument(
         "--widths", type=read_widths, default="1", metavar="W,W...",
         help="ranks that may run a pack together, with as many times the budgets: 1,2,4,8, or auto: as samples need",
+    )  # fmt: skip
+    packing.add_argument(
+        "--node-ranks", type=int, default=NODE_RANKS, metavar="D",
+        help="of a node, which no team of --widths auto leaves: its GPUs over the tensor-parallel size",
     )  # fmt: skip
     packing.add_argument("--oversize", choices=OVERSIZE, default=OVERSIZE[0], help="samples over budget")
     packing.add_argument("--max-rejects", type=int, metavar="N", help="fail if more samples than N are left out")
@@ -223,7 +228,7 @@ def settle_widths(corpus: Corpus, arguments: argparse.Namespace) -> None:
         budgets = PackOptions(
             vit_budget=arguments.vit_budget, llm_budget=arguments.llm_budget, budgets=arguments.budgets
         )
-        arguments.widths = widths_for(corpus.sizes, budgets, arguments.data_parallel_size)
+        arguments.widths = widths_for(corpus.sizes, budgets, arguments.data_parallel_size, arguments.node_ranks)
 
 
 def settle_costs(arguments: argparse.Namespace) -> PackCosts:
@@ -239,12 +244,13 @@ def settle_costs(arguments: argparse.Namespace) -> PackCosts:
 
 
 def check_rejects(corpus: Corpus, options: PackOptions, limit: int) -> None:
-    """Raise UserError if more than `limit` samples would be left out."""
-    rejects = int(np.count_nonzero(reject_reasons(corpus.sizes, options))) if options.oversize == "reject" else 0
-    if rejects > limit:
+    """Raise UserError if more than `limit` samples would be left out, naming the first."""
+    rejects = np.flatnonzero(reject_reasons(corpus.sizes, options) * (options.oversize == "reject"))
+    if len(rejects) > limit:
+        first = ", ".join(f"{name} {value}" for name, value in corpus.place(int(rejects[0])).items())
         raise UserError(
-            f"{rejects} samples exceed {options.vit_budget} tiles or {options.llm_budget} tokens, limit {limit} "
-            "(--max-rejects): raise the budgets or the limit"
+            f"{len(rejects)} samples exceed {options.held} (the first: {first}), limit {limit} (--max-rejects): raise "
+            "the budgets or the limit"
         )
 
 

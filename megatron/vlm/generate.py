@@ -1,5 +1,6 @@
 """Greedy answers of a trained model, for held-out evaluation: the whole chain on one process, prompts in packs."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +34,12 @@ class Answer:
 def generated_answers(preset: str, load: str, folder: str) -> list[Answer]:
     """The answers that a checkpoint (of any layout) gives to the pictures of a dataset folder; one process.
 
-    Raises UserError if the checkpoint or the dataset is not there.
+    Raises UserError if the checkpoint or the dataset is not there, or torchrun has started several processes.
     """
+    if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise UserError(
+            f"answers are given on one process, and torchrun has started {ranks}: start it without torchrun"
+        )
     run = Checkpoints(Path(load)).newest().integrity["run"]
     flags = [
         "--load",

@@ -28,8 +28,8 @@ LIMITS = ("max_tiles", "max_pixels", "max_tokens")
 """Of preprocessing, by the names of its flags."""
 MICRO_BATCHES = 4
 """Packs of a rank and iteration, for each pipeline rank."""
-ONE_RANK = "1"
-"""A pack's width, unless it is asked for wider ones."""
+ONE_RANK, AUTO = "1", "auto"
+"""A pack's width, unless it is asked for wider ones, and as wide as samples need inside a node."""
 USUAL_FLAGS: dict[str, tuple[str, ...]] = {
     "--bf16": (),
     "--use-distributed-optimizer": (),
@@ -150,6 +150,8 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
             flags[f"--{name.replace('_', '-')}"] = value
     if arguments.widths != ONE_RANK:
         flags["--widths"] = arguments.widths
+    if arguments.widths == AUTO:
+        flags["--node-ranks"] = _node_ranks(arguments)
     run_dir, packs = Path(arguments.run_dir), [Path(arguments.packs)]
     held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": run_dir / HELD_OUT}
     if arguments.held_out:
@@ -164,6 +166,12 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
         make_way(run_dir, made)
         run_our_tool(tools / "pack_data.py", named, arguments.json)
     write_record(inputs, asked)
+
+
+def _node_ranks(arguments: argparse.Namespace) -> int:
+    """Data-parallel ranks that a node holds whole; 1 where a tensor-parallel group leaves it."""
+    whole, more = divmod(arguments.nproc_per_node, arguments.tensor_model_parallel_size)
+    return 1 if more else whole
 
 
 def _made_from(path: Path) -> dict[str, Any] | None:

@@ -95,6 +95,10 @@ def plan_beside(
     """
     if problem.ranks == 1:
         raise UserError("a tower stands beside a pipeline, and one rank is none: --tower cut")
+    if problem.packs is not None and problem.packs.widths is not None:
+        raise UserError(
+            "packs wider than a rank go with no tower beside the pipeline: --tower cut, or pack without --widths"
+        )
     costs = TowerCosts.of(problem.profile)
     found: list[tuple[Planned, Placing]] = []
     refusal: UserError | None = None

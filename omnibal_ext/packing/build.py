@@ -62,8 +62,7 @@ def _build_index(
     reasons = reject_reasons(corpus.sizes, options) * kept
     rejected = reasons > 0 if options.oversize == "reject" else np.zeros(len(reasons), np.bool_)
     if rejected.sum() == kept.sum():
-        limits = f"{options.vit_budget} tiles and {options.llm_budget} tokens"
-        raise UserError(f"none of {kept.sum()} samples fits {limits}: raise the budgets")
+        raise UserError(f"none of {kept.sum()} samples fits {options.held}: raise the budgets")
     asked = {**asdict(options), "costs": costs.to_record(), "built_from": dict(built_from or {})}
     asked |= {"sample_vit_budget": options.vit_budget, "sample_llm_budget": options.llm_budget}
     del asked["vit_budget"], asked["llm_budget"]  # of what they come to

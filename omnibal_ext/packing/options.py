@@ -81,6 +81,13 @@ class PackOptions:
             )
 
     @property
+    def held(self) -> str:
+        """What the widest pack holds, in words."""
+        ranks = self.widths[-1]
+        together = f" on {ranks} ranks" if ranks > 1 else ""
+        return f"{ranks * self.vit_budget} tiles and {ranks * self.llm_budget} tokens{together}"
+
+    @property
     def wide(self) -> bool:
         """Whether packs may be wider than a rank."""
         return self.widths != (1,)

@@ -12,8 +12,8 @@ from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
 
-MOST_AUTO = 8
-"""Ranks of a node; a team that leaves it is made only where `--widths` says so."""
+NODE_RANKS = 8
+"""Data-parallel ranks of a node where nobody says; a team that leaves it is made only where `--widths` says so."""
 
 
 class Budgets(Protocol):
@@ -73,13 +73,16 @@ def ranks_needed(sizes: Sizes, budgets: Budgets) -> Ints:
     return needed
 
 
-def widths_for(sizes: Sizes, budgets: Budgets, data_parallel_size: int) -> tuple[int, ...]:
+def widths_for(
+    sizes: Sizes, budgets: Budgets, data_parallel_size: int, node_ranks: int = NODE_RANKS
+) -> tuple[int, ...]:
     """Return the powers of two that samples need, each of which divides the data-parallel size; 1 is always there.
 
-    None is wider than a node. A corpus without long samples has the width 1 alone.
+    Each divides the data-parallel ranks of a node too, so that no team leaves it. A corpus without long samples has the
+    width 1 alone.
     """
     possible = [1]
-    while 2 * possible[-1] <= MOST_AUTO and data_parallel_size % (2 * possible[-1]) == 0:
+    while data_parallel_size % (2 * possible[-1]) == node_ranks % (2 * possible[-1]) == 0:
         possible.append(2 * possible[-1])
     used = set(sample_widths(sizes, budgets, possible).tolist())
     return tuple(width for width in possible if width == 1 or width in used)

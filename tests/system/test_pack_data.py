@@ -165,7 +165,10 @@ def test_samples_that_differ_in_a_field_share_no_pack(tmp_path: Path) -> None:
         (["--data", "absent", "--vit-budget", "8", "--llm-budget", "1000"], "absent"),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "10"], "none of 500 samples fits"),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "0"], "--llm-budget must be at least 1"),
-        (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--max-rejects", "1"], "2 samples exceed"),
+        (
+            ["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--max-rejects", "1"],
+            "2 samples exceed 8 tiles and 1000 tokens (the first: file a.jsonl, line 8), limit 1",
+        ),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--weights", "1"], "1 weights for 2 inputs"),
         (["--data", "DATA", "--vit-budget", "8", "--llm-budget", "1000", "--group-by", "task"], "no array 'task'"),
         (

@@ -13,7 +13,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
 from tests.endurance import kills
-from tests.programs import warm_interpreter
+from tests.programs import run_alone, warm_interpreter
 from tests.system.test_training import make_dataset, tool
 
 pytestmark = pytest.mark.starts
@@ -81,6 +81,19 @@ def test_wide_packs_go_on_at_half_and_twice_the_ranks(folder: Path) -> None:
         phase for lane in lanes for *_, pieces in lane["actions"] for part, phase, _ in pieces if part == "exchange"
     }
     assert phases == {"forward", "backward"}
+
+
+def test_ranks_that_are_no_whole_teams_are_refused_by_launcher_and_trainer(folder: Path, tmp_path: Path) -> None:
+    """Four seats an iteration are one rank's four packs, of which some need two ranks."""
+    files = ("--preset", "tiny", "--data", folder / "data", "--packs", folder / "packs", "--plan", folder / "plan.json")
+    flags = ("--train-iters", 1, "--lr", "1e-3")
+    launched = tool("launch.py", *files, "--run-dir", tmp_path, "--from-scratch", "--", *flags, check=False)
+    trained = run_alone("megatron.vlm.pretrain", *files, "--from-scratch", "--global-batch-size", 4, *flags)
+    for done, says in ((launched, "use other ranks, or pack again"), (trained, "use other ranks, or pack again")):
+        assert done.returncode == 2, done.stdout[-2000:] + done.stderr[-2000:]
+        (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
+        assert "packs of 2 ranks, which" in line
+        assert says in line
 
 
 def test_a_run_on_wide_packs_that_is_killed_ends_as_one_left_alone(tmp_path: Path) -> None:

@@ -51,9 +51,16 @@ SET = (
         """,
     ),
     Group(
-        "the trainer: one sample is never cut over ranks; use tensor and pipeline parallelism",
+        "the trainer: a sample longer than a rank's budget is run by neighbouring data-parallel ranks together; pack "
+        "with tools/pack_data.py --widths",
         """
-        context_parallel_size tensor_parallel_num_weight_shards
+        context_parallel_size
+        """,
+    ),
+    Group(
+        "the trainer: weights are cut over tensor-parallel ranks and stages alone; use --tensor-model-parallel-size",
+        """
+        tensor_parallel_num_weight_shards
         """,
     ),
     Group(

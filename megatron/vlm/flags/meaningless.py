@@ -30,7 +30,7 @@ WITHOUT_MEANING = (
         """,
     ),
     Group(
-        "samples are never cut over ranks; a pack's samples are isolated already",
+        "how many ranks run a pack is packed (tools/pack_data.py --widths); a pack's samples are isolated already",
         """
         hierarchical_context_parallel_sizes max_seqlen_per_dp_cp_rank cp_comm_type sft
         sft_tokenizer_prompt_format hybrid_context_parallel

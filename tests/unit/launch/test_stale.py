@@ -485,6 +485,11 @@ def test_packs_of_conversations_are_as_wide_as_the_launcher_is_told(tmp_path: Pa
         both = make(tmp_path, calls, *budget, "--widths", widths, data_parallel=4)
         assert both == ["preprocess_data.py", "pack_data.py"]
         assert calls[-1][1]["--widths"] == widths
+    assert "--node-ranks" not in calls[-3][1]
+    for gpus, tensor, ranks in ((8, 1, "8"), (8, 4, "2"), (6, 4, "1")):  # of the last, groups of four leave the node
+        words = ("--nproc-per-node", gpus, "--tensor-model-parallel-size", tensor)
+        make(tmp_path, calls, *budget, "--widths", "auto", *words, data_parallel=4)
+        assert calls[-1][1]["--node-ranks"] == ranks
     before = len(calls)
     with pytest.raises(UserError, match=r"--widths 1,2,4: 4 ranks must divide --data-parallel-size 6"):
         make(tmp_path, calls, *budget, "--widths", "1,2,4", data_parallel=6)

@@ -4,6 +4,7 @@ import json
 import socket
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,6 +170,21 @@ def test_a_plan_for_another_job_is_refused(name: str, more: int, monkeypatch: py
         check(**{one: value + more for one, value in MADE_FOR.items()})
     assert all(f"{one} {value + more}, not {value}" in str(refusal.value) for one, value in MADE_FOR.items())
     assert check(**{name: other, "profile_hash": ""})
+
+
+@pytest.mark.parametrize(
+    ("widest", "ranks", "tower", "says"),
+    [(4, 6, None, "packs of 4 ranks, which do not divide the 6"), (4, 2, None, "do not divide the 2 data-parallel"),
+     (2, 8, object(), "with the tower beside the pipeline"), (4, 8, None, None), (1, 3, object(), None)],
+)  # fmt: skip
+def test_packs_wider_than_a_rank_need_whole_teams_and_a_tower_cut_into_stages(
+    widest: int, ranks: int, tower: object, says: str | None
+) -> None:
+    index: Any = SimpleNamespace(widths=(1, widest), folder=Path("packs"))
+    args, plan = arguments(data_parallel_size=ranks), SimpleNamespace(tower=tower)
+    started: Any = SimpleNamespace(inputs=SimpleNamespace(args=args, plan=plan))
+    with pytest.raises(UserError, match=f"--packs packs: .*{says}") if says else nullcontext():
+        run._check_teams(started, index, "--packs")
 
 
 @pytest.mark.parametrize(("tensor", "data", "dealt"), [(1, 8, 1), (1, 8, 8), (2, 8, 4), (2, 4, 1)])
