@@ -171,6 +171,7 @@ class Microbatch:
     sample_lengths: tuple[int, ...] = ()  # [samples], without padding; (): as in `lengths`
     sources: Tensor | None = None  # [len(lengths)], which input file of the dataset each sample came from
     pack: int = -1  # its number in the index; -1: an empty one
+    iteration: int = 0  # of training, from 1 on, which layers draw for; 0: they go on from what was drawn before
     sample_ids: tuple[int, ...] = ()  # [samples], rows of the dataset
     broken: tuple[tuple[int, str], ...] = ()  # samples whose images are stand-ins, and why
     grids: tuple[Grid, ...] = ()  # of every image at native resolution, in order
@@ -181,6 +182,7 @@ class Microbatch:
     units: tuple[
         int, ...
     ] = ()  # of what a rank encodes of a pack: tiles of each unit of all of it (`omnibal_ext.tower`)
+    own: tuple[bool, ...] = ()  # which of these units it encodes
 
     def pin_memory(self) -> "Microbatch":
         """The same in memory that a device reads by itself; torch's DataLoader calls this in a thread of its own."""
@@ -234,6 +236,11 @@ class Microbatch:
     def counted(self) -> int:
         """Tokens that are to be predicted; of a stage that does not know them, all useful ones."""
         return self.useful_tokens if self.supervised is None else len(self.supervised)
+
+    @cached_property
+    def own_units(self) -> Tensor:
+        """int64, on this rank's device: the numbers of the units that it encodes."""
+        return platform.to_device(torch.tensor([number for number, own in enumerate(self.own) if own]))
 
     @cached_property
     def segments(self) -> Segments:

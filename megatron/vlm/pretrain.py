@@ -9,6 +9,7 @@ import gc
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,6 @@ from megatron.vlm.hf.beside import Beside, check_like
 from megatron.vlm.loss import REDUCTIONS, token_weights, weigh_samples, weighted_loss
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.monitoring.journal import Journal, spare_the_run
 from megatron.vlm.monitoring.meters import EvaluationMeter, Pace, Tally, TrainingMeter
 from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps, Hosts
@@ -48,6 +48,7 @@ from megatron.vlm.pipeline.teams import Teams
 from megatron.vlm.pipeline.tied import embedding_ranks
 from megatron.vlm.pipeline.tower import owned_links
 from megatron.vlm.preflight.findings import refuse
+from megatron.vlm.preflight.one_plan import one_plan
 from megatron.vlm.preflight.run import Run, check_run
 from megatron.vlm.weights import apply_weights
 from omnibal_ext.adapters import Adapters
@@ -86,7 +87,7 @@ class Trainer:
         self.bad_steps = BadSteps(args.max_bad_steps, self.hosts)
         self.packs: dict[bool, list[Packs]] = {True: [], False: []}
         """Of each chunk of this rank: those trained on, and those held out."""
-        self.images = ImageStreams(self.plan.tower, args.seed, args.num_workers)
+        self.images = ImageStreams(self.plan.tower, args.num_workers)
         """What this rank encodes of both, where the plan has a tower beside the pipeline."""
         self.iteration = 0
         """Iterations of training behind us, those before a resume included."""
@@ -155,6 +156,7 @@ class Trainer:
         self.bad_samples[model.training].saw(batch)
         tally = self.meter.tally if model.training else self.evaluation.tally
         batch = self.bad_samples[model.training].silence(batch)
+        batch = replace(batch, iteration=self.iteration + 1 if model.training else 0)
         return model(weigh_samples(self.args.loss_reduction, batch)), partial(self._loss, tally, batch)
 
     def _loss(self, tally: Tally, batch: Microbatch, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -184,8 +186,6 @@ class Trainer:
         arguments |= self.images.begin(training, bad_samples.saw, number)
         while True:
             self.bad_steps.begin(number)
-            if training:
-                begin_draws(self.args.seed, number)
             with self.stages.iteration(training):
                 records = self.executor(**arguments)
             if not self.hosts.any(bool(bad_samples.found)):
@@ -246,7 +246,7 @@ def main() -> None:
     refuse(check_run(run))
     apply_weights(inputs.args, run.weights)
     _keep_arguments(inputs)
-    with _writing_alone(inputs.args):
+    with _writing_alone(inputs.args), one_plan(inputs.plan, inputs.args):
         platform.take_device()
         exports = inputs.args.save_hf and not inputs.args.rank
         train(Trainer(inputs), Beside(check_like(run.model_folder)) if exports else None)

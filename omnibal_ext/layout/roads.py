@@ -33,7 +33,7 @@ from omnibal_ext.units import GIB
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Planned = tuple[LayoutProblem, Candidate]
-Placing = Callable[[float], tuple[Planned | None, float]]
+Placing = Callable[[float], tuple[Planned | None, float, int]]
 """Places searched for so many seconds, as `_placed` gives them."""
 ROADS = ("cut", "beside", "auto")
 JUDGED = 4
@@ -116,7 +116,7 @@ def plan_beside(
         assert refusal is not None
         raise refusal
     best, placing = min(found, key=lambda one: one[0][1].step_seconds)
-    longer, _ = placing(seconds)
+    longer, *_ = placing(seconds)
     whole, candidate = min((best, longer or best), key=lambda planned: planned[1].step_seconds)
     return whole, [candidate]
 
@@ -145,37 +145,40 @@ def _plan_way(
     less = float(aside.fixed_bytes.max()) + held + waiting
     for _ in range(TRIES):
         if less >= problem.memory_bytes:
+            rank, limit = aside.fixed_bytes.argmax(), problem.memory_bytes / GIB
             raise UserError(
-                f"a rank needs {less / GIB:.2f} GiB for the tower beside the pipeline (copies, sums, what is kept and "
-                f"waits), of {problem.memory_bytes / GIB:.2f} GiB: cut the chain, or use more memory"
+                f"pipeline rank {rank} needs {less / GIB:.2f} GiB for the tower beside the pipeline (copies, sums, "
+                f"what is kept and waits), of {limit:.2f} GiB: cut the chain, or use more memory"
             )
         alone = replace(problem, profile=language_profile(profile), memory_bytes=problem.memory_bytes - less)
         alone, candidates = find_plan(alone, method, seconds=seconds / 2, **options)
         placing = partial(_placed, problem, alone, candidates[0].layout, aside, waiting)
-        found, short = placing(seconds / 2)
+        found, short, fullest = placing(seconds / 2)
         if found is not None:
             return found, placing
         less, waiting = less + short, waiting + short
     raise UserError(
-        f"ranks are {short / GIB:.2f} GiB short with the tower beside the pipeline: cut the chain, or use more memory"
+        f"pipeline rank {fullest} is {short / GIB:.2f} GiB short of {problem.memory_bytes / GIB:.2f} GiB with the "
+        "tower beside the pipeline: cut the chain, or use more memory"
     )
 
 
 def _placed(
     problem: LayoutProblem, alone: LayoutProblem, layout: Layout, aside: TowerBeside, waiting: float, seconds: float
-) -> tuple[Planned | None, float]:
-    """The fastest places that fit, else None and the bytes that the nearest are short of."""
+) -> tuple[Planned | None, float, int]:
+    """The fastest places that fit, else None, the bytes that the nearest are short of, and on which pipeline rank."""
     fitting: list[Planned] = []
-    least_short = np.inf
+    least_short, fullest = np.inf, 0
     for places in searched_places(alone, place_costs(problem, alone, layout, aside, waiting), aside, seconds):
         whole = _with_places(problem, alone, aside, places)
-        short = max(whole.stage_peak_bytes(layout)) - problem.memory_bytes
-        least_short = min(least_short, short)
+        peaks = whole.stage_peak_bytes(layout)
+        short = max(peaks) - problem.memory_bytes
+        least_short, fullest = min((least_short, fullest), (short, peaks.index(max(peaks))))
         if short <= 0:
             fitting.append((whole, Candidate(layout, whole.step_seconds(layout))))
         if len(fitting) == JUDGED:
             break
-    return min(fitting, key=lambda planned: planned[1].step_seconds, default=None), float(least_short)
+    return min(fitting, key=lambda planned: planned[1].step_seconds, default=None), float(least_short), fullest
 
 
 def _with_places(problem: LayoutProblem, alone: LayoutProblem, aside: TowerBeside, places: Ints) -> LayoutProblem:

@@ -88,6 +88,7 @@ def run_iteration(
     executor: Executor,
     reduction: str,
     following: Sequence[Microbatch] | None = None,
+    iteration: int = 0,
 ) -> float:
     """As the harness's, with the images that this rank encodes; `following` are the next iteration's packs."""
     assert plan.tower is not None
@@ -97,7 +98,7 @@ def run_iteration(
     if plan.tower.mode == "ahead":
         has_run = executor.encoding is not None and executor.encoding._next is not None
         images = joined(iter(()) if has_run else images, parts_of(plan, coming))
-    return harness.run_iteration(model, plan, packs, partial(executor, images=Images(images)), reduction)
+    return harness.run_iteration(model, plan, packs, partial(executor, images=Images(images, iteration)), reduction)
 
 
 def parts_of(plan: Plan, packs: Sequence[Microbatch]) -> Iterator[Microbatch]:
@@ -123,7 +124,9 @@ def part_of(plan: Plan, pack: Microbatch, microbatch: int) -> Microbatch:
         useful_tokens=0,
         pixels=pack.pixels[rows],
         grids=tuple(grid for grid, one in zip(pack.grids, own, strict=False) if one),
+        pack=pack.pack,
         units=units,
+        own=tuple(own),
     )
 
 

@@ -12,8 +12,10 @@ from megatron.vlm.data.dataset import ChatDataset
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import evaluations, training_intervals
+from tests.distributed import beside_cases
 from tests.endurance import kills
-from tests.system.test_training import make_dataset, tool
+from tests.programs import run_ranks
+from tests.system.test_training import TINY, make_dataset, tool
 
 pytestmark = pytest.mark.starts
 SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather", "--ddp-bucket-size", 20000)
@@ -123,8 +125,7 @@ def test_all_that_overlaps_does_so_beside(folder: Path) -> None:
     beside = train(folder, "sharded-beside", road("beside"), *flags, **shape)
     assert alike(beside, cut)
     saves = gone_back(folder, "sharded-beside")
-    given = ("--plan", folder / "sharded-beside/plan.json")
-    again = train(folder, "sharded-again", given, *flags, **shape, load=saves)
+    again = train(folder, "sharded-again", road("beside"), *flags, **shape, load=saves)  # planned anew, and alike
     assert again == {iteration: beside[iteration] for iteration in (3, 4)}
     plan = Plan.load(folder / "sharded-beside/plan.json")
     assert plan.tower is not None
@@ -159,3 +160,25 @@ def test_a_broken_image_silences_its_sample_on_all_ranks(folder: Path) -> None:
     assert alike(beside, cut)
     assert alike(ahead, frozen)
     assert cut[2] != pytest.approx(train(folder, "unbroken", road("cut"), iterations=2)[2], rel=1e-6)
+
+
+def test_ranks_with_unlike_plans_are_refused_before_they_meet(folder: Path) -> None:
+    """By rank and word; and lists that are wrong on all ranks at the launcher's door."""
+    index = PackedIndex.open(folder / "packs")
+    case = beside_cases.Beside(beside_cases.Case(beside_cases.Question("small", (), "all", "token"), "1f1b", 1, "none",
+                               False, False, 5), "bubbles", "kept", True, index.global_batch)  # fmt: skip
+    plan = replace(case.plan(TINY.chain, 2, 1), model="tiny", model_hash=TINY.hash)
+    plan.save(folder / "one.json")
+    words = plan.lists[1].split()
+    at = next(place for place in range(len(words)) if words[place][0] == "V" and words[place - 1][0] != "V")
+    words[at - 1 : at + 1] = words[at], words[at - 1]
+    lists = (plan.lists[0], " ".join(words))
+    replace(plan, lists=lists).save(folder / "other.json")
+    flags = ("--preset", "tiny", "--data", folder / "data", "--packs", folder / "packs", "--global-batch-size",
+             index.global_batch, "--train-iters", 1, "--lr", "1e-3", "--from-scratch")  # fmt: skip
+    words = [str(word) for word in (folder / "one.json", folder / "other.json", *flags)]
+    with pytest.raises(AssertionError, match="exit code 2") as failure:
+        run_ranks("tests.system.unlike_plans", 2, words)
+    said = [part for part in str(failure.value).split("rank ") if "was given another" in part or "lists.1." in part]
+    assert f"rank 1: lists.1.{at - 1} is " in str(failure.value), said
+    assert f"rank 0: lists.1.{at - 1} is " in str(failure.value), said

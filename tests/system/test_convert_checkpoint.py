@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,16 @@ from megatron.vlm.hf.names import table_name
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.plan import Plan
+from tests.distributed import beside_cases, cases
+from tests.endurance import kills
 from tests.system.test_training import ROOT, tool
 from tests.system.test_training import folder as folder  # the demo dataset  # noqa: PLC0414
 from tests.unit.hf import models
 
 transformers = pytest.importorskip("transformers")
 INTERNVL = {**models.INTERN_VIT, "image_size": [32, 32], "patch_size": [8, 8]}
+CASE = cases.Case(cases.Question("small", (), "all", "token"), "1f1b", 1, "none", False, False, seed=5)
+BESIDE = beside_cases.Beside(CASE, "bubbles", "kept", True, 4)
 TEXT = {**models.TEXT, "model_type": "llama", "vocab_size": 512, "tie_word_embeddings": False}
 
 
@@ -61,11 +66,14 @@ def train(
     tensor: int = 1,
     load: Path | None = None,
     adapted: tuple[str, ...] = (),
+    beside: bool = False,
 ) -> list[dict[str, float]]:
     model = preset(str(ours))
     fields = {"frozen": tuple(PARTS), "lora_rank": 4, "lora_targets": adapted} if adapted else {}
     cuts = (3,) if pipeline == 2 else ()
     plan = Plan.from_cuts(model.chain, cuts, model=model.name, model_hash=model.hash, **fields)
+    if beside:
+        plan = replace(BESIDE.plan(model.chain, pipeline, tensor), model=model.name, model_hash=model.hash)
     flags = (*flags, *(("--lora-rank", 4, "--lora-alpha", 6, "--lora-targets", *adapted) if adapted else ()))
     plan.save(folder / f"{run}.json")
     tool(
@@ -85,6 +93,27 @@ def test_training_starts_from_the_weights_and_they_come_back(folder: Path, their
     before, after = weights(theirs), weights(folder / "back")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_tower_beside_the_pipeline_exports_what_a_cut_does(folder: Path, theirs: Path, ours: Path) -> None:
+    """Trained beside, through a cut and back without learning: the same bits in all saves and exports."""
+    still = ("--no-load-optim", "--override-opt-param-scheduler")
+    train(folder, "beside", ours, "1e-3", "--train-iters", 2, beside=True)
+    train(folder, "as-cut", ours, "0", "--train-iters", 3, *still, load=folder / "beside/saved")
+    train(folder, "as-beside", ours, "0", "--train-iters", 4, *still, load=folder / "as-cut/saved", beside=True)
+    exports, saves = [], []
+    for iteration, run in enumerate(("beside", "as-cut", "as-beside"), start=2):
+        convert("--to-hf", folder / run / "saved", "--output-dir", folder / f"{run}-exported")
+        exports.append(weights(folder / f"{run}-exported"))
+        saves.append(kills.tensors(folder / run / f"saved/iter_{iteration:07d}"))
+    learned = [name for name, weight in weights(theirs).items() if not torch.equal(weight, exports[0][name])]
+    assert any("vision_tower" in name for name in learned)
+    for found, kept in zip(exports[1:], saves[1:], strict=True):
+        assert found.keys() == exports[0].keys() == weights(theirs).keys()
+        assert all(torch.equal(found[name], weight) for name, weight in exports[0].items())
+        own = [name for name in saves[0] if name.startswith("links.")]
+        assert len(own) > 20
+        assert all(torch.equal(kept[name], saves[0][name]) for name in own)
 
 
 @pytest.fixture(scope="module")

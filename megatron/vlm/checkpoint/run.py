@@ -49,8 +49,12 @@ def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dic
     }
 
 
-def check_goes_on(run: Mapping[str, Any], args: Namespace, architecture: Architecture, plan: Plan) -> list[str]:
+def check_goes_on(
+    run: Mapping[str, Any], args: Namespace, architecture: Architecture, plan: Plan, is_planned: bool = True
+) -> list[str]:
     """The flags in which a run differs from what a save says of it, as "NAME NOW (was BEFORE)".
+
+    Before it `is_planned` its buckets are not known, and pass.
 
     Raises UserError if it is no continuation: another model, dataset, packs, or schedule of the optimizer; or if the
     optimizer's state was not saved, is another optimizer's, lies on other experts' ranks, or in other buckets.
@@ -74,7 +78,7 @@ def check_goes_on(run: Mapping[str, Any], args: Namespace, architecture: Archite
     if not (args.finetune or args.no_load_optim):
         _check_optimizer(run.get("optimizer", {}), _optimizer(args))
         _check_expert_ranks(run.get("expert_ranks", 1), args.expert_model_parallel_size)
-        if saved := run.get("buckets"):
+        if is_planned and (saved := run.get("buckets")):
             _check_buckets(saved, _buckets(args, plan) or {})
     return list(differ.values())
 
@@ -144,8 +148,8 @@ def _check_buckets(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if unlike := [f"{name} {now.get(name)} (was {value})" for name, value in saved.items() if now.get(name) != value]:
         raise UserError(
             f"the state of the distributed optimizer was saved for other buckets: {'; '.join(unlike)}; go on with the "
-            "same plan and flags (what was saved with --dist-ckpt-optim-fully-reshardable goes on in any), or take the "
-            "weights without it: --no-load-optim"
+            "same plan (--plan) and flags (what was saved with --dist-ckpt-optim-fully-reshardable goes on in any), or "
+            "take the weights without it: --no-load-optim"
         )
 
 

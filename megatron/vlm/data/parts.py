@@ -48,7 +48,8 @@ class PartDataset(Dataset):
         ]
         sizes = [self._units(image) for _, image in shown]
         units = tuple(size for each in sizes for size in each)
-        takes = iter(self.worker.takes(units, microbatch))
+        taken = self.worker.takes(units, microbatch)
+        takes = iter(taken)
         own = [[next(takes) for _ in each] for each in sizes]
         read = [
             self._read(sample, image, np.repeat(mine, each))
@@ -73,6 +74,7 @@ class PartDataset(Dataset):
             broken=tuple(dict(why for _, why in read if why is not None).items()),
             grids=tuple(grids),
             units=units,
+            own=tuple(taken),
         )
 
     def _read(

@@ -33,7 +33,7 @@ from megatron.vlm.models.projector import PooledProjector, Projector, ShuffledPr
 from megatron.vlm.models.vision import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import GradientMode, gradient_mode, layer_names
+from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode, layer_names
 
 MERGERS: dict[str, Callable[..., torch.nn.Module]] = {
     "perceptron": PatchMerger,
@@ -101,6 +101,13 @@ class Chain:
         for _, adapter in adapters_in(module):
             adapter.requires_grad_(True)
         return module
+
+    def draws(self, link: int) -> bool:
+        """Whether a link draws by chance in training."""
+        is_vision = self.kinds[link] in VISION_KINDS
+        config = self.vision if is_vision else self.language
+        drop_path = is_vision and self.architecture.vision.drop_path
+        return bool(config.hidden_dropout or config.attention_dropout or drop_path)
 
     def gradient_mode(self, link: int) -> GradientMode:
         """What the backward pass does in a link."""

@@ -1,23 +1,25 @@
-"""What layers draw by chance: every iteration anew, and under sequence parallelism."""
+"""What layers draw by chance: every pack and link anew, and under sequence parallelism."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
-from megatron.core import parallel_state, tensor_parallel
+from megatron.core import tensor_parallel
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from megatron.vlm.microbatch import Microbatch
 
-def begin_draws(seed: int, iteration: int) -> None:
-    """Let what layers draw from here on follow from the seed, the iteration and this rank's place, and nothing before.
 
-    So a resume, an evaluation, or an iteration that is run again draws as if there had been none. Megatron's saves hold
-    the state of one data-parallel rank of all, and these draw for packs of different shapes. Tensor-parallel ranks
-    draw alike; core adds their rank where they hold other parts.
+def begin_draws(seed: int, batch: Microbatch, link: int) -> None:
+    """Let what a link draws for a pack follow from the seed, the iteration, the pack and the link's place in the chain.
+
+    So no layout, schedule, resume or evaluation changes it, nor that an iteration is run again, or a tower beside the
+    pipeline encodes the pack elsewhere. Tensor-parallel ranks draw alike; core adds their rank where they hold other
+    parts.
     """
-    place = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_data_parallel_rank()
-    (own,) = np.random.SeedSequence((seed, iteration, *place)).generate_state(1)
+    place = batch.share.place if batch.share else 0
+    (own,) = np.random.SeedSequence((seed, batch.iteration, batch.pack + 1, place, link)).generate_state(1)
     tensor_parallel.model_parallel_cuda_manual_seed(int(own))
 
 
@@ -32,15 +34,6 @@ def streams_kept() -> Iterator[None]:
         tracker.set_states(states)
         torch.cuda.set_rng_state(device)
         torch.set_rng_state(host)
-
-
-@contextmanager
-def draws_of(*place: int) -> Iterator[None]:
-    """Inside, what layers draw follows from `place` alone, and outside nothing of it is seen."""
-    with streams_kept():
-        (own,) = np.random.SeedSequence(place).generate_state(1)
-        tensor_parallel.model_parallel_cuda_manual_seed(int(own))
-        yield
 
 
 def own_draws(layer: TransformerLayer) -> AbstractContextManager[None]:

@@ -180,17 +180,20 @@ class VisionLayer(TransformerLayer):
             images = {"packed_seq_params": view.whole if self.whole else view.windows}
         if self.training and self.drop_path:
             # Outside of what ranks draw for themselves: all rows of a tile go one way, on whatever ranks they are.
-            self.self_attn_bda.kept, self.mlp_bda.kept = (self._kept(hidden, batch.tiles) for _ in range(2))
+            self.self_attn_bda.kept, self.mlp_bda.kept = (self._kept(hidden, batch) for _ in range(2))
         with own_draws(self):
             return super().forward(hidden, attention_mask=None, **images)[0]
 
-    def _kept(self, hidden: Tensor, tiles: int) -> Tensor:
-        """What this rank's rows of a branch are multiplied with, drawn for each tile: [rows, 1, 1]."""
+    def _kept(self, hidden: Tensor, batch: Microbatch) -> Tensor:
+        """What this rank's rows of a branch are multiplied with, drawn for each tile: [rows, 1, 1]. Where several ranks
+        encode a pack, each draws for all of it."""
         share, rows = 1 - self.drop_path, torch.arange(len(hidden), device=hidden.device)
         if self.config.sequence_parallel:
             rows += self.tp_group.rank() * len(hidden)
-        chosen = torch.rand(tiles, device=hidden.device) < share
-        return (chosen.to(hidden.dtype) / share)[rows % tiles, None, None]
+        chosen = torch.rand(len(batch.own) or batch.tiles, device=hidden.device) < share
+        if batch.own:
+            chosen = chosen.index_select(0, batch.own_units)
+        return (chosen.to(hidden.dtype) / share)[rows % batch.tiles, None, None]
 
 
 def vision_layer_spec(config: TransformerConfig, architecture: VisionArchitecture, again: bool) -> ModuleSpec:

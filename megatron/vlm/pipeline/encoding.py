@@ -10,8 +10,8 @@ A frozen tower may run one iteration ahead: then E is of the next iteration's pa
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from megatron.vlm.data.arrival import Arrivals
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.draws import draws_of
 from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.image_rows import ImageRows
 from megatron.vlm.pipeline.tower import Tower
@@ -35,7 +34,6 @@ class Images:
     packs: Iterator[Microbatch]
     """In the order of E a part of every microbatch (`Microbatch.units`), be it empty; of a tower that runs ahead the
     next iteration's, behind what is missing of this one's."""
-    seed: int = 0
     iteration: int = 0
 
 
@@ -121,7 +119,7 @@ class Encoding:
         part = made.parts.pop(microbatch)
         with watch():
             again = self.tower.plan.again
-            tokens = self._run(part, made.iteration, microbatch, keeps=self._trains and not again)
+            tokens = self._run(part, made.iteration, keeps=self._trains and not again)
         if tokens is not None:
             if self.here == self.first:
                 made.tokens[microbatch, self.here] = Receive(tokens.detach(), None)
@@ -175,19 +173,13 @@ class Encoding:
                 return
             tokens = flight.tokens
             if flight.part is not None:
-                tokens = self._run(flight.part, self._now.iteration, microbatch, keeps=True)
+                tokens = self._run(flight.part, self._now.iteration, keeps=True)
             assert tokens is not None
             self.tower.backward(tokens, gradient)
 
-    def _run(self, part: Microbatch, iteration: int, microbatch: int, keeps: bool) -> Tensor | None:
-        """What the tower makes of a part, None of one without images. It draws as its place says: wherever E stands in
-        a list, and when it is run again."""
-        if not part.tiles:
-            return None
-        place = parallel_state.get_data_parallel_rank(), self.here, self.group.rank(), microbatch
-        draws = self.training and self.tower.draws
-        with draws_of(self.images.seed, iteration, *place) if draws else nullcontext():
-            return self.tower.encode(part, self.training, keeps)
+    def _run(self, part: Microbatch, iteration: int, keeps: bool) -> Tensor | None:
+        """What the tower makes of a part of an iteration's pack, None of one without images."""
+        return self.tower.encode(replace(part, iteration=iteration), self.training, keeps) if part.tiles else None
 
     @property
     def _trains(self) -> bool:

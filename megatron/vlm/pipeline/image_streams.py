@@ -20,8 +20,8 @@ Saw = Callable[[Microbatch], None]
 class ImageStreams:
     """This rank's parts of the packs of training (`True`), and of those held out; without a tower there are none."""
 
-    def __init__(self, tower: Tower | None, seed: int, num_workers: int = 0) -> None:
-        self.tower, self.seed, self.num_workers = tower, seed, num_workers
+    def __init__(self, tower: Tower | None, num_workers: int = 0) -> None:
+        self.tower, self.num_workers = tower, num_workers
         self._streams: dict[bool, Packs] = {}
         self._microbatches: dict[bool, int] = {}
 
@@ -75,4 +75,4 @@ class ImageStreams:
                 saw(part)
                 yield part
 
-        return {"images": Images(told(), self.seed, iteration)}
+        return {"images": Images(told(), iteration)}

@@ -13,6 +13,7 @@ from torch.autograd import Variable
 
 from megatron.vlm.microbatch import Microbatch, Share
 from megatron.vlm.models.chain import Chain, Links
+from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.models.exchange import features_to_tokens
 from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.native import View, Viewer
@@ -117,6 +118,8 @@ class Stage(MegatronModule):
         view = self.viewer(batch) if hasattr(self, "viewer") and batch.tiles else None
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
         for link, module in self.run_links:
+            if self.training and batch.iteration and self.chain.draws(link):
+                begin_draws(self.chain.seed, batch, link)
             extra: tuple[Any, ...] = (language_view,) if self.chain.kinds[link] == "llm" else ()
             if view is not None and self.chain.kinds[link] in VISION_KINDS:
                 extra = (view,)

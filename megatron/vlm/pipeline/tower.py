@@ -59,9 +59,6 @@ class Tower:
         with alone():
             self.copies = Stage(self.chain, 0, plan.links, plan.recompute).cuda()
         self.group = parallel_state.get_model_parallel_group()
-        vision = chain.vision
-        self.draws = bool(vision.hidden_dropout or vision.attention_dropout or chain.architecture.vision.drop_path)
-        """Something by chance."""
         self.trained = self.copies.has_backward
         self.features = chain.architecture.features_after[plan.links - 1]
         """That come with every image token."""

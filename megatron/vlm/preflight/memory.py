@@ -39,10 +39,11 @@ def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory
     has = platform.device_memory() / GIB
     limit, limited_by = (has, "the device has") if memory_gib is None else (memory_gib, "--memory-gib is")
     if peaks := plan.predicted.get("stage_peak_bytes"):
-        needs, what = max(peaks) / GIB, "the plan predicts"
+        needs, what, rank = max(peaks) / GIB, "the plan predicts", f"pipeline rank {peaks.index(max(peaks))}"
     else:
-        needs, what = _state_bytes(args, architecture) / GIB, "weights, gradients and optimizer state need at least"
-    found = f"{what} {needs:.2f} GiB on a rank, {limited_by} {limit:.4g} GiB"
+        needs, rank = _state_bytes(args, architecture) / GIB, "a rank"
+        what = "weights, gradients and optimizer state need at least"
+    found = f"{what} {needs:.2f} GiB on {rank}, {limited_by} {limit:.4g} GiB"
     if needs > limit:
         raise UserError(
             f"model {architecture.name!r}: {found}; raise --tensor-model-parallel-size or "

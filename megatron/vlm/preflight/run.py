@@ -13,6 +13,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import first_iteration
 from megatron.vlm.hf.beside import check_like
 from megatron.vlm.models.configs import language_config, vision_config
+from megatron.vlm.preflight.beside import check_beside
 from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
 from megatron.vlm.preflight.findings import Finding, Note, run_checks
 from megatron.vlm.preflight.machine import check_devices
@@ -31,6 +32,8 @@ class Run:
     inputs: TrainingInputs
     converts: bool = False
     """Whoever starts it converts weights of Hugging Face's first."""
+    is_planned: bool = True
+    """Else the plan is an even cut, for these checks alone."""
 
     @cached_property
     def weights(self) -> Weights:
@@ -168,7 +171,7 @@ def _goes_on(run: Run, saved: dict[str, Any]) -> str:
     args, found = run.inputs.args, run.weights.describe()
     if saved:
         first_iteration(saved["consumed_packs"], args.global_batch_size)
-        if differ := check_goes_on(saved, args, run.inputs.architecture, run.inputs.plan):
+        if differ := check_goes_on(saved, args, run.inputs.architecture, run.inputs.plan, run.is_planned):
             found = Note(f"{found}; unlike the run so far: {', '.join(differ)}")
     if args.train_iters and run.weights.iteration >= args.train_iters:
         return Note(f"{found}, the end of --train-iters {args.train_iters}: nothing is left to train")
@@ -205,6 +208,10 @@ def _check_plan(run: Run) -> str:
     return f"{len(plan.stages)} stages of {len(plan.chain)} layers, {plan.schedule}"
 
 
+def _check_beside(run: Run) -> str | None:
+    return check_beside(run.inputs.args, run.inputs.plan)
+
+
 def _check_exports(run: Run) -> str | None:
     return f"as in {check_like(run.model_folder)}" if run.inputs.args.save_hf else None
 
@@ -227,6 +234,7 @@ CHECKS = (
     ("weights", _check_weights),
     ("adapters", _check_adapters),
     ("plan", _check_plan),
+    ("tower beside the pipeline", _check_beside),
     ("checkpoints", _check_saving),
     ("Hugging Face's weights", _check_exports),
 )

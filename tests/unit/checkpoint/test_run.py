@@ -162,6 +162,7 @@ def test_a_state_that_lies_in_other_buckets_is_refused(name: str, args: Namespac
         with pytest.raises(UserError, match=rf"for other buckets: (.*; )?{name} .* \(was .*--no-load-optim"):
             check_goes_on(read, changed(args, **now), TINY, then)
         check_goes_on(read, changed(args, **now, no_load_optim=True), TINY, then)
+        check_goes_on(read, changed(args, **now), TINY, then, is_planned=False)
     whole = saved(args, **before, dist_ckpt_optim_fully_reshardable=True)
     check_goes_on(whole, changed(args, **now, dist_ckpt_optim_fully_reshardable=True), TINY, plan)
 

@@ -1,7 +1,8 @@
 """Run on a rank with Transformer Engine's stand-in: one pack in bf16, in FP8, and in FP8 but for the ends.
 
-Prints how often layers multiplied in eight bits, how far each loss is from that in bf16, and how far the gradients of
-layers that compute again are from those of layers that do not.
+Prints how often layers multiplied in eight bits, how far each loss is from that in bf16, how far the gradients of
+layers that compute again are from those of layers that do not, and how far the loss is where a copy of the tower stands
+beside.
 """
 
 import json
@@ -12,6 +13,7 @@ from megatron.training import get_args
 from transformer_engine.pytorch.fp8 import FP8GlobalStateManager
 
 from megatron.vlm.microbatch import sequence_multiple
+from megatron.vlm.models.alone import alone
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from tests.distributed import harness
@@ -25,6 +27,19 @@ def gradients(chain: Chain, multiple: int, *recompute: tuple[int, ...]) -> list[
         weight.data.normal_(0, 0.1)
     stage(harness.sample_packs("all", multiple)[7]).mean().backward()
     return [weight.grad for weight in stage.parameters() if weight.grad is not None]
+
+
+def with_tower_beside(chain: Chain, multiple: int) -> tuple[float, int]:
+    """The loss where a copy of the tower makes the image tokens, and how often that multiplied in eight bits."""
+    links, pack = chain.kinds.index("word_embed"), harness.sample_packs("all", multiple)[7]
+    FP8GlobalStateManager.ENTERED = 0
+    with alone():
+        tokens = Stage(chain.whole(), 0, links)(pack)
+    entered = FP8GlobalStateManager.ENTERED
+    stage = Stage(chain, links, 11, owned=tuple(range(links)))
+    stage.set_input_tensor(tokens)
+    loss: float = stage(pack).mean().item()
+    return loss, entered
 
 
 def main() -> None:
@@ -54,6 +69,8 @@ def main() -> None:
     for name, recompute in {"layers": (again,), "attention": ((), again), "mlp": ((), (), again)}.items():
         pairs = zip(kept, gradients(chain, multiple, *recompute), strict=True)
         found[f"{name} again: difference"] = max((one - other).abs().max().item() for one, other in pairs)
+    beside, found["tower beside: layers"] = with_tower_beside(chain, multiple)
+    found["tower beside: difference"] = abs(beside / losses["fp8"] - 1)
     found |= {f"{name}: difference": abs(loss / losses["bf16"] - 1) for name, loss in losses.items()}
     print("RESULT " + json.dumps(found))
     torch.distributed.destroy_process_group()

@@ -24,7 +24,8 @@ COMPLETE = "--preset tiny --lr 1e-3 --train-iters 3 --global-batch-size 1 --bf16
 
 @pytest.mark.starts
 def test_language_layers_multiply_in_eight_bits() -> None:
-    """All four, or those between the ends; losses are near bf16's and not the same. Recomputing changes nothing."""
+    """All four, or those between the ends; losses are near bf16's and not the same. Recomputing changes nothing, nor
+    does a tower beside the pipeline, which stays in bf16."""
     found = run_program("tests.unit.models.eight_bits", 1, server=ENGINE)
     assert found["multiple"] == 32
     layers = [found[f"{name}: layers"] for name in ("bf16", "fp8", "ends in bf16")]
@@ -32,6 +33,7 @@ def test_language_layers_multiply_in_eight_bits() -> None:
     assert 0 < found["ends in bf16: difference"] < 0.1
     assert 0 < found["fp8: difference"] < 0.1
     assert [found[f"{what} again: difference"] for what in ("layers", "attention", "mlp")] == [0.0, 0.0, 0.0]
+    assert [found[f"tower beside: {what}"] for what in ("layers", "difference")] == [0.0, 0.0]
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_memory_of_a_rank_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
     plan = Plan.from_cuts(TINY.chain, (5,), predicted={"stage_peak_bytes": [60 * GIB, 70 * GIB]})
     assert "70.00 GiB" in memory.check_memory(arguments(), TINY, plan, None)
     assert isinstance(memory.check_memory(arguments(), TINY, plan, 90.0), Note)  # more than there is
-    with pytest.raises(UserError, match=r"predicts 70.00 GiB on a rank, --memory-gib is 69 GiB"):
+    with pytest.raises(UserError, match=r"predicts 70.00 GiB on pipeline rank 1, --memory-gib is 69 GiB"):
         memory.check_memory(arguments(), TINY, plan, 69.0)
     huge, bare = preset("internvl2-76b"), replace(plan, predicted={})
     count = memory.parameters(huge, ())[0]

@@ -12,6 +12,7 @@ from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs,
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
 from omnibal_ext.schedules.weaving import first_and_last, in_time, woven
+from omnibal_ext.tower import encoded_in_time, parts_of
 from tests.unit.drawn import drawn_lists, drawn_parts, placements
 
 names = st.sampled_from(SCHEDULE_NAMES)
@@ -37,6 +38,27 @@ def test_woven_lists_are_whole_run_and_leave_the_language_models_order(
             mine = [m for m, parts in enumerate(beside.parts) if rank in parts]
             assert [a.microbatch for a in actions if a.kind == "E"] == mine
             assert [a.microbatch for a in actions if a.kind == "V"] == ([] if ahead else mine)
+
+
+@given(names, st.integers(1, 4), st.integers(1, 9), st.integers(1, 2), st.integers(1, 5), st.integers(0, 2**31))
+def test_evaluations_of_any_length_encode_a_little_ahead(
+    name: str, ranks: int, microbatches: int, chunks: int, planned: int, seed: int
+) -> None:
+    """Parts of a plan for fewer or more microbatches begin anew; no rank has more than so many ranks' E in front."""
+    placement, schedule = placement_of(name, ranks, chunks), build_schedule(name, ranks, microbatches, chunks)
+    drawn = drawn_parts(ranks, planned, seed)
+    beside = Beside(tuple(drawn[number % planned] for number in range(microbatches)))
+    assert beside.parts == tuple(parts_of(drawn, number) for number in range(microbatches))
+    found = encoded_in_time(schedule, beside)
+    check_schedule(found, microbatches, placement, beside)
+    assert language_of(found) == schedule
+    for actions in found:
+        behind = [
+            later.microbatch - action.microbatch
+            for at, action in enumerate(actions)
+            if action.kind == "E" and (later := next((one for one in actions[at:] if one.kind == "F"), None))
+        ]
+        assert all(distance >= -ranks for distance in behind)
 
 
 @given(placements, st.integers(1, 6), st.integers(0, 2**31))

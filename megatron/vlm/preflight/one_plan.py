@@ -1,0 +1,84 @@
+"""Were all ranks given one plan? Asked before they meet: with unlike ones they would wait for each other for ever."""
+
+import hashlib
+import json
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from textwrap import shorten
+from typing import Any
+
+from torch.distributed import PrefixStore, Store, rendezvous
+
+from omnibal_ext.errors import UserError
+from omnibal_ext.plan import Plan
+
+UNREAD = ("predicted", "alternatives", "trials", "method", "memory_gib")
+"""Of a plan what says how it came about, and what nobody obeys."""
+SHOWN = 60
+"""Characters of a value that differs."""
+
+
+@contextmanager
+def one_plan(plan: Plan, args: Namespace) -> Iterator[None]:
+    """Inside, all ranks of the job obey one plan.
+
+    Raises UserError on a rank whose plan is not the first rank's, and on the first, with what differs. They tell each
+    other through the store at which they will meet.
+    """
+    if args.world_size == 1:
+        yield
+        return
+    limit = timedelta(minutes=args.distributed_timeout_minutes)
+    store, _, _ = next(iter(rendezvous("env://", timeout=limit)))  # while it is open, the ranks' own is the same
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    _compare(PrefixStore(f"plans/{attempt}", store), obeyed(plan), args)
+    yield
+
+
+def obeyed(plan: Plan) -> dict[str, Any]:
+    """What of a plan must be alike; lists of actions word by word."""
+    record = {name: value for name, value in plan.to_record().items() if name not in UNREAD}
+    record.setdefault("tower", None)
+    record["lists"] = [words.split() for words in record.get("lists", ())]
+    alike: dict[str, Any] = json.loads(json.dumps(record))
+    return alike
+
+
+def _compare(store: Store, mine: dict[str, Any], args: Namespace) -> None:
+    """The first rank reads all others', which it outlives; these read its own."""
+    text, rank = json.dumps(mine), args.rank
+    found = "" if rank == 0 else _unlike(store, mine, text, 0)
+    store.set(f"{rank}/plan", text)
+    store.set(f"{rank}/hash", hashlib.sha256(text.encode()).hexdigest())
+    others = [(other, _unlike(store, mine, text, other)) for other in range(1, args.world_size) if rank == 0]
+    for other, difference in [(0, found), *others]:
+        if difference:
+            raise UserError(
+                f"plan {args.plan}: rank {rank} was given another than rank {other}: {difference}; all ranks obey one: "
+                "give every node the same file"
+            )
+
+
+def _unlike(store: Store, mine: dict[str, Any], text: str, other: int) -> str:
+    """What of another rank's plan differs; nothing where it is the same."""
+    if store.get(f"{other}/hash").decode() == hashlib.sha256(text.encode()).hexdigest():
+        return ""
+    return first_difference("", mine, json.loads(store.get(f"{other}/plan")))
+
+
+def first_difference(name: str, mine: Any, other: Any) -> str:
+    """Where two records differ first, "lists.1.4 is F1.0, not E1.1"; nothing where they are alike."""
+    if isinstance(mine, dict) and isinstance(other, dict) and mine.keys() == other.keys():
+        pairs = [(key, mine[key], other[key]) for key in mine]
+    elif isinstance(mine, list) and isinstance(other, list) and len(mine) == len(other):
+        pairs = [(str(place), *pair) for place, pair in enumerate(zip(mine, other, strict=True))]
+    elif isinstance(mine, list) and isinstance(other, list):
+        return f"{name} has {len(mine)} entries, not {len(other)}"
+    else:
+        shown = [shorten(str(value), SHOWN, placeholder="...") for value in (mine, other)]
+        return "" if mine == other else f"{name} is {shown[0]}, not {shown[1]}"
+    found = (first_difference(f"{name}.{key}".removeprefix("."), one, another) for key, one, another in pairs)
+    return next(filter(None, found), "")

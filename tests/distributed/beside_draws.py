@@ -1,0 +1,120 @@
+"""Run under torchrun: dropout and drop path are one process's, through any cut and with the tower beside the pipeline.
+
+beside_draws.py answers ANSWERS.pt            writes one process's loss and gradients
+beside_draws.py compare ANSWERS.pt [flag...]  how far a cut, and every way beside the pipeline, is from these
+
+With dropout each microbatch is encoded by one rank; drop path alone, also by all ranks together.
+"""
+
+import json
+import random
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import torch
+from megatron.core import parallel_state
+from megatron.training import get_args
+
+from megatron.vlm.microbatch import Microbatch
+from megatron.vlm.models.chain import Chain
+from megatron.vlm.pipeline.communicator import Communicator
+from megatron.vlm.pipeline.executor import Executor
+from omnibal_ext.plan import Plan
+from tests.distributed import beside, beside_cases, cases, harness
+
+ITERATION = 4
+"""The last of two: a tower that runs ahead has encoded its images in the one before."""
+FROZEN = ("vit", "projector")
+
+
+@dataclass(frozen=True)
+class OneRank(beside_cases.Beside):
+    """One rank encodes all images of a microbatch."""
+
+    def _ranks(self, ranks: int, generator: random.Random) -> tuple[int, ...]:
+        return (generator.randrange(ranks),)
+
+
+def main() -> None:
+    what, path, *flags = sys.argv[1:]
+    tensor = 2 if "--sequence-parallel" in flags else 1
+    args = harness.start(harness.SMALL, 1 if what == "answers" else tensor, 1 if what == "answers" else 2, flags)
+    if what == "answers":
+        results = {asked: one_process(args, *asked) for asked in product((False, True), ((), FROZEN), (3, ITERATION))}
+        torch.save(results, path)
+        print("RESULT " + json.dumps({str(asked): result.loss for asked, result in results.items()}))
+    else:
+        answers, communicator = torch.load(Path(path), weights_only=False), beside.open_image_channels(2)
+        shares = (False,) if tensor > 1 else (False, True)
+        worst = {}
+        for dropout, freeze in product(shares, ((), FROZEN)):
+            expected = answers[dropout, freeze, ITERATION]
+            worst |= {
+                name: difference(args, dropout, case, expected, communicator) for name, case in ways(dropout, freeze)
+            }
+        harness.report(worst)
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+def ways(dropout: bool, freeze: tuple[str, ...]) -> Iterator[tuple[str, cases.Case | beside_cases.Beside]]:
+    """A cut, and beside the pipeline every mode and way of keeping."""
+    question = cases.Question("small", freeze, "all", "token")
+    case = cases.Case(question, "1f1b", 1, "mixed", get_args().sequence_parallel, False, seed=5)
+    about = f"{'dropout' if dropout else 'drop path'}, {'frozen' if freeze else 'trained'}"
+    yield f"{about}: cut", case
+    make = OneRank if dropout else beside_cases.Beside
+    for mode, kept in product(("bubbles",) if freeze else beside_cases.MODES, beside_cases.KEPT):
+        yield f"{about}: {mode}, {kept}", make(case, mode, kept, True, 8)
+
+
+def chain_of(args: Namespace, dropout: bool, freeze: tuple[str, ...]) -> Chain:
+    args.hidden_dropout = args.attention_dropout = 0.3 if dropout else 0.0
+    return harness.build_chain(args, harness.DROPPING, freeze)
+
+
+def packs_of(iteration: int) -> list[Microbatch]:
+    packs = harness.sample_packs(multiple=2)
+    return [replace(pack, pack=number, iteration=iteration) for number, pack in enumerate(packs)]
+
+
+def one_process(args: Namespace, dropout: bool, freeze: tuple[str, ...], iteration: int) -> harness.Result:
+    return harness.reference(chain_of(args, dropout, freeze), packs_of(iteration))
+
+
+def difference(
+    args: Namespace,
+    dropout: bool,
+    case: cases.Case | beside_cases.Beside,
+    expected: harness.Result,
+    communicator: Communicator,
+) -> float:
+    """The largest relative difference of the loss and any gradient, in the second of two iterations."""
+    whole = case if isinstance(case, cases.Case) else case.case
+    chain = chain_of(args, dropout, whole.question.freeze)
+    plan = whole.plan(chain.kinds, 2) if case is whole else case.plan(chain.kinds, 2, args.tensor_model_parallel_size)
+    plan.validate()
+    model, executor = harness.build_model(chain, plan), made(plan, communicator)
+    loss = 0.0
+    for iteration in (ITERATION - 1, ITERATION):
+        packs = packs_of(iteration)
+        if plan.tower is None:
+            loss = harness.run_iteration(model, plan, packs, executor)
+        else:
+            loss = beside.run_iteration(model, plan, packs, executor, "token", packs_of(iteration + 1), iteration)
+    return harness.compare(model, expected, loss)
+
+
+def made(plan: Plan, communicator: Communicator) -> Executor:
+    lists = None if plan.tower is None else plan.build_schedule()
+    executor = Executor(plan.schedule, lists=lists, tower=plan.tower)
+    executor._communicator = communicator
+    return executor
+
+
+if __name__ == "__main__":
+    main()
