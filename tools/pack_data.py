@@ -48,7 +48,7 @@ NUMBERS = (
     Numbers("(0, 1e6]", "weights"),
     Numbers("[0, 1e9]", "vit_budget"),
     Numbers("[1, 1e9]", "llm_budget max_llm_budget samples_per_pack"),
-    Numbers("[0, inf)", "max_rejects"),
+    Numbers("[0, inf)", "max_rejects narrow_first"),
     Numbers("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size node_ranks"),
     Numbers("[1, 10000]", "epochs"),
     Numbers("[0, 1e6]", "seconds"),
@@ -67,6 +67,7 @@ NEEDS = (
         "no --held-out-of beside it: that index says which samples, and how they are packed",
         lambda arguments: not arguments.held_out_of,
     ),
+    Need("narrow_first", "--widths auto or of several ranks", lambda arguments: arguments.widths != (1,)),
     Need("node_ranks", "--widths auto", lambda arguments: arguments.widths is None),
     Need("analytic model", "no --costs beside it: that has the seconds", lambda arguments: not arguments.costs),
 )
@@ -78,6 +79,8 @@ def parse_arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if like := given.like or given.held_out_of:
         parser.set_defaults(**options_of(PackedIndex.open(like)))
+    if given.held_out_of:
+        parser.set_defaults(narrow_first=0)  # an evaluation is one pass over all
     return parser.parse_args()
 
 
@@ -123,6 +126,9 @@ def _parser() -> ToolParser:
     iterations = parser.add_argument_group("iterations")
     iterations.add_argument("--data-parallel-size", type=int, default=1, metavar="D")
     iterations.add_argument("--micro-batches", type=int, default=1, metavar="M", help="packs of a rank an iteration")
+    iterations.add_argument(
+        "--narrow-first", type=int, default=0, metavar="N", help="iterations of packs of one rank before all others"
+    )
     iterations.add_argument("--last-iteration", choices=LAST_ITERATION, default=LAST_ITERATION[0], help="what fills it")
     iterations.add_argument(
         "--epochs", type=int, help="epochs packed apart; training repeats them (default: as fractional weights need)"
@@ -157,7 +163,7 @@ def options_of(index: PackedIndex) -> dict[str, Any]:
     manifest = index.manifest
     options = {field.name: manifest[field.name] for field in fields(PackOptions) if field.name in manifest}
     options |= {"vit_budget": manifest["sample_vit_budget"], "llm_budget": manifest["sample_llm_budget"]}
-    options["widths"] = tuple(manifest.get("widths", (1,)))
+    options["widths"], options["narrow_first"] = tuple(manifest.get("widths", (1,))), manifest.get("narrow_first", 0)
     options["budgets"] = list(manifest.get("budgets", {}).items())
     options["weights"] = [source["weight"] for source in manifest["sources"]]
     options["held_out"] = manifest["built_from"].get("held_out", {}).get("share")

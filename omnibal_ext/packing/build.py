@@ -69,6 +69,8 @@ def _build_index(
     asked["widths"] = list(options.widths)
     if not options.wide:
         del asked["widths"]
+    if not (options.wide and options.narrow_first):
+        del asked["narrow_first"]
     refuse_other(Path(output_dir), asked)
     epochs = [pack_epoch(corpus, reasons, options, costs, epoch) for epoch in range(options.epochs or 1)]
     packs = Packs.concatenate([epoch.packs for epoch in epochs])

@@ -85,7 +85,9 @@ def choices(corpus: Corpus, options: PackOptions, costs: PackCosts, summary: Sum
         ),
     ]
     part = _part(corpus, 4 * TRIED_ITERATIONS * summary.samples // summary.iterations)
-    before, *tried = (_tried(part, replace(way, epochs=1), costs) for way in (options, *(way for _, _, way in ways)))
+    before, *tried = (
+        _tried(part, replace(way, epochs=1, narrow_first=0), costs) for way in (options, *(way for _, _, way in ways))
+    )
     found = [_choice(*way[:2], each) for way, each in zip(ways, tried, strict=True) if each.iterations > FEW]
     return [choice for choice in found if _helps(choice, _choice("", "", before))]
 

@@ -46,6 +46,8 @@ class PackOptions:
     """Nominal time for evening and for mixing iterations, which come nearer to each other. It counts steps."""
     widths: tuple[int, ...] = (1,)
     """Ranks that may run a pack together, ascending; such a pack, and a sample, has as many times the budgets."""
+    narrow_first: int = 0
+    """Iterations at the start of the first epoch that have packs of one rank alone. Without wide packs all have."""
 
     def __post_init__(self) -> None:
         """Raises UserError for a value out of range."""
@@ -61,6 +63,8 @@ class PackOptions:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
         if self.vit_budget < 0 or self.seed < 0 or not 0 <= self.seconds < float("inf"):
             raise UserError("--vit-budget, --seed and --seconds must be 0 or more")
+        if self.narrow_first < 0:
+            raise UserError(f"--narrow-first {self.narrow_first}: must be 0 iterations or more")
         if not 0 < self.wait < 1:
             raise UserError(f"--wait {self.wait}: must be a share of device time, above 0 and below 1")
         check_widths(self.widths, self.data_parallel_size)
@@ -75,6 +79,10 @@ class PackOptions:
             raise UserError(f"{shown}: --method {self.method} pads, and a padded pack cannot be shared; use balanced")
         if self.method == "isf" and len(self.widths) > 1:
             raise UserError(f"{shown}: --method isf makes packs of one width; give one, or use hbp or balanced")
+        if self.narrow_first and (self.method != "balanced" or self.widths[0] != 1):
+            raise UserError(
+                f"{shown}: --narrow-first {self.narrow_first} needs width 1 among them, and --method balanced"
+            )
         if self.oversize == "alone":
             raise UserError(
                 f"{shown}: --oversize alone keeps samples of any size, beyond what ranks hold; leave it out"

@@ -1,6 +1,8 @@
 """One epoch of a corpus: its samples as packs, in the order in which they run."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import ATTENTION, LOADS, Packs, pack_loads
-from omnibal_ext.packing.wide_epoch import seat_part
+from omnibal_ext.packing.wide_epoch import narrow_iterations, seat_part
 from omnibal_ext.sizes import Sizes
 
 Ints = NDArray[np.int64]
@@ -55,7 +57,7 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
     if not parts:
         raise UserError(f"epoch {epoch} has no samples: raise --weights, or pack more input files")
     if options.wide:
-        return _pack_wide(corpus, parts, options, costs, seed)
+        return _pack_wide(corpus, parts, replace(options, narrow_first=0) if epoch else options, costs, seed)
     done, groups, as_found, rest = [], [], [], Packs.concatenate([])
     for samples in parts:
         part, kin = _pack_part(corpus, samples, reasons, options, seed)
@@ -77,13 +79,19 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
 
 
 def _pack_wide(corpus: Corpus, parts: list[Ints], options: PackOptions, costs: PackCosts, seed: int) -> Epoch:
-    """Pack parts with packs of several widths, and seat them."""
-    seated = [seat_part(corpus, list(_members(corpus, samples)), options, costs, seed) for samples in parts]
+    """Pack parts with packs of several widths, and seat them; of the first part narrow iterations first."""
+    seated = []
+    if options.narrow_first:
+        narrow, parts[0] = narrow_iterations(corpus, parts[0], partial(_members, corpus), options, costs, seed)
+        seated = [narrow]
+    seated += [seat_part(corpus, list(_members(corpus, samples)), options, costs, seed) for samples in parts]
     first = np.cumsum([0, *(len(part.packs) for part in seated)])
     seats = [np.where(part.seats >= 0, part.seats + n, part.seats) for part, n in zip(seated, first, strict=False)]
     packs = Packs.concatenate([part.packs for part in seated])
     widths = np.concatenate([part.widths for part in seated])
     groups = [len(part.seats) for part in seated]
+    if options.narrow_first:  # in later epochs they are shuffled among the others
+        groups[:2] = [sum(groups[:2])]
     return Epoch(packs, pack_loads(packs, corpus.sizes), groups, packs, widths, np.concatenate(seats))
 
 

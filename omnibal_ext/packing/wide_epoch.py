@@ -4,7 +4,7 @@ Where a rank runs several packs, iterations are fair: each has its share of wide
 that leaves ranks waiting, as with one pack a rank, iterations are alike: of one width, and within it of equal cost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
@@ -50,6 +51,41 @@ def seat_part(corpus: Corpus, members: Sequence[Ints], options: PackOptions, cos
             return fair
     found.append(part.alike(members))
     return min(found, key=part.wait)
+
+
+def narrow_iterations(
+    corpus: Corpus, samples: Ints, apart: Callable[[Ints], Iterable[Ints]], options: PackOptions, costs: PackCosts,
+    seed: int,
+) -> tuple[Seated, Ints]:  # fmt: skip
+    """Fill `options.narrow_first` iterations with samples that fit one rank, drawn at random; also return all others.
+
+    A curriculum in packing: HBP (arXiv 2503.07680) trains its first 500 steps on the shortest level alone.
+
+    Args:
+        samples: those of a part, ascending [n].
+        apart: yields those that may share packs.
+
+    Raises:
+        UserError: there are too few such samples.
+    """
+    part, iterations = _Part(corpus, options, costs, seed), options.narrow_first
+    narrow = part.widths(samples) == 1
+    drawn = np.random.default_rng((seed, 4)).permutation(samples[narrow])
+    sizes, budgets = part.limits(drawn)
+    packs_of = np.append(0, (np.cumsum(sizes, axis=0) / np.maximum(budgets, 1)).max(axis=1))  # of so many, and no fewer
+    if packs_of[-1] < (count := iterations * options.global_batch):
+        most = int(packs_of[-1]) // options.global_batch
+        raise UserError(
+            f"--narrow-first {iterations}: samples of one rank fill {most} iterations of {options.global_batch} packs "
+            "for sure; give as many or fewer"
+        )
+    enough = int(np.searchsorted(packs_of, count))
+    packs, kin = part.narrow(list(apart(np.sort(drawn[:enough]))))
+    packs = ordered(corpus, packs, replace(options, widths=(1,)), costs, seed, kin)
+    groups = np.arange(count).reshape(iterations, options.global_batch)
+    left = packs.part(count, len(packs)).sample_ids
+    seated = Seated(packs.part(0, count), np.ones(count, np.int64), deal(groups, options.data_parallel_size))
+    return seated, np.sort(np.concatenate([samples[~narrow], drawn[enough:], left]))
 
 
 def seconds_of_shares(packs: Packs, widths: Ints, corpus: Corpus, options: PackOptions, costs: PackCosts) -> Floats:
@@ -101,7 +137,7 @@ class _Part(NamedTuple):
         """Iterations of one width: wide packs in groups of equal cost, filled level; then narrow ones as always."""
         data_parallel, micro_batches = self.options.data_parallel_size, self.options.micro_batches
         found, left = self._wide_groups(members)
-        narrow, kin = self._narrow(left)
+        narrow, kin = self.narrow(left)
         options = replace(self.options, widths=(1,), wait=self.options.wait / 2)  # wide packs wait as well
         packs = ordered(self.corpus, narrow, options, self.costs, self.seed, kin) if len(narrow) else narrow
         first, whole = sum(len(each.packs) for each in found), len(packs) // options.global_batch * options.global_batch
@@ -175,7 +211,7 @@ class _Part(NamedTuple):
         dealt = deal_level(totals, number[rows], teams)
         return Seated(filled, widths, np.repeat(np.where(dealt >= 0, dealt + first, dealt), width, axis=1))
 
-    def _narrow(self, members: Sequence[Ints]) -> tuple[Packs, Ints]:
+    def narrow(self, members: Sequence[Ints]) -> tuple[Packs, Ints]:
         """Pack what is left of each member; return the packs and their kin [P]."""
         found = []
         for own in members:

@@ -117,6 +117,16 @@ def test_a_benchmark_runs_to_its_ratio(name: str, places: dict[str, Path]) -> No
     assert re.fullmatch(last, done.stdout.strip().splitlines()[-1].strip()), done.stdout[-2000:]
 
 
+@pytest.mark.starts
+def test_every_set_of_widths_is_summed_in_seconds() -> None:
+    words = ("--sets", "--corpus", "films", "--samples", 1500, "--micro-batches", 4)
+    done = run_tool("wide_packing.py", *words, room="benchmarks")
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = re.findall(r"^ +([\d,]+) +\d\.\d{4}x *$", done.stdout, re.MULTILINE)
+    assert rows == ["8", "1,8", "2,8", "4,8", "1,2,8", "1,4,8", "2,4,8", "1,2,4,8"]
+    assert re.search(r"over those that samples need: [01]\.\d{4}x at most", done.stdout)
+
+
 def test_host_time_stands_beside_the_device_s() -> None:
     """In a Python of its own: the machine that it builds comes before anything of Megatron."""
     words = [sys.executable, "-W", "ignore", "benchmarks/host.py", "internvl3.5-8b", "--rounds", "20", "--json"]

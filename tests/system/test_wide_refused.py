@@ -55,6 +55,9 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
             ("--widths", "1,4", "--max-rejects", 0),
             ("1 samples exceed 0 tiles and 400 tokens on 4 ranks", "sizes.npz, row 40", "limit 0 (--max-rejects)"),
         ),
+        (("--narrow-first", 4), ("--narrow-first 4 needs --widths",)),
+        (("--widths", "1,4", "--narrow-first", 4), ("--narrow-first 4: samples of one rank fill 1 iterations of 16",)),
+        (("--widths", "1,4", "--narrow-first", 1, "--method", "hbp"), ("--narrow-first 1 needs", "--method balanced")),
         (("--node-ranks", 4), ("--node-ranks 4 needs --widths auto",)),
     ],
 )
@@ -74,6 +77,16 @@ def test_no_team_leaves_a_node_unless_it_is_asked_for(folder: Path, node: int, w
     left = (tmp_path / "auto/rejected.jsonl").read_text()
     assert left.count("sizes.npz") == (1 if widest == 4 else 3)
     assert f'"row": {40 if widest == 4 else 7}' in left
+
+
+def test_a_curriculum_is_no_evaluation_s(folder: Path, tmp_path: Path) -> None:
+    """Nor does one that is packed again like another lose it."""
+    widths = ("--widths", "1,2,4", "--held-out", 0.2, "--narrow-first", 1)
+    assert packed(folder, str(tmp_path / "first"), *widths).returncode == 0
+    for flag, kept in (("--like", 1), ("--held-out-of", None)):
+        done = packed(folder, str(tmp_path / flag), flag, tmp_path / "first")
+        assert done.returncode == 0, done.stderr
+        assert PackedIndex.open(tmp_path / flag).manifest.get("narrow_first") == kept
 
 
 def test_loops_of_others_and_tools_for_narrow_packs_refuse_wide_ones(folder: Path) -> None:

@@ -39,11 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(folder: Path, run: str, ranks: int, iterations: int, held_out: str, *flags: object) -> list[dict[str, Any]]:
+def train(
+    folder: Path, run: str, ranks: int, iterations: int, held_out: str, *flags: object, packs: str = "packs"
+) -> list[dict[str, Any]]:
     """Train on data-parallel ranks; the metrics of every iteration."""
     scratch = () if "--load" in flags else ("--from-scratch",)
     tool(
-        "launch.py", "--preset", "tiny", "--data", folder / "data", "--packs", folder / "packs", "--run-dir",
+        "launch.py", "--preset", "tiny", "--data", folder / "data", "--packs", folder / packs, "--run-dir",
         folder / run, "--plan", folder / "plan.json", "--nproc-per-node", ranks, *scratch, "--eval-data",
         folder / "data", "--eval-packs", folder / held_out, "--", "--train-iters", iterations, "--lr", "1e-3",
         "--lr-decay-iters", 9, "--log-interval", 1, "--use-distributed-optimizer", "--save", folder / run / "saves",
@@ -81,6 +83,12 @@ def test_wide_packs_go_on_at_half_and_twice_the_ranks(folder: Path) -> None:
         phase for lane in lanes for *_, pieces in lane["actions"] for part, phase, _ in pieces if part == "exchange"
     }
     assert phases == {"forward", "backward"}
+
+
+def test_a_run_on_narrow_packs_is_evaluated_on_wide_ones(folder: Path) -> None:
+    """Teams are those of either index."""
+    train(folder, "apart", 2, 1, "wide", packs="narrow")
+    assert evaluations(folder / "apart/metrics.jsonl")[1]["loss"] > 0
 
 
 def test_ranks_that_are_no_whole_teams_are_refused_by_launcher_and_trainer(folder: Path, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ NEEDS = {
         ("--max-llm-budget 9 --method random", "--max-llm-budget 9 needs --llm-budget auto"),
         ("--costs profile.json --analytic a100", "--analytic a100 needs no --costs"),
         ("--costs profile.json --model tiny", "--model tiny needs no --costs"),
+        ("--narrow-first 4", "--narrow-first 4 needs --widths auto or of several ranks"),
         ("--node-ranks 4", "--node-ranks 4 needs --widths auto"),
         ("--node-ranks 4 --widths 1,2", "--node-ranks 4 needs --widths auto"),
         ("--held-out .1 --held-out-of there", "--held-out 0.1 needs no --held-out-of beside it"),

@@ -63,6 +63,7 @@ _MANIFEST = record(
         "seconds": finite(),
         "wait": finite(),
         "widths": listing(whole(1, MOST_BATCH), least=1, most=64),
+        "narrow_first": whole(1),
         "epoch_seats": listing(whole(1, MOST_PACKS), least=1),
     },
 )

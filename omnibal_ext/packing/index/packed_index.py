@@ -63,8 +63,9 @@ class PackedIndex:
                 f"{folder / 'pack_offsets.npy'}: packs do not follow each other to the last sample; {REMEDY}"
             )
         self.teams = _teams(folder, manifest, self.loads.shape) if "epoch_seats" in manifest else None
-        if self.loads.size and self.loads.min() < 0:
-            raise UserError(f"{folder / 'pack_loads.npy'}: a load is {self.loads.min()}, below 0; {REMEDY}")
+        for name, loads in (("pack_loads", self.loads), ("share_loads", self.teams and self.teams.share_loads)):
+            if loads is not None and loads.size and loads.min() < 0:
+                raise UserError(f"{folder / name}.npy: a load is {loads.min()}, below 0; {REMEDY}")
 
     @classmethod
     def open(cls, folder: str | Path) -> "PackedIndex":
@@ -235,8 +236,8 @@ def _teams(folder: Path, manifest: Mapping[str, Any], shape: tuple[int, ...]) ->
     )
     if not np.isin(teams.pack_widths, manifest["widths"]).all():
         raise UserError(f"{folder / 'pack_widths.npy'}: has widths that are none of {manifest['widths']}; {REMEDY}")
-    taken = np.bincount(teams.pack_seats[teams.pack_seats >= 0], minlength=packs)
-    if teams.pack_seats.min() < -1 or len(taken) != packs or (taken != teams.pack_widths).any():
+    known = teams.pack_seats.min() >= -1 and teams.pack_seats.max() < packs  # before any is counted
+    if not known or (np.bincount(teams.pack_seats[teams.pack_seats >= 0], minlength=packs) != teams.pack_widths).any():
         raise UserError(f"{folder / 'pack_seats.npy'}: packs do not have a seat of each of their ranks; {REMEDY}")
     return teams
 

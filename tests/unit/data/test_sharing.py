@@ -77,6 +77,8 @@ def test_places_hold_every_token_once(seed: int) -> None:
         assert share.whole.input_ids is None
     assert sum(share.samples for share in shares) == pack.samples
     assert sum(share.useful_tokens for share in shares) == pack.useful_tokens
+    squares = sum(length**2 for length in pack.lengths[: pack.samples])
+    assert 0 <= squares - sum(share.useful_squares for share in shares) < width  # rounded down on each place
     assert all(0 < share.tokens <= -(-pack.useful_tokens // width) + 3 for share in shares)
 
 

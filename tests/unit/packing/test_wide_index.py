@@ -1,9 +1,11 @@
 """Packs of several widths: every sample once, every seat as it must be, ranks level, iterations alike."""
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes
 
 BUDGET = 4096
@@ -103,6 +106,27 @@ def test_ranks_are_level_samples_come_once_and_hardly_more_than_must_is_exchange
         assert max(summary.spread_sizes, summary.spread_sources) <= 1.1
 
 
+def test_loads_of_shares_are_those_of_the_fullest_place(tmp_path: Path) -> None:
+    """Of wide packs that short samples fill, which lie whole on a rank."""
+    sizes = mix(1500, 3)
+    index, _ = build_index(sizes, tmp_path / "index", OPTIONS, costs=COSTS)
+    assert index.exchanged is not None
+    for pack in range(index.num_packs):
+        own, width = index.samples(pack), index.width(pack)
+        lengths = sizes.tokens[own].tolist()
+        shares = share_tokens(lengths, width)
+        cut = [lengths[document] for document in shares.cut]
+        whole = [
+            [lengths[span.document] for span in spans if span.document not in shares.cut] for spans in shares.spans
+        ]
+        squares = [sum(length**2 for length in mine) + sum(n**2 for n in cut) / width for mine in whole]
+        tiles, tokens, attention = index.rank_loads[pack].tolist()
+        assert (tiles, tokens) == (-(-int(sizes.tiles[own].sum()) // width), max(shares.tokens))
+        assert attention == pytest.approx(max(squares), abs=1)
+        # of its part of the tokens a rank keeps its part of the heads
+        assert index.exchanged[pack] == pytest.approx(sum(cut) / width * (1 - 1 / width), abs=1)
+
+
 def test_figures_of_wide_packs_are_those_of_the_files(tmp_path: Path) -> None:
     sizes = mix(1500, 3)
     index, summary = build_index(sizes, tmp_path / "index", replace(OPTIONS, micro_batches=4), costs=COSTS)
@@ -155,6 +179,8 @@ def test_at_other_ranks_the_same_packs_run_in_every_iteration(tmp_path: Path) ->
             assert table.shape == (ranks, micro_batches)
             check_tables(index, table[None])
             assert np.unique(table).tolist() == np.unique(stored.iteration(number)).tolist()
+    seconds = rank_seconds(index, SIZES, PackStream(index, 16, 2).iterations(0, summary.iterations))
+    assert 1 - seconds.mean(axis=1).sum() / seconds.max(axis=1).sum() < 0.25  # .42 in any order
 
 
 def test_epochs_end_between_packs_and_have_each_once(tmp_path: Path) -> None:
@@ -193,22 +219,104 @@ def test_a_pipeline_waits_for_vision_and_language_apart(tmp_path: Path) -> None:
     assert summary.wait <= 0.004
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of eight ranks, four packs each."""
+    folder = tmp_path_factory.mktemp("sound") / "index"
+    build_index(mix(1500, 3), folder, replace(OPTIONS, micro_batches=4), costs=COSTS)
+    return folder
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    """The same, to be damaged."""
+    return Path(shutil.copytree(sound, tmp_path / "index"))
+
+
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
         ("pack_widths.npy", lambda a: np.where(a == 8, 3, a), "widths that are none of"),
+        ("pack_widths.npy", lambda a: np.where(a == 8, 0, a), "widths that are none of"),
+        ("pack_widths.npy", lambda a: np.where(a == 8, 16, a), "widths that are none of"),
+        ("pack_widths.npy", lambda a: a[:-1], "has shape"),
+        ("pack_widths.npy", lambda a: a.astype(np.int32), "has shape"),
         ("pack_seats.npy", lambda a: np.where(a == 0, 1, a), "seat of each of their ranks"),
         ("pack_seats.npy", lambda a: np.where(a == 0, -2, a), "seat of each of their ranks"),
+        ("pack_seats.npy", lambda a: np.where(a == 0, a.max() + 1, a), "seat of each of their ranks"),
         ("pack_seats.npy", lambda a: a[:-1], "has shape"),
         ("share_loads.npy", lambda a: a[:, :-1], "has shape"),
+        ("share_loads.npy", lambda a: -a, "below 0"),
     ],
 )
-def test_damage_is_named(name: str, change, says: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    index, _ = build_index(mix(1500, 3), tmp_path / "index", replace(OPTIONS, micro_batches=4), costs=COSTS)
-    path = index.folder / name
-    np.save(path, change(np.load(path)))
-    with pytest.raises(UserError, match=says):
-        PackedIndex.open(index.folder)
+def test_damage_is_named(name: str, change: Any, says: str, folder: Path) -> None:
+    np.save(folder / name, change(np.load(folder / name)))
+    with pytest.raises(UserError, match=rf"index/{name}: .*{says}.*; pack again with tools/pack_data.py"):
+        PackedIndex.open(folder)
+
+
+def test_another_width_of_the_index_has_other_seats(folder: Path) -> None:
+    """One of those that there are, so that only the seats can tell."""
+    widths = np.load(folder / "pack_widths.npy")
+    np.save(folder / "pack_widths.npy", np.where(widths == 8, 4, widths))
+    with pytest.raises(UserError, match=r"pack_seats.npy: packs do not have a seat of each of their ranks; pack again"):
+        PackedIndex.open(folder)
+
+
+@pytest.mark.parametrize("name", ["pack_widths.npy", "pack_seats.npy", "share_loads.npy"])
+@pytest.mark.parametrize("at", [0.0, 0.3, 0.99])
+def test_a_flipped_bit_a_lost_end_and_a_lost_file_are_named(name: str, at: float, folder: Path) -> None:
+    path = folder / name
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[int(at * len(whole))] ^= 1
+    for damaged in (bytes(flipped), whole[:-8], whole[: int(at * len(whole))]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=rf"index/(pack_seats|{name[:-4]})\.npy: .*pack again"):
+            PackedIndex.open(folder).verify()
+    path.unlink()
+    with pytest.raises(UserError, match=rf"{name}.*pack again"):
+        PackedIndex.open(folder)
+
+
+def test_seats_that_are_no_team_s_are_named(folder: Path) -> None:
+    """Each pack has as many as it needs, of ranks that are no neighbours."""
+    seats = np.load(folder / "pack_seats.npy")
+    one, other = np.flatnonzero(seats == seats[0])[-1], np.flatnonzero(seats != seats[0])[-1]
+    seats[[one, other]] = seats[[other, one]]
+    np.save(folder / "pack_seats.npy", seats)
+    with pytest.raises(UserError, match=r"pack_seats.npy: .*; pack again"):
+        PackedIndex.open(folder).verify()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"widths": [1, 2, 3]}, "3 must be a multiple of 2"),
+        ({"widths": [1, 16]}, "16 ranks must divide"),
+        ({"widths": [2, 1]}, "1 must be a multiple of 2"),
+        ({"widths": []}, "widths"),
+        ({"widths": [0, 8]}, "widths"),
+        ({"widths": None}, "lacks widths"),
+        ({"epoch_seats": None}, "epoch_parts"),
+        ({"epoch_seats": [15 * 32 + 1]}, "whole iterations of 32"),
+        ({"epoch_seats": [15 * 32] * 2}, "whole iterations of 32"),
+        ({"epoch_parts": [[10**6]]}, "more than its"),
+        ({"data_parallel_size": 6}, "8 ranks must divide"),
+        ({"micro_batches": None}, "lacks micro_batches"),
+        ({"version": 3}, "which only version 4 has"),
+        ({"version": 5}, "is no packed index"),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_refused_by_its_field(change: dict[str, Any], says: str, folder: Path) -> None:
+    """Though its own hash fits; where that does not, no field is looked at."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    changed = {name: value for name, value in (manifest | change).items() if value is not None}
+    for written, found in ((changed, ""), (sealed(changed), says)):
+        path.write_text(json.dumps(written))
+        with pytest.raises(UserError, match=rf"index/manifest\.json: .*{found}.*; pack again with tools/pack_data.py"):
+            PackedIndex.open(folder)
 
 
 def test_hbp_has_levels_of_equal_attention_and_random_order_has_none(tmp_path: Path) -> None:
