@@ -163,9 +163,10 @@ def options_of(index: PackedIndex) -> dict[str, Any]:
     manifest = index.manifest
     options = {field.name: manifest[field.name] for field in fields(PackOptions) if field.name in manifest}
     options |= {"vit_budget": manifest["sample_vit_budget"], "llm_budget": manifest["sample_llm_budget"]}
-    options["widths"], options["narrow_first"] = tuple(manifest.get("widths", (1,))), manifest.get("narrow_first", 0)
+    options["widths"] = tuple(manifest.get("widths", (1,)))
     options["budgets"] = list(manifest.get("budgets", {}).items())
     options["weights"] = [source["weight"] for source in manifest["sources"]]
+    options["narrow_first"] = manifest.get("narrow_first", 0)
     options["held_out"] = manifest["built_from"].get("held_out", {}).get("share")
     group_by = manifest["built_from"].get("group_by")
     return options | ({"separate_sources": True} if group_by == "source" else {"group_by": group_by})
