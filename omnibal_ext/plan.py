@@ -309,13 +309,21 @@ class Plan:
     def build_schedule(self) -> Schedule:
         """The plan's schedule as lists of actions, one a pipeline rank."""
         if self.lists:
-            return [[Action.of_word(word) for word in actions.split()] for actions in self.lists]
+            return [_actions(rank, words) for rank, words in enumerate(self.lists)]
         return build_schedule(
             self.schedule,
             self.pipeline_model_parallel_size,
             self.num_microbatches,
             self.virtual_pipeline_model_parallel_size,
         )
+
+
+def _actions(rank: int, words: str) -> list[Action]:
+    """A rank's list. Raises UserError with the rank for a word that is no action."""
+    try:
+        return [Action.of_word(word) for word in words.split()]
+    except UserError as error:
+        raise UserError(f"lists: of rank {rank}, {error}") from None
 
 
 def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:

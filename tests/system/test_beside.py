@@ -1,5 +1,6 @@
 """A tower beside the pipeline as a user starts it: the cut's losses; saved, killed and gone on with as any layout."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,12 +163,44 @@ def test_a_broken_image_silences_its_sample_on_all_ranks(folder: Path) -> None:
     assert cut[2] != pytest.approx(train(folder, "unbroken", road("cut"), iterations=2)[2], rel=1e-6)
 
 
+def planned(folder: Path) -> Plan:
+    """A plan written by hand: all ranks encode all microbatches, at any place."""
+    question = beside_cases.Question("small", (), "all", "token")
+    case = beside_cases.Case(question, "1f1b", 1, "none", False, False, 5)
+    microbatches = PackedIndex.open(folder / "packs").global_batch
+    plan = beside_cases.Beside(case, "bubbles", "kept", True, microbatches).plan(TINY.chain, 2, 1)
+    return replace(plan, model="tiny", model_hash=TINY.hash)
+
+
+def test_a_wrong_list_is_refused_by_rank_and_word_before_there_are_ranks(folder: Path) -> None:
+    """An action left out; work on a part of a tower's layers, which no list has."""
+    record = planned(folder).to_record()
+    first, second = record["lists"]
+    wrong = {
+        "rank 1 never does V(microbatch 2, part 1)": second.replace(" V2.1", ""),
+        "lists: of rank 1, 'E2.1:0-3' is no action": second.replace("E2.1", "E2.1:0-3"),
+    }
+    for message, words in wrong.items():
+        (folder / "wrong.json").write_text(json.dumps(record | {"lists": [first, words]}))
+        done = train(folder, "wrong", ("--plan", folder / "wrong.json", "--check"), check=False)
+        assert done.returncode == 2
+        (line,) = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("error: ")]
+        assert "wrong.json" in line
+        assert message in line
+
+
+def test_dropout_where_ranks_share_images_is_refused_before_there_are_ranks(folder: Path) -> None:
+    planned(folder).save(folder / "shared.json")
+    given = ("--plan", folder / "shared.json", "--check")
+    assert train(folder, "shared", given, "--hidden-dropout", 0, check=False).returncode == 0
+    done = train(folder, "shared", given, "--hidden-dropout", 0.1, check=False)
+    assert done.returncode == 2
+    assert "--hidden-dropout 0.1: 2 ranks encode microbatch 0 together" in done.stdout + done.stderr
+
+
 def test_ranks_with_unlike_plans_are_refused_before_they_meet(folder: Path) -> None:
-    """By rank and word; and lists that are wrong on all ranks at the launcher's door."""
-    index = PackedIndex.open(folder / "packs")
-    case = beside_cases.Beside(beside_cases.Case(beside_cases.Question("small", (), "all", "token"), "1f1b", 1, "none",
-                               False, False, 5), "bubbles", "kept", True, index.global_batch)  # fmt: skip
-    plan = replace(case.plan(TINY.chain, 2, 1), model="tiny", model_hash=TINY.hash)
+    """By rank and word, on both."""
+    index, plan = PackedIndex.open(folder / "packs"), planned(folder)
     plan.save(folder / "one.json")
     words = plan.lists[1].split()
     at = next(place for place in range(len(words)) if words[place][0] == "V" and words[place - 1][0] != "V")
