@@ -5,11 +5,12 @@
 Analytic profiles of an H100 (no device needed), full packs, 1F1B. Both plans are of the same profile, sizes, memory and
 number of microbatches; the other one has patch embedding, ViT and projector in the first stage, as Megatron's own
 encoders are placed, and the language model cut as evenly as whole layers go. What is printed as faster is simulated.
+"Of text-only" is the speed over that of the language model alone, planned alike, without the tower's work.
 """
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.tower import language_profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.layout.partition import even_edges, layer_weights
 from omnibal_ext.layout.problem import LayoutProblem
@@ -75,14 +77,15 @@ def main() -> None:
         )
         problem = LayoutProblem(profile, case.pipeline, MICROBATCHES, memory_bytes=MEMORY_BYTES)
         best = find_layouts(problem, "joint", seconds=arguments.seconds)[0]
-        share = problem.ideal_seconds() / best.step_seconds
+        text = find_layouts(replace(problem, profile=language_profile(profile)), "joint", seconds=arguments.seconds)[0]
+        shares = [f"{seconds / best.step_seconds:.1%}" for seconds in (problem.ideal_seconds(), text.step_seconds)]
         first, told = vit_first(problem), "does not fit"
         if first is not None:
             ratios.append(first / best.step_seconds)
             told = f"{ratios[-1]:.2f}x"
         cuts = " ".join(map(str, np.diff(best.layout.edges)))
-        rows.append((case.model, f"{case.tensor} x {case.pipeline}", cuts, f"{share:.1%}", told))
-    columns = ("model", "tensor x pipeline", "layers a stage", "of ideal", "faster than ViT first")
+        rows.append((case.model, f"{case.tensor} x {case.pipeline}", cuts, *shares, told))
+    columns = ("model", "tensor x pipeline", "layers a stage", "of ideal", "of text-only", "faster than ViT first")
     print_table(f"joint plans, {DEVICE}, {MICROBATCHES} microbatches", columns, rows)
     print(f"joint against the whole ViT in the first stage: {min(ratios):.2f}x at least, {max(ratios):.2f}x at most")
 
