@@ -30,6 +30,8 @@ SCHEDULES = {
     *RATES, *DECAYS,
 }  # fmt: skip
 """Of the learning rate and weight decay: Megatron asks which of two to take."""
+GROUPED_BY = ("lr", "min_lr")
+"""Of these, by which core 0.19 finds the state of a group of weights: with another there is none."""
 
 
 def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dict[str, Any]:
@@ -69,13 +71,19 @@ def check_goes_on(
             )
     differ = {name: f"{name} {new} (was {run['flags'][name]})" for name, new in now["flags"].items()
               if name in run.get("flags", {}) and run["flags"][name] != new}  # fmt: skip
+    takes_state = not (args.finetune or args.no_load_optim)
+    if takes_state and (rates := [differ[name] for name in GROUPED_BY if name in differ]):
+        raise UserError(
+            f"unlike the run so far: {', '.join(rates)}, by which Megatron finds the optimizer's state; go on with "
+            "what was, or with the weights alone: --no-load-optim --override-opt-param-scheduler"
+        )
     schedules = [said for name, said in differ.items() if name in SCHEDULES]
     if schedules and not (args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler):
         raise UserError(
             f"unlike the run so far: {', '.join(schedules)}; --override-opt-param-scheduler takes what is given now, "
             "--use-checkpoint-opt-param-scheduler what was"
         )
-    if not (args.finetune or args.no_load_optim):
+    if takes_state:
         _check_optimizer(run.get("optimizer", {}), _optimizer(args))
         _check_expert_ranks(run.get("expert_ranks", 1), args.expert_model_parallel_size)
         if is_planned and (saved := run.get("buckets")):
