@@ -14,6 +14,7 @@ from torch.distributed import PrefixStore, Store, rendezvous
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
+from omnibal_ext.reading.document import decode
 
 UNREAD = ("predicted", "alternatives", "trials", "method", "memory_gib")
 """Of a plan what says how it came about, and what nobody obeys."""
@@ -66,7 +67,7 @@ def _unlike(store: Store, mine: dict[str, Any], text: str, other: int) -> str:
     """What of another rank's plan differs; nothing where it is the same."""
     if store.get(f"{other}/hash").decode() == hashlib.sha256(text.encode()).hexdigest():
         return ""
-    return first_difference("", mine, json.loads(store.get(f"{other}/plan")))
+    return first_difference("", mine, decode(store.get(f"{other}/plan")))
 
 
 def first_difference(name: str, mine: Any, other: Any) -> str:

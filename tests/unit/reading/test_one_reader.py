@@ -19,6 +19,7 @@ OWN_TEXT = {
     "json.loads(line.decode('utf-8-sig'))",  # chat lines: every fault is a reject there, not an error
     "json.loads(text)",
     "json.loads(json.dumps(run))",
+    "json.loads(json.dumps(record))",
     "json.loads(note.read_text(encoding='utf-8'))",
     "json.loads((folder / 'dataset_dict.json').read_text())",
     "json.loads(content)",
