@@ -141,13 +141,13 @@ def epoch_seconds(case: Case, sizes: Sizes, widths: tuple[int, ...], micro_batch
         "balanced", *case.budgets, data_parallel_size=case.ranks, micro_batches=micro_batches, widths=widths,
         pipeline_model_parallel_size=1,
     )  # fmt: skip
-    corpus, nothing = Corpus.of(sizes), np.zeros(len(sizes), np.int8)
-    epoch = pack_epoch(corpus, nothing, options, PackCosts.of_profile(profile), 0)
+    costs, none_left_out = PackCosts.of_profile(profile), np.zeros(len(sizes), np.int8)
+    epoch = pack_epoch(Corpus.of(sizes), none_left_out, options, costs, 0)
     assert epoch.widths is not None
     assert epoch.seats is not None
     loads = share_loads(epoch.packs, sizes, epoch.widths)
     packs = PackSizes(*loads[:, :3].T, loads[:, -1], epoch.widths)
-    seconds = PackCosts.of_profile(profile).waited_for(loads, (*LOADS, EXCHANGED), one_sum=True)[:, 0]
+    seconds = costs.waited_for(loads, (*LOADS, EXCHANGED), one_sum=True)[:, 0]
     seconds += 2 * sum(profile.exchange_seconds(kind, packs) for kind in profile.chain)
     return float(rank_loads(epoch.seats, seconds).max(axis=1).sum())
 

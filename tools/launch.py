@@ -147,11 +147,14 @@ def _checked(arguments: argparse.Namespace, planning: Planning) -> Report:
         converted = converted_folder(source, planning.run_dir)
         arguments.first_weights = str(converted if converted.exists() else source)
     endpoint = arguments.rdzv_endpoint if arguments.nnodes > 1 else None
-    job = {"endpoint": endpoint, "memory_gib": arguments.memory_gib, "run_dir": arguments.run_dir}
-    job["is_planned"] = planning.is_planned()
+    is_planned = planning.is_planned()
+    job = {
+        "endpoint": endpoint, "memory_gib": arguments.memory_gib, "run_dir": arguments.run_dir,
+        "is_planned": is_planned,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         plan_path = planning.plan_path
-        if not job["is_planned"]:
+        if not is_planned:
             plan_path = Path(folder) / "provisional-plan.json"
             planning.provisional().save(plan_path)
         words = _pretrain_words(arguments, plan_path, planning.index, planning.run_dir / METRICS)

@@ -119,7 +119,7 @@ class Encoding:
         part = made.parts.pop(microbatch)
         with watch():
             again = self.tower.plan.again
-            tokens = self._run(part, made.iteration, keeps=self._trains and not again)
+            tokens = self._run(part, keeps=self._trains and not again)
         if tokens is not None:
             if self.here == self.first:
                 made.tokens[microbatch, self.here] = Receive(tokens.detach(), None)
@@ -173,13 +173,13 @@ class Encoding:
                 return
             tokens = flight.tokens
             if flight.part is not None:
-                tokens = self._run(flight.part, self._now.iteration, keeps=True)
+                tokens = self._run(flight.part, keeps=True)
             assert tokens is not None
             self.tower.backward(tokens, gradient)
 
-    def _run(self, part: Microbatch, iteration: int, keeps: bool) -> Tensor | None:
-        """What the tower makes of a part of an iteration's pack, None of one without images."""
-        return self.tower.encode(replace(part, iteration=iteration), self.training, keeps) if part.tiles else None
+    def _run(self, part: Microbatch, keeps: bool) -> Tensor | None:
+        """What the tower makes of a part, None of one without images."""
+        return self.tower.encode(part, self.training, keeps) if part.tiles else None
 
     @property
     def _trains(self) -> bool:
@@ -209,7 +209,7 @@ class Encoding:
                 copies,
             )
             if self.here in parts:
-                made.parts[number] = pack
+                made.parts[number] = replace(pack, iteration=made.iteration)
             made.taken += 1
 
     def _drain(self) -> None:
