@@ -27,7 +27,7 @@ import megatron.vlm  # noqa: F401 (readies the machine, before megatron.core is 
 from benchmarks import gpu_probes, gpu_training
 from megatron.vlm import platform
 from megatron.vlm.data.arrival import to_device
-from megatron.vlm.models.attention import IsolatedAttention, choose_kernel
+from megatron.vlm.models.attention.core_attention import IsolatedAttention, choose_kernel
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.specs import NORMS_INSIDE
 from megatron.vlm.pipeline.communicator import Communicator, Receive

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Segments, segments_of
-from megatron.vlm.models.attention import KERNELS, Kernel, choose_kernel, kernels_here
+from megatron.vlm.models.attention.core_attention import KERNELS, Kernel, choose_kernel, kernels_here
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.profiling.step import Step, wrapped_stage
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack

@@ -178,7 +178,7 @@ def core_layer(config: Any, pack: Any) -> Answer:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
     from megatron.core.transformer.spec_utils import build_module
 
-    from megatron.vlm.models.vision import shared_rows
+    from megatron.vlm.models.vit.layers import shared_rows
 
     causal = config.gated_linear_unit
     if not causal:

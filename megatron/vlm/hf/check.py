@@ -18,7 +18,7 @@ from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_o
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.microbatch import Grid, Microbatch
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.models.native import row_layout
+from megatron.vlm.models.vit.native import row_layout
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.single import single_process
 from omnibal_ext.adapters import Adapters

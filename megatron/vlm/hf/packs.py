@@ -27,7 +27,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiles import ANYRES_GRIDS, ANYRES_MAX_GRIDS, FRAMES, RULES, SQUARE, TiledImage
 from megatron.vlm.loss import REDUCTIONS
 from megatron.vlm.microbatch import segment_ids
-from megatron.vlm.models.native import text_and_image_positions
+from megatron.vlm.models.vit.native import text_and_image_positions
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import linear as multiply
 from torch.nn.functional import pad
 
-from megatron.vlm.models.padding import loads_without_padding
+from megatron.vlm.models.attention.padding import loads_without_padding
 from omnibal_ext.adapters import SUFFIX, Adapters, Matrix
 
 

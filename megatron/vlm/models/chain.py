@@ -27,10 +27,10 @@ from megatron.vlm.models.language import (
     language_layer_config,
     language_layer_spec,
 )
-from megatron.vlm.models.mergers import GatedMerger, MatrixMerger
-from megatron.vlm.models.native import NativePatchEmbed, PatchMerger, SquarePooler
-from megatron.vlm.models.projector import PooledProjector, Projector, ShuffledProjector
-from megatron.vlm.models.vision import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
+from megatron.vlm.models.vit.layers import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
+from megatron.vlm.models.vit.mergers import GatedMerger, MatrixMerger
+from megatron.vlm.models.vit.native import NativePatchEmbed, PatchMerger, SquarePooler
+from megatron.vlm.models.vit.projector import PooledProjector, Projector, ShuffledProjector
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode, layer_names

@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.attention import IsolatedAttention
+from megatron.vlm.models.attention.core_attention import IsolatedAttention
+from megatron.vlm.models.attention.normed_values import KeysAsValues, NormedValues
+from megatron.vlm.models.attention.padding import loads_without_padding
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.cross_entropy import cap_logits, token_losses
 from megatron.vlm.models.draws import own_draws
@@ -27,8 +29,6 @@ from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet
 from megatron.vlm.models.mixture.beside import beside_builder
 from megatron.vlm.models.mixture.experts import experts_builder
 from megatron.vlm.models.norm import BranchNormAdd, HeadRMSNorm, build_norm
-from megatron.vlm.models.normed_values import KeysAsValues, NormedValues
-from megatron.vlm.models.padding import loads_without_padding
 from megatron.vlm.models.perceptron import Perceptron
 from megatron.vlm.models.specs import layer_submodules, perceptron_projections, projections, set_projections
 from omnibal_ext.architectures.architecture import Architecture

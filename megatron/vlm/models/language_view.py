@@ -24,10 +24,10 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Meeting, Microbatch, Segments, segments_of
+from megatron.vlm.models.attention.rotary import Rotary
+from megatron.vlm.models.attention.rotation import Rotation
 from megatron.vlm.models.linear.gated_delta_net import Runs
 from megatron.vlm.models.mixture.router import Balance
-from megatron.vlm.models.rotary import Rotary
-from megatron.vlm.models.rotation import Rotation
 from omnibal_ext.architectures.architecture import Architecture
 
 Span = tuple[int, int]

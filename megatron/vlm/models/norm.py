@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.functional import dropout, rms_norm
 
-from megatron.vlm.models.padding import loads_without_padding, zero_padding
+from megatron.vlm.models.attention.padding import loads_without_padding, zero_padding
 
 
 def build_norm(

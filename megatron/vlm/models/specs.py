@@ -24,8 +24,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from megatron.vlm.models import transformer_engine
+from megatron.vlm.models.attention.padding import AttentionOutput, QueryKeyValue, mixed
 from megatron.vlm.models.norm import build_norm
-from megatron.vlm.models.padding import AttentionOutput, QueryKeyValue, mixed
 from megatron.vlm.models.perceptron import Perceptron
 
 NORMS_INSIDE = {

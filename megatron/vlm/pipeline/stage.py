@@ -16,7 +16,7 @@ from megatron.vlm.models.chain import Chain, Links
 from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.models.exchange import features_to_tokens
 from megatron.vlm.models.language_view import LanguageViewer
-from megatron.vlm.models.native import View, Viewer
+from megatron.vlm.models.vit.native import View, Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
 from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
 from omnibal_ext.schedules.placement import Placement

@@ -22,7 +22,7 @@ from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.films import RULES_OF_MARKUP, VideoRule, film_grid, film_of
 from megatron.vlm.data.media.tiles import TiledImage, Tiling
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.models.native import text_and_image_positions
+from megatron.vlm.models.vit.native import text_and_image_positions
 from megatron.vlm.preprocessing.folder_files import Choice, video_rule
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import with_video

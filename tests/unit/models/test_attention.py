@@ -13,8 +13,8 @@ from torch import Tensor
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Microbatch, segments_of
-from megatron.vlm.models import attention
-from megatron.vlm.models.attention import ImageAttention, IsolatedAttention, TileAttention, choose_kernel
+from megatron.vlm.models.attention import core_attention
+from megatron.vlm.models.attention.core_attention import ImageAttention, IsolatedAttention, TileAttention, choose_kernel
 
 HEADS, GROUPS, WIDTH = 4, 2, 8
 
@@ -119,7 +119,7 @@ def test_every_kernel_gives_what_samples_give_alone(
     lengths: tuple[int, ...],
     scale: float | None,
 ) -> None:
-    monkeypatch.setattr(attention, "choose_kernel", lambda *_: kernel)
+    monkeypatch.setattr(core_attention, "choose_kernel", lambda *_: kernel)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch)
     engine = types.SimpleNamespace(DotProductAttention=DotProductAttention)
     monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))
@@ -136,8 +136,8 @@ def test_a_sample_with_a_mask_is_seen_by_it_and_the_others_by_order(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """No kernel for packs is asked, as none knows masks."""
-    monkeypatch.setitem(attention.KERNELS, "flash_attention", lambda *_: pytest.fail("a kernel without masks"))
-    monkeypatch.setattr(attention, "choose_kernel", lambda *_: "flash_attention")
+    monkeypatch.setitem(core_attention.KERNELS, "flash_attention", lambda *_: pytest.fail("a kernel without masks"))
+    monkeypatch.setattr(core_attention, "choose_kernel", lambda *_: "flash_attention")
     _, tensors = pack((4, 6), seed=2)
     both_ways = torch.zeros(6, 6)
     both_ways[0, 5] = -torch.inf
@@ -226,7 +226,7 @@ def test_transformer_engine_comes_last_for_wide_heads_and_for_windows(
     for name in ALL:
         monkeypatch.setattr(platform, f"HAS_{name}", name in there)
     layer = (ImageAttention if images else IsolatedAttention)(config(params_dtype=torch.bfloat16, kv_channels=width))
-    assert layer.kernel is attention.KERNELS[wanted]
+    assert layer.kernel is core_attention.KERNELS[wanted]
 
 
 def test_signatures_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,8 +235,8 @@ def test_signatures_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     signature = inspect.signature
     monkeypatch.setattr(inspect, "signature", lambda function: asked.append(function) or signature(function))
-    monkeypatch.setattr(attention, "choose_kernel", lambda *_: "variable_length")
-    attention._parameters.cache_clear()
+    monkeypatch.setattr(core_attention, "choose_kernel", lambda *_: "variable_length")
+    core_attention._parameters.cache_clear()
     layer, (batch, tensors) = IsolatedAttention(config()), pack((5, 1, 9), seed=1)
     for _ in range(3):
         layer(*tensors, packed_seq_params=batch.segments)
@@ -244,6 +244,6 @@ def test_signatures_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_log_names_the_kernel_once(capsys: pytest.CaptureFixture[str]) -> None:
-    attention._say.cache_clear()
+    core_attention._say.cache_clear()
     IsolatedAttention(config()), IsolatedAttention(config())
     assert capsys.readouterr().out.count("attention over packs: sample by sample") == 1

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron.vlm.arguments import TrainingInputs
-from megatron.vlm.models.vision import VisionLayer
+from megatron.vlm.models.vit.layers import VisionLayer
 from tests.distributed import harness
 from tests.unit.alone import megatron_alone
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.vlm.models.native import (
+from megatron.vlm.models.vit.native import (
     axis_frequencies,
     bicubic_positions,
     row_layout,

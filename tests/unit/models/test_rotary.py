@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.rotary import Rotary, rotary_frequencies
+from megatron.vlm.models.attention.rotary import Rotary, rotary_frequencies
 from omnibal_ext.architectures.language import RopeScaling
 from omnibal_ext.architectures.presets import TINY
 from omnibal_ext.errors import UserError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron.vlm.models.rotation import rotation, turned
+from megatron.vlm.models.attention.rotation import rotation, turned
 
 
 @pytest.mark.parametrize("seed", range(3))

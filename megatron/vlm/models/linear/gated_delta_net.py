@@ -27,10 +27,10 @@ from torch.nn.functional import silu, softplus
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Meeting, Microbatch, Segments, segments_of
 from megatron.vlm.models.again import run_again
+from megatron.vlm.models.attention.padding import loads_without_padding
 from megatron.vlm.models.exchange import heads_to_rows, rows_to_groups
 from megatron.vlm.models.linear import convolution, delta_rule
 from megatron.vlm.models.linear.delta_rule import Chunks
-from megatron.vlm.models.padding import loads_without_padding
 from omnibal_ext.architectures.linear_attention import LinearAttention
 
 CUT = {"convolution": 0, "a_log": 0, "dt_bias": 0}

@@ -31,8 +31,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Meeting, Segments
 from megatron.vlm.models import transformer_engine
+from megatron.vlm.models.attention.rotation import turned
 from megatron.vlm.models.exchange import heads_to_rows, rows_to_heads
-from megatron.vlm.models.rotation import turned
 from megatron.vlm.models.tile_rows import FillUp
 from omnibal_ext.output import printable
 

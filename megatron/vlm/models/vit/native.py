@@ -29,10 +29,10 @@ from torch.nn.functional import embedding_bag, gelu, linear
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Grid, Microbatch, Segments, segments_of
+from megatron.vlm.models.attention.rotation import rotation
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.norm import build_norm, normalised_heads
-from megatron.vlm.models.rotation import rotation
-from megatron.vlm.models.vision import join_rows, share_rows, shared_rows
+from megatron.vlm.models.vit.layers import join_rows, share_rows, shared_rows
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError

@@ -17,10 +17,10 @@ from torch.nn.functional import gelu
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.configs import outside_layers
-from megatron.vlm.models.native import View
 from megatron.vlm.models.norm import build_norm
 from megatron.vlm.models.perceptron import Perceptron
-from megatron.vlm.models.vision import join_rows
+from megatron.vlm.models.vit.layers import join_rows
+from megatron.vlm.models.vit.native import View
 from omnibal_ext.architectures.architecture import Architecture
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from megatron.vlm.microbatch import Microbatch
-from megatron.vlm.models.attention import ImageAttention, TileAttention
+from megatron.vlm.models.attention.core_attention import ImageAttention, TileAttention
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.norm import (

@@ -1,0 +1,1 @@
+"""Attention of a pack: no sample sees another, heads fill up ranks, queries and keys turn."""
