@@ -134,5 +134,6 @@ def _pack(data: ChatDataset, answers: Sequence[Answer]) -> Microbatch:
         input_ids=ids,
         image_positions=(ids == data.manifest["image_token_id"]).nonzero().squeeze(1),
         **{name: tensor.to("cuda") for name, tensor in order_tensors(images).items()},
+        prefixes=tuple(len(answer.prompt) for answer in answers),
         image_starts=tuple(begin + one for begin, some in zip(begins, starts, strict=False) for one in some),
     )

@@ -176,6 +176,7 @@ class Microbatch:
     broken: tuple[tuple[int, str], ...] = ()  # samples whose images are stand-ins, and why
     grids: tuple[Grid, ...] = ()  # of every image at native resolution, in order
     image_starts: tuple[int, ...] = ()  # where the tokens of each image begin, where the model asks for it
+    prefixes: tuple[int, ...] = ()  # [samples], tokens before each one's answer, where the model asks for it
     seconds: tuple[float, ...] = ()  # of each of these images between two steps in time; (): the pack has no video
     share: Share | None = None  # of a pack that several ranks run: tiles, lengths and tokens are those here, what is
     # said of samples one by one is of the whole pack

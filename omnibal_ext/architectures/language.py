@@ -138,10 +138,14 @@ class LanguageArchitecture:
     """Before their norms; of one layer (`of_layer`)."""
     layer_scalar: bool = field(default=False, metadata=LATER)
     """What a layer gives is multiplied with one number, which is not trained."""
+    score_cap: float | None = field(default=None, metadata=LATER)
+    """Scores x become cap tanh(x / cap), before masks."""
     logit_cap: float | None = field(default=None, metadata=LATER)
     """Logits x become cap tanh(x / cap)."""
     image_attention: bool = False
     """Tokens of an image see those of the same image behind them too."""
+    prefix_attention: bool = field(default=False, metadata=LATER)
+    """So do all tokens before a sample's answer, whatever window there is (PaliGemma)."""
     experts: Experts | None = None
     """Layers have so many perceptrons of width `ffn_hidden_size`, and a router."""
     linear: LinearAttention | None = None
@@ -160,6 +164,11 @@ class LanguageArchitecture:
     def rotary_width(self) -> int:
         """Numbers of a head that turn."""
         return self.rotated or self.head_dim
+
+    @property
+    def both_ways(self) -> bool:
+        """Tokens see some that stand behind them: samples have masks."""
+        return self.image_attention or self.prefix_attention
 
     @property
     def dense(self) -> bool:

@@ -125,7 +125,7 @@ def analytic_profile(
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
     works, vision = cost_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size), architecture.vision
-    if architecture.language.image_attention:  # under a mask torch computes whole squares
+    if architecture.language.both_ways:  # under a mask torch computes whole squares
         llm = works["llm"]
         works["llm"] = replace(llm, attention=2 * llm.attention, per_square=2 * llm.per_square)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}

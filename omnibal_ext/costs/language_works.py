@@ -49,7 +49,7 @@ def attention(language: LanguageArchitecture, t: int) -> Mixer:
     projected = key_value // (1 + language.keys_are_values)
     rotated = heads + key_value // 2  # query and key, which are also what QK-norm normalises
     normalised = rotated * language.qk_norm + key_value // 2 * language.value_norm
-    repeated = (2 * heads - key_value) * language.image_attention  # under a mask every head has its key and value
+    repeated = (2 * heads - key_value) * language.both_ways  # under a mask every head has its key and value
     return Mixer(
         weights=language.hidden_size * (2 * heads + projected + gates),
         others=2 * language.head_dim * language.qk_norm,

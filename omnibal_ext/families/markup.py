@@ -11,6 +11,7 @@
     Mistral 3  [IMG][IMG]...[IMG_BREAK][IMG][IMG]...[IMG_END], a row of features each
     Idefics 3  <fake_token_around_image><row_1_col_1><image>...<fake_token_around_image><row_1_col_2><image>...,
                a line for each row of tiles, an empty line, of the whole <fake_token_around_image><global-img><image>...
+    PaliGemma  <image><image>...<bos>, the first token of the text behind the last image (its template's)
     Gemma 3    <start_of_image><image_soft_token><image_soft_token>...<end_of_image>, an empty line before and after
 
 The context token is written once, or once a row or tile, and repeated later, when the tiles are counted. Markup belongs

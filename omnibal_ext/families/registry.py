@@ -11,13 +11,14 @@ from omnibal_ext.families.idefics3.family import FAMILY as IDEFICS3
 from omnibal_ext.families.internvl.family import FAMILY as INTERNVL
 from omnibal_ext.families.llava.family import FAMILY as LLAVA
 from omnibal_ext.families.mistral3.family import FAMILY as MISTRAL3
+from omnibal_ext.families.paligemma.family import FAMILY as PALIGEMMA
 from omnibal_ext.families.qwen3_5.family import FAMILY as QWEN3_5
 from omnibal_ext.families.qwen_vl.family import FAMILY as QWEN_VL
 from omnibal_ext.families.section import Part
 from omnibal_ext.families.towers.languages import LANGUAGES
 from omnibal_ext.families.towers.tiles import TOWERS
 
-FAMILIES: tuple[Family, ...] = (INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, MISTRAL3, GLM_V, IDEFICS3)
+FAMILIES: tuple[Family, ...] = (INTERNVL, LLAVA, QWEN_VL, QWEN3_5, GEMMA3, GEMMA4, MISTRAL3, GLM_V, IDEFICS3, PALIGEMMA)
 MODELS: Mapping[str, Model] = {kind: model for family in FAMILIES for kind, model in family.models.items()}
 """Model types of whole models."""
 PARTS: Mapping[str, Part] = {

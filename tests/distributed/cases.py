@@ -44,7 +44,7 @@ PACKS = ("all", "all", "text only", "image only", "one of many", "short")
 REDUCTIONS = ("token", "square", "sample")
 MODELS = (
     "small", "wide_norm", "tied", "native", "features", "gemma", "gemma_4", "gemma_4_moe", "linear", "experts",
-    "pixtral", "glm",
+    "pixtral", "glm", "paligemma",
 )  # fmt: skip
 ADAPTED_MODELS = (*(name for name in MODELS if name not in ("linear", "experts", "gemma_4_moe")), "mixture")
 """Those whose language layers can have adapters."""
@@ -216,7 +216,7 @@ class Launch:
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=0, count=12, adapted=4),
     "pipeline": Launch(2, 1, 2, seed=167, count=16, adapted=6),
-    "tensor": Launch(2, 2, 1, seed=2, count=14, adapted=6),
+    "tensor": Launch(2, 2, 1, seed=5, count=14, adapted=6),
     "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
     "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16, adapted=8),
     "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6),

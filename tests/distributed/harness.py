@@ -106,6 +106,20 @@ GEMMA = replace(
     tied=True,
 )  # fmt: skip
 """Norms around both branches, windows in three of four layers, images seen in both directions, as in Gemma 3."""
+PALIGEMMA = replace(
+    GEMMA,
+    name="paligemma",
+    vision=replace(GEMMA.vision, patch_size=8),
+    language=replace(
+        GEMMA.language, qk_norm=False, kv_heads=1, rope_scaling=None, image_attention=False, prefix_attention=True,
+        score_cap=0.5, logit_cap=2.0,
+    ),
+    shuffle=1,
+    projector_norm=False,
+    pools=False,
+    merger="shuffled",
+)  # fmt: skip
+"""Prompts seen in both directions, capped scores and logits, one matrix behind the ViT, as in PaliGemma 2."""
 GEMMA_4 = replace(
     NATIVE,
     name="gemma_4",
@@ -190,7 +204,7 @@ MODELS = {
     model.name: model
     for model in (
         *(SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, PIXTRAL, GLM),
-        *(GEMMA, GEMMA_4, GEMMA_4_MOE, LINEAR, EXPERTS, MIXTURE),
+        *(GEMMA, PALIGEMMA, GEMMA_4, GEMMA_4_MOE, LINEAR, EXPERTS, MIXTURE),
     )
 }
 IMAGE_TOKEN = 127
@@ -322,6 +336,7 @@ def _pack(
         segment_ids=segment_ids(lengths),
         sources=torch.zeros(len(lengths), dtype=torch.long),
         image_starts=tuple(starts),
+        prefixes=tuple(min(count * image_tokens + 1, length) for count, length in zip(tiles, lengths, strict=False)),
     )
 
 

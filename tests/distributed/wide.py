@@ -94,7 +94,7 @@ def part(
     """What a rank is handed of a pack; `makers` [units] make the features of its images, drawn unless given."""
     if pack < 0:
         nothing = {"pixels": packs[0].pixels[:0], "image_positions": packs[0].image_positions[:0]}
-        empty = replace(packs[0], tiles=0, samples=0, grids=(), image_starts=(), seconds=(), **nothing)
+        empty = replace(packs[0], tiles=0, samples=0, grids=(), image_starts=(), seconds=(), prefixes=(), **nothing)
         return filled(empty, (), (multiple,))
     whole = packs[pack]
     if width == 1:

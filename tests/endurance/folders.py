@@ -44,6 +44,7 @@ NUMBERS = {
     "sliding_window": [1, 5, 400, None], "max_window_layers": [0, 1, 9], "max_position_embeddings": [9, 64, 512],
     "image_size": [16, 19, 24], "patch_size": [4, 8], "rope_theta": [100.0, 1e6], "num_experts_per_tok": [1, 2, 6],
     "window_size": [8, 16, 24], "mm_tokens_per_image": [1, 4, 16], "downsample_ratio": [0.25, 0.5, 1.0],
+    "attn_logit_softcapping": [0.5, None], "final_logit_softcapping": [2.0, None], "projection_dim": [48, 32],
     "vision_feature_layer": [-1, -2, 1, 2, [-1, -2]], "num_position_embeddings": [4, 25],
     "query_pre_attn_scalar": [7, 16], "linear_num_key_heads": [1, 2, 4], "linear_num_value_heads": [4, 8],
     "linear_key_head_dim": [7, 16], "linear_value_head_dim": [7, 16], "linear_conv_kernel_dim": [1, 2, 4],

@@ -27,8 +27,12 @@ from tests.unit.preprocessing.test_processors import JINJA
 transformers = pytest.importorskip("transformers")
 LAUNCH = ("--nproc-per-node", 2, "--analytic", "a100")
 LIMITS = ("--max-pixels", 256, "--max-tokens", 300, "--shorten", "truncate", "--vit-budget", 96, "--llm-budget", 400)
-LIMITED = {"qwen3-vl": (*LIMITS, "--held-out", 0.1, "--micro-batches", 2, "--save-hf")}
-"""Families of which the command is given limits, a share to evaluate on, and asked for weights at every save."""
+LIMITED = {
+    "qwen3-vl": (*LIMITS, "--held-out", 0.1, "--micro-batches", 2, "--save-hf"),
+    "paligemma-2": ("--max-rejects", 48),
+}
+"""Families of which the command is given limits, a share to evaluate on, and asked for weights at every save; or which
+take no text alone and no several turns."""
 WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 """How two ranks train a family, the others as a pipeline."""
 
@@ -36,9 +40,10 @@ WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 FAMILIES = (
     "internvl3.5", "llava-1.5", "llava-1.6", "llava-next-video", "vip-llava", "llava-onevision", "qwen2-vl",
     "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "gemma-3", "gemma-4", "qwen3.5", "qwen3.5-moe", "mistral-3", "glm-4.1v",
-    "glm-4.5v", "smolvlm",
+    "glm-4.5v", "smolvlm", "paligemma-2",
 )  # fmt: skip
-PACKED = [family for family in FAMILIES if not family.startswith(("qwen3.5", "gemma-4", "mistral", "glm", "smolvlm"))]
+UNPACKED = ("qwen3.5", "gemma-4", "mistral", "glm", "smolvlm", "paligemma")
+PACKED = [family for family in FAMILIES if not family.startswith(UNPACKED)]
 """Those whose packs transformers can run."""
 TEXT = {**models.TEXT, "vocab_size": 512, "tie_word_embeddings": False}
 ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
@@ -84,6 +89,8 @@ def build(family: str, demo: Path, folder: Path) -> None:
             processor = gemma4(folder, tokenizer)
         case "smolvlm":
             processor = smolvlm(folder, tokenizer)
+        case "paligemma-2":
+            processor = paligemma(folder, tokenizer)
         case "mistral-3":
             processor = mistral(folder, tokenizer)
         case "glm-4.1v" | "glm-4.5v":
@@ -173,6 +180,16 @@ def smolvlm(folder: Path, tokenizer: Path) -> dict[str, Any]:
     (folder / "model/chat_template.jinja").write_text(JINJA["smolvlm"])
     sides = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}
     return {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 1, **sides}
+
+
+def paligemma(folder: Path, tokenizer: Path) -> dict[str, Any]:
+    special = (*TEMPLATES["paligemma"].tokens, *MARKUPS["paligemma"].tokens)
+    config = transformers.PaliGemmaConfig(
+        vision_config=models.PALIGEMMA_VIT, text_config={**models.PALIGEMMA_2, "vocab_size": 512}, projection_dim=48,
+        image_token_index=load_tokenizer(tokenizer, special).token_id("<image>"),
+    )  # fmt: skip
+    transformers.PaliGemmaForConditionalGeneration(config).save_pretrained(folder / "model")
+    return {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3, "size": {"height": 8, "width": 8}}
 
 
 def mistral(folder: Path, tokenizer: Path) -> dict[str, Any]:

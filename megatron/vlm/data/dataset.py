@@ -135,6 +135,12 @@ class ChatDataset(Dataset):
         features = np.array(self._repeats(sample), dtype=np.int64)
         return (marks + np.cumsum(features) - features - np.arange(len(marks))).tolist()
 
+    def prefix(self, sample: int) -> int:
+        """Tokens of a sample before the first that is to be predicted, once every image, which stand before it, has all
+        its own."""
+        mask = self._columns["loss_mask"][sample]
+        return int(self.sizes.tokens[sample]) - len(mask) + int(mask.argmax())
+
     def _repeats(self, sample: int) -> list[int]:
         """Tokens at each place of a sample's images: an image's at one, or of each of its rows or tiles, or step of a
         video."""
@@ -157,6 +163,11 @@ class ChatDataset(Dataset):
     def tells_starts(self) -> bool:
         """The language model must know where the tokens of each image begin."""
         return RULES[self.manifest["tiling"]["rule"]].starts
+
+    @property
+    def tells_prefixes(self) -> bool:
+        """The language model must know where the answer of each sample begins."""
+        return RULES[self.manifest["tiling"]["rule"]].prefix
 
     @property
     def joins_tiles(self) -> bool:

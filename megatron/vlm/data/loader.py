@@ -132,6 +132,7 @@ class PackDataset(Dataset):
             input_ids=ids if self.needs.tokens else None,
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
             **(self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else {}),
+            prefixes=tuple(map(self.data.prefix, map(int, samples))) if self.data.tells_prefixes else (),
             labels=None if mask is None or ids is None else torch.roll(ids, -1),
             supervised=None if mask is None else mask.nonzero().squeeze(1),
             loss_mask=mask,

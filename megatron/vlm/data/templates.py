@@ -53,6 +53,7 @@ class ChatTemplate:
     closed_by_user: bool = False  # an answer ends with the mark of a user's turn, the last one too; no program has that
     system_varies: bool = False  # a folder's program may bring a system message of its own, which is left out
     closes_up: bool = False  # an image that begins a turn follows its opening without the space
+    pair: bool = False  # one question with images and its answer: the text begins behind the last image
     system_opens: bool = False  # the system's words stand, as they are, at the head of the first user's turn
     tools: ToolForm | None = None  # how tools, calls and results are written; None: the model never saw any
     thoughts: ThoughtForm | None = None  # how reasoning is written; None: the model never saw any
@@ -65,10 +66,14 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """The text of a conversation and the half-open character ranges of it that are trained, in order."""
+    """The text of a conversation and the half-open character ranges of it that are trained, in order.
+
+    Its parts between `cuts` become tokens by themselves.
+    """
 
     text: str
     trained: tuple[tuple[int, int], ...]
+    cuts: tuple[int, ...] = ()
 
 
 def _chatml(name: str, beginning: str = "", system: str | None = None) -> ChatTemplate:
@@ -145,6 +150,12 @@ def _gemma4() -> ChatTemplate:
     return ChatTemplate("gemma4", tokens[0], turns, tokens, strips_words=True)
 
 
+def _paligemma() -> ChatTemplate:
+    """No program's: what its processor makes of a prompt and a suffix."""
+    turns = {USER: Turn("", end="\n"), ASSISTANT: Turn("", end="<eos>")}
+    return ChatTemplate("paligemma", "<bos>", turns, ("<bos>", "<eos>"), pair=True)
+
+
 LLAVA_V1_SYSTEM = (
     "A chat between a curious human and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the human's questions."
@@ -178,6 +189,7 @@ TEMPLATES = {
         _gemma4(),
         _idefics3("idefics3", "<|begin_of_text|>"),
         _idefics3("smolvlm", "<|im_start|>"),
+        _paligemma(),
     )
 }
 
@@ -201,9 +213,10 @@ def render_chat(
     `shown` is, in the order of the marks, at which places an image stands, or the seconds of a video's steps;
     without it each stands at one place. `tools` are JSON texts, for a template that has a form for them.
     """
-    pieces, trained, length, opened, closed = [template.beginning], [], len(template.beginning), False, False
+    beginning = "" if template.pair else template.beginning
+    pieces, trained, length, opened, closed = [beginning], [], len(beginning), False, False
     left = iter(shown)
-    stripped = [_stripped(message, template) for message in messages]
+    stripped = [_begun(_stripped(message, template), template) for message in messages]
     for message in plain(stripped, tools, template.tools, template.thoughts):
         turn = template.turns[message.role]
         if opened:
@@ -219,7 +232,8 @@ def render_chat(
             trained.append((start, start + len(words) + len(turn.end)))
         pieces.append(turn.opening + words + turn.end + turn.gap)
         length += len(pieces[-1])
-    return RenderedChat("".join(pieces), tuple(trained))
+    cuts = tuple(start for start, _ in trained) if template.pair else ()
+    return RenderedChat("".join(pieces), tuple(trained), cuts)
 
 
 def _as_words(markup: ImageMarkup, shown: Places | Sequence[float]) -> str:
@@ -229,3 +243,11 @@ def _as_words(markup: ImageMarkup, shown: Places | Sequence[float]) -> str:
 def _stripped(message: Message, template: ChatTemplate) -> Message:
     as_it_is = template.system_opens and message.role == SYSTEM
     return replace(message, words=message.words.strip()) if template.strips_words and not as_it_is else message
+
+
+def _begun(message: Message, template: ChatTemplate) -> Message:
+    """The question of a pair, with the beginning of the text behind its last image."""
+    if not template.pair or message.role != USER:
+        return message
+    end = max((mark.end() for mark in MARKS.finditer(message.words)), default=0)
+    return replace(message, words=message.words[:end] + template.beginning + message.words[end:])

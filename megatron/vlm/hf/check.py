@@ -100,6 +100,7 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
         image_starts=tuple(
             begin + start for begin, sample in zip(begins, samples, strict=False) for start in sample.starts
         ),
+        prefixes=tuple(sample.prefix for sample in samples),
     )
 
 
@@ -113,7 +114,13 @@ def _their_logits(theirs: Path, samples: list[CheckSample], peft: Path | None) -
 
         model = PeftModel.from_pretrained(model, peft, torch_device="cpu").merge_and_unload()
     takes = MODELS[model.config.model_type].takes
-    return [model(input_ids=sample.ids[None], **_images(sample, model.config, takes)).logits[0] for sample in samples]
+    given = ({**_images(sample, model.config, takes), **_answer(sample)} for sample in samples)
+    return [model(input_ids=sample.ids[None], **more).logits[0] for sample, more in zip(samples, given, strict=True)]
+
+
+def _answer(sample: CheckSample) -> dict[str, Tensor]:
+    """Where it begins, for a model that sees all before it in both directions."""
+    return {"token_type_ids": (torch.arange(len(sample.ids)) >= sample.prefix).long()[None]} if sample.prefix else {}
 
 
 def whole_pictures(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list[tuple[int, int]]]:

@@ -39,6 +39,8 @@ class CheckSample:
     """Of each image at native resolution: 1, rows and columns of patches."""
     starts: tuple[int, ...]
     """Where the tokens of each image begin."""
+    prefix: int = 0
+    """Tokens that see each other in both directions, before the answer."""
 
 
 def samples_of(folder: Path) -> list[CheckSample]:
@@ -70,6 +72,7 @@ def _of_dataset(data: ChatDataset, sample: int) -> CheckSample:
         tuple((image.width, image.height) for image in images),
         tuple(grid for image in images for grid in image.grids) if data.is_native else (),
         tuple(data.image_starts(sample)) if images else (),
+        data.prefix(sample) if data.tells_prefixes else 0,
     )
 
 
@@ -97,7 +100,8 @@ def _of_tiles(
     ids, starts = _words_around(architecture, list(map(len, orders)), image_token, generator)
     pixels = torch.randn(sum(image.tiles for image in images), 3, tile, tile, generator=generator)
     features = tuple((image.tiles * per_tile, order) for image, order in zip(images, orders, strict=True))
-    return CheckSample(ids, pixels, features, sizes, (), starts)
+    prefix = len(ids) - WORDS // 2 if architecture.language.prefix_attention else 0
+    return CheckSample(ids, pixels, features, sizes, (), starts, prefix)
 
 
 def _at_native_resolution(

@@ -157,7 +157,7 @@ def language_layer_spec(
         submodules.self_attention = linear_attention_spec(config, architecture.linear, again)
         return ModuleSpec(LanguageLayer, submodules=submodules)
     attention = submodules.self_attention.submodules
-    attention.core_attention = IsolatedAttention
+    attention.core_attention = ModuleSpec(IsolatedAttention, params={"cap": architecture.score_cap})
     own = {"keys_are_values": True} if architecture.keys_are_values else {}
     set_projections(attention, config, architecture.kv_heads, architecture.qkv_bias, again, **own)
     if architecture.value_norm:

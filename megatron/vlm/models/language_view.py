@@ -12,6 +12,8 @@ rows are queries, columns keys. With a window of three, a token looks back over 
     t x x x x x                  t . . x x x
     t x x x x x x                t . . . x x x
     t x x x x x x x              t . . . . x x x
+
+Where all tokens before the answer see each other (PaliGemma), they do so at any distance.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,6 +56,7 @@ class LanguageViewer(torch.nn.Module):
         super().__init__()
         language, self.dtype = architecture.language, dtype
         self.sliding, self.image_attention = language.sliding, language.image_attention
+        self.prefix_attention = language.prefix_attention
         self.near_alone = self.sliding is not None and self.sliding.images_here_alone
         self.linear = language.linear
         self.image_tokens, self.joined = architecture.image_tokens_per_tile, architecture.shuffle**2
@@ -83,6 +86,10 @@ class LanguageViewer(torch.nn.Module):
         spans = [(start - begin, start - begin + count) for start, count in zip(starts, counts, strict=False)]
         return tuple(span for span in spans if span[0] >= 0 and span[1] <= batch.lengths[number])
 
+    def _prefix(self, batch: Microbatch, number: int) -> int:
+        """Tokens at the head of a sample that all see each other; padding has none."""
+        return batch.prefixes[number] if self.prefix_attention and number < len(batch.prefixes) else 0
+
     def _masks(
         self, batch: Microbatch, made: dict[Any, Tensor | None], window: int | None, numbers: Sequence[int]
     ) -> tuple[Tensor | None, ...]:
@@ -93,14 +100,14 @@ class LanguageViewer(torch.nn.Module):
             reach = length if window is None else min(window, length)
             images = () if window is None and self.near_alone else self._images(batch, number)
             if (number, reach, images) not in made:
-                made[number, reach, images] = self._mask(length, images, reach)
+                made[number, reach, images] = self._mask(length, images, reach, self._prefix(batch, number))
             found.append(made[number, reach, images])
         return tuple(found)
 
-    def _mask(self, length: int, images: Sequence[Span], window: int | None) -> Tensor | None:
+    def _mask(self, length: int, images: Sequence[Span], window: int | None, prefix: int) -> Tensor | None:
         """Zero where a query sees a key. One tensor for all layers, in the form that torch keeps and does not copy: in
         the scores' precision, rows a multiple of eight apart."""
-        seen = seen_keys(length, images, window)
+        seen = seen_keys(length, images, window, prefix)
         if seen is None:
             return None
         mask = torch.zeros(length, -(-length // 8) * 8, dtype=self.dtype, device=seen.device)[:, :length]
@@ -132,9 +139,12 @@ def _with_masks(lengths: Sequence[int], masks: tuple[Tensor | None, ...]) -> Seg
     return segments_of(lengths, masks=() if all(mask is None for mask in masks) else masks)
 
 
-def seen_keys(length: int, images: Sequence[Span], window: int | None) -> Tensor | None:
-    """[length, length] whether a query (row) of a sample sees a key (column); None where it sees all up to itself."""
-    if not images and (window is None or length <= window):
+def seen_keys(length: int, images: Sequence[Span], window: int | None, prefix: int = 0) -> Tensor | None:
+    """[length, length] whether a query (row) of a sample sees a key (column); None where it sees all up to itself.
+
+    The first `prefix` tokens see each other, at any distance.
+    """
+    if not images and prefix < 2 and (window is None or length <= window):
         return None
     image = torch.full((length,), -1)
     for number, (first, end) in enumerate(images):
@@ -142,4 +152,5 @@ def seen_keys(length: int, images: Sequence[Span], window: int | None) -> Tensor
     image, place = platform.to_device(image), torch.arange(length, device=platform.device())
     distance = place[:, None] - place
     seen = (distance >= 0) | ((image[:, None] == image) & (image >= 0))
-    return seen if window is None else seen & (distance < window)
+    seen = seen if window is None else seen & (distance < window)
+    return seen | ((place[:, None] < prefix) & (place < prefix))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,12 @@ from megatron.vlm.data.media.images import MAX_PIXELS, image_size, path_below_ro
 from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, places_of
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.data.templates import RenderedChat, chat_template, render_chat
+from megatron.vlm.data.templates import ChatTemplate, RenderedChat, chat_template, render_chat
 from megatron.vlm.data.turns import SYSTEM, Message
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.record_media import VideoReference
 from megatron.vlm.preprocessing.shorten import Content, ImageFile, shorter
-from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, load_tokenizer
+from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, Encoding, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import IMAGE_MARK, MARKS
@@ -93,6 +94,11 @@ class SampleMaker:
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
         if RULES[recipe.tiling.rule].native and "fewer-tiles" in recipe.shorten:
             raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
+        if self.template.pair != RULES[recipe.tiling.rule].prefix:
+            raise UserError(
+                f"chat template {self.template.name!r} with tiling {recipe.tiling.rule!r}: one of them is for one "
+                "question and its answer, the other for several turns; leave both out, or give the model's own"
+            )
         if self.system and SYSTEM not in self.template.turns:
             raise UserError(f"chat template {self.template.name!r} has no system turn; leave --system-message out")
 
@@ -110,6 +116,8 @@ class SampleMaker:
         if messages[0].role not in self.template.turns:
             raise Rejected("bad_roles", f"chat template {self.template.name!r} has no {messages[0].role} turn")
         check_forms(messages, conversation.tools, self.template)
+        if self.template.pair:
+            _check_pair(messages, conversation.images, self.template)
         if self.system and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, self.system), *messages)
         measured = (self._measure(reference, row, source) for reference in conversation.images)
@@ -192,6 +200,15 @@ class SampleMaker:
         return Sample(tokens, loss_mask, images, len(tokens) - sum(stands.count for stands in places) + features)
 
 
+def _check_pair(messages: Sequence[Message], images: Sequence[str], template: ChatTemplate) -> None:
+    if len(messages) > 2:
+        raise Rejected(
+            "several_turns", f"{len(messages)} turns; chat template {template.name!r} has a question and its answer"
+        )
+    if not images:
+        raise Rejected("no_image", f"chat template {template.name!r} has no question without an image")
+
+
 def _decode(file: Path, place: Place, numbers: Sequence[int]) -> None:
     try:
         for _ in read_frames(file, place, numbers, strict=True):
@@ -227,8 +244,17 @@ open_recipe = cache(SampleMaker)  # one tokenizer a process, however many parts 
 
 def tokenize(chat: RenderedChat, tokenizer: ChatTokenizer) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     """Token ids int32 [T] of a rendered chat, and its loss mask uint8 [T]: tokens that hold a trained character."""
-    encoding = tokenizer.encode(chat.text)
+    encoding = _encoded(chat, tokenizer)
     loss_mask = np.zeros(len(encoding.ids), dtype=np.uint8)
     for start, end in chat.trained:
         loss_mask[encoding.covers(start, end)] = 1
     return encoding.ids, loss_mask
+
+
+def _encoded(chat: RenderedChat, tokenizer: ChatTokenizer) -> Encoding:
+    """Tokens of its parts by themselves, with their characters in the whole text."""
+    parts = []
+    for start, end in pairwise((0, *chat.cuts, len(chat.text))):
+        part = tokenizer.encode(chat.text[start:end])
+        parts.append(Encoding(part.ids, part.starts + start, part.ends + start))
+    return Encoding(*map(np.concatenate, zip(*parts, strict=True)))

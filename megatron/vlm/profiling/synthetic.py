@@ -32,6 +32,7 @@ def synthetic_pack(architecture: Architecture, tiles: int, lengths: Sequence[int
         lengths=tuple(lengths),
         samples=len(lengths),
         useful_tokens=tokens,
+        prefixes=tuple(lengths),
         pixels=torch.randn(tiles, 3, size, size, device="cuda"),
         input_ids=ids,
         image_positions=image_tokens,

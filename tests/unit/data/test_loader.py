@@ -189,6 +189,33 @@ def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int
     assert sorted(place for start in asked.image_starts for place in range(start, start + 4)) == shown
 
 
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_pack_of_paligemmas_says_where_each_answer_begins(tmp_path: Path, pad: bool) -> None:
+    """To every stage, also those that read neither words nor pixels; and to whoever lets it answer."""
+    make_demo_data(tmp_path, samples=30, heldout_samples=1, seed=0)
+    recipe = Recipe(
+        tmp_path, tmp_path / "tokenizer.model", "paligemma", Tiling(32, rule="paligemma"), 4, markup="paligemma"
+    )  # fmt: skip
+    preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "dataset"), max_rejects=30)
+    data = ChatDataset(tmp_path / "dataset")
+    samples = np.random.default_rng(0).permutation(len(data))
+    assert {len(data.images(sample)) for sample in samples} >= {1, 2}
+    index = pack_of(samples)
+    index.pad = pad
+    batch = PackDataset(data, index, ALL, sequence_multiple=64)[0]
+    assert batch.input_ids is not None
+    assert batch.loss_mask is not None
+    words, counts = (part.split(batch.lengths) for part in (batch.input_ids, batch.loss_mask))
+    first = [int(part.nonzero()[0]) + 1 for part in counts[: len(samples)]]
+    assert batch.prefixes == tuple(first)
+    newline = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model")).piece_to_id("\n")
+    assert {int(part[one - 1]) for part, one in zip(words, first, strict=False)} == {newline}
+    told = PackDataset(data, index, Needs(pixels=False, tokens=False, labels=False), sequence_multiple=64)[0]
+    assert told.prefixes == batch.prefixes
+    answers = [answer for sample in samples.tolist() for answer in answers_of(data, sample)]
+    assert generate._pack(data, answers).prefixes == batch.prefixes
+
+
 def test_an_empty_pack_counts_no_token(dataset: ChatDataset, index: PackedIndex) -> None:
     batch = PackDataset(dataset, index, ALL)[EMPTY_PACK]
     assert batch.samples == batch.tiles == 0

@@ -98,6 +98,30 @@ def test_tiles_of_idefics_3_stand_by_row_and_column_and_an_image_follows_its_ope
     assert around in MARKUPS["idefics3"].reserved
 
 
+def test_paligemmas_text_begins_behind_the_last_image() -> None:
+    question = Message(USER, "<image>\n<image>Which? ")
+    chat = render_chat((question, Message(ASSISTANT, "\nb")), chat_template("paligemma"), MARKUPS["paligemma"])
+    assert chat.text == "<image>\n<image><bos>Which? \n\nb<eos>"
+    assert [chat.text[start:end] for start, end in chat.trained] == ["\nb<eos>"]
+    assert [chat.text[:cut] for cut in chat.cuts] == ["<image>\n<image><bos>Which? \n"]
+
+
+def test_no_token_reaches_across_a_cut(tmp_path: Path) -> None:
+    """Two lines are one piece of this tokenizer; the question ends with one and the answer begins with one."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"\n": 0, "\n\n": 1, "?": 2, "b": 3}, "?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("\n+"), "isolated")
+    made.save(str(tmp_path / "tokenizer.json"))
+    template = chat_template("paligemma")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json", (*template.tokens, "<image>"))
+    assert loaded.encode("?\n\nb").ids.tolist() == [2, 1, 3]
+    chat = render_chat((Message(USER, "<image>?"), Message(ASSISTANT, "\nb")), template, MARKUPS["paligemma"])
+    ids, mask = tokenize(chat, loaded)
+    image, bos, eos = (loaded.token_id(token) for token in ("<image>", "<bos>", "<eos>"))
+    assert ids.tolist() == [image, bos, 2, 0, 0, 3, eos]
+    assert mask.tolist() == [0, 0, 0, 0, 1, 1, 1]
+
+
 def test_only_the_assistants_words_and_their_end_are_trained() -> None:
     for name in ("internlm2-chat", "hermes-2", "chatml"):
         chat = render_chat(CHAT, chat_template(name), INTERNVL)

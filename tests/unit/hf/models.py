@@ -104,6 +104,22 @@ GEMMA = {
 }
 """A window shorter than the samples, and narrower than an image with words around it."""
 
+PALIGEMMA_VIT = {**SIGLIP, "image_size": TILE // 2}
+"""Four features an image."""
+PALIGEMMA = {**TEXT, "model_type": "gemma", "head_dim": 16, "num_key_value_heads": 1, "pad_token_id": VOCABULARY - 1}
+"""Transformers' word of padding has no gradient, so that it is one which no sample has."""
+PALIGEMMA_2 = {
+    **PALIGEMMA,
+    "model_type": "gemma2",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 5,
+    "attn_logit_softcapping": 1.0,
+    "final_logit_softcapping": 4.0,
+}
+"""A window shorter than prompts and answers; scores and logits near their caps."""
+
 GEMMA_4_VIT = {
     "hidden_size": 48,
     "num_hidden_layers": 3,
@@ -433,6 +449,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         },
         {"tie_word_embeddings": False},
     ),
+    "paligemma": ("PaliGemma", PALIGEMMA_VIT, PALIGEMMA, {"projection_dim": 48}),
+    "paligemma untied, all heads with their own keys": (
+        "PaliGemma",
+        {**PALIGEMMA_VIT, "image_size": TILE + 3},
+        {
+            **PALIGEMMA,
+            "head_dim": 12,
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
+        },
+        {"projection_dim": 48, "tie_word_embeddings": False},
+    ),
+    "paligemma 2": ("PaliGemma", PALIGEMMA_VIT, PALIGEMMA_2, {"projection_dim": 48}),
+    "paligemma 2 without caps, one kind of layer": (
+        "PaliGemma",
+        PALIGEMMA_VIT,
+        {
+            **PALIGEMMA_2,
+            "layer_types": ["full_attention"] * 3,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 16,
+        },
+        {"projection_dim": 48},
+    ),
     "idefics 3": ("Idefics3", IDEFICS_3, {**TEXT, "model_type": "llama"}, {}),
     "smolvlm tied, odd patches": (
         "SmolVLM",
@@ -527,7 +568,7 @@ def config_fields(family: str) -> dict[str, Any]:
         vision = {**INTERN_VIT, **vision}
     else:
         fields = {"image_token_index": IMAGE_TOKEN, **fields}
-        vision = vision if prefix in ("LlavaOnevision", "Gemma3", "Mistral3") else {**CLIP, **vision}
+        vision = vision if prefix in ("LlavaOnevision", "Gemma3", "Mistral3", "PaliGemma") else {**CLIP, **vision}
     if prefix.startswith("LlavaNext"):
         fields = {"image_grid_pinpoints": GRIDS, **fields}
     if prefix == "LlavaOnevision":

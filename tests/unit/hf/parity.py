@@ -147,7 +147,14 @@ def packed(architecture: Architecture) -> tuple[Microbatch, list[Sample]]:
     batch = batch_of(samples, order)
     if architecture.language.image_attention:
         batch = replace(batch, image_starts=tuple(starts_of(batch.image_positions, per_tile)))
+    if architecture.language.prefix_attention:
+        batch = replace(batch, prefixes=tuple(map(prefix_of, samples)))
     return batch, samples
+
+
+def prefix_of(sample: Sample) -> int:
+    """Tokens before an answer, of which there are three."""
+    return len(sample.ids) - 3
 
 
 def starts_of(image_positions: Tensor, per_tile: int) -> list[int]:
@@ -246,6 +253,8 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
                 images["image_sizes"] = torch.tensor([(height, width) for width, height in sample.sizes])
             if theirs.config.model_type == "llava_onevision":
                 images["batch_num_images"] = torch.tensor([len(sample.sizes)])
+        if theirs.config.model_type == "paligemma":
+            images["token_type_ids"] = (torch.arange(len(sample.ids)) >= prefix_of(sample)).long()[None]
         ids = sample.ids
         if theirs.config.model_type.startswith("glm"):  # whose videos have the images' token
             ids = ids.masked_fill(ids == VIDEO_TOKEN, IMAGE_TOKEN)

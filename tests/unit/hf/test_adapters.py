@@ -39,6 +39,7 @@ WAYS = {
             "mistral 3",
             "glm-4.1v",
             "idefics 3",
+            "paligemma 2",
         ),
     ),
     "two tensor-parallel ranks": (

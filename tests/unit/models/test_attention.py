@@ -152,6 +152,52 @@ def test_a_sample_with_a_mask_is_seen_by_it_and_the_others_by_order(
     assert torch.allclose(out[4:, 0].float(), wanted, atol=1e-5 if dtype == torch.float32 else 2e-2)
 
 
+def test_capped_scores_are_capped_before_the_mask_and_keep_no_square() -> None:
+    """By the definition, with groups of heads, a scale of its own and a mask; what a layer keeps is what went in."""
+    lengths, cap, scale = (12, 3), 0.7, 0.9
+    _, tensors = pack(lengths, seed=2)
+    seen = torch.ones(12, 12).tril().bool()
+    seen[:5, :5] = True
+    mask = torch.zeros(12, 12).masked_fill_(~seen, -torch.inf)
+    attention = IsolatedAttention(config(softmax_scale=scale), cap=cap)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.numel()) or one, lambda one: one):
+        mine = [tensor.clone().requires_grad_() for tensor in tensors]
+        out = attention(*mine, packed_seq_params=segments_of(lengths, masks=(mask, None)))
+    theirs = [tensor.clone().requires_grad_() for tensor in tensors]
+    q, k, v = (one[:, 0].transpose(0, 1) for one in theirs)
+    k, v = (one.repeat_interleave(HEADS // GROUPS, dim=0) for one in (k, v))
+    whole = torch.zeros(15, 15).bool()
+    whole[:12, :12], whole[12:, 12:] = seen, torch.ones(3, 3).tril().bool()
+    scores = (torch.tanh(q @ k.transpose(1, 2) * scale / cap) * cap).masked_fill(~whole, -torch.inf)
+    wanted = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1).unsqueeze(1)
+    assert torch.allclose(out, wanted, atol=1e-6)
+    assert max(kept) <= HEADS * 12 * WIDTH < HEADS * 12 * 12
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+    for one in (out, wanted):
+        (one * weights).sum().backward()
+    for one, other in zip(mine, theirs, strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-6)
+
+
+def test_capped_scores_drop_the_same_again_for_the_backward_pass() -> None:
+    """What is given is linear in the values: so it is the sum of values times their gradients."""
+    _, (query, key, value) = pack((12,), seed=4)
+    attention = IsolatedAttention(config(), cap=0.7)
+    attention.config.attention_dropout, attention.config.sequence_parallel = 0.5, True
+    given = []
+    for seed in (0, 1):
+        value = value.detach().requires_grad_()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            out = attention(query, key, value, packed_seq_params=segments_of((12,)))
+        out.sum().backward()
+        assert value.grad is not None
+        assert torch.allclose(out.sum(), (value * value.grad).sum(), rtol=1e-5)
+        given.append(out.detach())
+    assert not torch.allclose(*given)
+
+
 def test_torch_still_takes_what_we_pass() -> None:
     from torch.nn.attention.varlen import varlen_attn
 

@@ -10,15 +10,15 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.language_view import LanguageViewer, seen_keys
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import SlidingWindow
-from tests.distributed.harness import GEMMA, SMALL
+from tests.distributed.harness import GEMMA, PALIGEMMA, SMALL
 
 PER_IMAGE = GEMMA.image_tokens_per_tile
 LENGTHS, STARTS = (6, 9, 4, 3), (2, 6, 11, 15)
 """Four samples: an image that ends its sample, one that begins and one that ends it, one alone, words."""
 
 
-def pack(lengths: tuple[int, ...], starts: tuple[int, ...]) -> Microbatch:
-    return Microbatch(len(starts), lengths, len(lengths), sum(lengths), image_starts=starts)
+def pack(lengths: tuple[int, ...], starts: tuple[int, ...], prefixes: tuple[int, ...] = ()) -> Microbatch:
+    return Microbatch(len(starts), lengths, len(lengths), sum(lengths), image_starts=starts, prefixes=prefixes)
 
 
 def may_see(query: int, key: int, images: list[range], window: int | None) -> bool:
@@ -38,6 +38,27 @@ def test_keys_that_are_seen_are_those_of_the_definition(seed: int) -> None:
     found = torch.ones(18, 18).tril().bool() if seen is None else seen
     assert torch.equal(found, wanted)
     assert (seen is None) == (not images and window in (None, 30))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_prompt_is_seen_in_both_directions_and_its_answer_in_one(window: int | None) -> None:
+    """As the model's authors say it: whatever the window, which an answer looks back over; padding has no prompt."""
+    sliding = SlidingWindow(window or 99, (0, 1), 1e3)
+    language = replace(PALIGEMMA.language, sliding=sliding)
+    batch = pack((6, 9, 1, 4), (0, 6), (4, 8, 1))
+    view = LanguageViewer(replace(PALIGEMMA, language=language), torch.float32)(batch)
+    for length, prefix, mask in zip(batch.lengths, (4, 8, 1, 0), view.near.masks, strict=True):
+        wanted = [
+            [max(q, k) < prefix or (k <= q and (window is None or key_is_near(q, k, window))) for k in range(length)]
+            for q in range(length)
+        ]
+        found = torch.ones(length, length).tril().bool() if mask is None else mask == 0
+        assert found.tolist() == wanted
+    assert [mask is None for mask in view.far.masks] == [False, False, True, True]
+
+
+def key_is_near(query: int, key: int, window: int) -> bool:
+    return key > query - window
 
 
 @pytest.mark.parametrize("window", [None, 3])

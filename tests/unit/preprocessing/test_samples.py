@@ -74,6 +74,42 @@ def test_every_image_token_is_repeated_for_its_own_image() -> None:
     assert mask.tolist() == [0, 0, 0, 0, 1, 0, 0, 1]
 
 
+PALIGEMMA = {"template": "paligemma", "markup": "paligemma", "tiling": Tiling(32, rule="paligemma")}
+
+
+@pytest.mark.parametrize(
+    ("images", "turns", "reason"),
+    [
+        (0, 1, "no_image: chat template 'paligemma' has no question without an image"),
+        (1, 2, "several_turns: 4 turns; chat template 'paligemma' has a question and its answer"),
+        (1, 1, ""),
+        (2, 1, ""),
+    ],
+)
+def test_a_pair_is_one_question_with_images_and_its_answer(root: Path, images: int, turns: int, reason: str) -> None:
+    opened, record = maker(root, **PALIGEMMA), json.loads(short_line(images))
+    record["conversations"] *= turns
+    record["image"] *= turns
+    row = Row(1, json.dumps(record).encode())
+    if not reason:
+        assert opened.make(row).tiles == images
+        return
+    with pytest.raises(Rejected, match=reason):
+        opened.make(row)
+
+
+def test_a_system_message_has_no_place_beside_a_pair(root: Path) -> None:
+    with pytest.raises(Rejected, match="bad_roles"):
+        maker(root, **PALIGEMMA).make(line(images=1, system="Be brief."))
+
+
+@pytest.mark.parametrize("changed", [{"template": "vicuna"}, {"tiling": Tiling(32, rule="fixed")}], ids=str)
+def test_a_pair_and_a_model_that_asks_where_answers_begin_go_together(root: Path, changed: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="leave both out, or give the model's own") as error:
+        maker(root, **{**PALIGEMMA, **changed})
+    assert "\n" not in str(error.value)
+
+
 def test_the_token_limit_counts_image_tokens_and_is_exact(root: Path) -> None:
     length = maker(root).make(line(images=2)).length
     assert maker(root, max_tokens=length).make(line(images=2)).length == length

@@ -252,7 +252,7 @@ def test_every_fault_has_its_reason(
     assert len(verdict.value.detail) < 300
 
 
-@pytest.mark.parametrize("name", [name for name, template in TEMPLATES.items() if not template.tools])
+@pytest.mark.parametrize("name", [name for name, one in TEMPLATES.items() if not (one.tools or one.pair)])
 def test_a_template_without_a_form_is_named(root: Path, name: str) -> None:
     opened = maker(root, name)
     for record in ({"messages": OPENAI}, {"tools": [LOOK], "messages": [OPENAI[0], OPENAI[4]]}):

@@ -259,15 +259,17 @@ class Rule:
     scaled: bool = True  # pixels are brought to the ViT's mean and deviation by the processor, and not by the model
     each: bool = False  # limits are those of an image, not of a conversation
     starts: bool = False  # the language model must know where the tokens of each image begin
+    prefix: bool = False  # and where the answer of a sample does, which is one question's
     resampling: Image.Resampling = Image.Resampling.BICUBIC
     by_rows: bool = False  # each row of an image's features stands at a place of its own in the words
     by_tiles: bool = False  # so does each tile, and the whole image, which is made of what was cut
     several: "Rule | None" = None  # how an image among several becomes one tile; None: as it would alone
 
     @property
-    def read_as(self) -> tuple[bool, int, bool, int, bool, bool, bool]:
+    def read_as(self) -> tuple[bool, int, bool, int, bool, bool, bool, bool]:
         """What a model must know of the rule: those that are alike in it serve the same ones."""
-        return self.joins_tiles, self.cap, self.native, self.square, self.starts, self.by_rows, self.by_tiles
+        language = (self.starts, self.prefix, self.by_rows, self.by_tiles)
+        return self.joins_tiles, self.cap, self.native, self.square, *language
 
 
 RULES = {
@@ -291,6 +293,7 @@ RULES = {
         starts=True,
         resampling=Image.Resampling.BILINEAR,
     ),
+    "paligemma": Rule(_one_tile, _stretch, prefix=True),
     "native": Rule(native_grid, _stretch, native=True, each=True, starts=True),
     "gemma4": Rule(filling_grid, _stretch, native=True, square=3, scaled=False, each=True, starts=True),
     "native_grown": Rule(grown_grid, _stretch, native=True, each=True, starts=True),

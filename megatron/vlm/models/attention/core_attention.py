@@ -11,7 +11,7 @@ Transformer Engine's kernel comes last where it is at a loss: cuDNN trains heads
 256), and launches blocks for as many rows as a pack has for each segment, most of them empty where these are windows.
 
 Where a sample of a pack has a mask of its own (a window, images seen in both directions: Gemma 3), torch computes that
-pack sample by sample, as no kernel for packs takes such masks.
+pack sample by sample, as no kernel for packs takes such masks; where scores are capped (PaliGemma 2), every pack.
 """
 
 import inspect
@@ -27,6 +27,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.training.utils import print_rank_0
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from megatron.vlm import platform
 from megatron.vlm.microbatch import Meeting, Segments
@@ -50,9 +51,11 @@ class IsolatedAttention(MegatronModule):
     sees_images = False
     """Whether its segments are images or windows of them, and not samples."""
 
-    def __init__(self, config: TransformerConfig, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, cap: float | None = None, **_: Any) -> None:
+        """Scores x become cap tanh(x / cap)."""
         super().__init__(config)
-        name = choose_kernel(config, self.sees_images)
+        self.cap = cap
+        name = "sample_by_sample" if cap else choose_kernel(config, self.sees_images)
         _say(name)
         self.kernel = KERNELS.get(name)
 
@@ -96,7 +99,8 @@ class IsolatedAttention(MegatronModule):
         splits = (tensor.unsqueeze(0).split(segments.lengths, dim=1) for tensor in (query, key, value))
         masks = segments.masks or (None,) * len(segments.lengths)
         samples = zip(*splits, masks, strict=True)
-        return torch.cat([by_torch(self, segments.causal, *sample) for sample in samples], dim=1).squeeze(0)
+        out = [by_torch(self, segments.causal, q, k, v, mask, self.cap) for q, k, v, mask in samples]
+        return torch.cat(out, dim=1).squeeze(0)
 
 
 class ImageAttention(IsolatedAttention):
@@ -130,30 +134,50 @@ class TileAttention(MegatronModule):
 
 
 def by_torch(
-    module: MegatronModule, causal: bool, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
-) -> Tensor:
+    module: MegatronModule, causal: bool, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None,
+    cap: float | None = None,
+) -> Tensor:  # fmt: skip
     """A batch of sequences of one length: query [b, s, heads, d] -> [b, s, heads * d]; dropout as `module` says.
 
-    `mask` [s, s] is added to the scores, in the place of `causal`.
+    `mask` [s, s] is added to the scores, in the place of `causal`; before, scores x become cap tanh(x / cap).
     """
-    if mask is not None:  # no kernel of torch's takes both a mask and groups of heads, but the slowest
+    if mask is not None or cap:  # no kernel of torch's takes both a mask and groups of heads, but the slowest
         key, value = (tensor.repeat_interleave(query.shape[2] // key.shape[2], dim=2) for tensor in (key, value))
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     dropout = module.config.attention_dropout if module.training else 0.0
     # Heads differ between ranks, so do their masks; under sequence parallelism the whole layer draws so already.
     own = dropout and not module.config.sequence_parallel
     with tensor_parallel.get_cuda_rng_tracker().fork() if own else nullcontext():
-        out = scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=None if mask is None else mask.to(q.dtype),
-            dropout_p=dropout,
-            is_causal=causal and mask is None,
-            scale=module.config.softmax_scale,
-            enable_gqa=query.shape[2] != key.shape[2],
-        )
+        if cap:  # computed again for the backward pass: scores are more than all that a layer keeps
+            how = (mask, causal, module.config.softmax_scale, cap, dropout)
+            out = checkpoint(_capped, q, k, v, *how, use_reentrant=False, preserve_rng_state=dropout > 0)
+        else:
+            out = scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=None if mask is None else mask.to(q.dtype),
+                dropout_p=dropout,
+                is_causal=causal and mask is None,
+                scale=module.config.softmax_scale,
+                enable_gqa=query.shape[2] != key.shape[2],
+            )
     return out.transpose(1, 2).flatten(2)
+
+
+def _capped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, cap: float,
+    drop: float,
+) -> Tensor:  # fmt: skip
+    """[b, heads, s, d] of each -> the same; no kernel of torch's caps scores."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = cap * torch.tanh((query @ key.transpose(-2, -1)).float() * (scale / cap))
+    if mask is not None:
+        scores = scores + mask
+    elif causal:
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(ahead, -torch.inf)
+    return torch.dropout(scores.softmax(dim=-1).to(value.dtype), drop, True) @ value
 
 
 def _flash_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:

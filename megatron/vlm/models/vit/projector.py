@@ -1,7 +1,8 @@
 """From the ViT's width to the language model's.
 
 A two-layer perceptron (LLaVA), pixel shuffle before it (InternVL), or what several layers of the ViT give, side by side
-(ViP-LLaVA); or one matrix, of means of squares of patches (Gemma 3), or behind the pixel shuffle (Idefics 3).
+(ViP-LLaVA); or one matrix, of means of squares of patches (Gemma 3), or behind the pixel shuffle (Idefics 3; of
+single patches PaliGemma).
 """
 
 from collections.abc import Sequence
@@ -96,7 +97,7 @@ class ShuffledProjector(MegatronModule):
         self.vision_norm = build_norm(self.config, vision.hidden_size, epsilon, "LayerNorm")
         self.linear = ColumnParallelLinear(
             architecture.joined_width, language.hidden_size, config=self.config, init_method=vision.init_method,
-            bias=False, gather_output=False,
+            bias=architecture.projector_bias, gather_output=False,
         )  # fmt: skip
 
     def forward(self, hidden: Tensor, batch: Microbatch) -> Tensor:
