@@ -15,7 +15,7 @@ from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.chain import FAR, KIND_OF, PART_OF, PARTS
+from omnibal_ext.chain import FAR, FAR_TAKING, KIND_OF, PART_OF, PARTS, TAKING
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Need, Numbers
 
@@ -106,15 +106,18 @@ def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]
     """The matrices that get adapters, by what costs stand under: all linear layers of transformer layers and projector.
 
     Experts get none, nor does their router: of a mixture those of the attention alone. Nor do matrices that join
-    squares of patches, or stand between that and a perceptron.
+    squares of patches, or stand between that and a perceptron, nor those of what layers read beside hidden states.
     """
     language, one_matrix = architecture.language, architecture.types[1] in ONE_MATRIX
-    far = {FAR: _language(language.with_far_heads)} if language.far else {}
+    apart = {FAR: _language(language.with_far_heads)} if language.far else {}
+    if language.shared_keys:
+        apart[TAKING] = _language(language.without_keys)
+        apart[FAR_TAKING] = _language(language.with_far_heads.without_keys)
     return {
         "vit": _vision(architecture),
         "projector": _projector(architecture),
         "llm": _language(language, one_matrix),
-        **far,
+        **apart,
     }
 
 
@@ -173,8 +176,11 @@ def _language(language: LanguageArchitecture, one_matrix: bool = False) -> tuple
     width, heads = language.hidden_size, language.heads * language.head_dim
     keys = (language.head_dim,) * (1 if language.keys_are_values else 2)
     group = (language.heads // language.kv_heads * language.head_dim, *keys)
+    projected = Matrix("self_attention.linear_qkv", language.kv_heads * sum(group), width, group)
+    if language.takes_keys:
+        projected = Matrix("self_attention.linear_qkv", heads, width)
     attention = (
-        Matrix("self_attention.linear_qkv", language.kv_heads * sum(group), width, group),
+        projected,
         Matrix("self_attention.linear_proj", width, heads, by_rows=True),
     )
     if language.experts:

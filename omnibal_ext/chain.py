@@ -19,9 +19,11 @@ FAR = "llm_far"
 """The same of language layers without a window, whose heads are others than those of the layers with one."""
 DENSE = "llm_dense"
 """What the costs of a language layer with one perceptron stand under among layers with experts."""
-KIND_OF = {FULL: "vit", LINEAR: "llm", FAR: "llm", DENSE: "llm"}
+TAKING, FAR_TAKING = "llm_taking", "llm_far_taking"
+"""The same of language layers that take their keys and values from an earlier layer; of `FAR` ones among them."""
+KIND_OF = {FULL: "vit", LINEAR: "llm", FAR: "llm", DENSE: "llm", TAKING: "llm", FAR_TAKING: "llm"}
 """Names that costs and weights of some layers stand under, and what such a layer is in a chain."""
-SQUARED_KINDS = ("llm", FAR, DENSE)
+SQUARED_KINDS = ("llm", FAR, DENSE, TAKING, FAR_TAKING)
 """Kinds whose work grows with the squares of samples' lengths too."""
 VISION_KINDS = ("patch_embed", "vit", FULL, "projector")
 """Kinds whose work grows with a pack's tiles; the others' grows with its tokens."""
@@ -69,6 +71,17 @@ def features_after(chain: Sequence[str], feature_layers: Sequence[int], joined: 
         taken = sum(layer < seen["vit"] for layer in feature_layers)
         entered = taken * seen["projector"] if joined else seen["llm"]
         counts.append(max(0, taken - entered))
+    return tuple(counts)
+
+
+def carried_after(chain: Sequence[str], behind: Sequence[int]) -> tuple[int, ...]:
+    """How many tensors as large as the hidden states travel beside the output of every layer, which language layers
+    read or gave: `behind` the word embedding, and behind every language layer."""
+    counts, seen = [], Counter[str]()
+    for kind in chain:
+        seen[kind] += 1
+        is_language = kind in ("word_embed", "llm") and len(behind) > seen["llm"]
+        counts.append(behind[seen["llm"]] if is_language else 0)
     return tuple(counts)
 
 

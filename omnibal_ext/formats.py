@@ -99,6 +99,7 @@ PROFILE = record(
         "lora_targets": listing(one_of(*PARTS)),
         "feature_layers": _LAYERS,
         "features_joined": flag,
+        "carried_after": listing(whole(0, 2**16)),
         "layers_apart": mapping(_LAYERS),
         "full_layers": _LAYERS,
         "linear_layers": _LAYERS,

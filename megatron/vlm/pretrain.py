@@ -143,7 +143,7 @@ class Trainer:
         return PackDataset(
             ChatDataset(data, checks_images=self.args.image_checksums),
             PackedIndex.open(packs),
-            Needs.of(self.plan.chain[first:end], self.architecture.language.experts is not None),
+            Needs.of(self.plan.chain[first:end], self.architecture.language),
             sequence_multiple(self.args),
             decodes=parallel_state.get_tensor_model_parallel_rank() == 0,
             rank=parallel_state.get_data_parallel_rank(),

@@ -11,7 +11,18 @@ from typing import Any
 from omnibal_ext.architectures.fields import LATER, hashed
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.vision import VisionArchitecture
-from omnibal_ext.chain import DENSE, FAR, FULL, LINEAR, cost_kinds, features_after, layer_chain
+from omnibal_ext.chain import (
+    DENSE,
+    FAR,
+    FAR_TAKING,
+    FULL,
+    LINEAR,
+    TAKING,
+    carried_after,
+    cost_kinds,
+    features_after,
+    layer_chain,
+)
 from omnibal_ext.errors import UserError
 
 
@@ -118,8 +129,10 @@ class Architecture:
         """Layers that differ from others of their kind in the chain: by the name that their costs and weights stand
         under, numbers among that kind's."""
         language = self.language
-        found = {FULL: self.vision.full_layers, LINEAR: language.linear_layers, FAR: language.far_layers}
-        found |= {DENSE: language.dense_layers}
+        far, taking = set(language.far_layers), set(language.taking_layers)
+        found = {FULL: self.vision.full_layers, LINEAR: language.linear_layers, DENSE: language.dense_layers}
+        for name, layers in ((FAR, far - taking), (TAKING, taking - far), (FAR_TAKING, far & taking)):
+            found[name] = tuple(sorted(layers))
         return {name: layers for name, layers in found.items() if layers}
 
     @property
@@ -131,6 +144,15 @@ class Architecture:
     def features_after(self) -> tuple[int, ...]:
         """How many features travel beside the output of every layer of the chain."""
         return features_after(self.chain, self.vision.feature_layers, bool(self.vision.side_by_side))
+
+    def carried_after(self, ranks: int = 1, is_shared_out: bool = True) -> tuple[int, ...]:
+        """How many tensors as large as the hidden states travel beside the output of every layer of the chain, on one
+        of so many tensor-parallel ranks, which language layers read or gave; () where they do not."""
+        language = self.language
+        if language.layer_inputs is None and language.shared_keys is None:
+            return ()
+        behind = [language.carried(number, ranks, is_shared_out) for number in range(-1, language.layers)]
+        return carried_after(self.chain, behind)
 
     @property
     def hash(self) -> str:

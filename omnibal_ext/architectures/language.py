@@ -98,6 +98,29 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class LayerInputs:
+    """What every layer reads beside its hidden states: of each word a row of a table of its own, and what a matrix of
+    its own makes of the first hidden states (Gemma 4 E2B)."""
+
+    width: int
+    words: int
+    """Rows of a table."""
+    blank: int
+    """The word in the place of image tokens there; no table learns its row."""
+
+
+@dataclass(frozen=True)
+class SharedKeys:
+    """The last layers take keys and values of the last layer in front of all of them that slides a window, or slides
+    none, as they do (Gemma 4 E2B)."""
+
+    layers: int
+    """How many take them."""
+    widens: bool
+    """Their perceptrons are twice as wide."""
+
+
+@dataclass(frozen=True)
 class LanguageArchitecture:
     """A decoder-only language model: RMSNorm, a gated perceptron, rotary positions, grouped-query attention."""
 
@@ -142,6 +165,10 @@ class LanguageArchitecture:
     """Scores x become cap tanh(x / cap), before masks."""
     logit_cap: float | None = field(default=None, metadata=LATER)
     """Logits x become cap tanh(x / cap)."""
+    layer_inputs: LayerInputs | None = field(default=None, metadata=LATER)
+    shared_keys: SharedKeys | None = field(default=None, metadata=LATER)
+    takes_keys: bool = field(default=False, metadata=LATER)
+    """Keys and values are an earlier layer's; of one layer (`of_layer`)."""
     image_attention: bool = False
     """Tokens of an image see those of the same image behind them too."""
     prefix_attention: bool = field(default=False, metadata=LATER)
@@ -184,7 +211,54 @@ class LanguageArchitecture:
     def of_layer(self, number: int) -> "LanguageArchitecture":
         """The same with the heads and the perceptron, or experts, that layer `number` has."""
         one = self.with_far_heads if number in self.far_layers else self
+        one = one.without_keys if number in self.taking_layers else one
         return one.without_experts if number in self.dense_layers else one
+
+    @property
+    def without_keys(self) -> "LanguageArchitecture":
+        """As layers have it that take keys and values of others."""
+        if self.shared_keys is None:
+            return self
+        return replace(self, takes_keys=True, ffn_hidden_size=self.ffn_hidden_size * (1 + self.shared_keys.widens))
+
+    @property
+    def taking_layers(self) -> tuple[int, ...]:
+        """Layers that take keys and values of others; none in most models."""
+        first = self.layers - (self.shared_keys.layers if self.shared_keys else 0)
+        return tuple(range(first, self.layers))
+
+    def keys_of(self, number: int) -> int:
+        """The layer whose keys and values layer `number` reads; itself in most models."""
+        if number not in self.taking_layers:
+            return number
+        near = self.sliding.layers if self.sliding else ()
+        alike = [one for one in range(self.taking_layers[0]) if (one in near) == (number in near)]
+        return alike[-1]
+
+    @property
+    def giving_layers(self) -> tuple[int, ...]:
+        """Layers whose keys and values others take."""
+        return tuple(sorted({self.keys_of(number) for number in self.taking_layers}))
+
+    def kept_keys(self, number: int) -> tuple[int, ...]:
+        """Layers up to `number` whose keys and values a layer behind it takes."""
+        behind = {self.keys_of(later) for later in self.taking_layers if later > number}
+        return tuple(sorted(giver for giver in behind if giver <= number))
+
+    def carried(self, number: int, ranks: int, is_shared_out: bool) -> int:
+        """Tensors as large as the hidden states that travel beside those behind layer `number` (-1: behind the word
+        embedding): the first hidden states, and keys and values that are taken later, which fill up the last one.
+
+        On one of so many tensor-parallel `ranks`, of which each holds its part of the hidden states, or all of them.
+        """
+        if number == self.layers - 1:
+            return 0
+        numbers = 0
+        for giver in self.kept_keys(number):
+            layer = self.of_layer(giver)
+            numbers += 2 * max(1, layer.groups_over(ranks) // ranks) * layer.head_dim
+        share = ranks if is_shared_out else 1
+        return -(-numbers * share // self.hidden_size) + (self.layer_inputs is not None)
 
     @property
     def without_experts(self) -> "LanguageArchitecture":

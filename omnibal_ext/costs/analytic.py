@@ -166,6 +166,7 @@ def analytic_profile(
         chain=architecture.chain,
         feature_layers=vision.feature_layers,
         features_joined=bool(vision.side_by_side),
+        carried_after=architecture.carried_after(t),
         layers_apart=architecture.layers_apart,
         layers=layers,
         vit_budget=vit_budget,

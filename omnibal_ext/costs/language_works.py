@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omnibal_ext.architectures.language import Experts, LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.chain import DENSE, FAR, LINEAR
+from omnibal_ext.chain import DENSE, FAR, FAR_TAKING, LINEAR, TAKING
 from omnibal_ext.costs.work import BYTES, Work, cheap_passes
 
 SCORES = 2
@@ -45,23 +45,26 @@ def attention(language: LanguageArchitecture, t: int) -> Mixer:
     """Softmax attention, with heads filled up for `t` tensor-parallel ranks."""
     groups = language.groups_over(t)
     heads = groups * (language.heads // language.kv_heads) * language.head_dim
-    key_value, gates = 2 * groups * language.head_dim, heads * language.output_gate
-    projected = key_value // (1 + language.keys_are_values)
-    rotated = heads + key_value // 2  # query and key, which are also what QK-norm normalises
-    normalised = rotated * language.qk_norm + key_value // 2 * language.value_norm
+    gates, projected = heads * language.output_gate, 0
+    if not language.takes_keys:
+        projected = (1 if language.keys_are_values else 2) * groups * language.head_dim
+    key_value = 2 * max(groups, t) * language.head_dim  # ranks that share a group have a copy each
+    own = 0 if language.takes_keys else key_value
+    rotated = heads + key_value // 2
+    normalised = (heads + own // 2) * language.qk_norm + own // 2 * language.value_norm
     repeated = (2 * heads - key_value) * language.both_ways  # under a mask every head has its key and value
     return Mixer(
         weights=language.hidden_size * (2 * heads + projected + gates),
-        others=2 * language.head_dim * language.qk_norm,
-        # Query, key, value and output; before their norm query and key; gates, and what they are applied to.
-        kept=2 * heads + key_value + repeated + normalised + 2 * gates,
+        others=(2 - language.takes_keys) * language.head_dim * language.qk_norm,
+        # Query, turned key, value and output; before their norm query and key; gates, and what they are applied to.
+        kept=2 * heads + (key_value + own) // 2 + repeated + normalised + 2 * gates,
         late=2 * heads + projected + gates,
         moved=2 * heads + projected + 2 * rotated + 2 * normalised + 3 * gates,
         operations=0,
         per_square=2 * heads,
         exchanged=2 * heads + key_value,
         exchanged_keys=key_value,
-        key_groups=groups,
+        key_groups=max(groups, t),
     )
 
 
@@ -96,6 +99,10 @@ def language_works(language: LanguageArchitecture, tokens: int, t: int, e: int =
         works[LINEAR] = _work(language, mixer, tokens, t, e)
     if language.far:
         works[FAR] = _work(language, attention(language.with_far_heads, t), tokens, t, e)
+    if language.shared_keys:
+        near, far = language.without_keys, language.with_far_heads.without_keys
+        works[TAKING] = _work(near, attention(near, t), tokens, t, e)
+        works[FAR_TAKING] = _work(far, attention(far, t), tokens, t, e)
     if language.dense_layers:
         works[DENSE] = _work(language.without_experts, attention(language, t), tokens, t, 1)
     return works
@@ -131,6 +138,10 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
     # Routers and sorted copies keep what the norm in front of experts gives, and so does each expert.
     cheap, again = (g, 2.0) if routed else (2 * g + language.ffn_hidden_size, cheap_passes(g, inner))
     parameters = mixer.weights + mixer.others + experts.count * perceptron + router + shared
+    inputs, table = (own.width, own.width * own.words) if (own := language.layer_inputs) else (0, 0)
+    if inputs:  # of core's linear layers, which gather inputs again in W; the first hidden states are held elsewhere
+        matrices, parameters = matrices + 3 * g * inputs, parameters + 3 * g * inputs + table + g
+        kept, late, passes = kept + 2 * g + 4 * inputs, late + g + g * t + 3 * inputs, passes + 5 + 6 * inputs / g
     return Work(
         parameters=parameters + 2 * g * (1 + language.branch_norms) + (4 * g + experts.count) * beside,
         matrix_weights=matrices,
@@ -145,7 +156,7 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
         exchanged_keys=mixer.exchanged_keys,
         key_groups=mixer.key_groups,
         passes=passes + mixer.moved / g,
-        blocks=2 + shares + beside,
+        blocks=2 + shares + beside + 1.5 * (inputs > 0),
         cheap=tokens * cheap * BYTES,
         cheap_passes=again,
         routed=sorted_tokens,

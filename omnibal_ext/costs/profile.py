@@ -37,16 +37,16 @@ from omnibal_ext.chain import (
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
-from omnibal_ext.reading.checks import is_number, shown
+from omnibal_ext.reading.checks import is_number, listing, shown, whole
 from omnibal_ext.reading.seal import check_if_sealed, sealed
 
 SCHEMA_VERSION = 1
-LISTS = ("chain", "frozen", "lora_targets", "feature_layers")
+LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")
 """Fields that are tuples here and lists in a file."""
 OLDER = {"full_layers": FULL, "linear_layers": LINEAR}
 """Fields of older files that `layers_apart` has, and by what name."""
-OF_TOWERS = ("whole_layers", "image_tiles", "replica_seconds_per_byte")
-"""Fields that a file has only where something is known of a tower beside the pipeline."""
+IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after")
+"""Fields that a file has only where they say something."""
 Fit = tuple[float, float, float]
 
 
@@ -159,6 +159,9 @@ class Profile:
     """ViT layers whose output enters the language model too: until then it travels beside the hidden states."""
     features_joined: bool = False
     """It enters the projector, all at once, and not the first language layers."""
+    carried_after: tuple[int, ...] = ()
+    """How many tensors as large as the hidden states travel beside the output of every layer of the chain, which
+    language layers read or gave; (): none."""
     device: str = ""
     dtype: str = ""
     transfer_seconds_per_byte: float = 0.0
@@ -217,7 +220,7 @@ class Profile:
         lists = {name: list(getattr(self, name)) for name in LISTS}
         apart = {kind: list(layers) for kind, layers in self.layers_apart.items()}
         record = dataclasses.asdict(self) | lists | {"layers_apart": apart}
-        return {name: value for name, value in record.items() if value or name not in OF_TOWERS}
+        return {name: value for name, value in record.items() if value or name not in IF_KNOWN}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Validate and write profile.json, all or nothing."""
@@ -250,6 +253,8 @@ class Profile:
             _validate_cost(kind, cost, self.mode(kind))
         if others := sorted(set(self.whole_layers) - set(VISION_KINDS)):
             raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(VISION_KINDS)}")
+        carried = len(self.chain) if self.carried_after else 0
+        listing(whole(0, 2**16), carried, carried)("carried_after", list(self.carried_after))
         for name, check in PROFILE_COUNTS.items():
             check(name, getattr(self, name))
 
@@ -261,7 +266,8 @@ class Profile:
     @property
     def features_after(self) -> tuple[int, ...]:
         """How many features travel beside the output of every layer of the chain."""
-        return features_after(self.chain, self.feature_layers, self.features_joined)
+        features = features_after(self.chain, self.feature_layers, self.features_joined)
+        return tuple(map(sum, zip(features, self.carried_after or (0,) * len(features), strict=True)))
 
     def check_model(self, model: str, model_hash: str) -> None:
         """Raise UserError if the profile is of another model."""

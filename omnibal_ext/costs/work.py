@@ -31,8 +31,8 @@ class Work:
     """Operations a token, forward, on the states of linear attention, in whatever chunks a kernel computes them."""
     passes: float = 2.0
     """Reads and writes of the stream by elementwise operations, forward."""
-    blocks: int = 0
-    """Tensor-parallel blocks (attention, MLP) that end in an all-reduce."""
+    blocks: float = 0
+    """Tensor-parallel blocks (attention, MLP) that end in an all-reduce; a gather or scatter is half of one."""
     exchanged: int = 0
     """Numbers a token that travel there and back where several ranks hold parts of its sample."""
     exchanged_keys: int = 0

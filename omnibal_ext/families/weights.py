@@ -19,6 +19,8 @@ class Weight:
     theirs: tuple[str, ...]
     form: str = "same"
     when: str = ""
+    part_of: int | None = None
+    """Axis along which theirs has those of all layers end to end; None: a layer's are by themselves."""
 
 
 def norm(kind: str, ours: str, theirs: str, when: str = "") -> Iterator[Weight]:

@@ -18,7 +18,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.enums import ModelType
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
-from megatron.core.utils import get_model_config
+from megatron.core.utils import get_model_config, unwrap_model
 from megatron.training import get_args
 from megatron.training.initialize import initialize_megatron
 from megatron.training.training import get_model
@@ -41,7 +41,15 @@ from megatron.vlm.platform import CPU
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures import presets
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import Experts, FarHeads, LanguageArchitecture, RopeScaling, SlidingWindow
+from omnibal_ext.architectures.language import (
+    Experts,
+    FarHeads,
+    LanguageArchitecture,
+    LayerInputs,
+    RopeScaling,
+    SharedKeys,
+    SlidingWindow,
+)
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.plan import Plan
@@ -145,6 +153,15 @@ GEMMA_4_MOE = replace(
     language=replace(GEMMA_4.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.0, beside=32)),
 )
 """The same with experts beside a perceptron, as Gemma 4 26B-A4B."""
+GEMMA_4_INPUTS = replace(
+    GEMMA_4,
+    name="gemma_4_inputs",
+    language=replace(
+        GEMMA_4.language, layer_inputs=LayerInputs(12, 130, blank=5), shared_keys=SharedKeys(2, widens=True)
+    ),
+)
+"""Layers have inputs of their own, the last two wider perceptrons and the keys and values of the first two, as Gemma 4
+E2B."""
 LINEAR = replace(
     FEATURES,
     name="linear",
@@ -204,7 +221,7 @@ MODELS = {
     model.name: model
     for model in (
         *(SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, PIXTRAL, GLM),
-        *(GEMMA, PALIGEMMA, GEMMA_4, GEMMA_4_MOE, LINEAR, EXPERTS, MIXTURE),
+        *(GEMMA, PALIGEMMA, GEMMA_4, GEMMA_4_MOE, GEMMA_4_INPUTS, LINEAR, EXPERTS, MIXTURE),
     )
 }
 IMAGE_TOKEN = 127
@@ -477,7 +494,8 @@ def run_iteration(
     iterators: list[Iterator[Microbatch]] = []
     for chunk in range(len(model)):
         first, end = plan.stages[stage_number(plan.placement, chunk)].layers
-        iterators.append(iter([only_needed(pack, Needs.of(plan.chain[first:end])) for pack in mine]))
+        needs = Needs.of(plan.chain[first:end], unwrap_model(model[chunk]).chain.architecture.language)
+        iterators.append(iter([only_needed(pack, needs) for pack in mine]))
     for module in model:
         module.zero_grad_buffer()
     records = executor(

@@ -49,6 +49,9 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
     language = replace(model.language, layers=1, image_attention=False)  # masks are none of this device's
     if language.sliding and language.far:  # one with a window, one without
         language = replace(language, layers=2, sliding=replace(language.sliding, layers=(0,)))
+    if language.sliding and language.shared_keys:  # and as many that take their keys and values
+        near, shared = replace(language.sliding, layers=(0, 2), tokens=tokens), replace(language.shared_keys, layers=2)
+        language = replace(language, layers=4, sliding=near, shared_keys=shared)
     language = replace(language, experts=language.experts and replace(language.experts, dense_layers=0))
     alone = replace(model.vision, layers=1, feature_layers=(), side_by_side=(0,) * len(model.vision.side_by_side))
     one = replace(model, vision=alone, language=language)
@@ -68,6 +71,7 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
             if kind == "word_embed":
                 shape[0] = len(pack.image_positions)
             shape[0] *= 1 + chain.features_before(link, pack)
+            shape[0] += chain.carrier.extra_rows(link, shape[0])
             entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         found[cost] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
         if kind in RECOMPUTABLE_KINDS:
@@ -78,12 +82,27 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
             found[cost]["adapted"] = count(adapted, lambda s=adapted, e=entering: run(s, e, pack))
         split = Stage(late, link, link + 1)
         found[cost]["late"] = held_until_w(split, lambda s=split, e=entering: run(s, e, pack))
+        without_beside(found[cost], chain, link, pack)
     whole = Stage(chain, 0, len(chain.kinds))
     found["step"] = count(whole, lambda: weighted(whole(pack), pack))
     if engine and one.language.activation == "silu":  # core's own layers know no other
         found |= {f"gpt {kind}": core_layer(config, pack) for kind, config in
                   (("vit", chain.vision), ("llm", chain.language))}  # fmt: skip
     return found
+
+
+def without_beside(found: Answer, chain: Any, link: int, pack: Any) -> None:
+    """What a layer reads of others lies in one tensor with the hidden states, and keys and values of it are laid out as
+    they were: a stage holds both once, however many layers read them."""
+    rows, _, width = chain.hidden_shape_before(link, pack) if chain.kinds[link] == "llm" else (0, 0, 0)
+    beside, arrived = 2 * width * chain.carrier.extra_rows(link, rows), 0
+    layer = chain.architecture.language.of_layer(chain.kinds[:link].count("llm"))
+    if beside and layer.takes_keys:
+        arrived = 2 * pack.tokens * 2 * layer.kv_heads * layer.head_dim
+    for way in (found, found.get("cheap"), found.get("adapted")):
+        if way:
+            way["kept"] -= beside + arrived
+    found["late"] -= beside
 
 
 def start(name: str, tensor: int) -> Namespace:

@@ -26,6 +26,7 @@ from megatron.vlm.data.sharing import share_of, with_filler
 from megatron.vlm.data.sources import Sources
 from megatron.vlm.data.steps import PackSteps, Reading
 from megatron.vlm.microbatch import Microbatch, segment_ids
+from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.dealing import deal
 from omnibal_ext.errors import UserError
 from omnibal_ext.lifeline import end_with_starter
@@ -44,13 +45,13 @@ class Needs:
     targets: bool = False
 
     @classmethod
-    def of(cls, kinds: tuple[str, ...], experts: bool = False) -> "Needs":
-        """The needs of a slice of the chain, in whose language layers there may be experts."""
+    def of(cls, kinds: tuple[str, ...], language: LanguageArchitecture) -> "Needs":
+        """The needs of a slice of the chain of a model with this language model."""
         return cls(
             pixels="patch_embed" in kinds,
-            tokens="word_embed" in kinds,
+            tokens="word_embed" in kinds or ("llm" in kinds and language.layer_inputs is not None),
             labels="head" in kinds,
-            targets="llm" in kinds and experts,
+            targets="llm" in kinds and language.experts is not None,
         )
 
 

@@ -7,7 +7,7 @@ with their files and shapes, and the few that the model never uses. What goes ba
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class KeyMap:
         for ours, source in wanted.items():
             names = tuple(own[name] for name in source.theirs)
             form = settled(source.form, stored[names[0]].shape, weight_shape(ours, architecture))
-            found[ours] = Source(names, form)
+            found[ours] = replace(source, theirs=names, form=form)
             shapes[ours] = _joined(ours, found[ours], stored, architecture)
         return cls(architecture, found, idle, shapes)
 
@@ -91,10 +91,11 @@ class KeyMap:
 
     def join(self, ours: str, tensors: Iterable[Tensor]) -> Tensor:
         """Our weight of that name, of theirs."""
-        return join(self.sources[ours].form, list(tensors), self.architecture)
+        return _join(self.sources[ours], tensors, self.architecture)
 
     def split(self, ours: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Their weights by name, of ours; rows that only fill up a tensor-parallel group are left out.
+        """Their weights by name, of ours, or the part of them that it is; rows that only fill up a tensor-parallel
+        group are left out.
 
         Raises UserError if the weight is smaller than the config.json says.
         """
@@ -116,13 +117,18 @@ def _joined(ours: str, source: Source, stored: Mapping[str, Stored], architectur
             raise UserError(f"{name} is of type {stored[name].dtype}, which no weight can be; download it again")
     wanted = weight_shape(ours, architecture)
     try:
-        found = join(source.form, [_empty(stored[name]) for name in source.theirs], architecture)
+        found = _join(source, [_empty(stored[name]) for name in source.theirs], architecture)
     except (RuntimeError, IndexError, ValueError):
         found = None  # shapes that do not go together at all
     if found is None or tuple(found.shape) != wanted:
         have = ", ".join(f"{name} {list(stored[name].shape)}" for name in source.theirs)
         raise UserError(f"{have}: {CONFIG} asks for {list(wanted)} as {ours}; it describes another model")
     return found
+
+
+def _join(source: Source, tensors: Iterable[Tensor], architecture: Architecture) -> Tensor:
+    parts = [tensor if source.part is None else source.part.of(tensor) for tensor in tensors]
+    return join(source.form, parts, architecture)
 
 
 def _empty(entry: Stored) -> Tensor:
@@ -255,16 +261,23 @@ def _tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of one file, in the chain's order, adapters merged into them."""
     adapters, layers = Adapters.from_record(ours.run.get("adapters")), keys.layers
+    begun: dict[str, list[Tensor]] = {}
     for name, source in keys.sources.items():
         if here.keys() & set(source.theirs):
             weight, layer = ours.tensor(name), layers.get(name)
             if layer and layer.part in adapters.targets:
                 a, b = (ours.tensor(f"{layer.beside}.{one}") for one in "ab")
                 weight = layer.merged(weight, a, b, adapters.scale)
-            parts = keys.split(name, weight)
-            yield from (
-                (theirs, part.to(DTYPES[here[theirs].dtype])) for theirs, part in parts.items() if theirs in here
-            )
+            for theirs, tensor in keys.split(name, weight).items():
+                if theirs not in here:
+                    continue
+                one = tensor.to(DTYPES[here[theirs].dtype])
+                if source.part is None:
+                    yield theirs, one
+                    continue
+                begun.setdefault(theirs, []).append(one)
+                if len(begun[theirs]) == source.part.count:
+                    yield theirs, torch.cat(begun.pop(theirs), dim=source.part.axis)
     if idle := [name for name in keys.idle if name in here]:
         kept = WeightFolder(idle_weights)
         yield from ((name, kept.tensor(name)) for name in idle)

@@ -4,9 +4,12 @@ Other spellings of a name are brought to that of the tables first.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
+
+from torch import Tensor
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import KIND_OF, layer_names
@@ -41,6 +44,24 @@ class Source:
 
     theirs: tuple[str, ...]
     form: str
+    part: "Part | None" = None
+    """Of theirs, which is all there is of it in ours; None: the whole."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of `count` equal parts of a weight along an axis."""
+
+    axis: int
+    number: int
+    count: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part. Raises ValueError where there are no such parts."""
+        if tensor.dim() <= self.axis or tensor.shape[self.axis] % self.count:
+            raise ValueError(f"{list(tensor.shape)} has no {self.count} parts along axis {self.axis}")
+        size = tensor.shape[self.axis] // self.count
+        return tensor.narrow(self.axis, self.number * size, size)
 
 
 def table_name(name: str) -> str:
@@ -64,7 +85,7 @@ def sources(architecture: Architecture, vision: str, language: str, stored: Coll
     tower, words = MODELS[vision].part, PARTS[language]
     apart = any(re.search(FIRST_EXPERT, name) for name in stored)
     table = (*tower.weights, *(words.weights_apart if apart and words.weights_apart else words.weights))
-    named, found = {weight.kind for weight in table}, {}
+    named, found, counts = {weight.kind for weight in table}, {}, Counter(architecture.chain)
     for cost, link in zip(architecture.cost_kinds, layer_names(architecture.chain), strict=True):
         kind, number = cost if cost in named else KIND_OF[cost], link.partition(".")[2]
         for weight in _present(table, kind, architecture):
@@ -74,7 +95,12 @@ def sources(architecture: Architecture, vision: str, language: str, stored: Coll
                     name.replace("{n}", number).replace("{f}", feature) for name in _of_experts(weight, architecture)
                 )
                 ours = weight.ours.replace("{f}", feature)
-                found[f"links.{link.replace('.', '_')}.{ours}"] = Source(names, weight.form)
+                part = (
+                    None
+                    if weight.part_of is None
+                    else Part(weight.part_of, int(number), counts[KIND_OF.get(kind, kind)])
+                )
+                found[f"links.{link.replace('.', '_')}.{ours}"] = Source(names, weight.form, part)
     return found
 
 

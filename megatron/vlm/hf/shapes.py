@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.chain import DENSE, FAR, KIND_OF, LINEAR
+from omnibal_ext.chain import DENSE, FAR, FAR_TAKING, KIND_OF, LINEAR, TAKING
 
 Shape = tuple[int, ...]
 
@@ -122,7 +122,12 @@ def _merger(model: Architecture) -> dict[str, Shape]:
 
 def _word_embed(model: Architecture) -> dict[str, Shape]:
     width = model.language.hidden_size
-    return {"embedding.weight": (model.language.vocab_size, width), "newline": (1, width)}
+    inputs = model.language.layer_inputs
+    return {
+        "embedding.weight": (model.language.vocab_size, width),
+        "newline": (1, width),
+        "inputs_norm": (inputs.width if inputs else 0,),
+    }
 
 
 def _llm(model: Architecture) -> dict[str, Shape]:
@@ -133,11 +138,25 @@ def _llm_far(model: Architecture) -> dict[str, Shape]:
     return _with_attention(model.language.with_far_heads)
 
 
+def _llm_taking(model: Architecture) -> dict[str, Shape]:
+    return _with_attention(model.language.without_keys)
+
+
+def _llm_far_taking(model: Architecture) -> dict[str, Shape]:
+    return _with_attention(model.language.with_far_heads.without_keys)
+
+
 def _with_attention(language: LanguageArchitecture) -> dict[str, Shape]:
     width, heads = language.hidden_size, language.heads * language.head_dim
-    keys = language.kv_heads * language.head_dim
-    projected = heads * (1 + language.output_gate) + keys * (1 if language.keys_are_values else 2)
+    keys = language.kv_heads * language.head_dim * (0 if language.takes_keys else 1 if language.keys_are_values else 2)
+    projected, own = heads * (1 + language.output_gate) + keys, language.layer_inputs
+    inputs, rows = (own.width, own.words) if own else (0, 0)
     return {
+        "input.table": (rows, inputs),
+        "input.context.weight": (inputs, width),
+        "input.gate.weight": (inputs, width),
+        "input.projection.weight": (width, inputs),
+        "input.norm.weight": (width,),
         **_perceptrons(language),
         **_linear("self_attention.linear_qkv", projected, width),
         **_linear("self_attention.linear_proj", width, heads),
@@ -204,6 +223,8 @@ _KINDS = {
     "llm": _llm,
     LINEAR: _llm_linear,
     FAR: _llm_far,
+    TAKING: _llm_taking,
+    FAR_TAKING: _llm_far_taking,
     DENSE: _llm_dense,
     "head": _head,
 }

@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from megatron.vlm.models import transformer_engine
 from megatron.vlm.models.adapters import adapters_in, attach
 from megatron.vlm.models.again import compute_cheap_again
 from megatron.vlm.models.alone import alone, config_alone
+from megatron.vlm.models.carried import Carrier
 from megatron.vlm.models.configs import language_config, vision_config
 from megatron.vlm.models.draws import streams_kept
 from megatron.vlm.models.language import (
@@ -167,10 +169,17 @@ class Chain:
     def shape_before(self, link: int, batch: Microbatch) -> tuple[int, int, int]:
         """Shape of the tensor that enters `link` (not the first one), core's order (sequence, batch, width).
 
-        Features that enter later layers lie behind the rows of the layer before, as many rows each.
+        Features that enter later layers lie behind the rows of the layer before, as many rows each; behind these what
+        language layers read or gave (`models.carried`).
         """
         rows, middle, width = self.hidden_shape_before(link, batch)
-        return (rows * (1 + self.features_before(link, batch)), middle, width)
+        carried = self.carrier.extra_rows(link, rows)
+        return (rows * (1 + self.features_before(link, batch)) + carried, middle, width)
+
+    @cached_property
+    def carrier(self) -> Carrier:
+        """Lays out what language layers read or gave."""
+        return Carrier(self.kinds, self.architecture.language, self.language)
 
     def features_before(self, link: int, batch: Microbatch) -> int:
         """How many features enter `link` beside the hidden states; none of a pack without tiles."""

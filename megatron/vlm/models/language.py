@@ -19,12 +19,13 @@ from torch.nn.functional import dropout
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.attention.core_attention import IsolatedAttention
-from megatron.vlm.models.attention.normed_values import KeysAsValues, NormedValues
+from megatron.vlm.models.attention.normed_values import KeysAsValues, NormedValues, QueriesAlone
 from megatron.vlm.models.attention.padding import loads_without_padding
 from megatron.vlm.models.configs import outside_layers
 from megatron.vlm.models.cross_entropy import cap_logits, token_losses
 from megatron.vlm.models.draws import own_draws
 from megatron.vlm.models.language_view import LanguageView
+from megatron.vlm.models.layer_inputs import LayerInput
 from megatron.vlm.models.linear.gated_delta_net import GatedDeltaNet
 from megatron.vlm.models.mixture.beside import beside_builder
 from megatron.vlm.models.mixture.experts import experts_builder
@@ -58,6 +59,8 @@ class WordEmbedding(MegatronModule):
         if architecture.newline:
             self.newline = torch.nn.Parameter(torch.empty(1, config.hidden_size, dtype=config.params_dtype))
             config.embedding_init_method(self.newline.data)
+        inputs = architecture.language.layer_inputs
+        self.inputs_norm = torch.nn.Parameter(torch.ones(inputs.width, dtype=config.params_dtype)) if inputs else None
 
     def forward(self, image: Tensor, batch: Microbatch) -> Tensor:
         """Image tokens [image tokens, 1, width] -> the pack [T, 1, width], under sequence parallelism this rank's."""
@@ -82,6 +85,11 @@ class WordEmbedding(MegatronModule):
         words = image.new_zeros(batch.tokens, image.shape[-1])
         return self._share(words.index_copy(0, batch.image_positions, image.squeeze(1)).unsqueeze(1))
 
+    def weight_of_inputs(self) -> Tensor | None:
+        """Of the norm which all layers' inputs have in common, each rank of its numbers of them."""
+        weight = self.inputs_norm
+        return None if weight is None else tensor_parallel.copy_to_tensor_model_parallel_region(weight)
+
     def _share(self, whole: Tensor) -> Tensor:
         return tensor_parallel.scatter_to_sequence_parallel_region(whole) if self.sequence_parallel else whole
 
@@ -97,6 +105,8 @@ class LanguageLayer(TransformerLayer):
     """What the layer gives is multiplied with."""
     routes = True
     """A router chooses among experts, if the model has any."""
+    input: LayerInput | None
+    """What it reads beside its hidden states."""
 
     def place(self, language: LanguageArchitecture, number: int) -> None:
         """Say which of the language model's layers this is."""
@@ -104,10 +114,22 @@ class LanguageLayer(TransformerLayer):
         self.slides = language.sliding is not None and number in language.sliding.layers
         self.linear = number in language.linear_layers
         self.routes = language.of_layer(number).experts is not None
+        if isinstance(self.self_attention, NormedValues):
+            self.self_attention.gives = number in language.giving_layers
+        inputs = language.layer_inputs
+        self.input = LayerInput(self.config, inputs) if inputs else None
 
-    def forward(self, hidden: Tensor, batch: Microbatch, view: LanguageView) -> Tensor:
-        """[T, 1, width] -> the same."""
+    def forward(
+        self, hidden: Tensor, batch: Microbatch, view: LanguageView, *carried: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """[T, 1, width] -> the same; of a layer whose keys and values others take, these too.
+
+        `carried` is what `Carried.read_by` says of this layer.
+        """
         seen = view.runs if self.linear else view.near if self.slides else view.far
+        if isinstance(attention := self.self_attention, QueriesAlone):
+            *rest, key, value = carried
+            carried, attention.taken = tuple(rest), (key, value)
         with own_draws(self), get_fp8_context(self.config, self.layer_number - 1):
             out: Tensor = super().forward(
                 hidden,
@@ -115,7 +137,13 @@ class LanguageLayer(TransformerLayer):
                 packed_seq_params=seen,
                 padding_mask=view.balance if self.routes else None,
             )[0]
-        return out if self.scalar is None else out * self.scalar
+        if self.input is not None and view.words is not None:
+            out = self.input(out, view.words, *carried)
+        out = out if self.scalar is None else out * self.scalar
+        if not isinstance(attention, NormedValues) or attention.given is None:
+            return out
+        (key, value), attention.given = attention.given, None
+        return out, key, value
 
 
 def language_layer_config(config: TransformerConfig, architecture: LanguageArchitecture) -> TransformerConfig:
@@ -132,7 +160,7 @@ def language_layer_config(config: TransformerConfig, architecture: LanguageArchi
     layer.num_query_groups, layer.kv_channels = groups, architecture.head_dim
     layer.num_attention_heads = groups * (architecture.heads // architecture.kv_heads)
     layer.bias_dropout_fusion = config.bias_dropout_fusion and config.hidden_dropout > 0
-    if config.num_moe_experts and not architecture.experts:
+    if not architecture.experts:
         layer.ffn_hidden_size, layer.num_moe_experts = architecture.ffn_hidden_size, None
     return layer
 
@@ -158,11 +186,14 @@ def language_layer_spec(
         return ModuleSpec(LanguageLayer, submodules=submodules)
     attention = submodules.self_attention.submodules
     attention.core_attention = ModuleSpec(IsolatedAttention, params={"cap": architecture.score_cap})
-    own = {"keys_are_values": True} if architecture.keys_are_values else {}
+    less = 2 if architecture.takes_keys else int(architecture.keys_are_values)
+    own = {"heads_less": less} if less else {}
     set_projections(attention, config, architecture.kv_heads, architecture.qkv_bias, again, **own)
     if architecture.value_norm:
-        submodules.self_attention.module = KeysAsValues if architecture.keys_are_values else NormedValues
+        submodules.self_attention.module = (NormedValues, KeysAsValues, QueriesAlone)[less]
     attention.q_layernorm = attention.k_layernorm = HeadRMSNorm if config.qk_layernorm else IdentityOp
+    if architecture.takes_keys:
+        attention.k_layernorm = IdentityOp
     return ModuleSpec(LanguageLayer, submodules=submodules)
 
 

@@ -47,6 +47,8 @@ class LanguageView:
     """Of the routers of experts."""
     runs: Runs | None = None
     """Of the layers of linear attention."""
+    words: Tensor | None = None
+    """[T] what is looked up in tables of the layers' own."""
 
 
 class LanguageViewer(torch.nn.Module):
@@ -58,7 +60,7 @@ class LanguageViewer(torch.nn.Module):
         self.sliding, self.image_attention = language.sliding, language.image_attention
         self.prefix_attention = language.prefix_attention
         self.near_alone = self.sliding is not None and self.sliding.images_here_alone
-        self.linear = language.linear
+        self.linear, self.inputs = language.linear, language.layer_inputs
         self.image_tokens, self.joined = architecture.image_tokens_per_tile, architecture.shuffle**2
         self.native = native = architecture.vision.native
         far = language.with_far_heads
@@ -74,7 +76,14 @@ class LanguageViewer(torch.nn.Module):
         if not self.sliding:
             return LanguageView(far, far, balance, Runs.of(batch, self.dtype, far.meeting) if self.linear else None)
         near = _seen(batch, partial(masks, self.sliding.tokens), self.near_rotary(batch, self.dtype))
-        return LanguageView(far, near, balance)
+        return LanguageView(far, near, balance, words=self._words(batch) if self.inputs else None)
+
+    def _words(self, batch: Microbatch) -> Tensor:
+        """Those of the pack; one that no table learns in the place of image tokens."""
+        assert self.inputs is not None
+        assert batch.input_ids is not None
+        assert batch.image_positions is not None
+        return batch.input_ids.index_fill(0, batch.image_positions, self.inputs.blank)
 
     def _images(self, batch: Microbatch, number: int) -> tuple[Span, ...]:
         """Where in a sample are the tokens of its images that see each other."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from megatron.vlm.microbatch import Microbatch, Share
+from megatron.vlm.models.carried import Carried
 from megatron.vlm.models.chain import Chain, Links
 from megatron.vlm.models.draws import begin_draws
 from megatron.vlm.models.exchange import features_to_tokens
@@ -48,6 +49,7 @@ class Stage(MegatronModule):
     ) -> None:
         super().__init__(chain.language)
         self.chain, self.first, self.end = chain, first, end
+        self.carrier = chain.carrier
         self.recompute = frozenset(recompute)
         self.kinds = chain.kinds[first:end]
         # What Megatron asks of the modules it trains.
@@ -113,7 +115,7 @@ class Stage(MegatronModule):
 
     def forward(self, batch: Microbatch) -> Tensor:
         """Hidden states [s, b, h] after the last link; of the last stage, what `Head` gives."""
-        hidden, features = self._arrived(batch)
+        hidden, features, carried = self._arrived(batch)
         language_view = self.language_viewer(batch) if "llm" in self.kinds else None
         view = self.viewer(batch) if hasattr(self, "viewer") and batch.tiles else None
         recomputed = self.recompute if self.training and torch.is_grad_enabled() and self.has_backward else frozenset()
@@ -125,22 +127,23 @@ class Stage(MegatronModule):
                 extra = (view,)
             if batch.tiles and self.chain.architecture.vision.side_by_side:
                 hidden, features = self._side_by_side(link, module, hidden, features)
-            step = partial(_run, module, batch, *extra)
+            step = partial(_run, module, batch, extra)
             if self.chain.kinds[link] == "word_embed" and batch.share is not None and batch.pictured:
                 hidden, features = self._across_team(link, batch.share, hidden, features)
             if batch.tiles == 0 and self.chain.kinds[link] in VISION_KINDS:
                 hidden = _pass_by(module, hidden, self.chain.shape_before(link + 1, batch))
-            elif link in recomputed:
-                if self.chain.gradient_mode(link) == "adapted":
-                    hidden = _with_gradient(hidden)
-                hidden = tensor_parallel.checkpoint(step, False, hidden)
             else:
-                hidden = step(hidden)
+                if link in recomputed:
+                    hidden = _with_gradient(hidden) if self.chain.gradient_mode(link) == "adapted" else hidden
+                    step = partial(tensor_parallel.checkpoint, step, False)
+                out = step(hidden, *self.carrier.read_by(link, carried))
+                hidden = self.carrier.given_by(link, module, out, carried)
             looks = batch.tiles or self.chain.kinds[link] not in VISION_KINDS
             if batch.pictured and looks and self.chain.architecture.vision.feature_layers:
                 hidden, features = self._with_features(link, module, hidden, features, batch, view)
         assert hidden is not None
-        hidden = torch.cat([hidden, *features]) if features else hidden
+        beside = [*features, *self.carrier.leaving(self.end, hidden, carried)]
+        hidden = torch.cat([hidden, *beside]) if beside else hidden
         # A view would keep a larger tensor alive and cannot be released after sending.
         return hidden.clone() if hidden._base is not None else hidden
 
@@ -155,13 +158,18 @@ class Stage(MegatronModule):
         hidden, *features = taken.unbind(1)
         return hidden, features
 
-    def _arrived(self, batch: Microbatch) -> tuple[Tensor | None, list[Tensor]]:
-        """Hidden states, and the features behind them."""
+    def _arrived(self, batch: Microbatch) -> tuple[Tensor | None, list[Tensor], Carried]:
+        """Hidden states, the features behind them, and what language layers read or gave behind these."""
+        tensor, carried = self.input_tensor, Carried()
+        rows = 0 if self.pre_process else self.chain.hidden_shape_before(self.first, batch)[0]
+        if tensor is not None and (extra := self.carrier.extra_rows(self.first, rows)):
+            tensor, behind = tensor.split([len(tensor) - extra, extra])
+            carried = self.carrier.arrived(self.first, rows, behind)
         count = self.chain.features_before(self.first, batch)
-        if self.input_tensor is None or not count or not len(self.input_tensor):  # others of the team have the tiles
-            return self.input_tensor, []
-        hidden, *features = self.input_tensor.chunk(1 + count)
-        return hidden, features
+        if tensor is None or not count or not len(tensor):  # others of the team have the tiles
+            return tensor, [], carried
+        hidden, *features = tensor.chunk(1 + count)
+        return hidden, features, carried
 
     def _side_by_side(
         self, link: int, module: Any, hidden: Tensor | None, features: list[Tensor]
@@ -209,9 +217,10 @@ def _with_gradient(hidden: Tensor | None) -> Tensor:
     return hidden if hidden.requires_grad else hidden.detach().requires_grad_()
 
 
-def _run(module: torch.nn.Module, batch: Microbatch, *arguments: Any) -> Tensor:
-    *extra, hidden = arguments
-    return module(hidden, batch, *extra)
+def _run(
+    module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidden: Tensor | None, *carried: Tensor
+) -> Any:
+    return module(hidden, batch, *view, *carried)
 
 
 def set_selective_recompute(layer: Any, attention: bool, mlp: bool) -> None:

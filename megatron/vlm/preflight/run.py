@@ -73,6 +73,7 @@ def _check_model(run: Run) -> str:
     for what, size in (
         ("width of the MLP", language.ffn_hidden_size),
         ("width of the ViT's MLP", architecture.vision.ffn_hidden_size),
+        ("numbers of each layer's own input", language.layer_inputs.width if language.layer_inputs else 0),
     ):
         if size % tensor:
             raise UserError(

@@ -32,7 +32,7 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
     """
     vision, language = (
         replace(architecture.vision, layers=1, feature_layers=(), side_by_side=()),
-        replace(architecture.language, layers=1),
+        replace(architecture.language, layers=1, shared_keys=None),
     )
     small = replace(architecture, vision=vision, language=language)
     chain = Chain.of(args, small)

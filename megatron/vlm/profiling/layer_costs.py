@@ -159,14 +159,23 @@ class KindMeasurement:
             if step.entering is not None and self.mode != "idle":
                 kept.hold(step.entering.untyped_storage())
         recompute(self.stage, "")
-        return kept.bytes / self.count
+        return (kept.bytes - self._beside(step)) / self.count
+
+    def _beside(self, step: Step) -> float:
+        """Bytes that entered beside the hidden states: those a stage holds once, however many layers read them."""
+        if step.entering is None or self.mode == "idle":
+            return 0.0
+        rows = self.chain.hidden_shape_before(self.stage.first, step.pack)[0]
+        return float(step.entering[rows:].numel() * step.entering.element_size())
 
     def _output_bytes(self) -> float:
         step = Step(self.chain, self.module, self.packs[0])
         step.forward()
         assert step.output is not None
-        streams = 1 + self.chain.features_before(self.stage.end, step.pack)
-        return float(step.output.numel() * step.output.element_size() / streams)
+        whole = float(step.output.numel() * step.output.element_size())
+        if self.stage.post_process:
+            return whole
+        return whole * self.chain.hidden_shape_before(self.stage.end, step.pack)[0] / len(step.output)
 
 
 def recompute(stage: Stage, mode: str) -> None:

@@ -100,6 +100,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         chain=chain.kinds,
         feature_layers=chain.architecture.vision.feature_layers,
         features_joined=bool(chain.architecture.vision.side_by_side),
+        carried_after=chain.architecture.carried_after(job.tensor_parallel, args.sequence_parallel),
         layers_apart=chain.architecture.layers_apart,
         layers=layers,
         vit_budget=job.vit_budget,

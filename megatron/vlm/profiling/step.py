@@ -42,7 +42,8 @@ class Step:
             if self.stage.kinds[0] == "word_embed":
                 assert pack.image_positions is not None
                 shape[0] = len(pack.image_positions)
-            shape[0] *= 1 + chain.features_before(self.stage.first, pack)
+            carried = chain.carrier.extra_rows(self.stage.first, shape[0])
+            shape[0] = shape[0] * (1 + chain.features_before(self.stage.first, pack)) + carried
             self.entering = torch.randn(shape, device="cuda", dtype=chain.language.pipeline_dtype)
             self.entering.requires_grad_(self.stage.sends_gradient)
 

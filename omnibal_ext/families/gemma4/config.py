@@ -7,7 +7,15 @@ for all of them (`global_head_dim`, `num_global_key_value_heads`).
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.language import Experts, FarHeads, LanguageArchitecture, RopeScaling, SlidingWindow
+from omnibal_ext.architectures.language import (
+    Experts,
+    FarHeads,
+    LanguageArchitecture,
+    LayerInputs,
+    RopeScaling,
+    SharedKeys,
+    SlidingWindow,
+)
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
@@ -103,10 +111,7 @@ def _vision(tower: Section) -> VisionArchitecture:
 
 
 def _language(section: Section) -> LanguageArchitecture:
-    section.must(
-        attention_bias=False, attention_dropout=0.0, hidden_size_per_layer_input=0, num_kv_shared_layers=0,
-        use_double_wide_mlp=False,
-    )  # fmt: skip
+    section.must(attention_bias=False, attention_dropout=0.0)
     both_ways = section.take_if("use_bidirectional_attention", text)
     if both_ways not in DIRECTIONS:
         raise UserError(f"{section.where}.use_bidirectional_attention is {shown(both_ways)}; supported: 'vision', null")
@@ -123,14 +128,14 @@ def _language(section: Section) -> LanguageArchitecture:
     theta, scaling, near_theta = _rotation(section)
     window = section.take("sliding_window", POSITIONS)
     hidden_size = section.take("hidden_size", WIDTH)
-    experts = _experts(section)
+    experts, words = _experts(section), section.take("vocab_size", WORDS)
     language = LanguageArchitecture(
         layers=layers,
         hidden_size=hidden_size,
         heads=heads,
         kv_heads=kv_heads,
         ffn_hidden_size=section.take("moe_intermediate_size" if experts else "intermediate_size", WIDTH),
-        vocab_size=section.take("vocab_size", WORDS),
+        vocab_size=words,
         rope_theta=theta,
         norm_epsilon=section.take("rms_norm_eps", EPSILON),
         qk_norm=True,
@@ -144,12 +149,43 @@ def _language(section: Section) -> LanguageArchitecture:
         far=far,
         value_norm=True,
         layer_scalar=True,
+        layer_inputs=_layer_inputs(section, words),
+        shared_keys=_shared_keys(section, layers, near),
         logit_cap=section.take_if("final_logit_softcapping", finite(1e-3, 1e6)),
         image_attention=both_ways == "vision",
         experts=experts,
     )
     section.refuse_unread()
     return language
+
+
+def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
+    """What every layer reads beside its hidden states; 0 wide, and there is nothing."""
+    names = ("vocab_size_per_layer_input", "pad_token_id")
+    if not (width := section.take("hidden_size_per_layer_input", whole(0, 2**16))):
+        section.asked.update(names)  # without effect then
+        return None
+    own, blank = section.take(names[0], WORDS), section.take_if(names[1], TOKEN)
+    if own < words or blank is None or blank >= own:
+        raise UserError(
+            f"{section.where}: {names[0]} is {own} and {names[1]} {shown(blank)}; supported: all {words} words of "
+            "vocab_size, and one of them"
+        )
+    return LayerInputs(width, own, blank)
+
+
+def _shared_keys(section: Section, layers: int, near: tuple[int, ...]) -> SharedKeys | None:
+    """The last layers that take keys and values of others, in front of which there is one of each kind."""
+    widens = section.take_if("use_double_wide_mlp", flag) or False
+    if not (count := section.take_if("num_kv_shared_layers", whole(0, 2**16)) or 0):
+        return None
+    own = {number in near for number in range(layers - count)}
+    if count >= layers or own != {True, False}:
+        raise UserError(
+            f"{section.where}.num_kv_shared_layers is {count} of {layers}; supported: as many as leave a layer of each "
+            "of layer_types in front"
+        )
+    return SharedKeys(count, widens)
 
 
 def _experts(section: Section) -> Experts | None:

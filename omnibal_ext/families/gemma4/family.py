@@ -25,9 +25,11 @@ TEXT = Part(
         "rms_norm_eps": 1e-6,
         "sliding_window": 512,
         "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "pad_token_id": 0,
         "attention_k_eq_v": False,
     },
-    LANGUAGE | {"vocab_size_per_layer_input"},  # of inputs that are refused
+    LANGUAGE,
     tuple(language_weights()),
 )
 TOWER = Part(
@@ -63,5 +65,6 @@ FAMILY = Family(
     ),
     folder_says_template=True,
     spellings=((r"^model\.(?=embed_vision\.|embed_audio\.|audio_tower\.)", ""),),
-    idle=(r"embed_audio\.", r"audio_tower\."),
+    # Keys and values that published files have for layers which take those of others.
+    idle=(r"embed_audio\.", r"audio_tower\.", r"language_model\.model\.layers\.\d+\.self_attn\.(k|v)_(proj|norm)\."),
 )

@@ -3,28 +3,47 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from omnibal_ext.chain import FAR
+from omnibal_ext.chain import FAR, FAR_TAKING, TAKING
 from omnibal_ext.families.weights import Weight, llama, perceptron
 
 LAYER = "language_model.model.layers.{n}"
 
 
 def language_weights() -> Iterator[Weight]:
-    """Global layers have other heads, and keys that may be values."""
+    """Global layers have other heads, and keys that may be values; the last layers may have queries alone."""
     for row in llama(branch_norms=True):
         dense = row.ours.startswith(("mlp.", "pre_mlp_layernorm."))
         weight = replace(row, when="language.dense") if dense else row
         yield weight
         if weight.kind == "llm" and ".linear_qkv." not in weight.ours:
             yield replace(weight, kind=FAR)
+            if ".k_layernorm." not in weight.ours:
+                yield replace(weight, kind=TAKING)
+                yield replace(weight, kind=FAR_TAKING)
     queries, keys, values = (f"{LAYER}.self_attn.{one}_proj.weight" for one in "qkv")
     qkv = "self_attention.linear_qkv.weight"
     yield Weight(FAR, qkv, (queries, keys, values), "far_qkv", when="language.far.own_values")
     yield Weight(FAR, qkv, (queries, keys), "keys_alone", when="language.far.keys_are_values")
-    for kind in ("llm", FAR):
+    for kind in (TAKING, FAR_TAKING):
+        yield Weight(kind, qkv, (queries,))
+    for kind in ("llm", FAR, TAKING, FAR_TAKING):
         yield Weight(kind, "scalar", (f"{LAYER}.layer_scalar",))
         for weight in _mixture(kind):
             yield replace(weight, when="language.experts")
+        for weight in _layer_input(kind):
+            yield replace(weight, when="language.layer_inputs")
+    norm = "language_model.model.per_layer_projection_norm.weight"
+    yield Weight("word_embed", "inputs_norm", (norm,), when="language.layer_inputs")
+
+
+def _layer_input(kind: str) -> Iterator[Weight]:
+    """What a layer reads beside its hidden states; tables and matrices behind the first ones are one of all."""
+    model = "language_model.model"
+    yield Weight(kind, "input.table", (f"{model}.embed_tokens_per_layer.weight",), part_of=1)
+    yield Weight(kind, "input.context.weight", (f"{model}.per_layer_model_projection.weight",), part_of=0)
+    yield Weight(kind, "input.gate.weight", (f"{LAYER}.per_layer_input_gate.weight",))
+    yield Weight(kind, "input.projection.weight", (f"{LAYER}.per_layer_projection.weight",))
+    yield Weight(kind, "input.norm.weight", (f"{LAYER}.post_per_layer_input_norm.weight",))
 
 
 def _mixture(kind: str) -> Iterator[Weight]:

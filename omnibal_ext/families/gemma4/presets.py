@@ -1,7 +1,17 @@
 """Gemma 4's models, a line each."""
 
+from dataclasses import replace
+
 from omnibal_ext.architectures.architecture import Architecture, PromptFormat
-from omnibal_ext.architectures.language import Experts, FarHeads, LanguageArchitecture, RopeScaling, SlidingWindow
+from omnibal_ext.architectures.language import (
+    Experts,
+    FarHeads,
+    LanguageArchitecture,
+    LayerInputs,
+    RopeScaling,
+    SharedKeys,
+    SlidingWindow,
+)
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 
 VISION = VisionArchitecture(
@@ -9,6 +19,9 @@ VISION = VisionArchitecture(
     gated=True, bias=False, patch_bias=False, layer_scale=False, standardized=True, pixels="half",
     native=NativeResolution(3, 1, theta=100.0, axis_positions=10240, by_halves=True),
 )  # fmt: skip
+
+
+SMALL_VISION = replace(VISION, layers=16, hidden_size=768, heads=12, ffn_hidden_size=3072, standardized=False)
 
 
 def _gemma(
@@ -36,7 +49,22 @@ def _gemma(
     )  # fmt: skip
 
 
+def _gemma_with_inputs(
+    name: str, layers: int, pattern: int, hidden_size: int, kv_heads: int, ffn_hidden_size: int, shared: SharedKeys
+) -> Architecture:
+    """Images are seen in one direction; of so many layers one sees all tokens, with as many heads as the others."""
+    model = _gemma(name, layers, hidden_size, 8, kv_heads, kv_heads, ffn_hidden_size)
+    near = tuple(layer for layer in range(layers) if (layer + 1) % pattern)
+    language = replace(
+        model.language, sliding=SlidingWindow(512, near, 1e4, images_here_alone=True), image_attention=False,
+        far=FarHeads(kv_heads, 512, False), layer_inputs=LayerInputs(256, 262144, blank=0), shared_keys=shared,
+    )  # fmt: skip
+    return replace(model, vision=SMALL_VISION, language=language)
+
+
 PRESETS = {
+    "gemma-4-e2b": _gemma_with_inputs("gemma-4-e2b", 35, 5, 1536, 1, 6144, SharedKeys(20, widens=True)),
+    "gemma-4-e4b": _gemma_with_inputs("gemma-4-e4b", 42, 6, 2560, 2, 10240, SharedKeys(18, widens=False)),
     "gemma-4-31b": _gemma("gemma-4-31b", 60, 5376, 32, 16, 4, 21504),
     "gemma-4-26b-a4b": _gemma("gemma-4-26b-a4b", 30, 2816, 16, 8, 2, 704, Experts(128, 8, balance=0.0, beside=2112)),
 }

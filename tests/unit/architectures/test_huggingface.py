@@ -457,6 +457,39 @@ GEMMA_4 = {
 }
 
 
+GEMMA_4_E2B = {
+    **GEMMA_4,
+    "text_config": {
+        **GEMMA_4["text_config"],
+        "attention_k_eq_v": False,
+        "hidden_size": 1536,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 6144,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+        "num_attention_heads": 8,
+        "num_global_key_value_heads": None,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20,
+        "pad_token_id": 0,
+        "sliding_window": 512,
+        "use_bidirectional_attention": None,
+        "use_double_wide_mlp": True,
+        "vocab_size_per_layer_input": 262144,
+    },
+    "vision_config": {
+        "head_dim": 64,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "model_type": "gemma4_vision",
+        "num_attention_heads": 12,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 12,
+        "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+        "standardize": False,
+        "use_clipped_linears": False,
+    },
+}
 GEMMA_4_MOE = {
     **GEMMA_4,
     "text_config": {
@@ -529,6 +562,7 @@ def test_fields_that_came_later_leave_the_hash_of_others_alone() -> None:
         ("gemma-4-26b-a4b", GEMMA_4_MOE),
         ("paligemma-3b-448", PALIGEMMA),
         ("paligemma2-28b-448", PALIGEMMA_2),
+        ("gemma-4-e2b", GEMMA_4_E2B),
     ],
 )
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
@@ -681,9 +715,16 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (GEMMA_4, "vision_config.num_attention_heads", 5, r"1152 does not divide into 5 heads"),
         (GEMMA_4, "vision_config.rope_parameters", {"rope_type": "yarn"}, r"rope type 'yarn'; supported"),
         (GEMMA_4, "text_config.model_type", "gemma3_text", r"model_type is 'gemma3_text'; supported: 'gemma4_text'"),
-        (GEMMA_4, "text_config.hidden_size_per_layer_input", 256, r"hidden_size_per_layer_input is 256; supported: 0"),
-        (GEMMA_4, "text_config.num_kv_shared_layers", 20, r"num_kv_shared_layers is 20; supported: 0"),
-        (GEMMA_4, "text_config.use_double_wide_mlp", True, r"use_double_wide_mlp is True"),
+        (
+            GEMMA_4_E2B,
+            "text_config.vocab_size_per_layer_input",
+            262143,
+            r"is 262143 and pad_token_id 0; supported: all",
+        ),
+        (GEMMA_4_E2B, "text_config.pad_token_id", None, r"pad_token_id None; supported: all 262144 words"),
+        (GEMMA_4_E2B, "text_config.pad_token_id", 262144, r"pad_token_id 262144"),
+        (GEMMA_4_E2B, "text_config.num_kv_shared_layers", 31, r"is 31 of 35; supported: as many as leave a layer of"),
+        (GEMMA_4_E2B, "text_config.num_kv_shared_layers", 35, r"is 35 of 35"),
         (GEMMA_4, "text_config.use_bidirectional_attention", "all", r"'all'; supported: 'vision', null"),
         (GEMMA_4, "text_config.num_global_key_value_heads", 5, r"32 heads of width 512 and 5 of keys"),
         (GEMMA_4, "text_config.layer_types", ["full_attention"] * 60, r"no 'sliding_attention' before the last layer"),

@@ -29,6 +29,7 @@ from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
@@ -104,7 +105,7 @@ def test_stages_with_experts_know_what_each_sample_weighs(dataset: ChatDataset, 
     samples = np.arange(5)
     index = pack_of(samples)
     index.pad = pad
-    needs = Needs.of(("llm", "llm"), experts=True)
+    needs = Needs.of(("llm", "llm"), preset("qwen3-vl-30b-a3b").language)
     batch = PackDataset(dataset, index, needs, sequence_multiple=64)[0]
     assert (batch.labels, batch.loss_mask, batch.input_ids) == (None, None, None)
     assert batch.targets is not None
@@ -112,7 +113,17 @@ def test_stages_with_experts_know_what_each_sample_weighs(dataset: ChatDataset, 
     wanted = [float(dataset.text(int(sample))[1][1:].sum()) for sample in samples]
     assert batch.targets.tolist() == [*wanted, *[0.0] * (len(batch.lengths) - 5)]
     assert len(set(batch.lengths[:5])) == 1 or not pad
-    assert PackDataset(dataset, index, Needs.of(("llm", "llm")))[0].targets is None
+    assert PackDataset(dataset, index, Needs.of(("llm", "llm"), preset("qwen3-vl-2b").language))[0].targets is None
+
+
+def test_stages_whose_layers_look_words_up_are_given_them(dataset: ChatDataset) -> None:
+    """Of Gemma 4 E2B all with a language layer, and of others the first; whose ViT alone is theirs get none."""
+    needs = {name: preset(name).language for name in ("gemma-4-e2b", "gemma-4-31b")}
+    index = pack_of(np.arange(3))
+    for kinds, wanted in ((("llm", "llm"), [True, False]), (("vit", "vit"), [False, False])):
+        packs = [PackDataset(dataset, index, Needs.of(kinds, language))[0] for language in needs.values()]
+        assert [pack.input_ids is not None for pack in packs] == wanted
+        assert [pack.image_positions is not None for pack in packs] == wanted
 
 
 @pytest.mark.parametrize("seed", [0, 1])

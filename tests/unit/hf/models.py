@@ -419,6 +419,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"mm_tokens_per_image": 16, "tie_word_embeddings": False},
     ),
     "gemma 4": ("Gemma4", GEMMA_4_VIT, GEMMA_4, {}),
+    "gemma 4 with inputs of layers": (
+        "Gemma4",
+        GEMMA_4_VIT,
+        {
+            **GEMMA_4,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": VOCABULARY + 3,
+            "num_hidden_layers": 5,
+            "layer_types": [
+                "sliding_attention",
+                "full_attention",
+                "sliding_attention",
+                "sliding_attention",
+                "full_attention",
+            ],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "attention_k_eq_v": False,
+        },
+        {},
+    ),
     "gemma 4 moe": (
         "Gemma4",
         GEMMA_4_VIT,

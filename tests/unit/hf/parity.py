@@ -347,7 +347,9 @@ def wanted_gradients(expected: dict[str, Tensor], keys: KeyMap) -> Iterator[tupl
             assert not any(table_name(part) in expected for part in source.theirs)
             continue
         if ".experts." not in name:
-            yield name, keys.join(name, (expected.pop(table_name(part)) for part in source.theirs))
+            more_to_come = source.part is not None and source.part.number + 1 < source.part.count
+            take = expected.__getitem__ if more_to_come else expected.pop
+            yield name, keys.join(name, (take(table_name(part)) for part in source.theirs))
             continue
         layer, kind = table_name(source.theirs[0]).partition(".experts.")[0], name.split(".")[-2]
         fused = expected.pop(f"{layer}.experts.{'gate_up_proj' if kind == 'linear_fc1' else 'down_proj'}")

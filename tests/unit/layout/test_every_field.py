@@ -17,6 +17,7 @@ from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.packing.costs import PackCosts
 
 MICROBATCHES = 3
+CARRIED = (0, 0, 0, 0, 0, 1, 2, 2, 0, 0)
 CHAIN = layer_chain(3, 3)
 LAYOUT = Layout((0, 3, 7, len(CHAIN)), ((1,), (), (7,)), ((2,), (), (8,)))
 """Stages patch_embed vit vit | vit projector word_embed llm | llm llm head."""
@@ -65,7 +66,8 @@ def measured_profile(seed: int) -> Profile:
                               weight_gradient_seconds=None)  # fmt: skip
     seconds, latency, overhead, action, iteration = random.uniform(0.2, 0.9, 5).tolist()
     return Profile(
-        "tiny", "aa", CHAIN, costs, 4, 16, feature_layers=(1,), transfer_seconds_per_byte=seconds,
+        "tiny", "aa", CHAIN, costs, 4, 16, feature_layers=(1,), carried_after=CARRIED,
+        transfer_seconds_per_byte=seconds,
         transfer_latency_seconds=latency, overhead_bytes=overhead, action_seconds=action, iteration_seconds=iteration,
     )  # fmt: skip
 
@@ -101,13 +103,19 @@ def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.n
             last = profile.layers[CHAIN[end - 1]]
             units = load(profile, CHAIN[end - 1], pack)
             features = len(profile.feature_layers) * (end == 3)  # that of ViT layer 1, until the first language layer
-            bytes_behind = last.output_bytes * units * (1 + features)
+            carried = profile.carried_after[end - 1] if profile.carried_after else 0
+            bytes_behind = last.output_bytes * units * (1 + features + carried)
             found["transfer"][s, m] = (
                 profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * bytes_behind if s < 2 else 0.0
             )
             if first == 3:  # the feature is held beside what enters
                 held = profile.layers["vit"].output_bytes * load(profile, "vit", pack)
                 found["kept"][s, m] += held * len(profile.feature_layers)
+            if s and profile.carried_after:
+                kind = CHAIN[first - 1]
+                found["kept"][s, m] += (
+                    profile.layers[kind].output_bytes * load(profile, kind, pack) * profile.carried_after[first - 1]
+                )
     return found
 
 
@@ -186,7 +194,7 @@ def with_more(profile: Profile, kind: str, name: str) -> Profile:
     """The profile with another figure in one field, of the costs of a kind or, where that is "", of its own."""
     holder: Any = profile.layers[kind] if kind else profile
     value = getattr(holder, name)
-    if name == "feature_layers":
+    if name in ("feature_layers", "carried_after"):
         changed: Any = ()
     elif isinstance(value, tuple):
         changed = tuple(1.5 * figure for figure in value)

@@ -19,7 +19,7 @@ from tests.unit.alone import megatron_alone
 
 RANKS, STD = 4, 0.02
 ALIKE_ON_ALL_RANKS = ("patch_embed", "newline")
-OUTPUT_LAYERS = ("linear_proj.weight", "linear_fc2.weight")
+OUTPUT_LAYERS = ("linear_proj.weight", "linear_fc2.weight", "input.projection.weight")
 """How the names of those in transformer layers end that write to the residual stream."""
 
 

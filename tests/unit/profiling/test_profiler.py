@@ -22,7 +22,7 @@ from megatron.vlm.profiling.profiler import Job, fit_line, measure_profile, seco
 from megatron.vlm.profiling.stopwatch import WARM_UP, Run, Stopwatch, at_usual_pace
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from megatron.vlm.profiling.transfers import Links
-from omnibal_ext.chain import FULL
+from omnibal_ext.chain import FAR, FAR_TAKING, FULL, TAKING
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.errors import UserError
 from tests.distributed import harness, late_bytes
@@ -195,7 +195,9 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
     monkeypatch.setattr(platform, "overhead_bytes", lambda: 77)
     job = Job("small", 5, 7, tensor_parallel=2, data_parallel=4, frozen=("vit",), steps=11)
     chain: Any = SimpleNamespace(architecture=model, kinds=model.chain)
-    found = measure_profile(Namespace(params_dtype=dtype), chain, job, {"device": "a device", "torch": "2"})
+    found = measure_profile(
+        Namespace(params_dtype=dtype, sequence_parallel=True), chain, job, {"device": "a device", "torch": "2"}
+    )
     half = dtype == torch.bfloat16
     ring = 4 * 0.0003 * 2 * 3 / 4
     layers = {}
@@ -210,7 +212,7 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
         "parameters": {kind: 10 * weights for kind, weights in WEIGHTS.items()}, "tensor_model_parallel_size": 2,
         "expert_model_parallel_size": 1, "frozen": ("vit",),
         "lora_rank": 0, "lora_targets": (), "layers_apart": {},
-        "feature_layers": (), "features_joined": False,
+        "feature_layers": (), "features_joined": False, "carried_after": (),
         "device": "a device", "dtype": "bfloat16" if half else "float32", "transfer_seconds_per_byte": 0.002,
         "transfer_latency_seconds": 0.01, "overhead_bytes": 77, "action_seconds": 0.5,
         "iteration_seconds": pytest.approx(0.75 + A_STEP), "measured_with": {"device": "a device", "torch": "2"},
@@ -259,6 +261,23 @@ def test_what_layers_keep_is_measured_with_shared_tokens() -> None:
     """Sharing saves half of what lies between blocks; tokens that fill up take a little of it back."""
     saved = run_program("tests.distributed.kept_bytes", 2)
     assert {kind: share for kind, share in saved.items() if share < 0.9} == {}
+
+
+@pytest.mark.parametrize("chain", ["gemma_4_inputs"], indirect=True)
+def test_what_layers_read_of_others_is_no_part_of_what_they_keep(chain: Chain) -> None:
+    """Layers of Gemma 4 E2B, recomputed: the hidden states, and keys and values as they are laid out where they came;
+    not what came beside these, which a stage holds once. What goes out is counted without what is carried on."""
+    from megatron.training import get_args  # which loads where megatron.vlm has been before
+
+    language, number = chain.architecture.language, 4  # bytes, fp32
+    for kind in ("llm", FAR, TAKING, FAR_TAKING):
+        measured = KindMeasurement(get_args(), chain, kind, (16, 8))
+        tokens = measured.packs[0].tokens
+        layer = language.of_layer(chain.kinds[: measured.link].count("llm"))
+        keys = 2 * tokens * layer.kv_heads * layer.head_dim * number if layer.takes_keys else 0
+        assert measured.count == 1, kind
+        assert measured.kept["recompute"] == tokens * language.hidden_size * number + keys, kind
+        assert measured.output_bytes == tokens * language.hidden_size * number, kind
 
 
 @pytest.mark.starts

@@ -1,15 +1,24 @@
-"""Attention whose values are normalised head by head, as queries and keys are, and may be what keys were (Gemma 4)."""
+"""Attention whose values are normalised head by head, as queries and keys are, and may be what keys were (Gemma 4).
+
+Keys and values may be an earlier layer's, as they left their norms (Gemma 4 E2B).
+"""
 
 import torch
 from megatron.core.tensor_parallel import all_gather_last_dim_from_tensor_parallel_region
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
+from megatron.vlm.models.carried import Keys
 from megatron.vlm.models.norm import normalised_heads
 
 
 class NormedValues(SelfAttention):
     """Core's attention, with a norm without a weight for the values of every head."""
+
+    gives = False
+    """Later layers take its keys and values."""
+    given: Keys | None = None
+    """Those of the pack that runs, for the layer to hand on."""
 
     def get_query_key_value_tensors(
         self,
@@ -19,25 +28,24 @@ class NormedValues(SelfAttention):
         split_qkv: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[rows, 1, width] (this rank's) -> query [tokens, 1, local heads, d], key and value [tokens, 1, groups, d]."""
-        query, key, value = super().get_query_key_value_tensors(hidden_states)
+        query, key, value = self._projected(hidden_states)
+        if self.gives:
+            self.given = key, value
+        return query, key, value
+
+    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = super().get_query_key_value_tensors(hidden)
         return query, key, normalised_heads(value, self.config.layernorm_epsilon)
 
 
-class KeysAsValues(SelfAttention):
-    """The same where one matrix gives keys and values: what it gives is normalised for each of them apart."""
+class KeysAsValues(NormedValues):
+    """The same where one matrix gives keys and values: what it gives is normalised for each of them apart.
 
-    def get_query_key_value_tensors(
-        self,
-        hidden_states: Tensor,
-        key_value_states: Tensor | None = None,
-        output_gate: bool = False,
-        split_qkv: bool = True,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """[rows, 1, width] (this rank's) -> query [tokens, 1, local heads, d], key and value [tokens, 1, groups, d].
+    Where there are more ranks than groups, several ranks share one: each takes all of it, and its own heads.
+    """
 
-        Where there are more ranks than groups, several ranks share one: each takes all of it, and its own heads.
-        """
-        mixed, _ = self.linear_qkv(hidden_states)
+    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mixed, _ = self.linear_qkv(hidden)
         width, group = self.hidden_size_per_attention_head, self.pg_collection.tp
         heads = self.config.num_attention_heads // self.config.num_query_groups
         sharing = max(1, group.size() // self.config.num_query_groups)
@@ -51,3 +59,21 @@ class KeysAsValues(SelfAttention):
         assert isinstance(self.q_layernorm, torch.nn.Module)
         assert isinstance(self.k_layernorm, torch.nn.Module)
         return self.q_layernorm(query), self.k_layernorm(key), value
+
+
+class QueriesAlone(SelfAttention):
+    """The same where keys and values are an earlier layer's, which the layer puts into `taken`."""
+
+    taken: Keys
+
+    def get_query_key_value_tensors(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        output_gate: bool = False,
+        split_qkv: bool = True,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[rows, 1, width] (this rank's) -> query [tokens, 1, local heads, d], key and value [tokens, 1, groups, d]."""
+        query, _ = self.linear_qkv(hidden_states)
+        assert isinstance(self.q_layernorm, torch.nn.Module)
+        return self.q_layernorm(query.unflatten(-1, (-1, self.hidden_size_per_attention_head))), *self.taken

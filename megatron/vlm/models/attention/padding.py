@@ -39,7 +39,8 @@ class QueryKeyValue:
     """Mixed into a column-parallel class: the projection to query, key and value, for `groups` true groups of heads of
     `filled` with those of zeros.
 
-    Its bias is the model's own choice. `keys_are_values`: one matrix gives both, so that a group has one head less.
+    Its bias is the model's own choice. `heads_less` has a group than query, key and value together: one where one
+    matrix gives keys and values, two where it gives neither.
     """
 
     weight: Tensor
@@ -55,10 +56,10 @@ class QueryKeyValue:
         has_bias: bool,
         init_method: Initialization,
         tp_group: ProcessGroup,
-        keys_are_values: bool = False,
+        heads_less: int = 0,
         **core: Any,
     ) -> None:
-        output_size -= filled * config.kv_channels * keys_are_values
+        output_size -= filled * config.kv_channels * heads_less
         true_size = output_size // filled * groups
         draw = partial(_draw, init_method, 0, true_size)
         core |= {"bias": has_bias, "tp_group": tp_group}

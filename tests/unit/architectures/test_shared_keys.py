@@ -1,0 +1,84 @@
+"""Keys and values that layers take from earlier ones, and what travels for it (Gemma 4 E2B)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from omnibal_ext.architectures.language import LanguageArchitecture, LayerInputs, SharedKeys, SlidingWindow
+from omnibal_ext.architectures.presets import preset
+from omnibal_ext.costs.analytic import analytic_profile
+
+
+def some_language(seed: int) -> LanguageArchitecture:
+    """Layers of both kinds in any order, with one of each in front of those that take keys and values."""
+    random = np.random.default_rng(seed)
+    layers = int(random.integers(3, 12))
+    near = random.random(layers) < 0.6
+    near[-1] = False
+    taking = int(random.integers(1, layers - 1))
+    near[0], near[1 : max(2, layers - taking)] = True, near[1 : max(2, layers - taking)]
+    if near[: layers - taking].all():
+        near[layers - taking - 1] = False
+    window = SlidingWindow(4, tuple(np.flatnonzero(near).tolist()), 1e4)
+    return LanguageArchitecture(layers, 64, 8, 2, 96, 100, sliding=window, shared_keys=SharedKeys(taking, True))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_layers_take_what_transformers_lets_them(seed: int) -> None:
+    from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+
+    language = some_language(seed)
+    assert language.sliding is not None
+    assert language.shared_keys is not None
+    near = language.sliding.layers
+    kinds = ["sliding_attention" if number in near else "full_attention" for number in range(language.layers)]
+    taking = language.shared_keys.layers
+    config = Gemma4TextConfig(num_hidden_layers=language.layers, layer_types=kinds, num_kv_shared_layers=taking)
+    modes = config.kv_sharing_modes
+    assert language.taking_layers == tuple(number for number, mode in enumerate(modes) if mode == "reuse")
+    stored: dict[str, int] = {}  # as its forward pass goes: the last that stored one of a kind is read
+    for number, (kind, mode) in enumerate(zip(kinds, modes, strict=True)):
+        if mode == "store":
+            stored[kind] = number
+        assert language.keys_of(number) == (stored[kind] if mode == "reuse" else number)
+        wide = mode == "reuse"
+        assert language.of_layer(number).ffn_hidden_size == 96 * (1 + wide)
+        assert language.of_layer(number).takes_keys == wide
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_keys_travel_from_who_gives_them_to_the_last_who_takes_them(seed: int) -> None:
+    """Counted cut by cut, also where keys and values of a layer are more than one tensor of hidden states."""
+    language = replace(some_language(seed), hidden_size=48)
+    for number in range(-1, language.layers):
+        crossing = {
+            language.keys_of(later) for later in range(number + 1, language.layers) if language.keys_of(later) <= number
+        }
+        assert set(language.kept_keys(number)) == crossing
+        numbers = 2 * 2 * language.head_dim * len(crossing)
+        assert language.carried(number, 1, is_shared_out=False) == -(-numbers // 48)
+        first = replace(language, layer_inputs=LayerInputs(8, 100, 0)).carried(number, 1, is_shared_out=False)
+        assert first == -(-numbers // 48) + (number < language.layers - 1)
+
+
+def test_ranks_that_share_hidden_states_carry_as_many_times_more_of_their_keys() -> None:
+    """E2B: one group of keys, 256 and 512 wide, of which each of two ranks has a copy beside 1536 of hidden states."""
+    language = preset("gemma-4-e2b").language
+    assert [language.carried(number, 1, True) for number in (-1, 12, 13, 14, 33, 34)] == [1, 1, 2, 2, 2, 0]
+    assert [language.carried(number, 2, True) for number in (13, 14)] == [2, 3]
+    assert [language.carried(number, 2, False) for number in (13, 14)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "without_tables"), [("gemma-4-e2b", 4.80, 2.05), ("gemma-4-e4b", 7.63, 4.14)]
+)
+def test_presets_have_the_published_numbers_of_parameters(name: str, billions: float, without_tables: float) -> None:
+    """5.1 and 8 billion with an audio tower of .3, as published; what is no table, as 2.3 and 4.5 with it and less."""
+    model = preset(name)
+    profile = analytic_profile(model, "h100", 2520, 4096)
+    whole = sum(profile.parameters[kind] for kind in profile.cost_kinds if kind != "head")
+    tables = model.language.layers * 262144 * 256 + profile.parameters["word_embed"]
+    assert whole / 1e9 == pytest.approx(billions, abs=0.01)
+    assert (whole - tables) / 1e9 == pytest.approx(without_tables, abs=0.01)
+    assert profile.features_after[model.chain.index("word_embed")] == 1
