@@ -51,6 +51,8 @@ NUMBERS = {
     "shared_expert_intermediate_size": [8, 40], "full_attention_interval": [1, 2],
     "n_group": [1, 2, 3], "topk_group": [1, 2], "n_routed_experts": [4, 6], "n_shared_experts": [0, 1, 2],
     "first_k_dense_replace": [0, 1, 2, 3], "routed_scaling_factor": [1.0, 2.5], "out_hidden_size": [48, 60],
+    "num_kv_shared_layers": [0, 1, 2, 3], "hidden_size_per_layer_input": [0, 6, 9], "pad_token_id": [0, 5, None],
+    "vocab_size_per_layer_input": [models.VOCABULARY - 1, models.VOCABULARY],
 }  # fmt: skip
 ROTATIONS: list[dict[str, Any]] = [
     {"rope_type": "default"},

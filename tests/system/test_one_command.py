@@ -160,8 +160,9 @@ def gemma(folder: Path, tokenizer: Path) -> dict[str, Any]:
 
 def gemma4(folder: Path, tokenizer: Path) -> dict[str, Any]:
     special = (*TEMPLATES["gemma4"].tokens, *MARKUPS["gemma4"].tokens)
+    text = {**models.GEMMA_4_INPUTS, "vocab_size": 512, "vocab_size_per_layer_input": 512}
     config = transformers.Gemma4Config(
-        vision_config={**models.GEMMA_4_VIT, "patch_size": 8}, text_config={**models.GEMMA_4, "vocab_size": 512},
+        vision_config={**models.GEMMA_4_VIT, "patch_size": 8}, text_config=text,
         image_token_id=load_tokenizer(tokenizer, special).token_id("<|image|>"),
     )  # fmt: skip
     transformers.Gemma4ForConditionalGeneration(config).save_pretrained(folder / "model")

@@ -148,6 +148,20 @@ GEMMA_4 = {
 """The global layers have wider heads in one group, whose keys are values; logits near the cap. Transformers' word of
 padding has no gradient, so that it is one which no sample has."""
 
+GEMMA_4_INPUTS = {
+    **GEMMA_4,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCABULARY + 3,
+    "num_hidden_layers": 5,
+    "layer_types": [
+        "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention",
+    ],
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": False,
+}  # fmt: skip
+"""As E2B: the fourth layer takes keys and values of the third, the fifth of the second."""
+
 # As Gemma 3's: the system's words at the head of the first turn, parts trimmed one by one.
 GEMMA_JINJA = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
@@ -419,27 +433,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"mm_tokens_per_image": 16, "tie_word_embeddings": False},
     ),
     "gemma 4": ("Gemma4", GEMMA_4_VIT, GEMMA_4, {}),
-    "gemma 4 with inputs of layers": (
-        "Gemma4",
-        GEMMA_4_VIT,
-        {
-            **GEMMA_4,
-            "hidden_size_per_layer_input": 12,
-            "vocab_size_per_layer_input": VOCABULARY + 3,
-            "num_hidden_layers": 5,
-            "layer_types": [
-                "sliding_attention",
-                "full_attention",
-                "sliding_attention",
-                "sliding_attention",
-                "full_attention",
-            ],
-            "num_kv_shared_layers": 2,
-            "use_double_wide_mlp": True,
-            "attention_k_eq_v": False,
-        },
-        {},
-    ),
+    "gemma 4 with inputs of layers": ("Gemma4", GEMMA_4_VIT, GEMMA_4_INPUTS, {}),
     "gemma 4 moe": (
         "Gemma4",
         GEMMA_4_VIT,
