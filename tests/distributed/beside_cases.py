@@ -13,7 +13,7 @@ from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from tests.distributed.cases import PACKS, REDUCTIONS, Case, Question, spread
 
-MODELS = ("small", "wide_norm", "native", "features", "gemma", "gemma_4", "tied")
+MODELS = ("small", "wide_norm", "native", "features", "gemma", "gemma_4_inputs", "tied")
 FREEZE = ((), (), (), ("vit",), ("projector",), ("llm",), ("vit", "projector"), ("vit", "projector"))
 ADAPTED = ("llm", "vit")
 SCHEDULES = (
