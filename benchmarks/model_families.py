@@ -58,6 +58,7 @@ CASES = (
     Case("gemma-3-27b", 8, 4, 24),
     Case("gemma-4-31b", 8, 4, 2520 * 6),
     Case("gemma-4-26b-a4b", 4, 4, 2520 * 6),
+    Case("gemma-4-e4b", 1, 4, 2520 * 6),
     Case("mistral-small-3.1-24b", 4, 4, 16384),
     Case("glm-4.1v-9b", 2, 4, 16384),
     Case("glm-4.6v", 8, 8, 16384),

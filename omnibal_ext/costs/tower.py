@@ -156,7 +156,8 @@ def language_profile(profile: Profile) -> Profile:
     """What the pipeline's stages are cut from where the tower stands beside: the chain from word_embed on."""
     chain = profile.chain[profile.chain.index("word_embed") :]
     apart = {kind: layers for kind, layers in profile.layers_apart.items() if KIND_OF[kind] in chain}
-    return replace(profile, chain=chain, layers_apart=apart, feature_layers=(), carried_after=())
+    carried = profile.carried_after[-len(chain) :]
+    return replace(profile, chain=chain, layers_apart=apart, feature_layers=(), carried_after=carried)
 
 
 def dealt_by_bytes(sizes: list[float], ranks: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import pytest
 from omnibal_ext.architectures.language import LanguageArchitecture, LayerInputs, SharedKeys, SlidingWindow
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.tower import language_profile
 
 
 def some_language(seed: int) -> LanguageArchitecture:
@@ -82,3 +83,5 @@ def test_presets_have_the_published_numbers_of_parameters(name: str, billions: f
     assert whole / 1e9 == pytest.approx(billions, abs=0.01)
     assert (whole - tables) / 1e9 == pytest.approx(without_tables, abs=0.01)
     assert profile.features_after[model.chain.index("word_embed")] == 1
+    behind = language_profile(profile)
+    assert behind.features_after == profile.features_after[model.chain.index("word_embed") :], "the tower beside it"
