@@ -225,10 +225,11 @@ def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
     attention_rate = gpu.flops * gpu.attention_efficiency * t
     bytes_a_second = gpu.memory_bandwidth * gpu.bandwidth_efficiency
     elementwise = work.passes * stream / share / bytes_a_second
-    links = _link_seconds(work, gpu, ranks)
+    links, scores = _link_seconds(work, gpu, ranks), work.score_bytes / t / bytes_a_second
     gradients = 1 if work.copies else 2
     forward, backward = matrices + elementwise + links, gradients * matrices + 2 * elementwise + links
     attention, per_square = work.attention / attention_rate, work.per_square / attention_rate
+    attention, per_square = attention + scores * work.tokens**2, per_square + scores
     return LayerCost(
         forward_seconds=forward + attention,
         backward_seconds=backward + BACKWARD_ATTENTION * attention,

@@ -10,6 +10,9 @@ from omnibal_ext.costs.work import BYTES, Work, cheap_passes
 SCORES = 2
 """fp32 numbers a token and expert that a router's backward needs: how likely it is for the choice, and for the balance.
 """
+CAPPED_SCORE = 56
+"""Bytes read and written of a capped score: twice each in half precision; six times each in fp32, which it becomes, is
+scaled, capped in two steps, masked, and made a share in."""
 CHUNK = 64
 """Tokens whose influence on each other linear attention computes at once."""
 
@@ -32,6 +35,8 @@ class Mixer:
     """Beside those of its matrices, forward."""
     per_square: int = 0
     """The same for each token squared of a sample's length."""
+    score_bytes: int = 0
+    """Of scores, for each token squared of a sample's length: see `Work`."""
     exchanged: int = 0
     """Numbers that go to the ranks that compute a head, of samples that several hold, and come back."""
     exchanged_keys: int = 0
@@ -62,6 +67,7 @@ def attention(language: LanguageArchitecture, t: int) -> Mixer:
         moved=2 * heads + projected + 2 * rotated + 2 * normalised + 3 * gates,
         operations=0,
         per_square=2 * heads,
+        score_bytes=heads // language.head_dim * CAPPED_SCORE if language.score_cap else 0,
         exchanged=2 * heads + key_value,
         exchanged_keys=key_value,
         key_groups=max(groups, t),
@@ -151,6 +157,7 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
         late=tokens * (late + mixer.late) * BYTES,
         attention=tokens * mixer.operations + mixer.per_square * tokens**2,
         per_square=mixer.per_square,
+        score_bytes=mixer.score_bytes,
         states=mixer.states,
         exchanged=mixer.exchanged,
         exchanged_keys=mixer.exchanged_keys,

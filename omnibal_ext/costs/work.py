@@ -27,6 +27,8 @@ class Work:
     """Operations forward."""
     per_square: float = 0.0
     """Attention operations for each token squared, where samples share a pack; 0 where attention grows with tiles."""
+    score_bytes: float = 0.0
+    """Read and written of scores, forward, for each token squared of a sample's length, where no kernel hides them."""
     states: float = 0.0
     """Operations a token, forward, on the states of linear attention, in whatever chunks a kernel computes them."""
     passes: float = 2.0

@@ -248,16 +248,32 @@ def test_ranks_that_share_a_group_need_no_more() -> None:
     assert [language.groups_over(ranks) for ranks in (1, 2, 3, 4, 8)] == [2, 2, 3, 2, 2]
 
 
-def test_attention_under_masks_counts_whole_squares() -> None:
-    model = PRESETS["gemma-3-4b"]
-    blind = replace(model, language=replace(model.language, image_attention=False))
+@pytest.mark.parametrize(("name", "sees", "groups"), [("gemma-3-4b", "image", 4), ("paligemma-3b-224", "prefix", 1)])
+def test_attention_under_masks_counts_whole_squares(name: str, sees: str, groups: int) -> None:
+    model = PRESETS[name]
+    blind = replace(model, language=replace(model.language, **{f"{sees}_attention": False}))
     whole, half = (analytic_profile(one, "h100", 9, 4096).layers["llm"] for one in (model, blind))
     square = 2 * 8 * 256 * 4096**2 / (989e12 * 0.45)
     assert whole.forward_seconds - half.forward_seconds == pytest.approx(square)
-    assert whole.kept_bytes - half.kept_bytes == 4096 * 2 * 2 * (8 - 4) * 256, "keys and values are repeated"
+    assert whole.kept_bytes - half.kept_bytes == 4096 * 2 * 2 * (8 - groups) * 256, "keys and values are repeated"
     assert whole.forward_fit is not None
     assert half.forward_fit is not None
     assert whole.forward_fit[2] == pytest.approx(2 * half.forward_fit[2])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_capped_scores_are_read_and_written(ranks: int) -> None:
+    """PaliGemma 2 3B: 8 heads, a score 56 bytes of 3.35 TB/s at the share of it that is reached."""
+    model = PRESETS["paligemma2-3b-224"]
+    free = replace(model, language=replace(model.language, score_cap=None))
+    capped, plain = (analytic_profile(one, "h100", 9, 4096, ranks).layers["llm"] for one in (model, free))
+    a_pair = 8 * 56 / (3.35e12 * 0.8) / ranks
+    assert capped.forward_seconds - plain.forward_seconds == pytest.approx(a_pair * 4096**2)
+    assert capped.backward_seconds - plain.backward_seconds == pytest.approx(2.5 * a_pair * 4096**2)
+    assert capped.forward_fit is not None
+    assert plain.forward_fit is not None
+    assert capped.forward_fit[2] - plain.forward_fit[2] == pytest.approx(a_pair)
+    assert capped.kept_bytes == plain.kept_bytes
 
 
 def test_a_vit_layer_keeps_what_was_published() -> None:
