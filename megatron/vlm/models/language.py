@@ -137,6 +137,8 @@ class LanguageLayer(TransformerLayer):
                 packed_seq_params=seen,
                 padding_mask=view.balance if self.routes else None,
             )[0]
+        if isinstance(attention, QueriesAlone):
+            attention.taken = None  # else it would hold this pack's until the next one comes
         if self.input is not None and view.words is not None:
             out = self.input(out, view.words, *carried)
         out = out if self.scalar is None else out * self.scalar

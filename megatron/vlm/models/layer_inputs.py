@@ -1,8 +1,9 @@
 """What a language layer reads beside its hidden states (Gemma 4 E2B), and adds to what it gives.
 
-    word ──────────────── a row of this layer's table ── + ── * ── a matrix ── norm ── + ──>
+    word ── a row of this layer's table ────────────────── + ── x ── a matrix ── norm ── + ──>
     first hidden states ── a matrix ── norm, of all layers ┘    │                       │
-    hidden states ───────── a matrix ── GELU ─────────────────── ┘    ... themselves ─── ┘
+    hidden states ── a matrix ── GELU ───────────────────────── ┘                       │
+    hidden states ───────────────────────────────────────────────────────────────────── ┘
 
 Transformers has the tables of all layers as one, and so the matrices behind the first hidden states; here a layer has
 its own, so that they lie where the layer does. Tensor-parallel ranks have some of the numbers between the matrices.

@@ -64,7 +64,7 @@ class KeysAsValues(NormedValues):
 class QueriesAlone(SelfAttention):
     """The same where keys and values are an earlier layer's, which the layer puts into `taken`."""
 
-    taken: Keys
+    taken: Keys | None = None
 
     def get_query_key_value_tensors(
         self,
@@ -75,5 +75,6 @@ class QueriesAlone(SelfAttention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[rows, 1, width] (this rank's) -> query [tokens, 1, local heads, d], key and value [tokens, 1, groups, d]."""
         query, _ = self.linear_qkv(hidden_states)
+        assert self.taken is not None
         assert isinstance(self.q_layernorm, torch.nn.Module)
         return self.q_layernorm(query.unflatten(-1, (-1, self.hidden_size_per_attention_head))), *self.taken
