@@ -132,6 +132,8 @@ def adapter_numbers(architecture: Architecture, adapters: Adapters, tensor: int 
 
 def _vision(architecture: Architecture) -> tuple[Matrix, ...]:
     vision = architecture.vision
+    if not vision.layers:
+        return ()
     width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
     # Query, key and value are one matrix at Hugging Face's too, but for Gemma 4's and Pixtral's.
     packed = vision.native is not None and not architecture.pools and architecture.merger != "matrix"
@@ -146,7 +148,7 @@ def _vision(architecture: Architecture) -> tuple[Matrix, ...]:
 
 
 def _projector(architecture: Architecture) -> tuple[Matrix, ...]:
-    if architecture.pools:
+    if architecture.pools or architecture.merger == "normed":
         return ()
     out, shuffled = architecture.language.hidden_size, architecture.joined_width
     if architecture.merger == "gated":
@@ -206,10 +208,8 @@ def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
     matrices = adapted_matrices(architecture)
     for part in adapters.targets:
         if not matrices[part]:
-            raise UserError(
-                f"--lora-targets {part}: the projector of {architecture.name} is a bare matrix, for which peft has no "
-                "adapter; leave it out"
-            )
+            why = {"projector": "is a bare matrix, for which peft has no adapter", "vit": "has no layers"}[part]
+            raise UserError(f"--lora-targets {part}: the {part} of {architecture.name} {why}; leave it out")
         least, name = min((min(m.columns, m.rows), m.name) for m in matrices[part])
         if adapters.rank > least:
             raise UserError(

@@ -201,7 +201,7 @@ def _sizes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     perceptron = f"links.llm_{len(architecture.language.dense_layers)}.mlp"
     perceptron += ".experts.experts" * (architecture.language.experts is not None)
     shown = (
-        "links.vit_0.mlp.linear_fc1.weight",
+        f"links.{'vit_0.mlp.linear_fc1' if architecture.vision.layers else 'patch_embed.projection'}.weight",
         "links.word_embed.embedding.weight",
         f"{perceptron}.linear_fc1.weight",
         "links.llm_0.self_attention.linear_qkv.weight",

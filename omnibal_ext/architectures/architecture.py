@@ -57,8 +57,8 @@ class Architecture:
     merger: str = field(default="perceptron", metadata=LATER)
     """How squares of a ViT at native resolution become tokens: "perceptron", of two layers as wide as a square (Qwen);
     "matrix", which makes a patch of a square, in front of two layers (Mistral 3); "gated", two matrices in front of a
-    gated perceptron (GLM-4.1V). Of tiles: "shuffled", one matrix alone behind the pixel shuffle (Idefics 3,
-    PaliGemma)."""
+    gated perceptron (GLM-4.1V); "normed", one matrix alone behind a norm without a weight (Gemma 4 without towers). Of
+    tiles: "shuffled", one matrix alone behind the pixel shuffle (Idefics 3, PaliGemma)."""
     merger_width: int = field(default=0, metadata=LATER)
     """Inner width of the gated one."""
     class_token: bool = False

@@ -45,6 +45,8 @@ class SlidingWindow:
     """Base of these layers' rotation, which is not scaled."""
     images_here_alone: bool = field(default=False, metadata=LATER)
     """Where tokens of an image see each other, they do so in these layers and in no others (Gemma 4)."""
+    images_whole: bool = field(default=False, metadata=LATER)
+    """They see all of it, however far back it begins (Gemma 4 without towers); else none that the window leaves out."""
 
 
 @dataclass(frozen=True)

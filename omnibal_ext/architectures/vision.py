@@ -48,7 +48,8 @@ class VisionArchitecture:
     """
 
     layers: int
-    """Those that run: a model that reads its features before the last layers has that many fewer."""
+    """Those that run: a model that reads its features before the last layers has that many fewer. 0: patches go as they
+    are embedded to the projector, and there are no heads (Gemma 4 without towers)."""
     hidden_size: int
     heads: int
     ffn_hidden_size: int
@@ -75,10 +76,13 @@ class VisionArchitecture:
     front of learned positions (Pixtral, GLM-4.1V)."""
     final_norm: bool = False
     """A LayerNorm behind the last layer; at native resolution one of the layers' kind."""
+    embedding_norms: bool = field(default=False, metadata=LATER)
+    """LayerNorms of a patch's pixels, of what their matrix gives, and of that at its place, with PyTorch's epsilon
+    (Gemma 4 without towers); at native resolution."""
     layer_scale: bool = True
     standardized: bool = field(default=False, metadata=LATER)
     """What leaves the ViT, joined, is shifted and scaled by numbers that are not trained (Gemma 4)."""
-    pixels: str = "imagenet"  # or "clip", "half": mean and deviation that pixels are brought to
+    pixels: str = "imagenet"  # or "clip", "half", "unit": mean and deviation that pixels are brought to
     native: NativeResolution | None = None
     drop_path: float = 0.0
     """Share of tiles that pass a branch of the last layer by in training; it grows from none in the first layer

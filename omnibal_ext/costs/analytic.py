@@ -27,7 +27,7 @@ from typing import Any
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
-from omnibal_ext.chain import KIND_OF, VISION_KINDS, GradientMode, gradient_mode
+from omnibal_ext.chain import FAR, KIND_OF, VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.adapted import AdaptersWork, adapters_works
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.work import BYTES, Work, exchange_costs
@@ -125,9 +125,10 @@ def analytic_profile(
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
     works, vision = cost_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size), architecture.vision
-    if architecture.language.both_ways:  # under a mask torch computes whole squares
-        llm = works["llm"]
-        works["llm"] = replace(llm, attention=2 * llm.attention, per_square=2 * llm.per_square)
+    for kind, language in (("llm", architecture.language), (FAR, architecture.language.with_far_heads)):
+        if kind in works and language.both_ways:  # under a mask torch computes whole squares
+            llm = works[kind]
+            works[kind] = replace(llm, attention=2 * llm.attention, per_square=2 * llm.per_square)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}
     frozen = adapters.frozen(frozen)
     added = adapters_works(architecture, adapters, works, t)
@@ -226,7 +227,7 @@ def _cost(work: Work, units: int, gpu: Device, ranks: _Ranks) -> LayerCost:
     bytes_a_second = gpu.memory_bandwidth * gpu.bandwidth_efficiency
     elementwise = work.passes * stream / share / bytes_a_second
     links, scores = _link_seconds(work, gpu, ranks), work.score_bytes / t / bytes_a_second
-    gradients = 1 if work.copies else 2
+    gradients = 1 + work.input_gradient
     forward, backward = matrices + elementwise + links, gradients * matrices + 2 * elementwise + links
     attention, per_square = work.attention / attention_rate, work.per_square / attention_rate
     attention, per_square = attention + scores * work.tokens**2, per_square + scores

@@ -44,7 +44,7 @@ class ModelOperations:
             work, mode = works[kind], gradient_mode(kind, frozen, adapters.targets)
             passes = PASSES[mode]
             matrices = 2.0 * work.tokens * work.matrix_weights * layers
-            if kind == "patch_embed":  # pixels have no gradient
+            if not work.input_gradient:
                 passes = min(passes, 2)
             unit = "tile" if kind in VISION_KINDS else "counted" if kind == "head" else "token"
             units[unit] += matrices * passes + 3 * 2.0 * work.tokens * added.get(kind, 0.0) * layers

@@ -44,7 +44,7 @@ def _plain(architecture: Architecture) -> _Numbers:
     joined, out = architecture.joined_width, architecture.language.hidden_size
     native = architecture.vision.native is not None
     into = joined * (1 + (architecture.projector_norm or native))
-    if architecture.pools or architecture.merger == "shuffled":
+    if architecture.pools or architecture.merger in ("shuffled", "normed"):
         return _Numbers(joined * out, into, 0, joined, out)  # its gradient is a share, as it is cut by its columns
     inner = joined if native else out
     return _Numbers(joined * inner + inner * out, into, 2 * inner, joined + out, 2 * inner)

@@ -47,7 +47,9 @@ class Work:
     for_weights: float = 0.0
     """Bytes of `kept` that only gradients of weights ask for which can have no adapters: of LayerScale, of experts."""
     copies: bool = False
-    """Whether every tensor-parallel rank does all of it: the first link, which has no gradient of its input."""
+    """Whether every tensor-parallel rank does all of it: the first link."""
+    input_gradient: bool = True
+    """What its matrices multiply has a gradient: not pixels, unless a norm between has weights."""
 
     def shares(self, t: int) -> int:
         """Among how many of `t` tensor-parallel ranks it is divided."""

@@ -43,37 +43,22 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
     """
     vision, language = architecture.vision, architecture.language
     h, g, tile = vision.hidden_size, language.hidden_size, vision.tokens_per_tile
-    heads_h = h // vision.heads * vision.heads_over(t)
-    vit_matrices = 2 + vision.gated
-    vit = 4 * h * heads_h + vit_matrices * h * vision.ffn_hidden_size
     pixels, words, learned_positions = 3 * vision.patch_size**2, language.vocab_size * g, tile * h
     around = 0  # what is kept of a patch's learned positions: their places and shares
     if vision.native:
         around = vision.native.around * 10
         learned_positions = ((vision.native.learned_positions or 0) ** 2 + 2 * (vision.native.axis_positions or 0)) * h
         pixels *= vision.native.frames
-    # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
-    inside_h = 2 * heads_h + 2 * (heads_h - h)
-    vit_inner, normed = vit_matrices * vision.ffn_hidden_size, 2 * vision.qk_norm + 3 * vision.head_norms
-    vit_others = 2 * normed + 4 * vision.layer_scale + 4 * vision.branch_norms
-    vit_passes = passes(h, inside_h, vit_inner, vit_others)
-    vit_kept = kept(h, inside_h, vit_inner, (normed + 2 * vision.branch_norms) * h, vision.layer_scale)
+    norms, normed = (2 * pixels + 5 * h, pixels + 2 * h) if vision.embedding_norms else (0, 0)  # and a bias
     vit_tokens, image_tokens = tiles * tile, architecture.image_tokens(tiles)
-    vit_kept += heads_h * (vit_tokens % t > 0)
-    # Of four linear layers: query, key, value and attention output; MLP; whole on every rank what ranks have shares of.
-    vit_late = 4 * heads_h + vit_inner + 4 * h * t
-    vit_cheap = 2 * h + vision.ffn_hidden_size
     return {
         "patch_embed": Work(
-            pixels * h + learned_positions, pixels * h, vit_tokens, h,
-            vit_tokens * (pixels + h * vision.pre_norm + around) * BYTES, copies=True,
+            pixels * h + learned_positions + norms, pixels * h, vit_tokens, h,
+            vit_tokens * (pixels + h * vision.pre_norm + around + normed) * BYTES, copies=True,
+            input_gradient=vision.embedding_norms,
+            passes=2 + vision.embedding_norms * (4 + 2 * pixels / h),
         ),
-        "vit": Work(
-            vit + 4 * h, vit, vit_tokens, h, vit_tokens * vit_kept * BYTES,
-            vit_tokens * vit_late * BYTES, attention=4 * heads_h * tiles * _attended(vision), passes=vit_passes,
-            blocks=2, cheap=vit_tokens * vit_cheap * BYTES, cheap_passes=cheap_passes(h, vit_inner),
-            for_weights=vit_tokens * 2 * h * vision.layer_scale * BYTES,
-        ),
+        **({"vit": _vit_work(vision, tiles, t)} if vision.layers else {}),
         "projector": projector_work(architecture, tiles, t),
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * architecture.streams * BYTES) * t),
         **language_works(language, tokens, t, e),
@@ -83,6 +68,29 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
             tokens * (g * t + language.vocab_size) * BYTES,
         ),
     }  # fmt: skip
+
+
+def _vit_work(vision: VisionArchitecture, tiles: int, t: int) -> Work:
+    """Of one layer of the ViT, a mean of those with windows and those without."""
+    h, vit_tokens = vision.hidden_size, tiles * vision.tokens_per_tile
+    heads_h = h // vision.heads * vision.heads_over(t)
+    matrices = 2 + vision.gated
+    weights = 4 * h * heads_h + matrices * h * vision.ffn_hidden_size
+    # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
+    inside_h = 2 * heads_h + 2 * (heads_h - h)
+    inner, normed = matrices * vision.ffn_hidden_size, 2 * vision.qk_norm + 3 * vision.head_norms
+    others = 2 * normed + 4 * vision.layer_scale + 4 * vision.branch_norms
+    numbers = kept(h, inside_h, inner, (normed + 2 * vision.branch_norms) * h, vision.layer_scale)
+    numbers += heads_h * (vit_tokens % t > 0)
+    # Of four linear layers: query, key, value and attention output; MLP; whole on every rank what ranks have shares of.
+    late = 4 * heads_h + inner + 4 * h * t
+    return Work(
+        weights + 4 * h, weights, vit_tokens, h, vit_tokens * numbers * BYTES,
+        vit_tokens * late * BYTES, attention=4 * heads_h * tiles * _attended(vision),
+        passes=passes(h, inside_h, inner, others), blocks=2,
+        cheap=vit_tokens * (2 * h + vision.ffn_hidden_size) * BYTES, cheap_passes=cheap_passes(h, inner),
+        for_weights=vit_tokens * 2 * h * vision.layer_scale * BYTES,
+    )  # fmt: skip
 
 
 def _attended(vision: VisionArchitecture) -> float:

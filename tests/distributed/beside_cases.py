@@ -11,7 +11,7 @@ from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.actions import Action, Schedule, check_schedule
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
-from tests.distributed.cases import PACKS, REDUCTIONS, Case, Question, spread
+from tests.distributed.cases import LAYERLESS, PACKS, REDUCTIONS, Case, Question, spread
 
 MODELS = ("small", "wide_norm", "native", "features", "gemma", "gemma_4_inputs", "tied")
 FREEZE = ((), (), (), ("vit",), ("projector",), ("llm",), ("vit", "projector"), ("vit", "projector"))
@@ -55,7 +55,9 @@ class Beside:
             tuple(generator.randrange(ranks * tensor) for _ in range(links)),
             tuple(self._ranks(ranks, generator) for _ in range(self.microbatches)),
             self.mode_of(plan),
-            tuple(sorted(generator.sample(range(1, links - 1), 2))) if self.kept == "recomputed" else (),
+            tuple(sorted(generator.sample(range(1, links - 1), min(2, links - 2))))
+            if self.kept == "recomputed"
+            else (),
             self.kept == "again",
         )
         lists = woven(case.schedule, case.chunks, ranks, tower, generator)
@@ -119,20 +121,29 @@ class Launch:
     pipeline: int
     seed: int
     count: int
+    layerless: int = 0
+    """Cases more, of the model without a ViT."""
 
     def cases(self) -> list[Beside]:
         """Cases in which every value of every dimension comes up about equally often."""
         generator = random.Random(self.seed)
+        bare = [replace(one, model=LAYERLESS, adapted=()) for one in questions(0, 12)]
+        return [
+            *self._drawn(questions(self.seed, self.count), self.count, generator),
+            *self._drawn(bare, self.layerless, generator),
+        ]
+
+    def _drawn(self, questions: Sequence[Question], count: int, generator: random.Random) -> list[Beside]:
         schedules = (
             [one for one in SCHEDULES if one[1] * self.pipeline <= 6]
             if self.pipeline > 1
             else [("1f1b", 1), ("zb_h1", 1)]
         )
         dimensions = (
-            questions(self.seed, self.count), schedules, ("none", "mixed"), (False, True)[: self.tensor], (False, True),
+            questions, schedules, ("none", "mixed"), (False, True)[: self.tensor], (False, True),
             MODES, KEPT, (True, True, False),
         )  # fmt: skip
-        columns = (spread(values, self.count, generator) for values in dimensions)
+        columns = (spread(values, count, generator) for values in dimensions)
         replicas = self.ranks // self.tensor // self.pipeline
         return [
             Beside(
@@ -160,7 +171,7 @@ LAUNCHES = {
     "pipeline": Launch(2, 1, 2, seed=42, count=16),
     "tensor": Launch(2, 2, 1, seed=43, count=12),
     "data": Launch(2, 1, 1, seed=44, count=10),
-    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=16),
+    "tensor and pipeline": Launch(4, 2, 2, seed=45, count=16, layerless=5),
     "data and pipeline": Launch(4, 1, 2, seed=46, count=16),
     "long pipeline": Launch(4, 1, 4, seed=47, count=14),
     "data and tensor": Launch(4, 2, 1, seed=48, count=10),

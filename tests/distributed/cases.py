@@ -48,6 +48,8 @@ MODELS = (
 )  # fmt: skip
 ADAPTED_MODELS = (*(name for name in MODELS if name not in ("linear", "experts", "gemma_4_moe")), "mixture")
 """Those whose language layers can have adapters."""
+LAYERLESS = "layerless"
+"""The model without a ViT, of which launches run cases of its own."""
 SHARING = ("experts", "gemma_4_moe", "mixture", "glm")
 """Those whose tensor-parallel ranks share the tokens between blocks, and have to."""
 
@@ -170,6 +172,8 @@ class Launch:
     """Cases more, of models with experts alone."""
     adapted: int = 0
     """Cases more, in which adapters are trained."""
+    layerless: int = 0
+    """Cases more, of the model without a ViT."""
     wide: bool = False
     """Packs are run by several ranks together; the models are all there are."""
 
@@ -188,6 +192,7 @@ class Launch:
             *self._drawn(questions, self.count, generator),
             *(self._drawn(dealt, self.dealt, generator) if self.dealt else ()),
             *self._drawn(adapted, self.adapted, generator),
+            *self._drawn(Question.draw(12, seed=0, models=(LAYERLESS,)), self.layerless, generator),
         ]
 
     def _drawn(self, questions: Sequence[Question], count: int, generator: random.Random) -> list[Case]:
@@ -215,17 +220,17 @@ class Launch:
 
 LAUNCHES = {
     "one rank": Launch(1, 1, 1, seed=0, count=12, adapted=4),
-    "pipeline": Launch(2, 1, 2, seed=167, count=16, adapted=6),
+    "pipeline": Launch(2, 1, 2, seed=167, count=16, adapted=6, layerless=6),
     "tensor": Launch(2, 2, 1, seed=5, count=14, adapted=6),
     "data": Launch(2, 1, 1, seed=3, count=16, experts=2, dealt=6),
-    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16, adapted=8),
+    "tensor and pipeline": Launch(4, 2, 2, seed=4, count=16, adapted=8, layerless=6),
     "data and pipeline": Launch(4, 1, 2, seed=143, count=16, experts=2, dealt=5, adapted=6),
     "long pipeline": Launch(4, 1, 4, seed=167, count=16),
     "data and tensor": Launch(4, 2, 1, seed=7, count=12, experts=4, dealt=6),
     "Transformer Engine": Launch(4, 2, 2, seed=8, count=16, server=ENGINE, adapted=6),
 }
 STRICT = {
-    "two ranks": Launch(2, 1, 2, seed=21, count=16),
+    "two ranks": Launch(2, 1, 2, seed=21, count=16, layerless=4),
     "three ranks": Launch(3, 1, 3, seed=22, count=16),
     "four ranks": Launch(4, 1, 4, seed=23, count=16),
     "two pipelines": Launch(4, 1, 2, seed=25, count=16, experts=2, dealt=6),
@@ -235,7 +240,7 @@ STRICT = {
 """Launches over a strict transport."""
 TEAMS = {
     "teams": Launch(4, 1, 1, seed=31, count=18, experts=2, dealt=4, wide=True),
-    "teams and pipeline": Launch(4, 1, 2, seed=32, count=18, adapted=4, wide=True),
+    "teams and pipeline": Launch(4, 1, 2, seed=32, count=18, adapted=4, layerless=4, wide=True),
     "teams and tensor": Launch(4, 2, 1, seed=33, count=14, wide=True),
 }
 """Launches whose packs are run by several ranks together."""

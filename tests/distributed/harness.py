@@ -162,6 +162,20 @@ GEMMA_4_INPUTS = replace(
 )
 """Layers have inputs of their own, the last two wider perceptrons and the keys and values of the first two, as Gemma 4
 E2B."""
+LAYERLESS = replace(
+    GEMMA_4,
+    name="layerless",
+    vision=VisionArchitecture(
+        layers=0, hidden_size=32, heads=1, ffn_hidden_size=0, patch_size=2, image_size=2, norm_epsilon=1e-2,
+        embedding_norms=True, native=NativeResolution(merge=1, frames=1, axis_positions=16),
+    ),
+    language=replace(GEMMA_4.language, sliding=SlidingWindow(3, (0, 2), 1e3, images_whole=True)),
+    shuffle=1,
+    pools=False,
+    merger="normed",
+)  # fmt: skip
+"""No ViT layers: patches enter as they are embedded, one a token; images are seen whole in all layers, as in Gemma 4
+without towers."""
 LINEAR = replace(
     FEATURES,
     name="linear",
@@ -221,7 +235,7 @@ MODELS = {
     model.name: model
     for model in (
         *(SMALL, WIDE_NORM, TIED, NATIVE, FEATURES, PIXTRAL, GLM),
-        *(GEMMA, PALIGEMMA, GEMMA_4, GEMMA_4_MOE, GEMMA_4_INPUTS, LINEAR, EXPERTS, MIXTURE),
+        *(GEMMA, PALIGEMMA, GEMMA_4, GEMMA_4_MOE, GEMMA_4_INPUTS, LAYERLESS, LINEAR, EXPERTS, MIXTURE),
     )
 }
 IMAGE_TOKEN = 127
@@ -299,15 +313,18 @@ def sample_packs(kind: str = "all", multiple: int = 1, model: str = "small") -> 
     for tiles, lengths in PACK_KINDS[kind]:
         pack = _pack(SMALL, tiles, lengths, multiple, generator)
         native = MODELS[model].vision.native
-        packs.append(_at_native_resolution(pack, tiles, native.frames > 1, generator) if native else pack)
+        packs.append(_at_native_resolution(pack, tiles, native, generator) if native else pack)
     return packs
 
 
-def _at_native_resolution(pack: Microbatch, tiles: list[int], films: bool, generator: torch.Generator) -> Microbatch:
+def _at_native_resolution(
+    pack: Microbatch, tiles: list[int], native: NativeResolution, generator: torch.Generator
+) -> Microbatch:
     """An image for the tiles of each sample, two squares high and two wide for each; for two tiles as many steps, where
-    the model sees `films`."""
+    the model sees films."""
+    films, side = native.frames > 1, 2 * native.merge
     begins = [sum(pack.lengths[:sample]) for sample in range(len(tiles))]
-    grids = {count: (2, 4, 4) if count == 2 and films else (1, 4, 4 * count) for count in tiles if count}
+    grids = {count: (2, side, side) if count == 2 and films else (1, side, side * count) for count in tiles if count}
     shown = [(begin, grids[count]) for begin, count in zip(begins, tiles, strict=True) if count]
     patches, size = sum(steps * rows * columns for _, (steps, rows, columns) in shown), NATIVE.vision.patch_size
     frames = (2,) if 2 in tiles and films else ()

@@ -107,7 +107,7 @@ def part(
     if makers is None:
         makers = np.random.default_rng(pack).integers(0, width, len(units))  # whatever they are
     own = makers.repeat(units) == place
-    each = 0.25 if whole.grids else model.image_tokens_per_tile
+    each = 1 / model.least_tiles if whole.grids else model.image_tokens_per_tile
     share = share_of(replace(whole, pixels=None), spans, makers.repeat((units * each).astype(int)), place)
     grids = tuple(grid for grid, maker in zip(whole.grids, makers, strict=False) if maker == place)
     return replace(share, tiles=int(own.sum()), pixels=whole.pixels[torch.from_numpy(own)], grids=grids)

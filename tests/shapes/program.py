@@ -53,7 +53,10 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         near, shared = replace(language.sliding, layers=(0, 2), tokens=tokens), replace(language.shared_keys, layers=2)
         language = replace(language, layers=4, sliding=near, shared_keys=shared)
     language = replace(language, experts=language.experts and replace(language.experts, dense_layers=0))
-    alone = replace(model.vision, layers=1, feature_layers=(), side_by_side=(0,) * len(model.vision.side_by_side))
+    alone = replace(
+        model.vision, layers=min(1, model.vision.layers), feature_layers=(),
+        side_by_side=(0,) * len(model.vision.side_by_side),
+    )  # fmt: skip
     one = replace(model, vision=alone, language=language)
     chain = padded_chain(args, one)
     args.delay_wgrad_compute = engine

@@ -39,8 +39,8 @@ WAYS = {"llava-1.5": "tensor", "qwen3-vl-moe": "expert"}
 
 FAMILIES = (
     "internvl3.5", "llava-1.5", "llava-1.6", "llava-next-video", "vip-llava", "llava-onevision", "qwen2-vl",
-    "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "gemma-3", "gemma-4", "qwen3.5", "qwen3.5-moe", "mistral-3", "glm-4.1v",
-    "glm-4.5v", "smolvlm", "paligemma-2",
+    "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "gemma-3", "gemma-4", "gemma-4-unified", "qwen3.5", "qwen3.5-moe",
+    "mistral-3", "glm-4.1v", "glm-4.5v", "smolvlm", "paligemma-2",
 )  # fmt: skip
 UNPACKED = ("qwen3.5", "gemma-4", "mistral", "glm", "smolvlm", "paligemma")
 PACKED = [family for family in FAMILIES if not family.startswith(UNPACKED)]
@@ -85,8 +85,8 @@ def build(family: str, demo: Path, folder: Path) -> None:
             processor = onevision(folder, tokenizer)
         case "gemma-3":
             processor = gemma(folder, tokenizer)
-        case "gemma-4":
-            processor = gemma4(folder, tokenizer)
+        case "gemma-4" | "gemma-4-unified":
+            processor = gemma4(folder, tokenizer, family)
         case "smolvlm":
             processor = smolvlm(folder, tokenizer)
         case "paligemma-2":
@@ -158,14 +158,22 @@ def gemma(folder: Path, tokenizer: Path) -> dict[str, Any]:
     return {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2, "size": {"height": 16, "width": 16}}
 
 
-def gemma4(folder: Path, tokenizer: Path) -> dict[str, Any]:
+def gemma4(folder: Path, tokenizer: Path, family: str) -> dict[str, Any]:
     special = (*TEMPLATES["gemma4"].tokens, *MARKUPS["gemma4"].tokens)
-    text = {**models.GEMMA_4_INPUTS, "vocab_size": 512, "vocab_size_per_layer_input": 512}
-    config = transformers.Gemma4Config(
-        vision_config={**models.GEMMA_4_VIT, "patch_size": 8}, text_config=text,
+    inputs = {**models.GEMMA_4_INPUTS, "vocab_size_per_layer_input": 512}
+    name, vision, text = {
+        "gemma-4": ("Gemma4", models.GEMMA_4_VIT, inputs),
+        "gemma-4-unified": (
+            "Gemma4Unified",
+            {**models.GEMMA_4_PATCHES, "pooling_kernel_size": 3},
+            models.GEMMA_4_WORDS,
+        ),
+    }[family]
+    config = getattr(transformers, f"{name}Config")(
+        vision_config={**vision, "patch_size": 8}, text_config={**text, "vocab_size": 512},
         image_token_id=load_tokenizer(tokenizer, special).token_id("<|image|>"),
     )  # fmt: skip
-    transformers.Gemma4ForConditionalGeneration(config).save_pretrained(folder / "model")
+    getattr(transformers, f"{name}ForConditionalGeneration")(config).save_pretrained(folder / "model")
     (folder / "model/chat_template.jinja").write_text(JINJA["gemma4"])
     (folder / "model/tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
     return {"do_normalize": False, "patch_size": 8, "pooling_kernel_size": 3, "max_soft_tokens": 6}

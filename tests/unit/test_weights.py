@@ -9,9 +9,9 @@ import torch
 
 from megatron.vlm.checkpoint.folder import seal
 from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
-from megatron.vlm.weights import Weights, apply_weights, check_weights, starting_weights
+from megatron.vlm.weights import Weights, _sizes, apply_weights, check_weights, starting_weights
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
-from omnibal_ext.architectures.presets import preset
+from omnibal_ext.architectures.presets import PRESETS, preset
 from omnibal_ext.errors import UserError
 
 TINY = preset("tiny")
@@ -137,6 +137,14 @@ def test_weights_are_of_the_model_that_is_built(checkpoint: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             check_weights(given, changed)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_shows_a_models_widths_are_weights_of_its(name: str) -> None:
+    from megatron.vlm.hf.names import sources
+
+    model = PRESETS[name]
+    assert _sizes(model).keys() <= sources(model, *model.types).keys()
 
 
 def test_adapters_of_a_checkpoint_are_those_of_the_run(checkpoint: Path, tmp_path: Path) -> None:

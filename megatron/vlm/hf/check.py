@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from megatron.vlm import platform
 from megatron.vlm.data.media.anyres import order_tensors
+from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.tiles import SQUARE
 from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
@@ -25,6 +26,7 @@ from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import config_path, image_token_id, read_config
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
 
@@ -54,7 +56,7 @@ def logit_difference(ours: Path, theirs: Path, peft: Path | None = None, data: P
     architecture, image_token = preset(str(theirs)), _image_token(theirs)
     samples = samples_of(data) if data else random_samples(architecture, image_token)
     mine = _our_logits(ours, theirs, architecture, samples, image_token)
-    wanted = _their_logits(theirs, samples, peft)
+    wanted = _their_logits(theirs, samples, peft, architecture.vision)
     scale = max(1.0, largest([logits.abs() for logits in wanted])) if data else 1.0
     return largest([(a - b).abs() for a, b in zip(mine, wanted, strict=True)]) / scale
 
@@ -105,7 +107,9 @@ def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:
 
 
 @torch.no_grad()
-def _their_logits(theirs: Path, samples: list[CheckSample], peft: Path | None) -> list[Tensor]:
+def _their_logits(
+    theirs: Path, samples: list[CheckSample], peft: Path | None, vision: VisionArchitecture
+) -> list[Tensor]:
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(theirs, dtype=torch.float32).eval()
@@ -114,7 +118,7 @@ def _their_logits(theirs: Path, samples: list[CheckSample], peft: Path | None) -
 
         model = PeftModel.from_pretrained(model, peft, torch_device="cpu").merge_and_unload()
     takes = MODELS[model.config.model_type].takes
-    given = ({**_images(sample, model.config, takes), **_answer(sample)} for sample in samples)
+    given = ({**_images(sample, model.config, takes, vision), **_answer(sample)} for sample in samples)
     return [model(input_ids=sample.ids[None], **more).logits[0] for sample, more in zip(samples, given, strict=True)]
 
 
@@ -138,13 +142,13 @@ def whole_pictures(patches: Tensor, grids: Sequence[Grid]) -> tuple[Tensor, list
     return torch.stack(filled), sizes
 
 
-def _images(sample: CheckSample, config: Any, takes: Sequence[str]) -> dict[str, Tensor]:
+def _images(sample: CheckSample, config: Any, takes: Sequence[str], vision: VisionArchitecture) -> dict[str, Tensor]:
     """Of what a model takes beside words, that which a sample has."""
     if not len(sample.pixels):
         return {}
     pixels, is_image = sample.pixels, (sample.ids == config.image_token_id).long()[None]
     if "image_position_ids" in takes:
-        return {**_with_positions(sample, config.vision_config.pooling_kernel_size), "mm_token_type_ids": is_image}
+        return {**_with_positions(sample, vision), "mm_token_type_ids": is_image}
     if "pixel_attention_mask" in takes:  # tiles are filled, and those of one conversation
         filled = torch.ones(1, len(pixels), *pixels.shape[-2:], dtype=torch.bool)
         return {"pixel_values": pixels[None], "pixel_attention_mask": filled}
@@ -164,13 +168,15 @@ def _images(sample: CheckSample, config: Any, takes: Sequence[str]) -> dict[str,
     return {"pixel_values": pixels, **{name: known[name] for name in takes}}
 
 
-def _with_positions(sample: CheckSample, square: int) -> dict[str, Tensor]:
+def _with_positions(sample: CheckSample, vision: VisionArchitecture) -> dict[str, Tensor]:
     """Patches of each image from 0 to 1, colours last, and the column and row of each; filled up to the most of one."""
+    assert vision.native is not None
+    mean, deviation = (torch.tensor(one)[:, None, None] for one in NORMALIZATIONS[vision.pixels])
     counts = [rows * columns for _, rows, columns in sample.grids]
     filled = torch.zeros(len(counts), max(counts), sample.pixels[0].numel())
     places = torch.full((len(counts), max(counts), 2), -1)
     for number, patches in enumerate(sample.pixels.split(counts)):
-        filled[number, : len(patches)] = patches.permute(0, 2, 3, 1).flatten(1) / 2 + 0.5
-        rows_and_columns = row_layout((sample.grids[number],), square, None).places
+        filled[number, : len(patches)] = (patches * deviation + mean).permute(0, 2, 3, 1).flatten(1)
+        rows_and_columns = row_layout((sample.grids[number],), vision.native.merge, None).places
         places[number, : len(patches)] = torch.from_numpy(rows_and_columns).flip(1)
     return {"pixel_values": filled, "image_position_ids": places}

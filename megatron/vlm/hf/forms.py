@@ -12,6 +12,8 @@ linear               theirs  q | k | v, z, b, a                 ours  q0 k0 v0 v
 convolution          theirs  q | k | v                          ours  q0 k0 v0 v1 | q1 k1 v2 v3
 keys alone           theirs  q0 q1 q2 q3 | k0 k1                ours  q0 q1 k0 | q2 q3 k1    (they are values too)
 patches              theirs  [width, rows x columns x colours]  ours  [width, colours, 1, rows, columns]
+pixels               theirs  [rows x columns x colours]         ours  [colours x rows x columns]
+axes                 theirs  [places, 2, width]                 ours  [2, places, width]
 either way           theirs  [experts, in, out], as published   ours  [experts, out, in]
                      or as ours, as transformers 5 saves
 """
@@ -224,6 +226,13 @@ FORMS = {
     ),
     "keys_alone": Form(lambda tensors, model: _join_groups(tensors, _far(model)[0]), _split_keys_alone),
     "patches": Form(_join_patches, _split_patches),
+    "pixels": Form(
+        lambda tensors, model: _join_patches(tensors, model).flatten(),
+        lambda tensor, model: _split_patches(tensor.view(1, 3, 1, model.vision.patch_size, -1), model),
+    ),
+    "axes": Form(
+        lambda tensors, model: _same(tensors, model).transpose(0, 1), lambda tensor, _: (tensor.transpose(0, 1),)
+    ),
     "neighbours_qkv": Form(_join_neighbours, _split_neighbours),
     "gated_qkv": Form(_gated, _split_gated),
     "linear": Form(_join_linear, _split_linear),

@@ -53,6 +53,8 @@ def _patch_embed(model: Architecture) -> dict[str, Shape]:
             "projection.bias": (width,),
             "positions": ((native.learned_positions or 0) ** 2, width),
             "axis_positions": (2, native.axis_positions or 0, width),
+            **_norm("pixel_norm", 3 * patch**2),
+            **_norm("place_norm", width),
         }
     return {
         "class_token": (1, 1, width),
@@ -85,6 +87,8 @@ def _projector(model: Architecture) -> dict[str, Shape]:
         return {"shift": (width,), "scale": (width,), **_linear("linear", out, width)}
     if model.merger in ("matrix", "gated"):
         return _merger(model)
+    if model.merger == "normed":
+        return _linear("linear", out, width)
     if model.vision.native:
         prefixes = ("", *(f"feature_{feature}." for feature in range(len(model.vision.feature_layers))))
         merger = {**_linear("linear_fc1", shuffled, shuffled), **_linear("linear_fc2", out, shuffled)}

@@ -29,6 +29,7 @@ from megatron.vlm.models.language import (
     language_layer_config,
     language_layer_spec,
 )
+from megatron.vlm.models.vit.layerless import NormedMatrix, NormedPatchEmbed
 from megatron.vlm.models.vit.layers import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
 from megatron.vlm.models.vit.mergers import GatedMerger, MatrixMerger
 from megatron.vlm.models.vit.native import NativePatchEmbed, PatchMerger, SquarePooler
@@ -41,6 +42,7 @@ MERGERS: dict[str, Callable[..., torch.nn.Module]] = {
     "perceptron": PatchMerger,
     "matrix": MatrixMerger,
     "gated": GatedMerger,
+    "normed": NormedMatrix,
 }
 PROJECTORS: dict[str, Callable[..., torch.nn.Module]] = {"perceptron": Projector, "shuffled": ShuffledProjector}
 """By `Architecture.merger`, at native resolution and of tiles."""
@@ -120,8 +122,8 @@ class Chain:
         with _seeded(self.seed + link):
             match self.kinds[link]:
                 case "patch_embed":
-                    build = NativePatchEmbed if vision.native else PatchEmbed
-                    return build(self.vision, vision)
+                    native = NormedPatchEmbed if vision.embedding_norms else NativePatchEmbed
+                    return (native if vision.native else PatchEmbed)(self.vision, vision)
                 case "vit":
                     spec = vision_layer_spec(self.vision, vision, self._norms_apart(link, again))
                     layer = self._layer(self.vision, spec, link, again)

@@ -73,7 +73,7 @@ def vision_config(language: TransformerConfig, architecture: Architecture) -> Tr
     """
     vision = architecture.vision
     config = copy.deepcopy(language)
-    config.num_layers = vision.layers
+    config.num_layers = max(1, vision.layers)  # core draws weights by the root of it
     config.hidden_size = vision.hidden_size
     heads = vision.heads_over(config.tensor_model_parallel_size)
     config.num_attention_heads = config.num_query_groups = heads

@@ -60,6 +60,7 @@ class LanguageViewer(torch.nn.Module):
         self.sliding, self.image_attention = language.sliding, language.image_attention
         self.prefix_attention = language.prefix_attention
         self.near_alone = self.sliding is not None and self.sliding.images_here_alone
+        self.images_whole = self.sliding is not None and self.sliding.images_whole
         self.linear, self.inputs = language.linear, language.layer_inputs
         self.image_tokens, self.joined = architecture.image_tokens_per_tile, architecture.shuffle**2
         self.native = native = architecture.vision.native
@@ -116,7 +117,7 @@ class LanguageViewer(torch.nn.Module):
     def _mask(self, length: int, images: Sequence[Span], window: int | None, prefix: int) -> Tensor | None:
         """Zero where a query sees a key. One tensor for all layers, in the form that torch keeps and does not copy: in
         the scores' precision, rows a multiple of eight apart."""
-        seen = seen_keys(length, images, window, prefix)
+        seen = seen_keys(length, images, window, prefix, self.images_whole)
         if seen is None:
             return None
         mask = torch.zeros(length, -(-length // 8) * 8, dtype=self.dtype, device=seen.device)[:, :length]
@@ -148,10 +149,12 @@ def _with_masks(lengths: Sequence[int], masks: tuple[Tensor | None, ...]) -> Seg
     return segments_of(lengths, masks=() if all(mask is None for mask in masks) else masks)
 
 
-def seen_keys(length: int, images: Sequence[Span], window: int | None, prefix: int = 0) -> Tensor | None:
+def seen_keys(
+    length: int, images: Sequence[Span], window: int | None, prefix: int = 0, images_whole: bool = False
+) -> Tensor | None:
     """[length, length] whether a query (row) of a sample sees a key (column); None where it sees all up to itself.
 
-    The first `prefix` tokens see each other, at any distance.
+    The first `prefix` tokens see each other, at any distance; `images_whole`: so do those of an image.
     """
     if not images and prefix < 2 and (window is None or length <= window):
         return None
@@ -160,6 +163,8 @@ def seen_keys(length: int, images: Sequence[Span], window: int | None, prefix: i
         image[first:end] = number
     image, place = platform.to_device(image), torch.arange(length, device=platform.device())
     distance = place[:, None] - place
-    seen = (distance >= 0) | ((image[:, None] == image) & (image >= 0))
+    together = (image[:, None] == image) & (image >= 0)
+    seen = (distance >= 0) | together
     seen = seen if window is None else seen & (distance < window)
+    seen = seen | together if images_whole else seen
     return seen | ((place[:, None] < prefix) & (place < prefix))

@@ -69,8 +69,9 @@ class Stage(MegatronModule):
                 set_selective_recompute(module, link in recompute_attention, link in recompute_mlp)
         if "llm" in self.kinds:
             self.language_viewer = LanguageViewer(chain.architecture, chain.language.params_dtype)
-        if chain.architecture.vision.native and set(VISION_KINDS) & set(self.kinds):
-            self.viewer = Viewer(chain.architecture.vision, chain.vision)
+        vision = chain.architecture.vision
+        if vision.native and vision.layers and set(VISION_KINDS) & set(self.kinds):
+            self.viewer = Viewer(vision, chain.vision)
 
     @property
     def run_links(self) -> list[tuple[int, torch.nn.Module]]:

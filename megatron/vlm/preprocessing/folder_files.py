@@ -145,6 +145,8 @@ def _limits(architecture: Architecture) -> Callable[[Mapping[str, Any], Path, Ar
         return _longest_sides
     if rule.by_rows:
         return _longest_edge
+    if rule.native and rule.square == 1:
+        return _soft_tokens
     return _patches if architecture.vision.native else _tiles
 
 
@@ -179,6 +181,19 @@ def _patches(processor: Mapping[str, Any], where: Path, architecture: Architectu
             raise UserError(f"{where}: {names[0]} is {pixels}; supported: multiples of {pair}, a patch's")
         found[flag] = Choice(pixels // pair, where.name)
     return found
+
+
+def _soft_tokens(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
+    """The same where a patch is a whole square of what the file calls patches (Gemma 4 without towers)."""
+    usual = {"patch_size": 16, "pooling_kernel_size": 3}
+    patch, square = (whole(1, 2**14)(f"{where}: {name}", processor.get(name) or usual[name]) for name in usual)
+    if processor and patch * square != architecture.vision.patch_size:
+        raise UserError(
+            f"{where}: patches of {patch} pixels, {square} a side, the model of {CONFIG} has "
+            f"{architecture.vision.patch_size} pixels"
+        )
+    tokens = processor.get("max_soft_tokens")
+    return {"max-tiles": Choice(whole(1, 2**20)(f"{where}: max_soft_tokens", tokens), where.name)} if tokens else {}
 
 
 def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:

@@ -32,7 +32,13 @@ USUAL = {
     "thumbnail": True,
 }
 """Where neither flag nor model says otherwise."""
-NATIVE_LIMITS = {"native": (16, 5120), "native_edge": (1, 110**2), "native_grown": (32, 30000), "gemma4": (9, 2520)}
+NATIVE_LIMITS = {
+    "native": (16, 5120),
+    "native_edge": (1, 110**2),
+    "native_grown": (32, 30000),
+    "gemma4": (9, 2520),
+    "gemma4_unified": (1, 280),
+}
 """Fewest and most patches of an image, where the model's folder does not say: as transformers' processors of Qwen2-VL,
 56^2 to 1280 28^2 pixels, and GLM-4.1V, Mistral Small 3.1's, 1540 pixels a side, and Gemma 4's, 280 tokens."""
 SPLIT = 16

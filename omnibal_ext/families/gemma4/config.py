@@ -60,7 +60,7 @@ def read_gemma4(name: str, config: Section) -> Architecture:
     return Architecture(
         name,
         _vision(tower),
-        _language(language),
+        read_language(language),
         shuffle=tower.take("pooling_kernel_size", whole(1, 2**5)),
         pools=True,
         projector_norm=False,
@@ -110,7 +110,8 @@ def _vision(tower: Section) -> VisionArchitecture:
     return vision
 
 
-def _language(section: Section) -> LanguageArchitecture:
+def read_language(section: Section) -> LanguageArchitecture:
+    """Gemma 4's language model. Raises UserError naming a field that cannot be honoured."""
     section.must(attention_bias=False, attention_dropout=0.0)
     both_ways = section.take_if("use_bidirectional_attention", text)
     if both_ways not in DIRECTIONS:
@@ -162,7 +163,7 @@ def _language(section: Section) -> LanguageArchitecture:
 def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
     """What every layer reads beside its hidden states; 0 wide, and there is nothing."""
     names = ("vocab_size_per_layer_input", "pad_token_id")
-    if not (width := section.take("hidden_size_per_layer_input", whole(0, 2**16))):
+    if not (width := section.take_if("hidden_size_per_layer_input", whole(0, 2**16))):
         section.asked.update(names)  # without effect then
         return None
     own, blank = section.take(names[0], WORDS), section.take_if(names[1], TOKEN)

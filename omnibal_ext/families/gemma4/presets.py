@@ -24,7 +24,7 @@ VISION = VisionArchitecture(
 SMALL_VISION = replace(VISION, layers=16, hidden_size=768, heads=12, ffn_hidden_size=3072, standardized=False)
 
 
-def _gemma(
+def gemma_4(
     name: str,
     layers: int,
     hidden_size: int,
@@ -34,6 +34,7 @@ def _gemma(
     ffn_hidden_size: int,
     experts: Experts | None = None,
 ) -> Architecture:
+    """Gemma 4 with these sizes: every sixth layer is global, with heads of 512 numbers whose keys are values."""
     near = tuple(layer for layer in range(layers) if (layer + 1) % 6)
     language = LanguageArchitecture(
         layers, hidden_size, heads, kv_heads, ffn_hidden_size, vocab_size=262144, norm_epsilon=1e-6, qk_norm=True,
@@ -53,7 +54,7 @@ def _gemma_with_inputs(
     name: str, layers: int, pattern: int, hidden_size: int, kv_heads: int, ffn_hidden_size: int, shared: SharedKeys
 ) -> Architecture:
     """Images are seen in one direction; of so many layers one sees all tokens, with as many heads as the others."""
-    model = _gemma(name, layers, hidden_size, 8, kv_heads, kv_heads, ffn_hidden_size)
+    model = gemma_4(name, layers, hidden_size, 8, kv_heads, kv_heads, ffn_hidden_size)
     near = tuple(layer for layer in range(layers) if (layer + 1) % pattern)
     language = replace(
         model.language, sliding=SlidingWindow(512, near, 1e4, images_here_alone=True), image_attention=False,
@@ -65,6 +66,6 @@ def _gemma_with_inputs(
 PRESETS = {
     "gemma-4-e2b": _gemma_with_inputs("gemma-4-e2b", 35, 5, 1536, 1, 6144, SharedKeys(20, widens=True)),
     "gemma-4-e4b": _gemma_with_inputs("gemma-4-e4b", 42, 6, 2560, 2, 10240, SharedKeys(18, widens=False)),
-    "gemma-4-31b": _gemma("gemma-4-31b", 60, 5376, 32, 16, 4, 21504),
-    "gemma-4-26b-a4b": _gemma("gemma-4-26b-a4b", 30, 2816, 16, 8, 2, 704, Experts(128, 8, balance=0.0, beside=2112)),
+    "gemma-4-31b": gemma_4("gemma-4-31b", 60, 5376, 32, 16, 4, 21504),
+    "gemma-4-26b-a4b": gemma_4("gemma-4-26b-a4b", 30, 2816, 16, 8, 2, 704, Experts(128, 8, balance=0.0, beside=2112)),
 }

@@ -509,6 +509,40 @@ GEMMA_4_MOE = {
 }
 
 
+GEMMA_4_UNIFIED = {
+    **GEMMA_4,
+    "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+    "audio_config": {"audio_embed_dim": 640, "model_type": "gemma4_unified_audio", "output_proj_dims": 640},
+    "model_type": "gemma4_unified",
+    "text_config": {
+        **GEMMA_4["text_config"],
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8,
+        "model_type": "gemma4_unified_text",
+        "moe_intermediate_size": None,
+        "num_attention_heads": 16,
+        "num_experts": None,
+        "num_global_key_value_heads": 1,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "top_k_experts": None,
+        "vocab_size_per_layer_input": 262144,
+    },
+    "vision_config": {
+        "mm_embed_dim": 3840,
+        "mm_posemb_size": 1120,
+        "model_patch_size": 48,
+        "model_type": "gemma4_unified_vision",
+        "num_soft_tokens": 280,
+        "output_proj_dims": 3840,
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+        "rms_norm_eps": 1e-6,
+    },
+}
+
+
 def write(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -563,6 +597,7 @@ def test_fields_that_came_later_leave_the_hash_of_others_alone() -> None:
         ("paligemma-3b-448", PALIGEMMA),
         ("paligemma2-28b-448", PALIGEMMA_2),
         ("gemma-4-e2b", GEMMA_4_E2B),
+        ("gemma-4-12b", GEMMA_4_UNIFIED),
     ],
 )
 def test_a_published_config_is_the_preset(tmp_path: Path, name: str, config: dict[str, Any]) -> None:
@@ -733,6 +768,21 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(kind: str) -> No
         (GEMMA_4, "text_config.per_layer_config", {"5": {"heads": 64}}, r"per_layer_config"),
         (GEMMA_4, "text_config.rope_parameters", {"rope_theta": 1e4}, r"rope_theta is needed for 'sliding_attention'"),
         (GEMMA_4, "text_config.altup_active_idx", 1, r"altup_active_idx is '1', which is not known"),
+        (GEMMA_4_UNIFIED, "vision_config", None, r"vision_config is missing"),
+        (
+            GEMMA_4_UNIFIED,
+            "vision_config.model_type",
+            "gemma4_vision",
+            r"'gemma4_vision'; supported: 'gemma4_unified_v",
+        ),
+        (GEMMA_4_UNIFIED, "vision_config.model_patch_size", 32, r"model_patch_size is 32; supported: 48"),
+        (GEMMA_4_UNIFIED, "vision_config.output_proj_dims", 1152, r"output_proj_dims is 1152; supported: 3840"),
+        (GEMMA_4_UNIFIED, "vision_config.num_hidden_layers", 2, r"num_hidden_layers is '2', which is not known"),
+        (GEMMA_4_UNIFIED, "text_config.model_type", "gemma4_text", r"'gemma4_text'; supported: 'gemma4_unified_text'"),
+        (GEMMA_4_UNIFIED, "text_config.enable_moe_block", True, r"enable_moe_block is True; supported: 0, or none"),
+        (GEMMA_4_UNIFIED, "text_config.hidden_size_per_layer_input", 256, r"hidden_size_per_layer_input is 256; supp"),
+        (GEMMA_4_UNIFIED, "text_config.num_kv_shared_layers", 20, r"num_kv_shared_layers is 20; supported: 0"),
+        (GEMMA_4_UNIFIED, "text_config.use_bidirectional_attention", "all", r"'all'; supported: 'vision', null"),
         (GEMMA_3, "mm_tokens_per_image", 100, r"mm_tokens_per_image is 100; supported: squares of a number that"),
         (GEMMA_3, "vision_config.model_type", "clip_vision_model", r"model_type is 'clip_vision_model'"),
         (GEMMA_3, "text_config.model_type", "llama", r"model_type is 'llama'; supported: 'gemma3_text'"),

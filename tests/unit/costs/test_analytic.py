@@ -53,6 +53,25 @@ def test_gemma_4s_parameters_are_as_many_as_its_card_says(name: str, total: floa
     assert sum(of[kind] for kind in kinds) == pytest.approx(total, rel=0.01)
 
 
+@pytest.mark.parametrize(("name", "far"), [("12b", 2), ("31b", 1)])
+def test_layers_whose_images_see_both_ways_compute_whole_squares(name: str, far: int) -> None:
+    """Gemma 4's global layers are causal; without towers images are seen whole there too."""
+    model = PRESETS[f"gemma-4-{name}"]
+    causal = replace(model, language=replace(model.language, image_attention=False))
+    masked, plain = (analytic_profile(one, "h100", 9, 4096).layers for one in (model, causal))
+    times = {kind: masked[kind].forward_fit[2] / plain[kind].forward_fit[2] for kind in ("llm", "llm_far")}
+    assert times == {"llm": 2, "llm_far": far}
+
+
+def test_gemma_4_without_towers_has_the_weights_that_its_card_says() -> None:
+    """To the last one, but for those of sounds, a number a layer that is not trained, and the last norm."""
+    model = PRESETS["gemma-4-12b"]
+    of = analytic_profile(model, "h100", 280, 4096).parameters
+    counted = sum(of[kind] for kind in model.cost_kinds if kind != "head")
+    assert counted == 11_959_730_224 - 640 * 3840 - 48 - 3840
+    assert "vit" not in of
+
+
 @pytest.mark.parametrize(
     ("name", "weights", "active"),
     [("qwen3-vl-30b-a3b", 30_532_122_624, 3.35e9), ("internvl3.5-241b-a28b", 235_093_634_560, 22.2e9)],

@@ -147,6 +147,15 @@ GEMMA_4 = {
 }
 """The global layers have wider heads in one group, whose keys are values; logits near the cap. Transformers' word of
 padding has no gradient, so that it is one which no sample has."""
+GEMMA_4_PATCHES = {
+    "patch_size": SIDE // 2,
+    "pooling_kernel_size": 2,
+    "mm_embed_dim": 40,
+    "output_proj_dims": 40,
+    "mm_posemb_size": 10,
+}
+"""Squares of two patches a side, as large as others' patches; places for images of up to ten a side."""
+GEMMA_4_WORDS = {name: value for name, value in GEMMA_4.items() if name != "hidden_size_per_layer_input"}
 
 GEMMA_4_INPUTS = {
     **GEMMA_4,
@@ -489,6 +498,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         },
         {"projection_dim": 48},
     ),
+    "gemma 4 unified": ("Gemma4Unified", GEMMA_4_PATCHES, GEMMA_4_WORDS, {}),
+    "gemma 4 unified untied, values apart, images in one direction": (
+        "Gemma4Unified",
+        {**GEMMA_4_PATCHES, "patch_size": SIDE, "pooling_kernel_size": 1, "rms_norm_eps": 0.01},
+        {**GEMMA_4_WORDS, "attention_k_eq_v": False, "use_bidirectional_attention": None, "sliding_window": 3},
+        {"tie_word_embeddings": False},
+    ),
     "idefics 3": ("Idefics3", IDEFICS_3, {**TEXT, "model_type": "llama"}, {}),
     "smolvlm tied, odd patches": (
         "SmolVLM",
@@ -574,7 +590,7 @@ def classes(family: str) -> tuple[Any, Any]:
 def config_fields(family: str) -> dict[str, Any]:
     """What transformers' configuration of that family is made of."""
     prefix, vision, text, fields = FAMILIES[family]
-    if prefix.startswith(("Qwen", "Glm")) or prefix == "Gemma4":
+    if prefix.startswith(("Qwen", "Glm", "Gemma4")):
         fields = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN, **fields}
     elif prefix in ("Idefics3", "SmolVLM"):
         fields = {"image_token_id": IMAGE_TOKEN, **fields}
@@ -610,7 +626,7 @@ def randomised(model: torch.nn.Module, seed: int) -> torch.nn.Module:
             center = 1.0 if weight.dim() == 1 and weight.mean() > 0.5 else 0.0
             weight.copy_(center + 0.1 * torch.randn(weight.shape, generator=generator))
         for name, weight in model.named_parameters():
-            if getattr(model.config, "model_type", "") == "gemma4" and name.endswith(
+            if getattr(model.config, "model_type", "").startswith("gemma4") and name.endswith(
                 ("q_norm.weight", "k_norm.weight")
             ):
                 weight.mul_(0.5)

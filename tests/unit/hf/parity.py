@@ -240,6 +240,8 @@ def reference(theirs: torch.nn.Module, samples: list[Sample]) -> tuple[Tensor, f
         images: dict[str, Tensor] = {}
         if sample.shown and theirs.config.model_type == "gemma4":
             images = _with_positions(sample, theirs.config.vision_config.pooling_kernel_size)
+        elif sample.shown and theirs.config.model_type == "gemma4_unified":
+            images = _with_positions(sample, 1, half=False)
         elif sample.shown and theirs.config.model_type == "mistral3":
             images = _whole_pictures(sample)
         elif sample.shown:
@@ -291,16 +293,16 @@ def _at_native_resolution(sample: Sample, kind: str) -> dict[str, Tensor]:
     return given
 
 
-def _with_positions(sample: Sample, square: int) -> dict[str, Tensor]:
-    """What Gemma 4's processor makes of images: patches from 0 to 1, colours last, and where they are, column first;
-    filled up to those of the largest."""
+def _with_positions(sample: Sample, square: int, half: bool = True) -> dict[str, Tensor]:
+    """What Gemma 4's processor makes of images: patches, colours last, and where they are, column first; filled up to
+    those of the largest. `half`: from 0 to 1 what is ours from -1 to 1."""
     most = max(item.patches for item in sample.shown)
     pixels, places = torch.zeros(len(sample.shown), most, 3 * SIDE**2), torch.full((len(sample.shown), most, 2), -1)
     for number, patches in enumerate(sample.pixels.split([item.patches for item in sample.shown])):
         _, rows, columns = sample.shown[number].grid
         squares = product(range(0, rows, square), range(0, columns, square))
         of_patches = [(x + b, y + a) for y, x in squares for a, b in product(range(square), range(square))]
-        pixels[number, : len(patches)] = patches.permute(0, 2, 3, 1).flatten(1) / 2 + 0.5
+        pixels[number, : len(patches)] = patches.permute(0, 2, 3, 1).flatten(1) / (1 + half) + half / 2
         places[number, : len(patches)] = torch.tensor(of_patches)
     of_image = (sample.ids == IMAGE_TOKEN).long()[None]
     return {"pixel_values": pixels, "image_position_ids": places, "mm_token_type_ids": of_image}

@@ -91,9 +91,10 @@ def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, 
     e^(-A dt) of its state, A up to 16, dt from 0.001 to 0.1.
     """
     known = harness.MODELS[model]
-    shallow = replace(known, vision=replace(known.vision, layers=3))  # fewer than the language model has
+    layers = min(3, known.vision.layers)  # fewer than the language model has
+    shallow = replace(known, vision=replace(known.vision, layers=layers))
     chain = replace(harness.build_chain(inputs.args, shallow), seed=9)
-    layers = {"vit": chain.architecture.vision.layers, "llm": chain.architecture.language.layers}
+    layers_of = {"vit": layers, "llm": chain.architecture.language.layers}
     for link, name in enumerate(chain.names):
         for weight_name, weight in chain.build(link).named_parameters():
             if weight_name.endswith(("a_log", "dt_bias")):
@@ -109,8 +110,8 @@ def test_the_spread_of_every_weight_is_that_of_its_kind(inputs: TrainingInputs, 
                 wanted = 0.0 if centred or weight_name.endswith(("bias", "shift")) else 1.0
                 assert torch.equal(weight, torch.full_like(weight, wanted)), f"{name}.{weight_name}"
                 continue
-            writes = name[:3] in layers and weight_name.endswith(OUTPUT_LAYERS)
-            spread = STD / math.sqrt(2 * layers[name[:3]]) if writes else STD
+            writes = name[:3] in layers_of and weight_name.endswith(OUTPUT_LAYERS)
+            spread = STD / math.sqrt(2 * layers_of[name[:3]]) if writes else STD
             spread = (3 * weight.shape[1]) ** -0.5 if weight_name.endswith("convolution") else spread
             count = weight.numel()
             assert weight.std().item() == pytest.approx(spread, rel=4 / math.sqrt(2 * count)), f"{name}.{weight_name}"

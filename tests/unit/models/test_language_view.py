@@ -21,20 +21,21 @@ def pack(lengths: tuple[int, ...], starts: tuple[int, ...], prefixes: tuple[int,
     return Microbatch(len(starts), lengths, len(lengths), sum(lengths), image_starts=starts, prefixes=prefixes)
 
 
-def may_see(query: int, key: int, images: list[range], window: int | None) -> bool:
-    """As the model's authors say it: one image's tokens, else none behind; and the window for all."""
+def may_see(query: int, key: int, images: list[range], window: int | None, whole: bool = False) -> bool:
+    """As the model's authors say it: one image's tokens, else none behind; and the window for all, or for words."""
     together = any(query in image and key in image for image in images)
-    return (key <= query or together) and (window is None or key > query - window)
+    return (whole and together) or ((key <= query or together) and (window is None or key > query - window))
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("seed", range(8))
-def test_keys_that_are_seen_are_those_of_the_definition(seed: int) -> None:
+def test_keys_that_are_seen_are_those_of_the_definition(seed: int, whole: bool) -> None:
     draw = random.Random(seed)
     edges = sorted(draw.sample(range(18), 4))
     images = [range(edges[0], edges[1]), range(edges[2], edges[3])][: draw.randrange(3)]
     window = draw.choice([None, 1, 3, 30])
-    seen = seen_keys(18, [(image.start, image.stop) for image in images], window)
-    wanted = torch.tensor([[may_see(query, key, images, window) for key in range(18)] for query in range(18)])
+    seen = seen_keys(18, [(image.start, image.stop) for image in images], window, images_whole=whole)
+    wanted = torch.tensor([[may_see(query, key, images, window, whole) for key in range(18)] for query in range(18)])
     found = torch.ones(18, 18).tril().bool() if seen is None else seen
     assert torch.equal(found, wanted)
     assert (seen is None) == (not images and window in (None, 30))

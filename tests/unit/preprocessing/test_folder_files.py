@@ -204,6 +204,29 @@ def test_a_longest_edge_goes_with_squares_that_the_processor_has_too(
     assert settle(given, str(tmp_path))["max-tiles"].value == 110**2
 
 
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        ({"pooling_kernel_size": 2}, "patches of 16 pixels, 2 a side, the model of config.json has 48 pixels"),
+        ({"patch_size": 14}, "patches of 14 pixels, 3 a side"),
+        ({"patch_size": "wide"}, "patch_size must be"),
+        ({"max_soft_tokens": 0.5}, "max_soft_tokens must be"),
+    ],
+)
+def test_a_square_of_patches_that_enters_as_one_is_the_processors(
+    tmp_path: Path, pixels: dict[str, Any], message: str
+) -> None:
+    config = {"model_type": "gemma4_unified", "vision_config": {"model_type": "gemma4_unified_vision"}}
+    own = {"image_processor_type": "Gemma4UnifiedImageProcessor", "max_soft_tokens": 560}
+    write(tmp_path, config=config, preprocessor_config=own | pixels)
+    given = {"chat-template": "gemma4", "tokenizer-model": tmp_path / "tokenizer.json"}
+    with pytest.raises(UserError, match=message):
+        settle(given, str(tmp_path))
+    write(tmp_path, preprocessor_config=own)
+    found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
+    assert (found["tile-size"], found["min-tiles"], found["max-tiles"]) == (48, 1, 560)
+
+
 @pytest.mark.parametrize(("kind", "processor", "markup"), [
     ("glm4v", "Glm4vProcessor", "glm-4.1v"), ("glm46v", None, "glm-4.6v"), ("glm4v_moe", None, "glm-4.1v"),
     ("glm4v_moe", "Glm46VProcessor", "glm-4.6v"),

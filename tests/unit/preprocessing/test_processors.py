@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,41 @@ def gemma4(path: Path, _: bool) -> tuple[Any, str]:
     return ImagesAlone(None, pictures, tokenizer, None), "<|image|>"
 
 
+def gemma4_unified(path: Path, _: bool) -> tuple[Any, str]:
+    """Gemma 4's, whose patches are then merged by the function of this one's image processor, which needs torchvision
+    for all else."""
+    import torch
+
+    torchvision = {name: ModuleType(name) for name in ("torchvision", "torchvision.transforms")}
+    torchvision["torchvision.transforms.v2"] = v2 = ModuleType("torchvision.transforms.v2")
+    v2.functional = SimpleNamespace(InterpolationMode=int)  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in torchvision.items():
+            patch.setitem(sys.modules, name, module)
+        from transformers.models.gemma4_unified.image_processing_gemma4_unified import patches_merge
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+    from transformers.models.gemma4_unified.processing_gemma4_unified import Gemma4UnifiedProcessor
+
+    class Merged(Gemma4ImageProcessorPil):
+        def _preprocess(self, *arguments: Any, **options: Any) -> Any:
+            """Of one image, the patches that fill up left out."""
+            found = super()._preprocess(*arguments, **options)
+            places = torch.tensor(np.array(found["image_position_ids"][0]))
+            patches, places = (
+                torch.tensor(np.array(found["pixel_values"][0]))[places[:, 0] >= 0],
+                places[places[:, 0] >= 0],
+            )
+            merged, at = patches_merge(patches[None], places[None], len(patches) // 9)
+            return {**found, "pixel_values": merged.numpy(), "image_position_ids": at.numpy()}
+
+    class ImagesAlone(Gemma4UnifiedProcessor):
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Those of sounds and videos need other packages."""
+
+    tokenizer = gemma4(path, False)[0].tokenizer
+    return ImagesAlone(None, Merged(patch_size=PATCH, max_soft_tokens=70), tokenizer, None), "<|image|>"
+
+
 def pixtral(path: Path, _: bool) -> tuple[Any, str]:
     from transformers.models.pixtral import image_processing_pil_pixtral as on_pillow
 
@@ -255,6 +291,10 @@ CASES["gemma4"] = (
     gemma4,
     {"template": "gemma4", "markup": "gemma4", "tokens_per_tile": 1 / 9, "normalization": "half"},
 )
+CASES["gemma4_unified"] = (
+    gemma4_unified,
+    {"template": "gemma4", "markup": "gemma4", "tokens_per_tile": 1, "normalization": "unit"},
+)
 CASES["native_edge"] = (
     pixtral, {"template": "mistral-v7", "markup": "mistral", "tokens_per_tile": 0.25, "normalization": "clip"},
 )  # fmt: skip
@@ -275,6 +315,7 @@ TILINGS = {
     "native": Tiling(PATCH, 16, 120, False, "native"),
     "native_edge": Tiling(PATCH, 1, 100, False, "native_edge"),
     "gemma4": Tiling(PATCH, 9, 630, False, "gemma4"),
+    "gemma4_unified": Tiling(3 * PATCH, 1, 70, False, "gemma4_unified"),
 }
 QUESTION = "<|im_start|>user\n{0}\nWhat is in the picture?<|im_end|>\n<|im_start|>assistant\nA cat.<|im_end|>\n"
 PROMPTS = {  # what their chat templates write for one question and answer
@@ -339,6 +380,7 @@ def dataset(folder: Path, rule: str, flags: dict[str, Any], names: list[str]) ->
 
 
 MOST_TILES = {"split": 16, "native": 120, "native_edge": 100, "native_grown": 120, "anyres_max_9": 36, "gemma4": 630}
+MOST_TILES["gemma4_unified"] = 70
 TOWERS = {  # config.json of each kind of model
     "internvl": ("internvl", "qwen2", {"model_type": "internvl_vision", "image_size": [TILE] * 2}),
     "anyres": ("llava_next", "mistral", {"model_type": "clip_vision_model", "image_size": TILE}),
@@ -358,6 +400,7 @@ TOWERS = {  # config.json of each kind of model
     "native, Qwen3-VL": ("qwen3_vl", "qwen3_vl_text", {"out_hidden_size": 4096}),
     "gemma": ("gemma3", "gemma3_text", {"model_type": "siglip_vision_model", "image_size": TILE}),
     "gemma4": ("gemma4", "gemma4_text", {}),
+    "gemma4_unified": ("gemma4_unified", "gemma4_unified_text", {}),
     "split": ("smolvlm", "llama", {"image_size": TILE}),
     "paligemma": ("paligemma", "gemma", {"model_type": "siglip_vision_model", "image_size": TILE}),
 }
@@ -406,7 +449,11 @@ def test_the_processors_own_files_say_all_that_a_recipe_needs(case: str, tmp_pat
         given = {}
     found = {flag: choice.value for flag, choice in settle(given, str(tmp_path)).items()}
     native = rule in TILINGS
-    wanted = {"tiling": rule, "tile-size": PATCH if native else TILE, "tokens-per-tile": flags["tokens_per_tile"]}
+    wanted = {
+        "tiling": rule,
+        "tile-size": TILINGS[rule].tile_size if native else TILE,
+        "tokens-per-tile": flags["tokens_per_tile"],
+    }
     wanted |= {"max-tiles": MOST_TILES.get(rule, 12)}
     wanted |= {"image-markup": flags["markup"], "normalize": flags.get("normalization", "imagenet")}
     wanted |= {"chat-template": flags["template"], "tokenizer-model": tmp_path / "tokenizer.json"}
@@ -459,6 +506,11 @@ def test_tokens_and_pixels_are_the_processors(case: str, tmp_path: Path) -> None
             ]
         elif rule == "gemma4":
             pixels = square_by_square(theirs["pixel_values"][0], theirs["image_position_ids"][0])
+        elif rule == "gemma4_unified":
+            (image,), side = data.images(sample), 3 * PATCH
+            in_order = [(column, row) for row in range(image.rows) for column in range(image.columns)]
+            assert list(map(tuple, theirs["image_position_ids"][0].tolist())) == in_order
+            pixels = pixels.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
         elif rule == "native_edge":
             (image,), (height, width) = data.images(sample), theirs["image_sizes"][0]
             assert (image.rows * PATCH, image.columns * PATCH) == (height, width)

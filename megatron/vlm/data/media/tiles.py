@@ -19,7 +19,8 @@ stands at a place of its own in the words (Idefics 3).
 `native` keeps an image near its own size (Qwen2-VL, arXiv 2409.12191): a tile is a patch, and patches follow each other
 square by square, as many of them as become one token of the language model. `native_edge` makes it no larger than a
 square of the most tiles, and rounds up (Pixtral, arXiv 2410.07073); `native_grown` makes what is narrower than a square
-larger first (GLM-4.1V); `gemma4` takes as many patches as the limit allows (Gemma 4), however small the image.
+larger first (GLM-4.1V); `gemma4` takes as many patches as the limit allows (Gemma 4), however small the image,
+and `gemma4_unified` the same of patches that are a square of them.
 
 Pixels are those of transformers' image processors (the ones on Pillow), to which the tests compare them.
 """
@@ -296,6 +297,9 @@ RULES = {
     "paligemma": Rule(_one_tile, _stretch, prefix=True),
     "native": Rule(native_grid, _stretch, native=True, each=True, starts=True),
     "gemma4": Rule(filling_grid, _stretch, native=True, square=3, scaled=False, each=True, starts=True),
+    "gemma4_unified": Rule(
+        partial(filling_grid, square=1), _stretch, native=True, square=1, scaled=False, each=True, starts=True
+    ),
     "native_grown": Rule(grown_grid, _stretch, native=True, each=True, starts=True),
     "native_edge": Rule(edge_grid, _stretch, native=True, each=True, by_rows=True),
     "split": Rule(split_grid, _stretch_twice, each=True, by_tiles=True, resampling=Image.Resampling.LANCZOS),

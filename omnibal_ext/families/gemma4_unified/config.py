@@ -1,0 +1,61 @@
+"""Reads the config.json of Gemma 4 without towers (12B): its language model, and patches that no ViT sees."""
+
+from dataclasses import replace
+
+from omnibal_ext.architectures.architecture import Architecture, PromptFormat
+from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
+from omnibal_ext.errors import UserError
+from omnibal_ext.families.gemma4.config import read_language
+from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.llama import EPSILON, TOKEN, WIDTH, tied
+from omnibal_ext.reading.checks import shown, whole
+
+NOT_HERE = ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers")
+"""Fields of Gemma 4's language model that transformers' class of this one lacks, or that are not done for it here."""
+
+
+def read_gemma4_unified(name: str, config: Section) -> Architecture:
+    """The model of a gemma4_unified's config.json. Raises UserError naming a field that cannot be honoured."""
+    if not config.get("vision_config"):
+        raise UserError(f"{config.where}.vision_config is missing; models that see images are trained here")
+    patches = config.inner("vision_config", "gemma4_unified_vision")
+    language = config.inner("text_config", "gemma4_unified_text")
+    patches.must_be("gemma4_unified_vision")
+    language.must_be("gemma4_unified_text")
+    for field in NOT_HERE:
+        if language.get(field):
+            raise UserError(f"{language.where}.{field} is {shown(language.get(field))}; supported: 0, or none")
+    words = read_language(language)
+    assert words.sliding is not None
+    return Architecture(
+        name,
+        _patches(patches),
+        replace(words, sliding=replace(words.sliding, images_here_alone=False, images_whole=True)),
+        shuffle=1,
+        merger="normed",
+        projector_norm=False,
+        tied=tied(config),
+        prompt=PromptFormat("gemma4", config.take("image_token_id", TOKEN), "gemma4", "gemma4_unified"),
+        types=("gemma4_unified", "gemma4_unified_text"),
+    )
+
+
+def _patches(section: Section) -> VisionArchitecture:
+    """What its processor calls a square of patches is one patch here: it enters as a whole, and becomes one token."""
+    side = section.take("patch_size", WIDTH) * section.take("pooling_kernel_size", whole(1, 2**5))
+    width = section.take("mm_embed_dim", WIDTH)
+    section.must(model_patch_size=side, output_proj_dims=width)
+    vision = VisionArchitecture(
+        layers=0,
+        hidden_size=width,
+        heads=1,
+        ffn_hidden_size=0,
+        patch_size=side,
+        image_size=side,
+        norm_epsilon=section.take("rms_norm_eps", EPSILON),
+        embedding_norms=True,
+        pixels="unit",
+        native=NativeResolution(merge=1, frames=1, axis_positions=section.take("mm_posemb_size", WIDTH)),
+    )
+    section.refuse_unread()
+    return vision

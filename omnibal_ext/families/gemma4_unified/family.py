@@ -1,0 +1,41 @@
+"""Gemma 4 without towers: its words around an image are Gemma 4's."""
+
+from omnibal_ext.families.family import Family, Model
+from omnibal_ext.families.fields import GENERAL, LANGUAGE
+from omnibal_ext.families.gemma4.family import OTHERS, TEXT
+from omnibal_ext.families.gemma4_unified.config import read_gemma4_unified
+from omnibal_ext.families.gemma4_unified.names import embedder_weights
+from omnibal_ext.families.gemma4_unified.presets import PRESETS
+from omnibal_ext.families.section import Part
+
+MODEL = Part({"image_token_id": 258880, "tie_word_embeddings": True}, GENERAL | OTHERS, tuple(embedder_weights()))
+WORDS = Part(
+    {name: value for name, value in TEXT.defaults.items() if not name.endswith("_per_layer_input")}
+    | {"sliding_window": 1024, "use_bidirectional_attention": "vision"},
+    TEXT.without_effect,
+    TEXT.weights,
+)
+PATCHES = Part(
+    {
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+        "mm_embed_dim": 3840,
+        "mm_posemb_size": 1120,
+        "rms_norm_eps": 1e-6,
+        "output_proj_dims": 3840,
+    },
+    LANGUAGE | {"num_soft_tokens"},  # of an image: the processor's file says so, and preprocessing
+)
+FAMILY = Family(
+    models={
+        "gemma4_unified": Model(MODEL, read_gemma4_unified, takes=("image_position_ids", "mm_token_type_ids")),
+    },
+    parts={"gemma4_unified_text": WORDS, "gemma4_unified_vision": PATCHES},
+    presets=PRESETS,
+    folder_says_template=True,
+    spellings=(
+        (r"^(model\.)?(embed_vision|vision_embedder)\.(?=patch_|pos_)", "vision_embedder."),
+        (r"^(model\.)?embed_vision\.multimodal_embedder\.", "embed_vision."),
+    ),
+    idle=(r"embed_audio\.",),
+)

@@ -1,0 +1,18 @@
+"""Names of the weights that stand before the language model of Gemma 4 without towers, as published."""
+
+from collections.abc import Iterator
+
+from omnibal_ext.families.weights import Weight, linear
+
+
+def embedder_weights() -> Iterator[Weight]:
+    """Norms and matrices of patches; numbers of a patch lie colours last."""
+    embedder = "vision_embedder"
+    for part in ("weight", "bias"):
+        yield Weight("patch_embed", f"pixel_norm.{part}", (f"{embedder}.patch_ln1.{part}",), "pixels")
+    yield Weight("patch_embed", "projection.weight", (f"{embedder}.patch_dense.weight",), "patches")
+    yield Weight("patch_embed", "projection.bias", (f"{embedder}.patch_dense.bias",))
+    yield from linear("patch_embed", "norm", f"{embedder}.patch_ln2")
+    yield Weight("patch_embed", "axis_positions", (f"{embedder}.pos_embedding",), "axes")
+    yield from linear("patch_embed", "place_norm", f"{embedder}.pos_norm")
+    yield Weight("projector", "linear.weight", ("embed_vision.embedding_projection.weight",))
