@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from omnibal_ext.architectures.language import Experts
+from omnibal_ext.architectures.language import Experts, SharedKeys
 from omnibal_ext.architectures.presets import PRESETS, preset
-from omnibal_ext.chain import LINEAR
+from omnibal_ext.chain import FAR, FAR_TAKING, LINEAR, TAKING
 from omnibal_ext.costs import analytic
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.works import layer_works
@@ -57,10 +57,11 @@ def test_gemma_4s_parameters_are_as_many_as_its_card_says(name: str, total: floa
 def test_layers_whose_images_see_both_ways_compute_whole_squares(name: str, far: int) -> None:
     """Gemma 4's global layers are causal; without towers images are seen whole there too."""
     model = PRESETS[f"gemma-4-{name}"]
-    causal = replace(model, language=replace(model.language, image_attention=False))
-    masked, plain = (analytic_profile(one, "h100", 9, 4096).layers for one in (model, causal))
-    times = {kind: masked[kind].forward_fit[2] / plain[kind].forward_fit[2] for kind in ("llm", "llm_far")}
-    assert times == {"llm": 2, "llm_far": far}
+    language = replace(model.language, shared_keys=SharedKeys(7, widens=False))
+    ways = [replace(model, language=replace(language, image_attention=both)) for both in (True, False)]
+    masked, plain = (analytic_profile(one, "h100", 9, 4096).layers for one in ways)
+    times = {kind: masked[kind].forward_fit[2] / plain[kind].forward_fit[2] for kind in plain if kind.startswith("llm")}
+    assert times == {"llm": 2, TAKING: 2, FAR: far, FAR_TAKING: far}
 
 
 def test_gemma_4_without_towers_has_the_weights_that_its_card_says() -> None:
