@@ -80,6 +80,8 @@ class VisionArchitecture:
     """LayerNorms of a patch's pixels, of what their matrix gives, and of that at its place, with PyTorch's epsilon
     (Gemma 4 without towers); at native resolution."""
     layer_scale: bool = True
+    clipped: bool = field(default=False, metadata=LATER)
+    """Matrices clamp what goes in and what comes out, by numbers that are not trained (Gemma 4's small models)."""
     standardized: bool = field(default=False, metadata=LATER)
     """What leaves the ViT, joined, is shifted and scaled by numbers that are not trained (Gemma 4)."""
     pixels: str = "imagenet"  # or "clip", "half", "unit": mean and deviation that pixels are brought to

@@ -81,14 +81,17 @@ def _vit_work(vision: VisionArchitecture, tiles: int, t: int) -> Work:
     inner, normed = matrices * vision.ffn_hidden_size, 2 * vision.qk_norm + 3 * vision.head_norms
     others = 2 * normed + 4 * vision.layer_scale + 4 * vision.branch_norms
     numbers = kept(h, inside_h, inner, (normed + 2 * vision.branch_norms) * h, vision.layer_scale)
-    numbers += heads_h * (vit_tokens % t > 0)
+    # Before and behind what is clamped; at the activation function one kernel does it.
+    clamped = 4 * (h + heads_h) * vision.clipped
+    numbers += clamped + heads_h * (vit_tokens % t > 0)
     # Of four linear layers: query, key, value and attention output; MLP; whole on every rank what ranks have shares of.
     late = 4 * heads_h + inner + 4 * h * t
     return Work(
         weights + 4 * h, weights, vit_tokens, h, vit_tokens * numbers * BYTES,
         vit_tokens * late * BYTES, attention=4 * heads_h * tiles * _attended(vision),
-        passes=passes(h, inside_h, inner, others), blocks=2,
-        cheap=vit_tokens * (2 * h + vision.ffn_hidden_size) * BYTES, cheap_passes=cheap_passes(h, inner),
+        passes=passes(h, inside_h, inner, others) + 2 * clamped / h, blocks=2,
+        cheap=vit_tokens * (2 * h * (1 + vision.clipped) + vision.ffn_hidden_size) * BYTES,
+        cheap_passes=cheap_passes(h, inner) + 4 * vision.clipped,
         for_weights=vit_tokens * 2 * h * vision.layer_scale * BYTES,
     )  # fmt: skip
 

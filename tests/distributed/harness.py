@@ -133,7 +133,7 @@ GEMMA_4 = replace(
     name="gemma_4",
     vision=replace(
         NATIVE.vision, activation="gelu_tanh", qkv_bias=False, bias=False, head_norms=True, branch_norms=True,
-        standardized=True, norm_epsilon=1e-2,
+        standardized=True, clipped=True, norm_epsilon=1e-2,
         native=NativeResolution(frames=1, axis_positions=16, by_halves=True),
     ),
     language=replace(
@@ -147,9 +147,14 @@ GEMMA_4 = replace(
 )  # fmt: skip
 """Windows in every other layer; the others have wider heads in one group, whose keys are values, as in Gemma 4. Scores
 are divided all the same, and norms behind the ViT's small branches have a large epsilon: else they blow rounding up."""
+BOUNDS = {"linear_qkv_clip": (2.4, 0.2), "linear_proj_clip": (1.0, 0.05)}
+BOUNDS |= {"linear_fc1_clip": (2.4, 0.2), "linear_fc2_clip": (0.01, 5e-4)}
+"""About what its ViT's layers take and give at most: of values so far out few are so near a bound that rounding counts.
+"""
 GEMMA_4_MOE = replace(
     GEMMA_4,
     name="gemma_4_moe",
+    vision=replace(GEMMA_4.vision, clipped=False),
     language=replace(GEMMA_4.language, ffn_hidden_size=24, experts=Experts(8, 2, balance=0.0, beside=32)),
 )
 """The same with experts beside a perceptron, as Gemma 4 26B-A4B."""
@@ -431,6 +436,12 @@ def stirred(stage: Stage) -> Stage:
             numbers.data.copy_(1 + 0.2 * torch.randn(numbers.shape, generator=generator))
         elif name.endswith("expert_bias"):
             numbers.data.copy_(0.2 * torch.randn(len(numbers), generator=generator))
+        elif name.endswith(".ranges"):
+            into, out_of = BOUNDS[name.split(".")[-2]]
+            bounds = torch.tensor([-into, into, -out_of, out_of]) * (
+                1 + 0.3 * torch.rand(len(numbers), 4, generator=generator)
+            )
+            numbers.data.copy_(bounds)
     for name, adapter in adapters_in(stage):
         generator = torch.Generator().manual_seed(crc32(name.encode()))
         whole = 0.1 * torch.randn(adapter.matrix.rows, adapter.b.shape[1], generator=generator)

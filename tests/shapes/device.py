@@ -121,6 +121,8 @@ def rank_of(tensor_parallel: int, pipeline_parallel: int = 1, stage: int = 0) ->
 def move(module: torch.nn.Module, dtype: torch.dtype | None = None) -> None:
     """What `Module.cuda` and `Module.to(dtype)` do, where weights cannot change in place."""
     for part in module.modules():
+        if hasattr(part, "are_apart"):  # ranges of a ViT that clamps
+            part.are_apart = False  # without numbers to be compared
         for name, weight in part._parameters.items():
             if weight is not None and (weight.device.type == "cpu" or weight.dtype != (dtype or weight.dtype)):
                 moved = torch.nn.Parameter(weight.detach().to("shapes", dtype), requires_grad=weight.requires_grad)

@@ -11,6 +11,7 @@ experts              theirs  [out, in] each                     ours  [experts, 
 linear               theirs  q | k | v, z, b, a                 ours  q0 k0 v0 v1 z0 z1 b0 b1 a0 a1 | q1 k1 v2 v3 ...
 convolution          theirs  q | k | v                          ours  q0 k0 v0 v1 | q1 k1 v2 v3
 keys alone           theirs  q0 q1 q2 q3 | k0 k1                ours  q0 q1 k0 | q2 q3 k1    (they are values too)
+ranges               theirs  four numbers a matrix, [] each    ours  [matrices, 4]
 patches              theirs  [width, rows x columns x colours]  ours  [width, colours, 1, rows, columns]
 pixels               theirs  [rows x columns x colours]         ours  [colours x rows x columns]
 axes                 theirs  [places, 2, width]                 ours  [2, places, width]
@@ -225,6 +226,9 @@ FORMS = {
         lambda tensor, model: _split_qkv(tensor, *_far(model)),
     ),
     "keys_alone": Form(lambda tensors, model: _join_groups(tensors, _far(model)[0]), _split_keys_alone),
+    "ranges": Form(
+        lambda tensors, _: torch.stack(list(tensors)).reshape(-1, 4), lambda tensor, _: tensor.flatten().unbind()
+    ),
     "patches": Form(_join_patches, _split_patches),
     "pixels": Form(
         lambda tensors, model: _join_patches(tensors, model).flatten(),

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+from megatron.vlm.models.vit.clip import MATRICES, SUFFIX
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.chain import DENSE, FAR, FAR_TAKING, KIND_OF, LINEAR, TAKING
@@ -77,6 +78,7 @@ def _vit(model: Architecture) -> dict[str, Shape]:
         **_norm("mlp_bda.norm", width),
         "self_attn_bda.scale": (width,),
         "mlp_bda.scale": (width,),
+        **{f"{name}{SUFFIX}.ranges": (parts, 4) for name, parts in MATRICES.items()},
     }
 
 

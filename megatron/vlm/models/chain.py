@@ -29,6 +29,7 @@ from megatron.vlm.models.language import (
     language_layer_config,
     language_layer_spec,
 )
+from megatron.vlm.models.vit.clip import clip
 from megatron.vlm.models.vit.layerless import NormedMatrix, NormedPatchEmbed
 from megatron.vlm.models.vit.layers import PatchEmbed, VisionLayer, shared_rows, vision_layer_spec
 from megatron.vlm.models.vit.mergers import GatedMerger, MatrixMerger
@@ -153,13 +154,16 @@ class Chain:
         layer: torch.nn.Module = build_module(spec, config=config, layer_number=number, add_layer_offset=False)
         transformer_engine.mark_delayed(layer)
         self._adapted(link, layer)
+        if isinstance(layer, VisionLayer) and self.architecture.vision.clipped:
+            clip(layer, config.hidden_size, config.kv_channels)
         if again:
             compute_cheap_again(layer)
         return layer
 
     def _norms_apart(self, link: int, again: bool) -> bool:
         """Whether what a projection of a layer multiplies is seen outside of it."""
-        return again or self.gradient_mode(link) == "adapted"
+        clipped = self.kinds[link] == "vit" and self.architecture.vision.clipped
+        return again or clipped or self.gradient_mode(link) == "adapted"
 
     def _adapted(self, link: int, module: torch.nn.Module) -> torch.nn.Module:
         """A link, with adapters where its part has them."""

@@ -19,13 +19,15 @@ class Perceptron(MLP):
     """Whether the last bias is added here, and not returned."""
     activates_again = False
     """Whether what the activation function gives is computed again instead of kept."""
+    activate: Callable[..., Tensor] | None = None
+    """What stands between both matrices, where it is not the activation function alone."""
 
     def forward(
         self, hidden: Tensor, per_token_scale: Tensor | None = None, **_: object
     ) -> tuple[Tensor, Tensor | None]:
         """[rows, 1, width] -> the same, and the last bias where the caller adds it."""
         inner, bias = self.linear_fc1(hidden)
-        activate = _gated if self.config.gated_linear_unit else _activated
+        activate = self.activate or (_gated if self.config.gated_linear_unit else _activated)
         arguments = (inner, bias, self.config.activation_func)
         activated = run_again(activate, *arguments) if self.activates_again else activate(*arguments)
         out, last_bias = self.linear_fc2(activated)

@@ -71,7 +71,7 @@ def read_gemma4(name: str, config: Section) -> Architecture:
 
 
 def _vision(tower: Section) -> VisionArchitecture:
-    tower.must(attention_bias=False, attention_dropout=0.0, use_clipped_linears=False)
+    tower.must(attention_bias=False, attention_dropout=0.0)
     width, heads = tower.take("hidden_size", WIDTH), tower.take("num_attention_heads", HEADS)
     check_heads(tower, width, heads)
     tower.must(num_key_value_heads=heads, head_dim=width // heads)
@@ -96,6 +96,7 @@ def _vision(tower: Section) -> VisionArchitecture:
         bias=False,
         patch_bias=False,
         layer_scale=False,
+        clipped=tower.take("use_clipped_linears", flag),
         standardized=tower.take("standardize", flag),
         pixels="half",
         native=NativeResolution(

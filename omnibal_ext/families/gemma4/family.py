@@ -46,6 +46,7 @@ TOWER = Part(
         "patch_size": 16,
         "position_embedding_size": 10240,
         "standardize": False,
+        "use_clipped_linears": False,
     },
     LANGUAGE,
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from omnibal_ext.chain import FAR, FAR_TAKING, TAKING
 from omnibal_ext.families.weights import Weight, llama, perceptron
 
+RANGE = ("input_min", "input_max", "output_min", "output_max")
 LAYER = "language_model.model.layers.{n}"
 
 
@@ -78,6 +79,11 @@ def vision_weights() -> Iterator[Weight]:
     halves = (f"{mlp}.gate_proj.linear.weight", f"{mlp}.up_proj.linear.weight")
     yield Weight("vit", "mlp.linear_fc1.weight", halves, "stacked")
     yield Weight("vit", "mlp.linear_fc2.weight", (f"{mlp}.down_proj.linear.weight",))
+    joined = {"linear_qkv": (attention, "q", "k", "v"), "linear_proj": (attention, "o")}
+    joined |= {"linear_fc1": (mlp, "gate", "up"), "linear_fc2": (mlp, "down")}
+    for ours, (where, *matrices) in joined.items():
+        ranges = tuple(f"{where}.{matrix}_proj.{end}" for matrix in matrices for end in RANGE)
+        yield Weight("vit", f"{ours}_clip.ranges", ranges, "ranges", when="vision.clipped")
     yield Weight("projector", "shift", ("vision_tower.std_bias",), when="vision.standardized")
     yield Weight("projector", "scale", ("vision_tower.std_scale",), when="vision.standardized")
     yield Weight("projector", "linear.weight", ("embed_vision.embedding_projection.weight",))

@@ -21,7 +21,9 @@ VISION = VisionArchitecture(
 )  # fmt: skip
 
 
-SMALL_VISION = replace(VISION, layers=16, hidden_size=768, heads=12, ffn_hidden_size=3072, standardized=False)
+SMALL_VISION = replace(
+    VISION, layers=16, hidden_size=768, heads=12, ffn_hidden_size=3072, standardized=False, clipped=True
+)
 
 
 def gemma_4(

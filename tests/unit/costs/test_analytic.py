@@ -305,6 +305,17 @@ def test_a_vit_layer_keeps_what_was_published() -> None:
     assert cost.saved_bytes == pytest.approx(0.51e9, rel=0.18)
 
 
+def test_clamps_keep_what_goes_in_beside_what_comes_out() -> None:
+    """Gemma 4 E2B's ViT, 768 wide: of query, key and value what was projected, of five others a row each; but for two
+    at the activation function, which one kernel does. Two of them are computed again with their norms."""
+    clamping = preset("gemma-4-e2b")
+    plain = replace(clamping, vision=replace(clamping.vision, clipped=False))
+    works = [layer_works(model, 2268, 4096, 2)["vit"] for model in (clamping, plain)]
+    found = [(work.kept, work.cheap, work.passes, work.cheap_passes) for work in works]
+    more = tuple(one - other for one, other in zip(*found, strict=True))
+    assert more == (2268 * (3 + 5) * 768 * 2, 2268 * 2 * 768 * 2, 2 * (3 + 5), 4)
+
+
 def test_heads_that_fill_up_a_group_cost_what_they_cost() -> None:
     """25 heads on 4 ranks are 28: attention takes 28/25 of its operations, the perceptron stays as it is."""
     whole, padded = (analytic_profile(INTERNVL, "a100", 9, 4096, t).parameters["vit"] for t in (1, 4))

@@ -339,6 +339,7 @@ GLM_THINKING_JINJA = (
 {%- endfor -%}"""
 )
 
+CLAMPING = "gemma 4 with a ViT that clamps, heads that two ranks do not share evenly"
 # name: (class prefix, vision, language, further fields)
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "internvl": ("InternVL", {}, QWEN, {"tie_word_embeddings": False}),
@@ -505,6 +506,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {**GEMMA_4_WORDS, "attention_k_eq_v": False, "use_bidirectional_attention": None, "sliding_window": 3},
         {"tie_word_embeddings": False},
     ),
+    CLAMPING: (
+        "Gemma4",
+        {
+            **GEMMA_4_VIT,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 16,
+            "use_clipped_linears": True,
+        },
+        GEMMA_4,
+        {},
+    ),
     "idefics 3": ("Idefics3", IDEFICS_3, {**TEXT, "model_type": "llama"}, {}),
     "smolvlm tied, odd patches": (
         "SmolVLM",
@@ -633,7 +646,30 @@ def randomised(model: torch.nn.Module, seed: int) -> torch.nn.Module:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+        for name, module in model.named_modules():
+            if hasattr(module, "input_min"):
+                _clamp(module, name, generator)
     return model.eval()
+
+
+def _clamp(matrix: torch.nn.Module, name: str, generator: torch.Generator) -> None:
+    """Ranges that bite, of every matrix its own; but what goes into the first layer's is clamped alike, as published.
+
+    Far out, where values are few: one at a bound would have its gradient or none as it is rounded. Not in all of them
+    lies zero, which heads have that fill up ranks; and some have no bound, as transformers' at first.
+    """
+    kind = name.rpartition(".")[2]
+    into, out_of = {"o_proj": (1.5, 1.1), "down_proj": (0.9, 0.4)}.get(kind, (2.6, 1.7))
+    alike = ".layers.0." in name
+    for end, scale in (("input", into), ("output", out_of)):
+        drawn = scale * (1 + 0.3 * torch.rand(2, generator=generator))
+        low, high = (-scale, scale) if alike and end == "input" else (-drawn[0], drawn[1])
+        getattr(matrix, f"{end}_min").fill_(low)
+        getattr(matrix, f"{end}_max").fill_(high)
+    if ".layers.1." in name and kind in ("v_proj", "o_proj"):
+        (matrix.output_min if kind == "v_proj" else matrix.input_min).fill_(0.05)
+    if ".layers.2." in name and kind in ("k_proj", "up_proj"):
+        matrix.output_max.fill_(torch.inf)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tests.unit.alone import megatron_alone
 
 NUMBER = 4  # bytes, fp32
 ROUNDING = 5e-6
-MODELS = ("small", "wide_norm", "features", "gemma", "experts")
+MODELS = ("small", "wide_norm", "features", "gemma", "gemma_4", "experts")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,7 +32,7 @@ def build(name: str, cheap: bool, frozen: tuple[str, ...] = ()) -> Stage:
     """The whole model in one stage, with all layers cheap or none."""
     chain = harness.build_chain(harness.get_args(), harness.MODELS[name], frozen)
     layers = tuple(link for link, kind in enumerate(chain.kinds) if kind in RECOMPUTABLE_KINDS)
-    return Stage(chain, 0, len(chain.kinds), recompute_cheap=layers if cheap else ())
+    return harness.stirred(Stage(chain, 0, len(chain.kinds), recompute_cheap=layers if cheap else ()))
 
 
 def forward(stage: Stage, pack: Microbatch) -> Tensor:
@@ -66,7 +66,7 @@ def test_gradients_are_those_of_keeping_everything(name: str, split: bool, froze
     assert held_again == held, "from B to W nothing changes"
 
 
-@pytest.mark.parametrize("name", ["small", "wide_norm", "gemma"])
+@pytest.mark.parametrize("name", ["small", "wide_norm", "gemma", "gemma_4"])
 def test_outputs_of_norms_and_activations_are_not_kept(name: str) -> None:
     """Of every layer both norms' outputs and the activation's, at least; the CPU's norms and gates keep more."""
     pack, bytes_kept = harness.sample_packs(model=name)[7], []

@@ -1,0 +1,117 @@
+"""Linear layers that clamp what goes in and what comes out, by numbers that are not trained (Gemma 4's ViT).
+
+    x ── clamp ── W ── clamp ──
+
+Query, key and value lie in one matrix of ours, gate and up in another, and each of them has ranges of its own. Where
+those of what goes in are alike, there is one product, as ever. Where they differ, rows are multiplied side by side as
+many times as there are matrices, and each gives the numbers that are its own.
+
+What goes in is clamped where it arises, behind a norm, the attention or the activation function: what computes that
+again clamps it again. Adapters stand inside of both clamps, as peft's do.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.jit import jit_fuser
+from torch import Tensor
+from torch.nn.functional import pad
+
+MATRICES = {"linear_qkv": 3, "linear_proj": 1, "linear_fc1": 2, "linear_fc2": 1}
+"""The linear layers of a vision layer, and how many matrices of the model's each of them is."""
+SUFFIX = "_clip"
+"""Of the name that a linear layer's ranges have in the layer, behind its own."""
+
+
+class Clip(torch.nn.Module):
+    """The ranges of one linear layer: of each of its `parts` the least and most that goes in, and that comes out.
+
+    ranges [parts, 4], weights that nobody trains: copies of a tower have them too. `share` rows of each part lie behind
+    each other.
+    """
+
+    def __init__(self, parts: int, share: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        everything = torch.tensor([-torch.inf, torch.inf] * 2, dtype=dtype)
+        self.ranges = torch.nn.Parameter(everything.repeat(parts, 1), requires_grad=False)
+        self.share = share
+        self.are_apart: bool | None = None
+        """Whether parts differ in what goes in; None: nobody has looked."""
+
+    def entering(self, rows: Tensor) -> Tensor:
+        """[rows, 1, width] -> the same, or where parts differ in what they take [rows, parts, width]."""
+        if self.are_apart is None:  # the host waits once
+            self.are_apart = bool((self.ranges[:, :2] != self.ranges[0, :2]).any())
+        return _clamp_in(rows, self.ranges if self.are_apart else self.ranges[:1])
+
+    def leaving(self, out: Tensor) -> Tensor:
+        """What the layer gives for `entering` [rows, 1 or parts, local rows] -> [rows, 1, local rows]."""
+        return _clamp_out(out, self.ranges, self.share)
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*arguments, **options)
+        self.are_apart = None
+
+
+def clip(layer: Any, width: int, head: int) -> None:
+    """Let a vision layer's linear layers clamp: of a model so wide, with heads so wide. Its norms stand apart."""
+    attention, mlp = layer.self_attention, layer.mlp
+    linears = (attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2)
+    for (name, parts), linear in zip(MATRICES.items(), linears, strict=True):
+        rows = head if name == "linear_qkv" else len(linear.weight) // parts
+        layer.add_module(f"{name}{SUFFIX}", Clip(parts, rows, linear.weight.dtype))
+    qkv, proj, fc1, fc2 = (layer.get_submodule(f"{name}{SUFFIX}") for name in MATRICES)
+    here = attention.linear_proj.weight.shape[1]
+    true = min(max(width - parallel_state.get_tensor_model_parallel_rank() * here, 0), here)
+    _then(layer.input_layernorm, qkv.entering)
+    _then(attention.core_attention, partial(_of_true_heads, proj, true))
+    _then(layer.pre_mlp_layernorm, fc1.entering)
+    mlp.activate = partial(_activate, fc1, fc2)
+    for linear, ranges in ((attention.linear_qkv, qkv), (attention.linear_proj, proj), (mlp.linear_fc2, fc2)):
+        linear.register_forward_hook(partial(_leave, ranges))  # around whatever else takes the place of its `forward`
+
+
+def _then(module: Any, clamp: Callable[[Tensor], Tensor]) -> None:
+    """Clamp what a module gives."""
+    forward = module.forward
+    module.forward = lambda *arguments, **options: clamp(forward(*arguments, **options))
+
+
+def _of_true_heads(ranges: Clip, true: int, rows: Tensor) -> Tensor:
+    """Heads that fill up the ranks stay zero, whatever the range: the numbers that multiply them get no gradient."""
+    clamped, missing = ranges.entering(rows), rows.shape[-1] - true
+    return pad(clamped[..., :true], (0, missing)) if missing else clamped
+
+
+def _leave(ranges: Clip, _: Any, __: Any, given: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    out, bias = given
+    return ranges.leaving(out), bias
+
+
+def _activate(into: Clip, out_of: Clip, inner: Tensor, _: None, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Between the two projections of a gated perceptron without biases."""
+    return _gated(inner, activation, into.ranges, into.share, out_of.ranges)
+
+
+@jit_fuser
+def _gated(
+    inner: Tensor, activation: Callable[[Tensor], Tensor], leaving: Tensor, share: int, entering: Tensor
+) -> Tensor:
+    gate, up = _clamp_out(inner, leaving, share).chunk(2, dim=-1)
+    return _clamp_in(activation(gate) * up, entering)
+
+
+@jit_fuser
+def _clamp_in(rows: Tensor, ranges: Tensor) -> Tensor:
+    return torch.clamp(rows, ranges[:, :1], ranges[:, 1:2])
+
+
+@jit_fuser
+def _clamp_out(out: Tensor, ranges: Tensor, share: int) -> Tensor:
+    parts = out.unflatten(-1, (-1, len(ranges), share))
+    if out.shape[1] > 1:  # each part of what it was given
+        parts = parts.diagonal(dim1=1, dim2=3).movedim(-1, 2).unsqueeze(1)
+    return torch.clamp(parts, ranges[:, 2:3], ranges[:, 3:]).flatten(2)
