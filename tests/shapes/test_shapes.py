@@ -237,9 +237,9 @@ def test_plans_count_layers_whose_heads_are_others(machine: str, name: str) -> N
         assert products == pytest.approx(one["operations"], rel=0.01), kind
     for kind in {"vit", "llm", FAR, TAKING, FAR_TAKING} & profile.layers.keys():
         assert profile.layers[kind].recompute_cheap_kept_bytes == pytest.approx(found[kind]["cheap"]["kept"], rel=0.05)
-    work, vit = layer_works(model, tiles, tokens, tensor)["vit"], found["vit"]
-    again, stream = vit["cheap"]["bytes"] - vit["bytes"], work.tokens * work.width * 2 / tensor
-    assert again == pytest.approx(work.cheap_passes * stream, rel=0.01), "norms, activation, and what clamps them"
+    if work := layer_works(model, tiles, tokens, tensor).get("vit"):
+        again, stream = found["vit"]["cheap"]["bytes"] - found["vit"]["bytes"], work.tokens * work.width * 2 / tensor
+        assert again == pytest.approx(work.cheap_passes * stream, rel=0.01), "norms, activation, and what clamps them"
 
 
 @pytest.mark.parametrize("machine", ITERATIONS)
