@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -225,18 +226,23 @@ def test_plans_count_layers_whose_heads_are_others(machine: str, name: str) -> N
     found, model = run("program", machine, {name: (tensor, tiles, tokens)})[name], preset(name)
     model = replace(model, language=replace(model.language, image_attention=False))  # no masks are made here
     profile = analytic_profile(model, "h100", tiles, tokens, tensor)
+    # Cosines and sines of a pack, which a stage holds once, however many layers turn by them.
+    near, far = model.language.rotary_width, model.language.with_far_heads.rotary_width
+    angles = Counter(dict.fromkeys(("llm", TAKING), 4 * tokens * near))
+    angles.update(dict.fromkeys((FAR, FAR_TAKING), 4 * tokens * far))
     for kind, work in layer_works(model, tiles, tokens, tensor).items():
         one, cost = found[kind], profile.layers[kind]
         assert not one["wide"], kind
         assert not one["waits"] or kind == "llm", (kind, one["waits"])
-        assert cost.kept_bytes == pytest.approx(one["kept"], rel=0.05), kind
+        assert cost.kept_bytes == pytest.approx(one["kept"] - angles[kind], rel=0.05), kind
         blocks = work.blocks - 1.5 * (kind.startswith("llm") and model.language.layer_inputs is not None)
         gathered = blocks * work.tokens * work.width * 2 * (1 - 1 / tensor) * (machine == "local")
         assert cost.late_bytes - gathered == pytest.approx(one["late"], rel=0.05), kind
         products = 2 * work.tokens * work.matrix_weights * (2 + work.input_gradient) / work.shares(tensor)
         assert products == pytest.approx(one["operations"], rel=0.01), kind
     for kind in {"vit", "llm", FAR, TAKING, FAR_TAKING} & profile.layers.keys():
-        assert profile.layers[kind].recompute_cheap_kept_bytes == pytest.approx(found[kind]["cheap"]["kept"], rel=0.05)
+        kept = found[kind]["cheap"]["kept"] - angles[kind]
+        assert profile.layers[kind].recompute_cheap_kept_bytes == pytest.approx(kept, rel=0.05), kind
     if work := layer_works(model, tiles, tokens, tensor).get("vit"):
         again, stream = found["vit"]["cheap"]["bytes"] - found["vit"]["bytes"], work.tokens * work.width * 2 / tensor
         assert again == pytest.approx(work.cheap_passes * stream, rel=0.01), "norms, activation, and what clamps them"
