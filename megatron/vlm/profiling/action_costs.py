@@ -31,7 +31,7 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
     Differences are taken within a round, so that a disturbance of the whole machine leaves them as they are.
     """
     vision, language = (
-        replace(architecture.vision, layers=1, feature_layers=(), side_by_side=()),
+        replace(architecture.vision, layers=min(1, architecture.vision.layers), feature_layers=(), side_by_side=()),
         replace(architecture.language, layers=1, shared_keys=None),
     )
     small = replace(architecture, vision=vision, language=language)

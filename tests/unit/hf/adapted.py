@@ -44,7 +44,7 @@ from tests.unit.hf.parity import local_part, packed, padded, reference
 RANK, ALPHA = 3, 7.0
 CLASSES = [models.classes(family) for family in models.FAMILIES]
 """Looked up here, where the fork server imports what they need for all ranks."""
-WITHOUT = ("lm_head", "input_proj", "embedding_projection", "merging_layer", "merger.proj")
+WITHOUT = ("lm_head", "input_proj", "embedding_projection", "merging_layer", "merger.proj", "patch_dense")
 """Layers that get no adapters: the head, and Gemma 4's patch embedding and projector."""
 
 

@@ -35,6 +35,7 @@ WAYS = {
             "internvl qwen3-moe",
             "gemma 3",
             "gemma 4",
+            "gemma 4 unified",
             "qwen2.5-vl",
             "qwen3-vl-moe",
             "mistral 3",

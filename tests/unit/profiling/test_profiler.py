@@ -15,7 +15,8 @@ import torch
 from megatron.vlm import platform
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
-from megatron.vlm.profiling import profiler
+from megatron.vlm.profiling import profiler, step
+from megatron.vlm.profiling.action_costs import measure_actions
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.layer_costs import KindMeasurement, _some, fit_seconds
 from megatron.vlm.profiling.profiler import Job, fit_line, measure_profile, seconds_of_weights, step_seconds
@@ -236,6 +237,19 @@ def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:
     kinds = harness.MODELS["native"].cost_kinds
     assert [_some(kind, kinds) for kind in (FULL, "vit", "projector", "llm")] == [(2, 1), (3, 2), (5, 1), (9, 2)]
     assert _some("vit", harness.MODELS["small"].cost_kinds) == (1, 2)
+
+
+@pytest.mark.parametrize("model", ["native", "layerless"])
+def test_actions_are_measured_with_one_layer_of_every_kind_that_there_is(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, build = [], step.Stage
+    monkeypatch.setattr(step, "Stage", lambda *given, **more: built.append(build(*given, **more)) or built[-1])
+    with megatron_alone(model) as inputs:
+        figures = measure_actions(inputs.args, inputs.architecture, Stopwatch(1))
+    assert len(figures) == 2
+    assert min(figures) >= 0
+    assert [stage.kinds for stage in built] == [tuple(dict.fromkeys(harness.MODELS[model].chain))]
 
 
 @pytest.mark.parametrize("shared", [False, True])
