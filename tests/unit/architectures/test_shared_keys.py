@@ -69,6 +69,8 @@ def test_ranks_that_share_hidden_states_carry_as_many_times_more_of_their_keys()
     assert [language.carried(number, 1, True) for number in (-1, 12, 13, 14, 33, 34)] == [1, 1, 2, 2, 2, 0]
     assert [language.carried(number, 2, True) for number in (13, 14)] == [2, 3]
     assert [language.carried(number, 2, False) for number in (13, 14)] == [2, 2]
+    profile, first = analytic_profile(preset("gemma-4-e2b"), "h100", 2520, 4096, 2), 1 + 16 + 2
+    assert [profile.carried_after[first + number] for number in (12, 13, 14)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

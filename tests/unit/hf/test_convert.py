@@ -321,6 +321,31 @@ def test_weights_that_do_not_fit_are_refused(
     assert not (tmp_path / "ours").exists()
 
 
+def test_keys_of_layers_that_take_those_of_others_are_kept_aside(tmp_path: Path) -> None:
+    """Published files of Gemma 4 E2B have some, which transformers does not load."""
+    folder, ours, back = (tmp_path / name for name in ("theirs", "ours", "back"))
+    models.build("gemma 4 with inputs of layers", seed=3).save_pretrained(folder)
+    (query,) = (name for name in weights_of(folder) if name.endswith("layers.3.self_attn.q_proj.weight"))
+    more = {query.replace("q_proj", one): torch.randn(24, 48) for one in ("k_proj", "v_proj")}
+    change_weights(folder, more | {query.replace("q_proj", "k_norm"): torch.randn(12)})
+    from_hugging_face(folder, ours)
+    to_hugging_face(ours, back)
+    assert_same(weights_of(back), weights_of(folder))
+    assert torch.equal(ours_of(ours)["links.llm_3.self_attention.linear_qkv.weight"], weights_of(folder)[query])
+
+
+def test_a_weight_that_layers_cannot_share_out_is_refused(tmp_path: Path) -> None:
+    """Inputs of five layers, 12 numbers each, lie in one weight of Gemma 4 E2B's."""
+    folder = tmp_path / "theirs"
+    models.build("gemma 4 with inputs of layers", seed=3).save_pretrained(folder)
+    weights = weights_of(folder)
+    (table,) = (name for name in weights if name.endswith("embed_tokens_per_layer.weight"))
+    for columns in (59, 55):
+        change_weights(folder, {table: weights[table][:, :columns].contiguous()})
+        with pytest.raises(UserError, match=rf"embed_tokens_per_layer\.weight \[\d+, {columns}\]: .* another model"):
+            from_hugging_face(folder, tmp_path / "ours")
+
+
 def test_damaged_and_absent_files_are_refused(internvl: Path, tmp_path: Path) -> None:
     file = sorted(internvl.glob("*.safetensors"))[2]
     content = file.read_bytes()

@@ -49,6 +49,26 @@ def test_every_check_is_made_whatever_the_others_find() -> None:
         refuse(findings)
 
 
+@pytest.mark.parametrize(
+    ("model", "ranks", "message"),
+    [
+        ("gemma-4-e2b", 3, r"numbers of each layer's own input 256 do not divide by --tensor-model-parallel-size 3"),
+        ("gemma-4-31b", 3, r"width of the ViT's MLP 4304 do not divide by --tensor-model-parallel-size 3"),
+        ("gemma-4-31b", 5, r"width of the MLP 21504 do not divide by"),
+        ("gemma-4-e2b", 2, None),
+        ("gemma-4-31b", 2, None),
+    ],
+)
+def test_ranks_that_cannot_share_a_width_are_refused(
+    monkeypatch: pytest.MonkeyPatch, model: str, ranks: int, message: str | None
+) -> None:
+    for config in ("language_config", "vision_config"):
+        monkeypatch.setattr(run, config, lambda *_: None)
+    inputs = SimpleNamespace(args=arguments(tensor_model_parallel_size=ranks), architecture=preset(model))
+    with nullcontext() if message is None else pytest.raises(UserError, match=message):
+        assert run._check_model(SimpleNamespace(inputs=inputs)).startswith(model)  # type: ignore[arg-type]
+
+
 def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "HAS_CUDA", True)
     monkeypatch.setattr(platform, "device_count", lambda: 8)

@@ -239,7 +239,7 @@ def test_vit_layers_with_windows_and_without_are_measured_apart() -> None:
     assert _some("vit", harness.MODELS["small"].cost_kinds) == (1, 2)
 
 
-@pytest.mark.parametrize("model", ["native", "layerless"])
+@pytest.mark.parametrize("model", ["native", "layerless", "gemma_4_inputs"])
 def test_actions_are_measured_with_one_layer_of_every_kind_that_there_is(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
