@@ -11,13 +11,16 @@ from omnibal_ext.architectures.language import LanguageArchitecture, RopeScaling
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.gemma import check_groups, kinds_of_layers
 from omnibal_ext.families.towers.llama import (
     BASE,
     EPSILON,
+    FULL,
     HEADS,
     LAYERS,
     POSITIONS,
     ROPE,
+    SLIDING,
     TOKEN,
     WIDTH,
     WORDS,
@@ -25,10 +28,9 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.tiles import siglip
-from omnibal_ext.reading.checks import flag, listing, record, shown, text, whole
+from omnibal_ext.reading.checks import flag, record, shown, whole
 
-NEAR, FAR = "sliding_attention", "full_attention"
-ROPES = record({}, {NEAR: ROPE, FAR: ROPE})
+ROPES = record({}, {SLIDING: ROPE, FULL: ROPE})
 ROPE_KINDS = ("default", "linear")
 
 
@@ -68,11 +70,7 @@ def _language(section: Section) -> LanguageArchitecture:
         raise UserError(f"{section.where}.use_bidirectional_attention is True; supported: False")
     heads, kv_heads = section.take("num_attention_heads", HEADS), section.take("num_key_value_heads", HEADS)
     hidden_size, head_size = section.take("hidden_size", WIDTH), section.take("head_dim", WIDTH)
-    if heads % kv_heads or head_size % 2:
-        raise UserError(
-            f"{section.where}: {heads} heads of width {head_size} and {kv_heads} of keys and values; supported: "
-            "heads of an even width, in groups of one size"
-        )
+    check_groups(section, heads, kv_heads, head_size)
     query_scale = section.take("query_pre_attn_scalar", WIDTH)
     layers = section.take("num_hidden_layers", LAYERS)
     theta, scaling, near_theta = _rotation(section)
@@ -104,25 +102,20 @@ def _language(section: Section) -> LanguageArchitecture:
 def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
     """Layers that slide a window: all but each sixth, unless the file says otherwise."""
     pattern = section.take_if("sliding_window_pattern", whole(1, 2**10)) or 6
-    kinds = section.take_if("layer_types", listing(text))
-    kinds = kinds or [NEAR if (number + 1) % pattern else FAR for number in range(layers)]
-    if len(kinds) != layers or set(kinds) - {NEAR, FAR}:
-        raise UserError(
-            f"{section.where}.layer_types are {shown(kinds)}; supported: {NEAR!r} or {FAR!r} for each layer"
-        )
-    return tuple(number for number, kind in enumerate(kinds) if kind == NEAR)
+    kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % pattern else FULL)
+    return tuple(number for number, kind in enumerate(kinds) if kind == SLIDING)
 
 
 def _rotation(section: Section) -> tuple[float, RopeScaling | None, float]:
     """Base and scaling of the layers that see all tokens, base of those with a window; written in one of two ways."""
     both: dict[str, Any] = section.take_if("rope_parameters", ROPES) or {}
-    if unknown := set(both) - {NEAR, FAR}:
-        raise UserError(f"{section.where}.rope_parameters has {shown(min(unknown))}; supported: {NEAR!r}, {FAR!r}")
-    near = both.get(NEAR) or {}
-    far = (both.get(FAR) or {}) | (section.take_if("rope_scaling", ROPE) or {})
+    if unknown := set(both) - {SLIDING, FULL}:
+        raise UserError(f"{section.where}.rope_parameters has {shown(min(unknown))}; supported: {SLIDING!r}, {FULL!r}")
+    near = both.get(SLIDING) or {}
+    far = (both.get(FULL) or {}) | (section.take_if("rope_scaling", ROPE) or {})
     theta = far.get("rope_theta") or section.take_if("rope_theta", BASE) or 1e6
     near_theta = near.get("rope_theta") or section.take_if("rope_local_base_freq", BASE) or 1e4
-    for place, rope, known in ((NEAR, near, ROPE_KINDS[:1]), (FAR, far, ROPE_KINDS)):
+    for place, rope, known in ((SLIDING, near, ROPE_KINDS[:1]), (FULL, far, ROPE_KINDS)):
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if kind not in known:
             raise UserError(f"{section.where}: {place} has rope type {kind!r}; supported: {', '.join(known)}")

@@ -19,6 +19,7 @@ from omnibal_ext.architectures.language import (
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.gemma import check_groups, kinds_of_layers
 from omnibal_ext.families.towers.llama import (
     BASE,
     EPSILON,
@@ -35,7 +36,7 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.native import check_heads
-from omnibal_ext.reading.checks import finite, flag, listing, mapping, maybe, record, shown, text, whole
+from omnibal_ext.reading.checks import finite, flag, mapping, maybe, record, shown, text, whole
 
 PATTERN = 6
 """Every so many layers one is global, where the file does not list them; the last one is always."""
@@ -122,11 +123,7 @@ def read_language(section: Section) -> LanguageArchitecture:
     near = _near_layers(section, layers)
     far = _far_heads(section, tuple(number for number in range(layers) if number not in near), kv_heads, head_size)
     for groups, width in ((kv_heads, head_size), (far.kv_heads, far.head_size)):
-        if heads % groups or width % 2:
-            raise UserError(
-                f"{section.where}: {heads} heads of width {width} and {groups} of keys and values; supported: heads of "
-                "an even width, in groups of one size"
-            )
+        check_groups(section, heads, groups, width)
     theta, scaling, near_theta = _rotation(section)
     window = section.take("sliding_window", POSITIONS)
     hidden_size = section.take("hidden_size", WIDTH)
@@ -204,12 +201,7 @@ def _experts(section: Section) -> Experts | None:
 
 def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
     """Layers that slide a window; the last one never does, whatever the file says."""
-    kinds = section.take_if("layer_types", listing(text))
-    kinds = kinds or [SLIDING if (number + 1) % PATTERN else FULL for number in range(layers)]
-    if len(kinds) != layers or set(kinds) - {SLIDING, FULL}:
-        raise UserError(
-            f"{section.where}.layer_types are {shown(kinds)}; supported: {SLIDING!r} or {FULL!r} for each layer"
-        )
+    kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % PATTERN else FULL)
     near = tuple(number for number, kind in enumerate(kinds[:-1]) if kind == SLIDING)
     if not near:
         raise UserError(f"{section.where}.layer_types has no {SLIDING!r} before the last layer; at least one is needed")

@@ -10,6 +10,7 @@ from omnibal_ext.architectures.architecture import Architecture, PromptFormat
 from omnibal_ext.architectures.language import LanguageArchitecture, SlidingWindow
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
+from omnibal_ext.families.towers.gemma import check_groups, kinds_of_layers
 from omnibal_ext.families.towers.llama import (
     EPSILON,
     FULL,
@@ -26,7 +27,7 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.tiles import siglip
-from omnibal_ext.reading.checks import finite, listing, shown, text
+from omnibal_ext.reading.checks import finite, shown
 
 PUBLISHED = ("num_image_tokens", "projector_hidden_act")
 """Published in the ViT's section, where nothing reads them."""
@@ -67,11 +68,7 @@ def _language(section: Section, second: bool) -> LanguageArchitecture:
     section.must(attention_bias=False, attention_dropout=0.0)
     heads, kv_heads = section.take("num_attention_heads", HEADS), section.take("num_key_value_heads", HEADS)
     hidden_size, head_size = section.take("hidden_size", WIDTH), section.take("head_dim", WIDTH)
-    if heads % kv_heads or head_size % 2:
-        raise UserError(
-            f"{section.where}: {heads} heads of width {head_size} and {kv_heads} of keys and values; supported: "
-            "heads of an even width, in groups of one size"
-        )
+    check_groups(section, heads, kv_heads, head_size)
     rope, theta = rotation_fields(section, Rotation())
     if read_rope(section, rope) is not None:
         raise UserError(f"{section.where}: rope scaling {shown(rope)}; supported: none")
@@ -101,11 +98,7 @@ def _language(section: Section, second: bool) -> LanguageArchitecture:
 def _of_the_second(section: Section, layers: int, head_size: int, theta: float) -> dict[str, Any]:
     """What Gemma 2 has beside Gemma's."""
     scale = section.take("query_pre_attn_scalar", WIDTH)
-    kinds = section.take_if("layer_types", listing(text)) or [(SLIDING, FULL)[number % 2] for number in range(layers)]
-    if len(kinds) != layers or set(kinds) - {SLIDING, FULL}:
-        raise UserError(
-            f"{section.where}.layer_types are {shown(kinds)}; supported: {SLIDING!r} or {FULL!r} for each layer"
-        )
+    kinds = kinds_of_layers(section, layers, lambda number: (SLIDING, FULL)[number % 2])
     near = tuple(number for number, kind in enumerate(kinds) if kind == SLIDING)
     return {
         "branch_norms": True,
