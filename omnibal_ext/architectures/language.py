@@ -258,7 +258,7 @@ class LanguageArchitecture:
         numbers = 0
         for giver in self.kept_keys(number):
             layer = self.of_layer(giver)
-            numbers += 2 * max(1, layer.groups_over(ranks) // ranks) * layer.head_dim
+            numbers += 2 * layer.groups_on(ranks) * layer.head_dim
         share = ranks if is_shared_out else 1
         return -(-numbers * share // self.hidden_size) + (self.layer_inputs is not None)
 
@@ -297,3 +297,7 @@ class LanguageArchitecture:
         if self.heads % ranks == 0 and (self.kv_heads % ranks == 0 or ranks % self.kv_heads == 0):
             return self.kv_heads
         return filled_up(self.kv_heads, ranks)
+
+    def groups_on(self, ranks: int) -> int:
+        """Of these groups those that one of the ranks has; where several share one, each has a copy."""
+        return max(1, self.groups_over(ranks) // ranks)

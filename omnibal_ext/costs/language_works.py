@@ -53,7 +53,8 @@ def attention(language: LanguageArchitecture, t: int) -> Mixer:
     gates, projected = heads * language.output_gate, 0
     if not language.takes_keys:
         projected = (1 if language.keys_are_values else 2) * groups * language.head_dim
-    key_value = 2 * max(groups, t) * language.head_dim  # ranks that share a group have a copy each
+    copies = t * language.groups_on(t)  # ranks that share a group have one each
+    key_value = 2 * copies * language.head_dim
     own = 0 if language.takes_keys else key_value
     rotated = heads + key_value // 2
     normalised = (heads + own // 2) * language.qk_norm + own // 2 * language.value_norm
@@ -70,7 +71,7 @@ def attention(language: LanguageArchitecture, t: int) -> Mixer:
         score_bytes=heads // language.head_dim * CAPPED_SCORE if language.score_cap else 0,
         exchanged=2 * heads + key_value,
         exchanged_keys=key_value,
-        key_groups=max(groups, t),
+        key_groups=copies,
     )
 
 

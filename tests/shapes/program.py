@@ -70,11 +70,9 @@ def measure(name: str, tensor: int, tiles: int, tokens: int, engine: bool) -> di
         stage = Stage(chain, link, link + 1)
         entering = None
         if link:
-            shape = list(chain.hidden_shape_before(link, pack))
+            shape = list(chain.shape_before(link, pack))
             if kind == "word_embed":
-                shape[0] = len(pack.image_positions)
-            shape[0] *= 1 + chain.features_before(link, pack)
-            shape[0] += chain.carrier.extra_rows(link, shape[0])
+                shape[0] = len(pack.image_positions) * (1 + chain.features_before(link, pack))
             entering = torch.empty(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         found[cost] = count(stage, lambda s=stage, e=entering: run(s, e, pack))
         if kind in RECOMPUTABLE_KINDS:

@@ -8,6 +8,7 @@ layers' inputs have in common: it is the word embedding's, and its gradient come
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import pad
 
-from omnibal_ext.architectures.language import LanguageArchitecture
+from omnibal_ext.architectures.architecture import Architecture
 
 Keys = tuple[Tensor, Tensor]
 """Key and value [T, 1, groups here, width of a head], not yet turned."""
@@ -35,26 +36,24 @@ class Carried:
 
 @dataclass(frozen=True)
 class Carrier:
-    """Hands it from link to link, and lays it out between stages."""
+    """Hands it from link to link, and lays it out between stages. What crosses where is found once for all packs."""
 
-    kinds: tuple[str, ...]
-    """Of every link of the chain."""
-    language: LanguageArchitecture
+    architecture: Architecture
     config: TransformerConfig
     """The language model's."""
 
     def extra_rows(self, link: int, rows: int) -> int:
         """Rows that enter `link` behind hidden states of so many."""
-        return self._blocks(link) * rows + self._weight_rows(link)
+        return self._blocks[link] * rows + self._weight_rows(link)
 
     def arrived(self, link: int, rows: int, tensor: Tensor) -> Carried:
         """What those rows are."""
-        carried, blocks = Carried(), self._blocks(link)
-        if blocks and self.language.layer_inputs is not None:
+        carried, blocks = Carried(), self._blocks[link]
+        if blocks and self.architecture.language.layer_inputs is not None:
             carried.first, tensor, blocks = tensor[:rows], tensor[rows:], blocks - 1
-            carried.weight = tensor[blocks * rows :].flatten()[: self.language.layer_inputs.width]
+            carried.weight = tensor[blocks * rows :].flatten()[: self.architecture.language.layer_inputs.width]
         keys = tensor[: blocks * rows].reshape(rows, -1) if blocks else tensor
-        for giver in self._givers(link):
+        for giver in self._givers[link]:
             groups, width = self._heads(giver)
             numbers = 2 * groups * width * self._shares
             key, value = keys[:, :numbers].reshape(2, rows * self._shares, 1, groups, width)
@@ -63,32 +62,30 @@ class Carrier:
 
     def read_by(self, link: int, carried: Carried) -> tuple[Tensor, ...]:
         """What a link takes beside the hidden states: the first ones and the weight, key and value."""
-        if self.kinds[link] != "llm":
+        if link not in self._numbers:
             return ()
         inputs = () if carried.first is None or carried.weight is None else (carried.first, carried.weight)
-        number = self._number(link)
-        taken = number in self.language.taking_layers
-        return inputs + (carried.keys[self.language.keys_of(number)] if taken else ())
+        return inputs + (carried.keys[self._taken[link]] if link in self._taken else ())
 
     def given_by(self, link: int, module: Any, out: Any, carried: Carried) -> Tensor:
         """Hidden states, of what a link gave; what later ones read of it is carried on."""
         hidden, *keys = out if isinstance(out, tuple) else (out,)
         if keys:
             key, value = keys
-            carried.keys[self._number(link)] = key, value
-        if self.kinds[link] == "word_embed" and (weight := module.weight_of_inputs()) is not None:
+            carried.keys[self._numbers[link]] = key, value
+        if self.architecture.chain[link] == "word_embed" and (weight := module.weight_of_inputs()) is not None:
             carried.first, carried.weight = hidden, weight
         return hidden
 
     def leaving(self, link: int, hidden: Tensor, carried: Carried) -> list[Tensor]:
         """What enters `link` behind the hidden states, in parts."""
         found = list[Tensor]()
-        if not (blocks := self._blocks(link)):
+        if not (blocks := self._blocks[link]):
             return found
         rows, _, width = hidden.shape
         if carried.first is not None:
             found.append(carried.first)
-        if givers := self._givers(link):
+        if givers := self._givers[link]:
             keys = torch.cat([torch.stack(carried.keys[giver]).reshape(rows, -1) for giver in givers], dim=1)
             filled = (blocks - len(found)) * width
             found.append(pad(keys, (0, filled - keys.shape[1])).view(-1, 1, width))
@@ -97,26 +94,38 @@ class Carrier:
             found.append(pad(carried.weight, (0, filled - len(carried.weight))).view(-1, 1, width))
         return found
 
-    def _number(self, link: int) -> int:
-        """Of a language layer among these."""
-        return self.kinds[:link].count("llm")
+    @cached_property
+    def _blocks(self) -> tuple[int, ...]:
+        """Tensors as large as the hidden states that enter every link beside them, and leave the last one."""
+        config, model = self.config, self.architecture
+        behind = model.carried_after(config.tensor_model_parallel_size, config.sequence_parallel)
+        return (0, *(behind or (0,) * len(model.chain)))
 
-    def _givers(self, link: int) -> tuple[int, ...]:
-        """Layers whose keys and values enter a link."""
-        return self.language.kept_keys(self._number(link) - 1) if self._blocks(link) else ()
-
-    def _blocks(self, link: int) -> int:
-        """Tensors as large as the hidden states that enter a link beside them."""
-        if "word_embed" not in self.kinds[:link]:
-            return 0
-        config = self.config
-        return self.language.carried(
-            self._number(link) - 1, config.tensor_model_parallel_size, config.sequence_parallel
+    @cached_property
+    def _givers(self) -> tuple[tuple[int, ...], ...]:
+        """Layers whose keys and values are among these."""
+        chain, language = self.architecture.chain, self.architecture.language
+        before = [chain[:link].count("llm") - 1 for link in range(len(chain) + 1)]
+        return tuple(
+            language.kept_keys(number) if blocks else () for number, blocks in zip(before, self._blocks, strict=True)
         )
 
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        """Of the language layers, by their links."""
+        links = (link for link, kind in enumerate(self.architecture.chain) if kind == "llm")
+        return {link: number for number, link in enumerate(links)}
+
+    @cached_property
+    def _taken(self) -> dict[int, int]:
+        """By the links of layers that take keys and values, the layer that gave them."""
+        language = self.architecture.language
+        taking = language.taking_layers
+        return {link: language.keys_of(number) for link, number in self._numbers.items() if number in taking}
+
     def _weight_rows(self, link: int) -> int:
-        inputs = self.language.layer_inputs
-        return -(-inputs.width // self.config.hidden_size) if inputs is not None and self._blocks(link) else 0
+        inputs = self.architecture.language.layer_inputs
+        return -(-inputs.width // self.config.hidden_size) if inputs is not None and self._blocks[link] else 0
 
     @property
     def _shares(self) -> int:
@@ -125,5 +134,5 @@ class Carrier:
 
     def _heads(self, giver: int) -> tuple[int, int]:
         """Groups of keys and values that a rank has of a layer, and the width of a head."""
-        layer, ranks = self.language.of_layer(giver), self.config.tensor_model_parallel_size
-        return max(1, layer.groups_over(ranks) // ranks), layer.head_dim
+        layer = self.architecture.language.of_layer(giver)
+        return layer.groups_on(self.config.tensor_model_parallel_size), layer.head_dim

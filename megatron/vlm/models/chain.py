@@ -185,7 +185,7 @@ class Chain:
     @cached_property
     def carrier(self) -> Carrier:
         """Lays out what language layers read or gave."""
-        return Carrier(self.kinds, self.architecture.language, self.language)
+        return Carrier(self.architecture, self.language)
 
     def features_before(self, link: int, batch: Microbatch) -> int:
         """How many features enter `link` beside the hidden states; none of a pack without tiles."""

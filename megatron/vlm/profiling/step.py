@@ -38,12 +38,10 @@ class Step:
         self.output: Tensor | None = None
         self.entering: Tensor | None = None
         if self.stage.first > 0:
-            shape = list(chain.hidden_shape_before(self.stage.first, pack))
+            shape = list(chain.shape_before(self.stage.first, pack))
             if self.stage.kinds[0] == "word_embed":
                 assert pack.image_positions is not None
-                shape[0] = len(pack.image_positions)
-            carried = chain.carrier.extra_rows(self.stage.first, shape[0])
-            shape[0] = shape[0] * (1 + chain.features_before(self.stage.first, pack)) + carried
+                shape[0] = len(pack.image_positions) * (1 + chain.features_before(self.stage.first, pack))
             self.entering = torch.randn(shape, device="cuda", dtype=chain.language.pipeline_dtype)
             self.entering.requires_grad_(self.stage.sends_gradient)
 

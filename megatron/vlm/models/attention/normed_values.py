@@ -61,20 +61,13 @@ class KeysAsValues(NormedValues):
         return self.q_layernorm(query), self.k_layernorm(key), value
 
 
-class QueriesAlone(SelfAttention):
+class QueriesAlone(NormedValues):
     """The same where keys and values are an earlier layer's, which the layer puts into `taken`."""
 
     taken: Keys | None = None
 
-    def get_query_key_value_tensors(
-        self,
-        hidden_states: Tensor,
-        key_value_states: Tensor | None = None,
-        output_gate: bool = False,
-        split_qkv: bool = True,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """[rows, 1, width] (this rank's) -> query [tokens, 1, local heads, d], key and value [tokens, 1, groups, d]."""
-        query, _ = self.linear_qkv(hidden_states)
+    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, _ = self.linear_qkv(hidden)
         assert self.taken is not None
         assert isinstance(self.q_layernorm, torch.nn.Module)
         return self.q_layernorm(query.unflatten(-1, (-1, self.hidden_size_per_attention_head))), *self.taken
