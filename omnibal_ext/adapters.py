@@ -15,7 +15,7 @@ from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.chain import FAR, FAR_TAKING, KIND_OF, PART_OF, PARTS, TAKING
+from omnibal_ext.chain import DENSE, KIND_OF, PART_OF, PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Need, Numbers
 
@@ -109,15 +109,10 @@ def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]
     squares of patches, or stand between that and a perceptron, nor those of what layers read beside hidden states.
     """
     language, one_matrix = architecture.language, architecture.types[1] in ONE_MATRIX
-    apart = {FAR: _language(language.with_far_heads)} if language.far else {}
-    if language.shared_keys:
-        apart[TAKING] = _language(language.without_keys)
-        apart[FAR_TAKING] = _language(language.with_far_heads.without_keys)
     return {
         "vit": _vision(architecture),
         "projector": _projector(architecture),
-        "llm": _language(language, one_matrix),
-        **apart,
+        **{kind: _language(one, one_matrix) for kind, one in language.by_kind.items() if kind != DENSE},
     }
 
 

@@ -5,6 +5,7 @@ from math import log
 
 from omnibal_ext.architectures.fields import LATER, filled_up
 from omnibal_ext.architectures.linear_attention import LinearAttention
+from omnibal_ext.chain import DENSE, FAR, FAR_TAKING, TAKING
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,14 @@ class LanguageArchitecture:
         if self.shared_keys is None:
             return self
         return replace(self, takes_keys=True, ffn_hidden_size=self.ffn_hidden_size * (1 + self.shared_keys.widens))
+
+    @property
+    def by_kind(self) -> dict[str, "LanguageArchitecture"]:
+        """By the name that costs and weights of layers with softmax attention stand under, the same as they have it."""
+        found = {"llm": self} | ({FAR: self.with_far_heads} if self.far else {})
+        if self.shared_keys:
+            found |= {TAKING: self.without_keys, FAR_TAKING: self.with_far_heads.without_keys}
+        return found | ({DENSE: self.without_experts} if self.dense_layers else {})
 
     @property
     def taking_layers(self) -> tuple[int, ...]:

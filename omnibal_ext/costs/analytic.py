@@ -27,7 +27,7 @@ from typing import Any
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks, expert_shares
-from omnibal_ext.chain import FAR, FAR_TAKING, KIND_OF, TAKING, VISION_KINDS, GradientMode, gradient_mode
+from omnibal_ext.chain import KIND_OF, VISION_KINDS, GradientMode, gradient_mode
 from omnibal_ext.costs.adapted import AdaptersWork, adapters_works
 from omnibal_ext.costs.profile import LayerCost, Profile
 from omnibal_ext.costs.work import BYTES, Work, exchange_costs
@@ -125,9 +125,8 @@ def analytic_profile(
     gpu, t, d = measured or DEVICES[device], tensor_model_parallel_size, data_parallel_size
     ranks = _Ranks(t, d, expert_model_parallel_size, distributed_optimizer)
     works, vision = cost_works(architecture, vit_budget, llm_budget, t, expert_model_parallel_size), architecture.vision
-    near, far = architecture.language, architecture.language.with_far_heads
-    for kind, language in (("llm", near), (TAKING, near), (FAR, far), (FAR_TAKING, far)):
-        if kind in works and language.both_ways:  # under a mask torch computes whole squares
+    for kind, language in architecture.language.by_kind.items():
+        if language.both_ways:  # under a mask torch computes whole squares
             llm = works[kind]
             works[kind] = replace(llm, attention=2 * llm.attention, per_square=2 * llm.per_square)
     units = {kind: vit_budget if kind in VISION_KINDS else llm_budget for kind in works}

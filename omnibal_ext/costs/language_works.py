@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omnibal_ext.architectures.language import Experts, LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
-from omnibal_ext.chain import DENSE, FAR, FAR_TAKING, LINEAR, TAKING
+from omnibal_ext.chain import LINEAR
 from omnibal_ext.costs.work import BYTES, Work, cheap_passes
 
 SCORES = 2
@@ -100,18 +100,10 @@ def linear_attention(linear: LinearAttention, width: int, t: int) -> Mixer:
 
 def language_works(language: LanguageArchitecture, tokens: int, t: int, e: int = 1) -> dict[str, Work]:
     """The layers by kind, as `works.layer_works` has them."""
-    works = {"llm": _work(language, attention(language, t), tokens, t, e)}
+    works = {kind: _work(one, attention(one, t), tokens, t, e) for kind, one in language.by_kind.items()}
     if language.linear:
         mixer = linear_attention(language.linear, language.hidden_size, t)
         works[LINEAR] = _work(language, mixer, tokens, t, e)
-    if language.far:
-        works[FAR] = _work(language, attention(language.with_far_heads, t), tokens, t, e)
-    if language.shared_keys:
-        near, far = language.without_keys, language.with_far_heads.without_keys
-        works[TAKING] = _work(near, attention(near, t), tokens, t, e)
-        works[FAR_TAKING] = _work(far, attention(far, t), tokens, t, e)
-    if language.dense_layers:
-        works[DENSE] = _work(language.without_experts, attention(language, t), tokens, t, 1)
     return works
 
 

@@ -1,6 +1,7 @@
 """What shape each of our weights has, by the model alone: what a folder holds is held to it."""
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 from megatron.vlm.models.vit.clip import MATRICES, SUFFIX
 from omnibal_ext.architectures.architecture import Architecture
@@ -140,16 +141,8 @@ def _llm(model: Architecture) -> dict[str, Shape]:
     return _with_attention(model.language)
 
 
-def _llm_far(model: Architecture) -> dict[str, Shape]:
-    return _with_attention(model.language.with_far_heads)
-
-
-def _llm_taking(model: Architecture) -> dict[str, Shape]:
-    return _with_attention(model.language.without_keys)
-
-
-def _llm_far_taking(model: Architecture) -> dict[str, Shape]:
-    return _with_attention(model.language.with_far_heads.without_keys)
+def _llm_apart(kind: str, model: Architecture) -> dict[str, Shape]:
+    return _with_attention(model.language.by_kind[kind])
 
 
 def _with_attention(language: LanguageArchitecture) -> dict[str, Shape]:
@@ -221,16 +214,14 @@ def _head(model: Architecture) -> dict[str, Shape]:
     return {**_norm("norm", width), **_linear("linear", model.language.vocab_size, width)}
 
 
-_KINDS = {
+_KINDS: dict[str, Callable[[Architecture], dict[str, Shape]]] = {
     "patch_embed": _patch_embed,
     "vit": _vit,
     "projector": _projector,
     "word_embed": _word_embed,
     "llm": _llm,
     LINEAR: _llm_linear,
-    FAR: _llm_far,
-    TAKING: _llm_taking,
-    FAR_TAKING: _llm_far_taking,
+    **{kind: partial(_llm_apart, kind) for kind in (FAR, TAKING, FAR_TAKING)},
     DENSE: _llm_dense,
     "head": _head,
 }
