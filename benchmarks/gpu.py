@@ -1,24 +1,30 @@
-"""The verdict on a CUDA machine, in ten minutes and without data: does it start, is it right, how fast, how large.
+"""The verdict on a CUDA machine, in five minutes and without data: does it start, is it right, how fast, how large.
 
-    python benchmarks/gpu.py [--minutes 10] [--model internvl-chat-1.5] [--vit-budget 9] [--llm-budget 4096]
+    python benchmarks/gpu.py [--minutes 5] [--model internvl3.5-2b] [--parts training against ...]
 
-Parts run one after the other, the cheapest first, each in a process and time of its own; after each the result is
-written, so that a loan that ends early leaves what was found.
+Parts run in one process, the most valuable first; after each the result is written, so that a loan that ends early
+leaves what was found. What needs no GPU (the CPU's answers, packs) is made beside it meanwhile; two parts need
+processes of their own.
 
     start       Megatron starts, NCCL adds up over one rank; versions, and the kernels that were chosen
     answers     loss and gradients of a small chain in fp32 and bf16, against this machine's CPU in fp32
+    layers      every kind of layer of the model at its packs, per recompute mode: milliseconds, TFLOP/s, the share of
+                what a large matrix product reaches; bytes as the plan counts them, as allocated, and as reserved
+    training    iterations of the trainer: the loss falls; useful tokens a second, TFLOP/s, MFU, bytes
+    against     the profile beside the trainer: by part of the model, step, bytes
+    text        the same model on packs of words alone: what share of its pace is left where there are images
+    resume      a run that goes on from a save, against one that was not stopped: bit for bit
+    host        milliseconds that the host takes to ask for a layer, beside the device's
+    peers       the same samples in a plain loop of transformers: one at a time, padded, packs; ours over each
+    lora        a 7B model with adapters on packs of 4,096 words: tokens a second
+    pipeline    two ranks on one GPU, their messages by way of the host: is every schedule right (not: how fast)
     attention   every attention kernel that is there, by the width of heads, one segment and 300, against fp32
     waits       a layer of every kind in a mode in which a host that waits for its device is an error
     queues      does a kernel that waits keep back another stream's, with one hardware queue and with eight
-    host        milliseconds that the host takes to ask for a layer, beside the device's
-    pipeline    two ranks on one GPU, their messages by way of the host: is every schedule right (not: how fast)
-    layers      every kind of layer of the model at its packs, per recompute mode: milliseconds, TFLOP/s, the share of
-                what a large matrix product reaches; bytes as the plan counts them, as allocated, and as reserved
-    training    20 iterations of a 2B model by the trainer: the loss falls; seconds and bytes beside planned ones
 
 The result is benchmarks/results/GPU.json, which `tools/profile_layers.py --analytic GPU` then prefers to its own
 estimates. Exit code 2 without CUDA, 1 where a part fails or a figure is out of its limit; the last line says which.
-torch and megatron-core are all that it needs; what else is missing is said.
+torch and megatron-core are all that it needs; what else is missing is said. `--short` has small models, for trying it.
 """
 
 import argparse
@@ -28,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -39,48 +46,78 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import bare, gpu_parts
+from benchmarks import bare, gpu_answers, gpu_layers, gpu_packs, gpu_peers, gpu_probes, gpu_training
+from benchmarks.gpu_parts import EXPECTED, PACKS
 from megatron.vlm import platform
 from omnibal_ext import console
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.costs.measured import RESULTS, device_key, efficiencies
+from omnibal_ext.costs.profile import Profile
 from omnibal_ext.costs.works import cost_works
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.records import write_record
+from omnibal_ext.units import GIB
 from tests.programs import free_port, result_of
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMITS = {"sum of one rank": 0.0, "fp32 chain": 1e-4, "bf16 chain": 0.1, "attention": 0.05, "waits": 0.0,
-          "pipeline": 1e-4, "bytes": 0.1, "loss": 0.0}  # fmt: skip
-"""Largest differences: of gradients and losses relative to the largest, of bytes relative to those of the plan; of the
-loss, by how much it may rise."""
+LIMITS = {
+    "sum of one rank": 0.0, "fp32 chain": 1e-4, "bf16 chain": 0.1, "bytes": 0.1, "loss": 0.0, "parts of a step": 0.03,
+    "step": 0.03, "bytes of a run": 0.04, "resume": 0.0, "pipeline": 1e-4, "attention": 0.05, "waits": 0.0,
+}  # fmt: skip
+"""Largest differences: of gradients and losses relative to the largest, of bytes and seconds relative to those that
+were measured; of the loss, by how much it may rise."""
 MODES = ("recompute", "recompute_attention", "recompute_mlp", "recompute_cheap")
-WAITS_OF = ("internvl-chat-1.5", "internvl3.5-8b", "qwen2.5-vl-7b", "gemma-3-4b", "qwen3-vl-30b-a3b")
-HOST_OF = ("internvl-chat-1.5", "internvl3.5-8b")
-TRAINED, TRAINED_BUDGETS, ITERATIONS = "internvl3.5-2b", ("9", "4096"), "20"
-ATTENDED = "2400"
-"""Tokens of the pack that kernels attend over."""
 LEAST = 5.0
 """Seconds without which no further part begins."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Which models, how many packs: of the verdict, or of a trial of it."""
+
+    model: str = "internvl3.5-2b"
+    budgets: tuple[int, int] = (33, 11840)
+    iterations: int = 8
+    packs: int = 8
+    """Of an iteration."""
+    adapted: str = "qwen2.5-vl-7b"
+    adapted_tokens: int = 4096
+    waits: tuple[str, ...] = ("internvl-chat-1.5", "qwen2.5-vl-7b", "gemma-3-4b", "qwen3-vl-30b-a3b")
+    host: tuple[str, ...] = ("internvl3.5-8b",)
+    attended: int = 2400
+    """Tokens of the pack that kernels attend over."""
+    steps: int = 3
+    """Of each layer that is measured, after two to warm up."""
+
+
+SHORT = Size("tiny", (6, 96), 4, 2, "tiny", 64, ("tiny",), ("tiny",), 320, 1)
+SMALL_MEMORY, SMALL_BUDGETS = 100 * GIB, (16, 5760)
+"""With less than so many bytes on a device."""
 
 
 @dataclass
 class Verdict:
     """What was asked, until when, and what was found so far."""
 
-    model: str
-    budgets: tuple[str, str]
-    steps: int
+    size: Size
     until: float
     folder: Path
     found: dict[str, Any] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)
+    aside: Any = None
+    """What is made beside it, a future."""
+    run: gpu_training.Run | None = None
 
-    def run(self, ranks: int, *words: str, hide_gpu: bool = False, **changes: str) -> Any:
-        """What a part of `gpu_parts` found on ranks that share the first GPU or have none, in the time left."""
-        left = self.until - time.monotonic()
-        return run_part(ranks, *words, hide_gpu=hide_gpu, seconds=left, **changes)
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.until - time.monotonic()
+
+    def packs(self) -> gpu_packs.Packs:
+        """Those of an iteration, over and over."""
+        self.aside.result()
+        return gpu_packs.read_packs(self.folder / PACKS)[: self.size.packs]
 
 
 def run_part(ranks: int, *words: str, hide_gpu: bool = False, seconds: float, **changes: str) -> Any:
@@ -104,10 +141,10 @@ def run_part(ranks: int, *words: str, hide_gpu: bool = False, seconds: float, **
 
 def start(verdict: Verdict) -> None:
     """Versions and kernels too."""
-    found = verdict.run(1, "start")
+    found = gpu_probes.start()
     verdict.differences["sum of one rank"] = abs(found["sum"] - 6.0)
     verdict.found |= {"versions": installed(), "missing": list(bare.MISSING), "start": found}
-    verdict.found["kernels"] = {f"heads of {width}": names for width, names in verdict.run(1, "kernels").items()}
+    verdict.found["kernels"] = {f"heads of {width}": names for width, names in gpu_probes.kernels().items()}
     rows = [*verdict.found["versions"].items(), *verdict.found["kernels"].items()]
     rows += [("not here, and not needed", ", ".join(bare.MISSING))] if bare.MISSING else []
     console.print_table(verdict.found["device"], ("what", "version or kernel"), rows, right=False)
@@ -115,18 +152,126 @@ def start(verdict: Verdict) -> None:
 
 def answers(verdict: Verdict) -> None:
     """In fp32 and bf16."""
-    expected, single, half = (str(verdict.folder / name) for name in ("expected.pt", "fp32.pt", "bf16.pt"))
-    verdict.run(1, "answers", expected, hide_gpu=True)
-    verdict.run(1, "answers", single, "--weights", expected)
-    verdict.run(1, "answers", half, "--bf16", "--weights", expected)
-    known, fp32, bf16 = map(gpu_parts.Answers.load, (expected, single, half))
-    verdict.differences["fp32 chain"] = gpu_parts.difference(fp32.gradients, known.gradients)
-    verdict.differences["bf16 chain"] = gpu_parts.difference(bf16.gradients, known.gradients)
+    verdict.aside.result()
+    known = gpu_answers.Answers.load(verdict.folder / EXPECTED)
+    for name, flags in (("fp32 chain", []), ("bf16 chain", ["--bf16"])):
+        found = gpu_answers.answers(flags, known.weights)
+        verdict.differences[name] = gpu_answers.difference(found.gradients, known.gradients)
+
+
+def layers(verdict: Verdict) -> None:
+    """Its peaks become the efficiencies that analytic profiles take."""
+    found = gpu_layers.layers(verdict.size.model, verdict.size.budgets, verdict.size.steps, bf16=True)
+    verdict.differences["bytes"] = byte_difference(found)
+    if key := device_key(verdict.found["device"]):
+        verdict.found["efficiencies"] = efficiencies(key, found["reached"])
+    profile = Profile.from_record(found["profile"])
+    verdict.found |= {
+        "model": verdict.size.model, "reached": found["reached"], "profile": found["profile"],
+        "layers": layer_figures(found, verdict.size.model), "overhead_bytes": profile.overhead_bytes,
+        "reserved_bytes": found["reserved_bytes"],
+    }  # fmt: skip
+    show_layers(verdict.found)
+
+
+def training(verdict: Verdict) -> None:
+    """All of a run but data and saves."""
+    size = verdict.size
+    run = gpu_training.run_trainer(
+        size.model, verdict.packs(), size.packs, size.iterations, verdict.folder / "training"
+    )
+    verdict.run = run
+    losses = [interval["loss"] for interval in run.intervals]
+    verdict.differences["loss"] = losses[-1] - losses[0]
+    found = verdict.found["training"] = figures_of(run) | {"first loss": losses[0], "last loss": losses[-1]}
+    show(f"{size.model}, {size.iterations} iterations of {size.packs} packs of {size.budgets}", found)
+
+
+def figures_of(run: gpu_training.Run) -> dict[str, float]:
+    """Of a run, once functions are compiled."""
+    return {
+        "milliseconds an iteration": run.seconds * 1e3, "useful tokens a second": run.tokens_per_second,
+        "TFLOP/s": run.mean("model_tflops"), "MFU": run.mean("mfu") if "mfu" in run.settled[0] else 0.0,
+        "peak GiB": run.peak_bytes / GIB, "seconds to the first iteration's end": run.seconds_to_first,
+    }  # fmt: skip
+
+
+def against(verdict: Verdict) -> None:
+    """The profile of `layers` beside the run of `training`."""
+    assert verdict.run is not None, "needs layers and training"
+    profile, size = Profile.from_record(verdict.found["profile"]), verdict.size
+    parts = gpu_training.by_part(verdict.run, profile)
+    of_step = gpu_training.planned_step(profile, verdict.packs(), size.packs)
+    seen = {"step ms": verdict.run.seconds * 1e3, "GiB": verdict.run.peak_bytes / GIB}
+    planned = {"step ms": of_step.seconds * 1e3, "GiB": of_step.bytes / GIB}
+    rows = [(name, one["profile"], one["trained"]) for name, one in parts.items()]
+    rows += [(name, planned[name], seen[name]) for name in planned]
+    table = [(name, f"{a:.3f}", f"{b:.3f}", f"{a / b:.3f}" if b else "-") for name, a, b in rows]
+    console.print_table("planned and trained, ms a pack", ("what", "planned", "trained", "ratio"), table)
+    verdict.found["against"] = {"parts": parts, "planned": planned, "trained": seen}
+    of_model = [one for name, one in parts.items() if one["profile"]]
+    verdict.differences["parts of a step"] = max(abs(one["profile"] / one["trained"] - 1) for one in of_model)
+    verdict.differences["step"] = abs(planned["step ms"] / seen["step ms"] - 1)
+    if seen["GiB"]:
+        verdict.differences["bytes of a run"] = abs(planned["GiB"] / seen["GiB"] - 1)
+
+
+def text(verdict: Verdict) -> None:
+    """Packs that fill the language budget."""
+    size = verdict.size
+    packs = gpu_packs.words_alone(size.budgets, size.packs)
+    run = gpu_training.run_trainer(size.model, packs, size.packs, size.iterations - 2, verdict.folder / "text")
+    found = verdict.found["text"] = figures_of(run)
+    if verdict.run is not None:
+        found["share of its TFLOP/s with images"] = verdict.run.mean("model_tflops") / run.mean("model_tflops")
+    show("packs of words alone", found)
+
+
+def resume(verdict: Verdict) -> None:
+    """Of the small chain, in bf16."""
+    packs = [*gpu_packs.words_alone((0, 64), 1), [(2, 40), (1, 24)], [(3, 64)], [(0, 30), (1, 34)]]
+    found = verdict.found["resume"] = gpu_training.resume(gpu_answers.CHECKED.name, packs, verdict.folder / "resume")
+    verdict.differences["resume"] = max(found.values())
+
+
+def host(verdict: Verdict) -> None:
+    """The slower of the two sets the pace."""
+    found = verdict.found["host"] = gpu_probes.host(list(verdict.size.host))
+    columns = ("host_forward", "device_forward", "host_backward", "device_backward")
+    rows = [(layer, *(f"{ms[column]:.3f}" for column in columns)) for layer, ms in found.items()]
+    console.print_table("milliseconds a layer", ("layer", *(c.replace("_", " ") for c in columns)), rows)
+
+
+def peers(verdict: Verdict) -> None:
+    """Of the samples that an iteration of ours has."""
+    found = gpu_peers.peers(preset(verdict.size.model), verdict.packs())
+    ours = verdict.run.tokens_per_second if verdict.run else 0.0
+    verdict.found["peers"] = {"useful tokens a second": found, "ours": ours}
+    rows = [(way, f"{pace:,.0f}", f"{ours / pace:.2f}x") for way, pace in found.items()]
+    console.print_table("transformers", ("way", "useful tokens a second", "ours over it"), rows)
+
+
+def lora(verdict: Verdict) -> None:
+    """Of the language layers, rank 8."""
+    size = verdict.size
+    packs = gpu_packs.words_alone((0, size.adapted_tokens), size.packs)
+    run = gpu_training.run_trainer(
+        size.adapted, packs, size.packs, size.iterations - 2, verdict.folder / "lora", "--lora-rank", "8"
+    )
+    found = verdict.found["lora"] = figures_of(run)
+    show(f"{size.adapted} with adapters, packs of {size.adapted_tokens} words", found)
+
+
+def pipeline(verdict: Verdict) -> None:
+    """Of all schedules."""
+    verdict.aside.result()
+    found = verdict.found["pipeline"] = run_part(2, "pipeline", str(verdict.folder), seconds=verdict.left)
+    verdict.differences["pipeline"] = max(found.values())
 
 
 def attention(verdict: Verdict) -> None:
     """A kernel may refuse a width, unless it is the one that is chosen for it."""
-    found = verdict.found["attention"] = verdict.run(1, "attention", ATTENDED)
+    found = verdict.found["attention"] = gpu_probes.attention(verdict.size.attended)
     console.print_table("attention against fp32", ("kernel and width", "difference"), list(found.items()), right=False)
     verdict.differences["attention"] = worst_attention(found, verdict.found["kernels"])
 
@@ -139,113 +284,94 @@ def worst_attention(found: dict[str, Any], chosen: dict[str, str]) -> float:
 
 
 def waits(verdict: Verdict) -> None:
-    """None is right."""
-    found = verdict.found["waits"] = verdict.run(1, "waits", *WAITS_OF)
+    """None is right; models for which no time is left are named."""
+    found: dict[str, str] = {}
+    untold = []
+    for name in verdict.size.waits:
+        if verdict.left > 2 * LEAST:
+            found |= gpu_probes.waits(name)
+        else:
+            untold.append(name)
+    verdict.found["waits"], verdict.found["waits untold"] = found, untold
     verdict.differences["waits"] = float(len(found))
-    console.print_table("the host waits for its device", ("layer", "where"), list(found.items()), right=False)
+    rows = [*found.items(), *((name, "not looked at: no time was left") for name in untold)]
+    console.print_table("the host waits for its device", ("layer", "where"), rows, right=False)
 
 
 def queues(verdict: Verdict) -> None:
     """One, as under tensor parallelism, and eight."""
-    found = {number: verdict.run(1, "queues", CUDA_DEVICE_MAX_CONNECTIONS=number) for number in ("1", "8")}
+    found = {
+        number: run_part(1, "queues", seconds=verdict.left, CUDA_DEVICE_MAX_CONNECTIONS=number) for number in ("1", "8")
+    }
     verdict.found["queues"] = {number: one["milliseconds"] for number, one in found.items()}
     rows = [(number, f"{milliseconds:.2f}") for number, milliseconds in verdict.found["queues"].items()]
     console.print_table("a kernel beside one that waits", ("hardware queues", "ms until it is done"), rows)
 
 
-def host(verdict: Verdict) -> None:
-    """The slower of the two sets the pace."""
-    found = verdict.found["host"] = verdict.run(1, "host", *HOST_OF)
-    columns = ("host_forward", "device_forward", "host_backward", "device_backward")
-    rows = [(layer, *(f"{ms[column]:.3f}" for column in columns)) for layer, ms in found.items()]
-    console.print_table("milliseconds a layer", ("layer", *(c.replace("_", " ") for c in columns)), rows)
-
-
-def pipeline(verdict: Verdict) -> None:
-    """Of all schedules."""
-    found = verdict.found["pipeline"] = verdict.run(2, "pipeline", str(verdict.folder / "expected.pt"))
-    verdict.differences["pipeline"] = max(found.values())
-
-
-def layers(verdict: Verdict) -> None:
-    """Its peaks become the efficiencies that analytic profiles take."""
-    found = verdict.run(1, "layers", verdict.model, *verdict.budgets, str(verdict.steps), "--bf16")
-    verdict.differences["bytes"] = byte_difference(found)
-    if key := device_key(verdict.found["device"]):
-        verdict.found["efficiencies"] = efficiencies(key, found["reached"])
-    figures = layer_figures(found, verdict.model)
-    verdict.found |= {
-        "model": verdict.model,
-        "reached": found["reached"],
-        "profile": found["profile"],
-        "layers": figures,
-    }
-    verdict.found["overhead_bytes"] = gpu_parts.profile_of(found).overhead_bytes
-    verdict.found["reserved_bytes"] = found["reserved_bytes"]
-    show_layers(verdict.found)
-
-
-def training(verdict: Verdict) -> None:
-    """All of a run but data and saves."""
-    found = verdict.found["training"] = verdict.run(1, "training", TRAINED, *TRAINED_BUDGETS, ITERATIONS)
-    verdict.differences["loss"] = found["last loss"] - found["first loss"]
-    rows = [(what, f"{value:.4g}") for what, value in found.items()]
-    console.print_table(f"{TRAINED}, {ITERATIONS} iterations", ("what", "figure"), rows)
-
-
 PARTS: dict[str, Callable[[Verdict], None]] = {
-    part.__name__: part for part in (start, answers, attention, waits, queues, host, pipeline, layers, training)
-}
+    part.__name__: part
+    for part in (start, answers, layers, training, against, text, resume, host, peers, lora, pipeline, attention, waits,
+                 queues)
+}  # fmt: skip
 """In this order."""
 
 
 def main() -> None:
     """Run all parts, write and judge after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all parts together (default %(default)s)")
-    parser.add_argument("--model", default="internvl-chat-1.5", help="a preset, or a Hugging Face folder")
-    parser.add_argument("--vit-budget", type=int, default=9)
-    parser.add_argument("--llm-budget", type=int, default=4096)
-    parser.add_argument(
-        "--steps", type=int, default=3, help="of each layer, after two to warm up (default %(default)s)"
-    )
+    parser.add_argument("--minutes", type=float, default=5.0, help="for all parts together (default %(default)s)")
+    parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=tuple(PARTS), help="(default: all)")
+    parser.add_argument("--short", action="store_true", help="small models, to try the parts")
     asked = parser.parse_args()
     if not platform.HAS_CUDA:
         raise UserError(
             "torch sees no CUDA device here; run this on a machine with a GPU (and a torch built for its driver)"
         )
+    platform.take_device()
+    platform.multiply_exactly()
     name, until = platform.device_name(), time.monotonic() + 60 * asked.minutes
-    known = device_key(name)
-    path = RESULTS / f"{known or name.replace(' ', '-').lower()}.json"
-    with tempfile.TemporaryDirectory() as folder:
-        budgets = (str(asked.vit_budget), str(asked.llm_budget))
-        verdict = Verdict(asked.model, budgets, asked.steps, until, Path(folder), {"device": name})
-        failed = list(run_all(verdict, path))
+    small = {} if platform.device_memory() > SMALL_MEMORY else {"budgets": SMALL_BUDGETS}
+    size = SHORT if asked.short else Size(**small)
+    path = RESULTS / f"{device_key(name) or name.replace(' ', '-').lower()}.json"
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
+        verdict = Verdict(size, until, Path(folder), {"device": name})
+        words = (size.model, *map(str, size.budgets), str(size.packs), folder)
+        verdict.aside = pool.submit(run_part, 1, "aside", *words, hide_gpu=True, seconds=verdict.left)
+        failed = list(run_all(verdict, path, asked.parts))
     wrong = [*failed, *out_of_limits(verdict.differences)]
     print(f"{path}: {'; '.join(wrong) if wrong else 'all within their limits'}")
     sys.exit(bool(wrong))
 
 
-def run_all(verdict: Verdict, path: Path) -> Iterator[str]:
+def run_all(verdict: Verdict, path: Path, names: Iterator[str] | tuple[str, ...] = tuple(PARTS)) -> Iterator[str]:
     """Run the parts; what has gone wrong, in words."""
-    for name, part in PARTS.items():
+    for name in names:
         began = time.monotonic()
         if verdict.until - began < LEAST:
             yield f"{name} did not run: no time was left"
             continue
         before = set(verdict.differences)
+        gpu_training.give_back()
         try:
-            part(verdict)
+            PARTS[name](verdict)
         except subprocess.TimeoutExpired:
             yield f"{name} took longer than there was time"
-        except (RuntimeError, KeyError) as error:
-            print(error, file=sys.stderr, flush=True)
+        except ModuleNotFoundError as error:
+            yield f"{name} did not run: {error.name} is not installed here"
+        except Exception:  # whatever a library raises: the other parts run all the same
+            traceback.print_exc()
+            gpu_training.leave_megatron()
             yield f"{name} failed"
         verdict.found.setdefault("seconds", {})[name] = time.monotonic() - began
         path.parent.mkdir(exist_ok=True)
         write_record(path, {**verdict.found, "differences": verdict.differences})
         new = [f"{what} {verdict.differences[what]:.2g}" for what in verdict.differences if what not in before]
         print(f"{name}: {', '.join([*new, f'{time.monotonic() - began:.0f} s'])}", flush=True)
+
+
+def show(title: str, figures: dict[str, float]) -> None:
+    """Print figures as a table."""
+    console.print_table(title, ("what", "figure"), [(what, f"{value:,.4g}") for what, value in figures.items()])
 
 
 def installed() -> dict[str, str]:
@@ -262,7 +388,7 @@ def layer_figures(found: dict[str, Any], model: str) -> list[dict[str, Any]]:
 
     What is computed again counts as time, not as work.
     """
-    profile = gpu_parts.profile_of(found)
+    profile = Profile.from_record(found["profile"])
     works = cost_works(preset(model), profile.vit_budget, profile.llm_budget, 1)
     counts = {kind: 2 * work.tokens * work.matrix_weights + work.attention for kind, work in works.items()}
     figures = []
@@ -279,7 +405,7 @@ def layer_figures(found: dict[str, Any], model: str) -> list[dict[str, Any]]:
 
 def byte_difference(found: dict[str, Any]) -> float:
     """Largest difference of what the allocator gave to a layer from what the plan counts, relative to that."""
-    layers = gpu_parts.profile_of(found).layers
+    layers = Profile.from_record(found["profile"]).layers
     given = found["allocated_bytes"]
     return max(abs(given[kind] / layers[kind].kept_bytes - 1) for kind in given)
 

@@ -4,18 +4,17 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from megatron.vlm import platform
 from megatron.vlm.microbatch import Segments, segments_of
 from megatron.vlm.models.attention.core_attention import KERNELS, Kernel, choose_kernel, kernels_here
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.profiling.step import Step, wrapped_stage
+from megatron.vlm.profiling.stopwatch import WARM_UP, Timer
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from megatron.vlm.single import single_process
 from omnibal_ext.architectures.architecture import Architecture
@@ -47,10 +46,9 @@ def kernels() -> dict[str, str]:
         return {f"{width}": f"{choose_kernel(c)}, {choose_kernel(c, True)}" for width, c in configs.items()}
 
 
-def attention(words: list[str]) -> dict[str, Any]:
-    """Largest difference of outputs and gradients of every kernel that is there from fp32, sample by sample; of the
-    largest number. `words`: the tokens of a pack. What a kernel refuses is said in its words."""
-    tokens = int(words[0])
+def attention(tokens: int) -> dict[str, Any]:
+    """Largest difference of outputs and gradients of every kernel that is there from fp32, sample by sample, in a pack
+    of so many tokens; of the largest number. What a kernel refuses is said in its words."""
     found: dict[str, Any] = {}
     for name in kernels_here():
         for width in WIDTHS:
@@ -101,21 +99,19 @@ def one_of_each(name: str, layers: int = 1) -> Architecture:
     return few
 
 
-def waits(models: list[str]) -> dict[str, str]:
+def waits(name: str) -> dict[str, str]:
     """Where the host waits for its device in a forward or backward pass of any kind of layer; {} is right."""
-    found = {}
-    for name in models:
-        few = one_of_each(name)
-        with single_process(few.name, ["--bf16"]) as inputs:
-            chain = Chain.of(inputs.args, few)
-            pack = synthetic_pack(few, 256 if few.vision.native else 2, equal_lengths(1024, 4))
-            for kind in dict.fromkeys(chain.kinds):
-                step = Step(chain, _all_of(chain, kind), pack)
-                both = (step.forward, step.backward)
-                [each() for each in both]
-                torch.cuda.synchronize()
-                if where := _first_wait(*both):
-                    found[f"{name} {kind}"] = where
+    found, few = {}, one_of_each(name)
+    with single_process(few.name, ["--bf16"]) as inputs:
+        chain = Chain.of(inputs.args, few)
+        pack = synthetic_pack(few, 256 if few.vision.native else 2, equal_lengths(1024, 4))
+        for kind in dict.fromkeys(chain.kinds):
+            step = Step(chain, _all_of(chain, kind), pack)
+            both = (step.forward, step.backward)
+            [each() for each in both]
+            torch.cuda.synchronize()
+            if where := _first_wait(*both):
+                found[f"{name} {kind}"] = where
     return found
 
 
@@ -147,28 +143,15 @@ def host(models: list[str]) -> dict[str, dict[str, float]]:
             chain = Chain.of(inputs.args, few)
             pack = synthetic_pack(few, 9, equal_lengths(4096, 4))
             for kind in ("vit", "llm"):
-                step = Step(chain, _all_of(chain, kind), pack)
-                taken = [_host_and_device(step) for _ in range(7)][2:]
-                middle = [median(column) / LAYERS * 1e3 for column in zip(*taken, strict=True)]
+                module, timer = _all_of(chain, kind), Timer()
+                device = []
+                for _ in range(WARM_UP + 5):
+                    step = Step(chain, module, pack)
+                    device.append(timer(step.forward, step.backward))
+                columns = (*timer.host_seconds, *map(median, zip(*device[WARM_UP:], strict=True)))
                 names = ("host_forward", "host_backward", "device_forward", "device_backward")
-                found[f"{name} {kind}"] = dict(zip(names, middle, strict=True))
+                found[f"{name} {kind}"] = {n: s / LAYERS * 1e3 for n, s in zip(names, columns, strict=True)}
     return found
-
-
-def _host_and_device(step: Step) -> tuple[float, float, float, float]:
-    """Seconds of both passes, by the host's clock while the device sleeps, and by the device's, which is asked all at
-    once."""
-    torch.cuda.synchronize()
-    torch.cuda._sleep(10 * ASLEEP)
-    moments, seconds = [platform.Moment()], []
-    for part in (step.forward, step.backward):
-        began = time.perf_counter()
-        part()
-        seconds.append(time.perf_counter() - began)
-        moments.append(platform.Moment())
-    torch.cuda.synchronize()
-    device = [earlier.seconds_until(later) for earlier, later in pairwise(moments)]
-    return seconds[0], seconds[1], device[0], device[1]
 
 
 def queues() -> dict[str, float]:

@@ -1,114 +1,228 @@
-"""Some iterations of the trainer on packs of random content: a part of `benchmarks/gpu.py`.
+"""Iterations of the trainer on packs of random content: parts of `benchmarks/gpu.py`, one after the other in a process.
 
-All of a run is there but data and saves: Megatron's loop, wrappers and distributed optimizer, our schedule and meters.
+All of a run is there but data: Megatron's loop, wrappers and distributed optimizer, our schedule, meters, recorder.
 """
 
-import json
+import gc
 import sys
-import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.training import checkpointing, training
 
+from benchmarks.gpu_packs import LEARNT, Packs, RandomPacks
 from megatron.vlm import platform
 from megatron.vlm.arguments import parse_arguments
-from megatron.vlm.data.arrival import tensors
-from megatron.vlm.data.loader import Packs
-from megatron.vlm.microbatch import Microbatch, segment_ids
+from megatron.vlm.data.loader import Packs as Loaded
+from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pretrain import Trainer, train
-from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from megatron.vlm.single import alone_unless_told
-from omnibal_ext.architectures.presets import preset
-from omnibal_ext.costs.analytic import analytic_profile
-from omnibal_ext.costs.measured import device_key
+from omnibal_ext.chain import KIND_OF, TIMED_PART_OF
+from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.run_metrics import TIMELINE, complete_lines, training_intervals
 
-MICROBATCHES = 4
-
-
-@dataclass
-class RandomPacks(Dataset):
-    """The same few packs again and again, one of them without images, on the host as the loader lays them out."""
-
-    model: str
-    tiles: int
-    tokens: int
-    reads_images = False
-
-    def __getitem__(self, number: int) -> Microbatch:
-        number %= MICROBATCHES
-        torch.manual_seed(number)
-        tiles = self.tiles if number else 0
-        pack = synthetic_pack(preset(self.model), tiles, equal_lengths(self.tokens, 4))
-        here: dict[str, Any] = {name: tensor.cpu() for name, tensor in tensors(pack).items()}
-        return replace(
-            pack,
-            **here,
-            segment_ids=segment_ids(pack.lengths),
-            sources=torch.zeros(4, dtype=torch.long),
-            sample_ids=(number,) * 4,
-        )
+WARM_UP = 2
+"""Iterations that do not count, as functions are compiled in them."""
+AS_TRAINED = ("--bf16", "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 
 
 class RandomTrainer(Trainer):
-    """The trainer on them."""
+    """The trainer on made-up packs."""
 
-    def __init__(self, inputs: Any, packs: RandomPacks) -> None:
+    def __init__(self, inputs: Any, packs: RandomPacks, folder: Path) -> None:
+        """In `folder` lies a manifest, which saves name: what they are made of is the packs."""
         super().__init__(inputs)
+        (folder / "manifest.json").write_text(f"{packs}")
+        self.args.data = self.args.packs = str(folder)
         self.random_packs = packs
+        self.stage: Any = None
 
     @staticmethod
     def sources(data: str | None) -> tuple[str, ...]:
         """One for all."""
         return ("random",)
 
+    def model(self, *arguments: Any, **named: Any) -> Any:
+        """The stage, which is kept to be looked at."""
+        self.stage = super().model(*arguments, **named)
+        return self.stage
+
     def datasets(self, *_: Any, **__: Any) -> tuple[Iterator[Microbatch], None, None]:
-        """The packs, without end."""
+        """The packs from where a checkpoint left off, without end."""
         self.meter.start(self.args.train_iters, 0, 1.0)
-        self.packs[True].append(Packs(self.random_packs, count(), 0))
+        self.packs[True].append(Loaded(self.random_packs, count(self.args.consumed_train_samples), 0))
         return self.packs[True][-1], None, None
 
 
-def training(model: str, budgets: tuple[int, int], iterations: int) -> dict[str, Any]:
-    """Losses, seconds an iteration, and the most bytes, beside those of an analytic profile."""
+@dataclass(frozen=True)
+class Run:
+    """What a run left."""
+
+    intervals: list[dict[str, Any]]
+    lanes: list[dict[str, Any]]
+    """Of rank 0 in the iterations that were recorded."""
+    peak_bytes: int
+    seconds_to_first: float
+    """From the call to the end of the first iteration."""
+    weights: float
+    """A sum that tells weights apart, to the bit."""
+
+    @property
+    def settled(self) -> list[dict[str, Any]]:
+        """The iterations that count."""
+        return self.intervals[WARM_UP:] or self.intervals
+
+    def mean(self, figure: str) -> float:
+        """Of the iterations that count."""
+        return float(np.mean([interval[figure] for interval in self.settled]))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Useful ones."""
+        return self.mean("useful_tokens_per_second")
+
+    @property
+    def seconds(self) -> float:
+        """Of an iteration."""
+        return self.mean("seconds")
+
+
+def run_trainer(model: str, packs: Packs, an_iteration: int, iterations: int, folder: Path, *flags: str) -> Run:
+    """Train so many iterations of `an_iteration` packs; `folder` gets metrics and timelines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics, began = folder / "metrics.jsonl", time.perf_counter()
+    words = ["--model", model, "--lr", "1e-4", "--train-iters", str(iterations), "--log-interval", "1", *AS_TRAINED]
+    words += ["--global-batch-size", str(an_iteration), "--metrics-file", str(metrics), "--timelines", "3", *flags]
     alone_unless_told()
-    packs = RandomPacks(model, *budgets)
-    with tempfile.TemporaryDirectory() as folder:
-        metrics = Path(folder) / "metrics.jsonl"
-        words = ["--model", model, "--bf16", "--lr", "1e-4", "--train-iters", str(iterations), "--log-interval", "1"]
-        words += ["--global-batch-size", str(MICROBATCHES), "--use-distributed-optimizer", "--overlap-grad-reduce"]
-        words += ["--overlap-param-gather", "--metrics-file", str(metrics)]
-        sys.argv[1:] = words
+    with _megatron_as_it_was(), _asked(words):
         inputs = parse_arguments(words)
         platform.take_device()
-        train(RandomTrainer(inputs, packs))
-        records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    losses = [record["loss"] for record in records if "loss" in record]
-    pace = [record["samples_per_second"] for record in records if "loss" in record]
-    settled = sorted(pace[len(pace) // 2 :])
-    found = {
-        "first loss": losses[0],
-        "last loss": losses[-1],
-        "seconds an iteration": 4 * MICROBATCHES / settled[len(settled) // 2],
-        "peak bytes": platform.peak_bytes(),
-    }
-    return found | planned(model, budgets)
+        _forget_peak()
+        trainer = RandomTrainer(inputs, RandomPacks(model, tuple(map(tuple, packs))), folder)
+        train(trainer)
+        weights = float(sum(weight.detach().double().abs().sum() for weight in trainer.stage.parameters()))
+    intervals, lanes = training_intervals(metrics), complete_lines(folder / TIMELINE)[0]
+    rest = sum(interval["seconds"] for interval in intervals[1:])
+    return Run(intervals, [line["lanes"][0] for line in lanes], platform.peak_bytes() or 0,
+               time.perf_counter() - began - rest, weights)  # fmt: skip
 
 
-def planned(model: str, budgets: tuple[int, int]) -> dict[str, float]:
-    """What an analytic profile says of such an iteration on this device; {} where its peaks are not known."""
-    key = device_key(platform.device_name())
-    if key is None:
-        return {}
-    architecture = preset(model)
-    profile = analytic_profile(architecture, key, *budgets)
-    layers = [profile.layers[kind] for kind in architecture.chain]
-    work = MICROBATCHES * sum(layer.forward_seconds + layer.backward_seconds for layer in layers)
-    return {
-        "planned seconds": work + sum(layer.step_seconds for layer in layers),
-        "planned bytes": sum(layer.weight_bytes + layer.kept_bytes for layer in layers),
-    }
+@contextmanager
+def _asked(words: list[str]) -> Iterator[None]:
+    """Megatron reads the command line by itself."""
+    before, sys.argv = sys.argv, [sys.argv[0], *words]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _megatron_as_it_was() -> Iterator[None]:
+    """Behind the block Megatron can be started anew: what the trainer has put before its functions is taken away."""
+    places = {module: dict(vars(module)) for module in (training, checkpointing, dist_checkpointing)}
+    try:
+        yield
+    finally:
+        for module, names in places.items():
+            vars(module).update(names)
+        leave_megatron()
+
+
+def leave_megatron() -> None:
+    """Let Megatron be started anew, and give back what a run has held."""
+    training.destroy_global_state()
+    parallel_state.destroy_model_parallel()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    gc.unfreeze()
+    give_back()
+
+
+def give_back() -> None:
+    """Memory that nobody holds any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _forget_peak() -> None:
+    if platform.HAS_CUDA:
+        torch.cuda.reset_peak_memory_stats()
+
+
+def by_part(run: Run, profile: Profile) -> dict[str, dict[str, float]]:
+    """Milliseconds a pack, by part and phase: what the profile says of the recorded packs, and what was measured.
+
+    The projector and the word embedding are one: their backwards are woven into each other.
+    """
+    planned: dict[str, float] = {}
+    trained: dict[str, float] = {}
+    profile, packs = profile.with_supervised(LEARNT), 0
+    for lane in run.lanes:
+        sizes = PackSizes(*(np.array(column, np.int64) for column in list(zip(*lane["packs"], strict=True))[:3]))
+        packs += len(lane["packs"])
+        for kind in profile.cost_kinds:
+            for phase, seconds in (("forward", profile.forward_seconds), ("backward", profile.backward_seconds)):
+                name = f"{_part(kind)} {phase}"
+                planned[name] = planned.get(name, 0.0) + float(seconds(kind, sizes).sum())
+        for *_, pieces in lane["actions"]:
+            for part, phase, seconds in pieces:
+                name = f"{_part(part)} {phase}"
+                trained[name] = trained.get(name, 0.0) + seconds
+    return {name: {"profile": planned.get(name, 0.0) / packs * 1e3, "trained": trained[name] / packs * 1e3}
+            for name in sorted(trained)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a profile says of an iteration on one rank, as plans do."""
+
+    seconds: float
+    bytes: float
+    """Of tensors: weights with their state, and what the largest pack keeps."""
+
+
+def planned_step(profile: Profile, packs: Packs, an_iteration: int) -> Planned:
+    """Of an iteration of these packs, one after the other."""
+    profile = profile.with_supervised(LEARNT)
+    tiles, tokens, squares = (
+        np.array([sum(figure(*sample) for sample in pack) for pack in packs], np.int64)
+        for figure in (lambda tiles, _: tiles, lambda _, tokens: tokens, lambda _, tokens: tokens**2)
+    )
+    sizes, kinds = PackSizes(tiles, tokens, squares), profile.cost_kinds
+    work = sum(float((profile.forward_seconds(k, sizes) + profile.backward_seconds(k, sizes)).sum()) for k in kinds)
+    once = profile.iteration_seconds + sum(profile.layers[kind].step_seconds for kind in kinds)
+    kept = np.sum([profile.layers[kind].kept_bytes * profile.load_factor(kind, sizes) for kind in kinds], axis=0)
+    held = sum(profile.layers[kind].weight_bytes for kind in kinds) + float(kept.max())
+    return Planned(work + once + 2 * an_iteration * profile.action_seconds, held)
+
+
+def _part(kind: str) -> str:
+    return (
+        "projector and words"
+        if kind in ("projector", "word_embed")
+        else TIMED_PART_OF.get(KIND_OF.get(kind, kind), kind)
+    )
+
+
+def resume(model: str, packs: Packs, folder: Path) -> dict[str, float]:
+    """A run of six iterations, and one that goes on from its save at the third: largest differences, 0 where equal."""
+    save = str(folder / "save")
+    whole = run_trainer(model, packs, 2, 6, folder / "whole", "--save", save, "--save-interval", "3")
+    _keep_only(Path(save), 3)
+    again = run_trainer(model, packs, 2, 6, folder / "again", "--load", save)
+    assert [interval["iteration"] for interval in again.intervals] == [4, 5, 6]
+    losses = [abs(a["loss"] - b["loss"]) for a, b in zip(whole.intervals[3:], again.intervals[-3:], strict=True)]
+    return {"loss": max(losses), "weights": abs(whole.weights - again.weights)}
+
+
+def _keep_only(save: Path, iteration: int) -> None:
+    (save / "latest_checkpointed_iteration.txt").write_text(str(iteration))

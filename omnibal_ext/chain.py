@@ -33,6 +33,8 @@ ADAPTABLE_KINDS = ("vit", "projector", "llm")
 PARTS = {"vit": ("patch_embed", "vit"), "projector": ("projector",), "llm": ("word_embed", "llm", "head")}
 """The parts of a model that people freeze, and the kinds of layers in each."""
 PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
+TIMED_PART_OF = {**PART_OF, "head": "head"}
+"""What timelines tell apart: these parts, and the head from the other language layers."""
 GradientMode = Literal["trained", "adapted", "frozen", "idle"]
 
 

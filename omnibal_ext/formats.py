@@ -82,6 +82,7 @@ PROFILE_COUNTS = {
     "iteration_seconds": finite(),
     "lora_rank": whole(0, MOST_LORA_RANK),
     "image_tiles": finite(),
+    "supervised_share": finite(0.0, 1.0),
     "replica_seconds_per_byte": finite(),
 }
 PROFILE = record(

@@ -74,6 +74,8 @@ HAS_LINEAR_ATTENTION: bool = HAS_CUDA and all(map(_works, ("fla.ops.gated_delta_
 # Apex can be installed without its kernels: then it has nothing to be used, and `prepare` hides it.
 HAS_APEX: bool = HAS_CUDA and all(installed(module) for module in ("apex", "amp_C", "fused_weight_gradient_mlp_cuda"))
 CPU = torch.device("cpu")
+CLOCK_RATE = 2e9
+"""Cycles a second, of which no GPU has more."""
 
 
 def device() -> torch.device:
@@ -163,6 +165,12 @@ def now() -> float:
     if HAS_CUDA:
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def sleep(seconds: float) -> None:
+    """Let the device do nothing for about so long, and not less, before what it is asked next; the host goes on."""
+    if HAS_CUDA:
+        torch.cuda._sleep(int(seconds * CLOCK_RATE))
 
 
 class Moment:
@@ -301,8 +309,22 @@ def prepare() -> None:
     if not HAS_TRANSFORMER_ENGINE:
         # Without a GPU it raises when it is imported, and Megatron would try.
         sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
-    if not HAS_CUDA:
+    if HAS_CUDA:
+        _meet_on_own_devices()
+    else:
         _stand_in_for_cuda()
+
+
+def _meet_on_own_devices() -> None:
+    """Let barriers name this rank's device: NCCL would guess it from the rank's number, and warn."""
+    barrier = torch.distributed.barrier
+
+    def meet(group: Any = None, async_op: bool = False, device_ids: list[int] | None = None) -> Any:
+        if device_ids is None and torch.distributed.get_backend(group) == "nccl":
+            device_ids = [torch.cuda.current_device()]
+        return barrier(group, async_op, device_ids)
+
+    torch.distributed.barrier = meet
 
 
 @cache

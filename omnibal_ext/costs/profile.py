@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")
 """Fields that are tuples here and lists in a file."""
 OLDER = {"full_layers": FULL, "linear_layers": LINEAR}
 """Fields of older files that `layers_apart` has, and by what name."""
-IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after")
+IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share")
 """Fields that a file has only where they say something."""
 Fit = tuple[float, float, float]
 
@@ -162,6 +162,8 @@ class Profile:
     carried_after: tuple[int, ...] = ()
     """How many tensors as large as the hidden states travel beside the output of every layer of the chain, which
     language layers read or gave; (): none."""
+    supervised_share: float = 0.0
+    """Of a pack's tokens, on average, those that are learnt, which the head's seconds are of; 0: not known, all."""
     device: str = ""
     dtype: str = ""
     transfer_seconds_per_byte: float = 0.0
@@ -277,6 +279,26 @@ class Profile:
                 f"(hash {model_hash}); profile again with tools/profile_layers.py"
             )
 
+    def with_supervised(self, share: float) -> "Profile":
+        """This profile of all tokens where `share` of them are learnt: the head multiplies no others.
+
+        Its bytes stay: packs differ, and the fullest has to fit.
+        """
+        head = self.layers.get("head")
+        if head is None or not share or self.supervised_share:
+            return self
+        forward, forward_fit = _of_share(head.forward_seconds, head.forward_fit, share)
+        backward, backward_fit = _of_share(head.backward_seconds, head.backward_fit, share)
+        late, split = (
+            None if seconds is None else seconds * backward / (head.backward_seconds or 1.0)
+            for seconds in (head.weight_gradient_seconds, head.split_backward_seconds)
+        )
+        cost = replace(
+            head, forward_seconds=forward, backward_seconds=backward, forward_fit=forward_fit,
+            backward_fit=backward_fit, weight_gradient_seconds=late, split_backward_seconds=split,
+        )  # fmt: skip
+        return replace(self, layers={**self.layers, "head": cost}, supervised_share=share)
+
     def mode(self, kind: str) -> GradientMode:
         """What the backward pass does in layers of a kind."""
         return gradient_mode(kind, self.frozen, self.lora_targets)
@@ -342,6 +364,14 @@ class Profile:
         else:
             seconds = fit[0] + fit[1] * units + fit[2] * squares
         return np.where(units > 0, np.maximum(least, seconds), empty)
+
+
+def _of_share(seconds: float, fit: Fit | None, share: float) -> tuple[float, Fit | None]:
+    """Seconds at the budgets and their fit, where only a share of the units is worked on."""
+    if fit is None:
+        return seconds * share, None
+    constant, per_unit, per_square = fit
+    return constant + (seconds - constant) * share, (constant, per_unit * share, per_square * share)
 
 
 def _layer_cost(kind: str, record: Mapping[str, Any]) -> LayerCost:

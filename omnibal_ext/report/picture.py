@@ -7,7 +7,8 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.report.timeline import Timeline
 
 # Okabe and Ito's palette: told apart by colour-blind readers too. The page's style sheet has the same.
-COLOURS = {"vit": "#009e73", "projector": "#e69f00", "llm": "#0072b2", "exchange": "#cc79a7", "other": "#999999"}
+COLOURS = {"vit": "#009e73", "projector": "#e69f00", "llm": "#0072b2", "head": "#56b4e9", "exchange": "#cc79a7",
+           "other": "#999999"}  # fmt: skip
 SHADES = {"forward": 1.0, "backward": 0.65, "weight": 0.4, "recompute": 0.85}
 
 

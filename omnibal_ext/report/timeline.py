@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from omnibal_ext.chain import KIND_OF, KINDS, PART_OF
+from omnibal_ext.chain import KIND_OF, KINDS, TIMED_PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts, language_profile
 from omnibal_ext.layout.beside import TowerBeside
@@ -32,8 +32,8 @@ PHASES: dict[str, Phase] = {"F": "forward", "B": "backward", "W": "weight", "E":
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Time in one part of the model ("vit", "projector", "llm"), between ranks of a team ("exchange"), or in none of
-    these ("other")."""
+    """Time in one part of the model ("vit", "projector", "llm", "head"), between ranks of a team ("exchange"), or in
+    none of these ("other")."""
 
     part: str
     phase: Phase
@@ -217,11 +217,11 @@ class _Pieces:
 
     def _by_part(self, table: Any, counts: Any, action: Action, phase: Phase, kinds: Sequence[str]) -> list[Piece]:
         seconds = table[:, self.case, action.microbatch] * counts
-        totals = dict.fromkeys(dict.fromkeys(PART_OF[kind] for kind in kinds), 0.0)
+        totals = dict.fromkeys(dict.fromkeys(TIMED_PART_OF[kind] for kind in kinds), 0.0)
         for kind in kinds:
-            totals[PART_OF[kind]] += float(seconds[KINDS.index(kind)])
+            totals[TIMED_PART_OF[kind]] += float(seconds[KINDS.index(kind)])
         for other, column in APART.items():
-            totals[PART_OF[KIND_OF[other]]] += float(seconds[column])
+            totals[TIMED_PART_OF[KIND_OF[other]]] += float(seconds[column])
         return [Piece(part, phase, total) for part, total in totals.items() if total > 0]
 
 

@@ -30,7 +30,7 @@ from megatron.vlm.models.exchange import watched
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.platform import Moment, allocated_bytes
 from megatron.vlm.profiling.kept import KeptBytes
-from omnibal_ext.chain import PART_OF
+from omnibal_ext.chain import TIMED_PART_OF
 from omnibal_ext.files.lines import Lines
 from omnibal_ext.schedules.actions import Action
 
@@ -189,7 +189,7 @@ class Recorder:
 
     def _mark_parts(self, stage: Stage) -> Iterator[Any]:
         for link, module in stage.run_links:
-            part = PART_OF[stage.chain.kinds[link]]
+            part = TIMED_PART_OF[stage.chain.kinds[link]]
             yield module.register_forward_pre_hook(partial(self._begin, part))
             yield module.register_forward_hook(partial(self._leave, part))
 

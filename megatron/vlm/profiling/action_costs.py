@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.vlm import platform
 from megatron.vlm.loss import token_loss
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.executor import Executor
 from megatron.vlm.profiling.step import Step, wrapped_stage
-from megatron.vlm.profiling.stopwatch import Stopwatch, timed
+from megatron.vlm.profiling.stopwatch import Stopwatch, Timer
 from megatron.vlm.profiling.synthetic import synthetic_pack
 from omnibal_ext.architectures.architecture import Architecture
 
-FEW, MANY = 2, 10  # microbatches
+FEW, MANY = (1, 2) if platform.HAS_CUDA else (2, 10)
+"""Microbatches. A GPU keeps a thousand kernels that it was asked for, and no more, while it sleeps."""
 
 
 def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stopwatch) -> tuple[float, float]:
@@ -42,19 +44,20 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
     tokens += -tokens % args.tensor_model_parallel_size
     pack = synthetic_pack(small, tiles, [tokens])
     executor = Executor()
+    few_timer, many_timer, layers_timer = Timer(), Timer(), Timer()
 
-    def iterate(count: int) -> float:
+    def iterate(count: int, timer: Timer) -> float:
         # Copies: what a pack computes once for all layers is computed again.
         packs = iter([replace(pack) for _ in range(count)])
-        (seconds,) = timed(
+        (seconds,) = timer(
             lambda: executor(forward_step_func=_forward_step, data_iterator=packs, model=model, num_microbatches=count)
         )
         return seconds
 
     def run() -> tuple[float, ...]:
-        few, many, step = iterate(FEW), iterate(MANY), Step(chain, model[0], pack)
+        few, many, step = iterate(FEW, few_timer), iterate(MANY, many_timer), Step(chain, model[0], pack)
         microbatch = (many - few) / (MANY - FEW)
-        return (microbatch - sum(timed(step.forward, step.backward))) / 2, few - FEW * microbatch
+        return (microbatch - sum(layers_timer(step.forward, step.backward))) / 2, few - FEW * microbatch
 
     action, iteration = stopwatch.measure({"actions": {"run": run}})["actions"]["run"]
     return max(0.0, action), max(0.0, iteration)

@@ -16,7 +16,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage, set_selective_recompute
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.step import SplitBackward, Step, wrapped_stage
-from megatron.vlm.profiling.stopwatch import Run, Seconds, timed
+from megatron.vlm.profiling.stopwatch import Run, Seconds, Timer
 from megatron.vlm.profiling.synthetic import equal_lengths, synthetic_pack
 from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, SQUARED_KINDS, VISION_KINDS
 from omnibal_ext.costs.profile import Fit, LayerCost
@@ -53,6 +53,8 @@ class KindMeasurement:
         """The same layers, built to compute their cheap outputs again."""
         self.kept = {mode: self._kept(mode) for mode in ("", *self.modes)}
         self.output_bytes = self._output_bytes()
+        self.timer = Timer()
+        """Of plain layers at the budgets."""
         self.split = SplitBackward(args, chain, self.link, self.count, self.packs[0]) if self.trained else None
 
     @property
@@ -66,7 +68,7 @@ class KindMeasurement:
 
         "split": (forward, B, W) of the first pack, where the layer is trained. "empty": a pack without tiles.
         """
-        plain = [self._run("", pack) for pack in self.packs]
+        plain = [self._run("", self.packs[0], self.timer), *(self._run("", pack) for pack in self.packs[1:])]
         found: dict[str, Run] = {str(number): run for number, run in enumerate(plain)}
         found |= {mode: self._added(mode, plain[0]) for mode in self.modes}
         if self.split is not None:
@@ -93,7 +95,8 @@ class KindMeasurement:
             self.module.zero_grad_buffer()
             optimizer.zero_grad()
 
-        return {"step": lambda: timed(finish)}
+        timer = Timer()
+        return {"step": lambda: timer(finish)}
 
     def cost(self, seconds: dict[str, Seconds], weight_bytes: float, step_seconds: float) -> LayerCost:
         """The profile's entry, from what `runs` took."""
@@ -127,17 +130,29 @@ class KindMeasurement:
         recompute(self.stage, mode)
         return self.module
 
-    def _run(self, mode: str, pack: Microbatch) -> Run:
+    def _run(self, mode: str, pack: Microbatch, timer: Timer | None = None) -> Run:
         flying: list[Step] = []
+        timer = timer or Timer()
 
         def run() -> Seconds:
             # As in a pipeline, another microbatch is in flight: its memory is not at hand, nor is it in the caches.
             module = self._in_mode(mode)
-            flying.append(Step(self.chain, module, pack))
-            if len(flying) == 1:
-                flying[0].forward()
-                flying.append(Step(self.chain, module, pack))
-            forward, backward = timed(flying[-1].forward, flying.pop(0).backward)
+            step = Step(self.chain, module, pack)
+
+            def start(step: Step) -> None:
+                step.forward()
+                flying.append(step)
+
+            def finish() -> None:
+                flying.pop(0).backward()
+
+            def both() -> None:
+                start(Step(self.chain, module, pack))
+                finish()
+
+            if not flying:
+                start(Step(self.chain, module, pack))
+            forward, backward = timer(lambda: start(step), finish, before=both)
             return forward, backward if self.mode != "idle" else 0.0
 
         return run

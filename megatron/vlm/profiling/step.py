@@ -1,6 +1,7 @@
 """What is timed: forward and backward of one pack through a stage alone, the backward in one part or in two."""
 
 from argparse import Namespace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients, accumulate
-from megatron.vlm.profiling.stopwatch import Seconds, timed
+from megatron.vlm.profiling.stopwatch import Seconds, Timer
 
 
 def wrapped_stage(chain: Chain, first: int, end: int, cheap: bool = False) -> Any:
@@ -70,6 +71,7 @@ class SplitBackward:
         self.gradients.attach(unwrap_model(self.module))
         self.flying: list[Step] = []
         self.waiting: list[list[Late]] = []
+        self.timer = Timer()
         self.late_bytes = 0.0
         """Of one layer: what B leaves for W."""
 
@@ -79,8 +81,9 @@ class SplitBackward:
             self._start()
             self._start()
             self._backward()
-        self.flying.append(Step(self.chain, self.module, self.pack))
-        taken = timed(self.flying[-1].forward, self._backward, self._weight_gradients)
+        step = Step(self.chain, self.module, self.pack)
+        parts = (partial(self._start, step), self._backward, self._weight_gradients)
+        taken = self.timer(*parts, before=self._all_three)
         storages = [tensor.untyped_storage() for late in self.waiting[-1] for tensor in late.held]
         self.late_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()) / self.count
         return taken
@@ -91,8 +94,13 @@ class SplitBackward:
         self.waiting.clear()
         del self.module
 
-    def _start(self) -> None:
-        self.flying.append(Step(self.chain, self.module, self.pack))
+    def _all_three(self) -> None:
+        self._start()
+        self._backward()
+        self._weight_gradients()
+
+    def _start(self, step: Step | None = None) -> None:
+        self.flying.append(step or Step(self.chain, self.module, self.pack))
         self.flying[-1].forward()
 
     def _backward(self) -> None:

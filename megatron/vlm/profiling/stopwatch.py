@@ -1,6 +1,7 @@
 """Seconds of what all ranks do at once: rounds, medians, outliers."""
 
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -8,7 +9,8 @@ from typing import Any
 
 import torch
 
-from megatron.vlm.platform import now
+from megatron.vlm import platform
+from megatron.vlm.platform import Moment, now
 from omnibal_ext.console import track
 
 Seconds = tuple[float, ...]
@@ -30,7 +32,7 @@ class Stopwatch:
     2. Two rounds warm up, then `steps` count.
     3. A run's figure is its median share of a round, over steps and ranks, times the median round: what changes the
        pace of a whole machine for a while, as neighbours on a shared one do, changes no share. How many runs were
-       disturbed is counted, for people to see.
+       disturbed is counted, for people to see. A GPU has its pace to itself: there it is the median as it is.
     """
 
     def __init__(self, steps: int) -> None:
@@ -55,7 +57,8 @@ class Stopwatch:
         mine = [self._round(flat) for _ in rounds]
         everyone: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(everyone, mine[WARM_UP:])
-        columns = at_usual_pace([one for ranks in everyone for one in ranks])
+        timed = [one for ranks in everyone for one in ranks]
+        columns = in_columns([found for _, found in timed]) if platform.HAS_CUDA else at_usual_pace(timed)
         for subject, named in runs.items():
             self._count_disturbed(subject, [part for name in named for part in columns[subject, name]])
         return {s: {n: tuple(map(statistics.median, columns[s, n])) for n in named} for s, named in runs.items()}
@@ -79,13 +82,55 @@ def at_usual_pace(rounds: Sequence[Round]) -> dict[Key, list[Seconds]]:
     """For every part of every run its seconds in all rounds, had each round taken as long as the median one."""
     usual = statistics.median(took for took, _ in rounds)
     paced = [{key: [s / took * usual for s in parts] for key, parts in found.items()} for took, found in rounds]
-    return {key: list(zip(*(found[key] for found in paced), strict=True)) for key in rounds[0][1]}
+    return in_columns(paced)
 
 
-def timed(*parts: Callable[[], object]) -> tuple[float, ...]:
-    """Seconds that each part takes, run one after the other."""
-    ends = [now()]
-    for part in parts:
-        part()
-        ends.append(now())
-    return tuple(end - start for start, end in pairwise(ends))
+def in_columns(rounds: Sequence[Mapping[Key, Sequence[float]]]) -> dict[Key, list[Seconds]]:
+    """For every part of every run its seconds in all rounds."""
+    return {key: list(zip(*(found[key] for found in rounds), strict=True)) for key in rounds[0]}
+
+
+class Timer:
+    """Times the parts of a run, which follow each other: seconds of this rank's device, and of its host beside them.
+
+    On a GPU the host only asks. There the parts are timed as they are in training, where the host runs ahead of a
+    device that is never idle, and so runs at the pace that its power allows for long:
+
+    1. `before` is asked for first, which is as much work as the parts: the device is busy while it is asked for these.
+    2. Where that is less than the host takes, the device sleeps too.
+    3. Between parts its stream has events, which are read when all is done.
+    4. The first two calls do not sleep: one compiles, the other tells how long the host takes.
+
+    On the CPU both are one, and the host's seconds are 0.
+    """
+
+    LEAD = 1.5
+    """The device has work for so many times as long as the host took at its fastest."""
+
+    def __init__(self) -> None:
+        self._host: list[Seconds] = []
+        self._busy = 0.0
+
+    def __call__(self, *parts: Callable[[], object], before: Callable[[], object] | None = None) -> Seconds:
+        """Run the parts; seconds that the device spends on each."""
+        now()
+        if before is not None and platform.HAS_CUDA:
+            before()
+        if len(self._host) > 1:
+            platform.sleep(max(0.0, self.LEAD * min(map(sum, self._host[1:])) - self._busy))
+        moments, asked = [Moment()], [time.perf_counter()]
+        for part in parts:
+            part()
+            moments.append(Moment())
+            asked.append(time.perf_counter())
+        now()
+        self._host.append(tuple(later - earlier for earlier, later in pairwise(asked)))
+        seconds = tuple(earlier.seconds_until(later) for earlier, later in pairwise(moments))
+        self._busy = 0.0 if before is None else sum(seconds)
+        return seconds
+
+    @property
+    def host_seconds(self) -> Seconds:
+        """What the host takes to ask for each part: medians of the calls that do not warm up. Zeros on the CPU."""
+        medians = tuple(map(statistics.median, zip(*self._host[WARM_UP:], strict=True)))
+        return medians if platform.HAS_CUDA else (0.0,) * len(medians)
