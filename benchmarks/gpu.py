@@ -36,7 +36,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -68,6 +68,8 @@ LIMITS = {
 """Largest differences: of gradients and losses relative to the largest, of bytes and seconds relative to those that
 were measured; of the loss, by how much it may rise."""
 MODES = ("recompute", "recompute_attention", "recompute_mlp", "recompute_cheap")
+LARGE = 0.05
+"""Share of a step from which on a part of it is judged."""
 LEAST = 5.0
 """Seconds without which no further part begins."""
 
@@ -87,7 +89,7 @@ class Size:
     host: tuple[str, ...] = ("internvl3.5-8b",)
     attended: int = 2400
     """Tokens of the pack that kernels attend over."""
-    steps: int = 3
+    steps: int = 5
     """Of each layer that is measured, after two to warm up."""
 
 
@@ -105,8 +107,8 @@ class Verdict:
     folder: Path
     found: dict[str, Any] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)
-    aside: Any = None
-    """What is made beside it, a future."""
+    aside: dict[str, Future[Any]] = field(default_factory=dict)
+    """What is made beside it."""
     run: gpu_training.Run | None = None
 
     @property
@@ -116,7 +118,7 @@ class Verdict:
 
     def packs(self) -> gpu_packs.Packs:
         """Those of an iteration, over and over."""
-        self.aside.result()
+        self.aside["packs"].result()
         return gpu_packs.read_packs(self.folder / PACKS)[: self.size.packs]
 
 
@@ -152,7 +154,7 @@ def start(verdict: Verdict) -> None:
 
 def answers(verdict: Verdict) -> None:
     """In fp32 and bf16."""
-    verdict.aside.result()
+    verdict.aside["expected"].result()
     known = gpu_answers.Answers.load(verdict.folder / EXPECTED)
     for name, flags in (("fp32 chain", []), ("bf16 chain", ["--bf16"])):
         found = gpu_answers.answers(flags, known.weights)
@@ -209,8 +211,9 @@ def against(verdict: Verdict) -> None:
     table = [(name, f"{a:.3f}", f"{b:.3f}", f"{a / b:.3f}" if b else "-") for name, a, b in rows]
     console.print_table("planned and trained, ms a pack", ("what", "planned", "trained", "ratio"), table)
     verdict.found["against"] = {"parts": parts, "planned": planned, "trained": seen}
-    of_model = [one for name, one in parts.items() if one["profile"]]
-    verdict.differences["parts of a step"] = max(abs(one["profile"] / one["trained"] - 1) for one in of_model)
+    whole = sum(one["trained"] for one in parts.values())
+    large = [one for one in parts.values() if one["trained"] > LARGE * whole]
+    verdict.differences["parts of a step"] = max(abs(one["profile"] / one["trained"] - 1) for one in large)
     verdict.differences["step"] = abs(planned["step ms"] / seen["step ms"] - 1)
     if seen["GiB"]:
         verdict.differences["bytes of a run"] = abs(planned["GiB"] / seen["GiB"] - 1)
@@ -264,7 +267,7 @@ def lora(verdict: Verdict) -> None:
 
 def pipeline(verdict: Verdict) -> None:
     """Of all schedules."""
-    verdict.aside.result()
+    verdict.aside["expected"].result()
     found = verdict.found["pipeline"] = run_part(2, "pipeline", str(verdict.folder), seconds=verdict.left)
     verdict.differences["pipeline"] = max(found.values())
 
@@ -333,10 +336,11 @@ def main() -> None:
     small = {} if platform.device_memory() > SMALL_MEMORY else {"budgets": SMALL_BUDGETS}
     size = SHORT if asked.short else Size(**small)
     path = RESULTS / f"{device_key(name) or name.replace(' ', '-').lower()}.json"
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         verdict = Verdict(size, until, Path(folder), {"device": name})
         words = (size.model, *map(str, size.budgets), str(size.packs), folder)
-        verdict.aside = pool.submit(run_part, 1, "aside", *words, hide_gpu=True, seconds=verdict.left)
+        for part in (("expected", folder), ("packs", *words)):
+            verdict.aside[part[0]] = pool.submit(run_part, 1, *part, hide_gpu=True, seconds=verdict.left)
         failed = list(run_all(verdict, path, asked.parts))
     wrong = [*failed, *out_of_limits(verdict.differences)]
     print(f"{path}: {'; '.join(wrong) if wrong else 'all within their limits'}")

@@ -1,6 +1,7 @@
 """What `benchmarks/gpu.py` needs processes of their own for; each prints one RESULT line.
 
-python -m benchmarks.gpu_parts aside MODEL VIT_BUDGET LLM_BUDGET PACKS FOLDER   what needs no GPU, made meanwhile
+python -m benchmarks.gpu_parts expected FOLDER                  the CPU's answers, made meanwhile
+python -m benchmarks.gpu_parts packs MODEL VIT_BUDGET LLM_BUDGET COUNT FOLDER      and packs of samples
 python -m benchmarks.gpu_parts pipeline FOLDER                  on two ranks, which may share a device
 python -m benchmarks.gpu_parts queues                           by CUDA_DEVICE_MAX_CONNECTIONS
 """
@@ -19,15 +20,21 @@ from megatron.vlm import platform
 EXPECTED, PACKS = "expected.pt", "packs.json"
 
 
-def aside(model: str, vit: str, llm: str, count: str, folder: str) -> bool:
-    """The small chain's answers on the CPU, and packs of samples, into a folder."""
+def expected(folder: str) -> bool:
+    """What the small chain answers on the CPU, into a folder."""
     from benchmarks.gpu_answers import answers
+
+    torch.save(vars(answers([], None)), Path(folder) / EXPECTED)
+    return True
+
+
+def packs(model: str, vit: str, llm: str, count: str, folder: str) -> bool:
+    """Packs of samples, into a folder."""
     from benchmarks.gpu_packs import make_packs
     from omnibal_ext.architectures.presets import preset
 
-    packs = make_packs(preset(model), (int(vit), int(llm)), int(count))
-    (Path(folder) / PACKS).write_text(json.dumps(packs))
-    torch.save(vars(answers([], None)), Path(folder) / EXPECTED)
+    made = make_packs(preset(model), (int(vit), int(llm)), int(count))
+    (Path(folder) / PACKS).write_text(json.dumps(made))
     return True
 
 
@@ -48,7 +55,8 @@ def queues() -> dict[str, float]:
 
 def main() -> None:
     platform.take_device()
-    result: Any = {"aside": aside, "pipeline": pipeline, "queues": queues}[sys.argv[1]](*sys.argv[2:])
+    part = {each.__name__: each for each in (expected, packs, pipeline, queues)}[sys.argv[1]]
+    result: Any = part(*sys.argv[2:])
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         print("RESULT " + json.dumps(result))
     if torch.distributed.is_initialized():

@@ -161,7 +161,7 @@ def _forget_peak() -> None:
 def by_part(run: Run, profile: Profile) -> dict[str, dict[str, float]]:
     """Milliseconds a pack, by part and phase: what the profile says of the recorded packs, and what was measured.
 
-    The projector and the word embedding are one: their backwards are woven into each other.
+    The word embedding is one of the language layers forward; backward the projector is done with before it is.
     """
     planned: dict[str, float] = {}
     trained: dict[str, float] = {}
@@ -171,11 +171,11 @@ def by_part(run: Run, profile: Profile) -> dict[str, dict[str, float]]:
         packs += len(lane["packs"])
         for kind in profile.cost_kinds:
             for phase, seconds in (("forward", profile.forward_seconds), ("backward", profile.backward_seconds)):
-                name = f"{_part(kind)} {phase}"
+                name = f"{_part(kind, phase)} {phase}"
                 planned[name] = planned.get(name, 0.0) + float(seconds(kind, sizes).sum())
         for *_, pieces in lane["actions"]:
             for part, phase, seconds in pieces:
-                name = f"{_part(part)} {phase}"
+                name = f"{part} {phase}"
                 trained[name] = trained.get(name, 0.0) + seconds
     return {name: {"profile": planned.get(name, 0.0) / packs * 1e3, "trained": trained[name] / packs * 1e3}
             for name in sorted(trained)}  # fmt: skip
@@ -205,12 +205,8 @@ def planned_step(profile: Profile, packs: Packs, an_iteration: int) -> Planned:
     return Planned(work + once + 2 * an_iteration * profile.action_seconds, held)
 
 
-def _part(kind: str) -> str:
-    return (
-        "projector and words"
-        if kind in ("projector", "word_embed")
-        else TIMED_PART_OF.get(KIND_OF.get(kind, kind), kind)
-    )
+def _part(kind: str, phase: str) -> str:
+    return TIMED_PART_OF["projector" if (kind, phase) == ("word_embed", "backward") else KIND_OF.get(kind, kind)]
 
 
 def resume(model: str, packs: Packs, folder: Path) -> dict[str, float]:
