@@ -79,6 +79,7 @@ PROFILE_COUNTS = {
     "transfer_latency_seconds": finite(),
     "overhead_bytes": finite(),
     "action_seconds": finite(),
+    "host_action_seconds": finite(),
     "iteration_seconds": finite(),
     "lora_rank": whole(0, MOST_LORA_RANK),
     "image_tiles": finite(),

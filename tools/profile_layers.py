@@ -212,7 +212,7 @@ def _show(profile: Profile, output: str) -> None:
     columns = ("layer", "layers", *milliseconds, *sizes, "mode", "disturbed runs")
     where = f"{profile.device} {profile.dtype}, {profile.vit_budget} tiles, {profile.llm_budget} tokens"
     print_table(f"{profile.model} on {where} -> {output}", columns, rows)
-    if slow := profile.notes.get("bound_by_host"):
+    if slow := profile.bound_by_host:
         say(f"bound by the host, which takes longer to ask for it than the device to compute it: {', '.join(slow)}")
     bandwidth = 1e-9 / profile.transfer_seconds_per_byte if profile.transfer_seconds_per_byte else float("inf")
     say(

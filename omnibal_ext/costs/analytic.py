@@ -18,7 +18,7 @@ by `works.layer_works`; of it, on one of t tensor-parallel ranks:
                 written once more to be added to, and its gradient read twice; what enters is read once forward, and its
                 gradient passed 5 times
     teams       ranks that run a pack together are of one node: what they exchange of a token, by its links
-    host        a layer takes no less than the host does to ask for it
+    host        a layer is asked for in these seconds, which are those of no device (`HOST_SECONDS`)
 """
 
 from dataclasses import dataclass, replace
@@ -160,7 +160,6 @@ def analytic_profile(
             "image_tiles": float(IMAGE_PATCHES) if vision.native is not None else 0.0,
             "replica_seconds_per_byte": 1 / (_replica_rate(gpu, t, d, replica_ranks) * gpu.bandwidth_efficiency),
         }
-    waited_for = [kind for kind, cost in layers.items() if cost.least_forward_seconds > cost.forward_seconds]
     return Profile(
         model=architecture.name,
         model_hash=architecture.hash,
@@ -186,7 +185,6 @@ def analytic_profile(
         **of_towers,
         notes={
             "analytic": True,
-            "bound_by_host": waited_for,
             "matrix_efficiency": gpu.matrix_efficiency,
             "attention_efficiency": gpu.attention_efficiency,
             "bandwidth_efficiency": gpu.bandwidth_efficiency,
@@ -300,9 +298,9 @@ def _with_adapters(cost: LayerCost, work: AdaptersWork, units: int, gpu: Device,
 
 
 def _as_asked(cost: LayerCost, forward: float, backward: float) -> LayerCost:
-    """A layer's cost where the host takes these seconds to ask for it: the device waits for what it is not asked."""
+    """A layer's cost where the host takes these seconds to ask for it."""
     backward *= cost.backward_seconds > 0
-    return replace(cost, least_forward_seconds=forward, least_backward_seconds=backward)
+    return replace(cost, host_forward_seconds=forward, host_backward_seconds=backward)
 
 
 def _step_seconds(weights: float, alike: float, gpu: Device, ranks: _Ranks) -> float:

@@ -6,8 +6,9 @@ squared sample lengths, in tokens squared; 0 for the vision kinds, whose attenti
     seconds = constant + per_unit * units + per_square * squares         where the profile has a fit
     seconds = seconds at the budget * units / budget                     where it has none
 
-and never less than the host takes to ask for it (`least_forward_seconds`, `least_backward_seconds`). A pack without
-tiles passes the vision kinds by: it takes their `empty_seconds`, backward.
+of the device. Its host takes `host_forward_seconds` and `host_backward_seconds` to ask for them, whatever the pack, and
+goes on meanwhile: a rank is bound by it where all that it asks for in an iteration takes longer (`schedules.simulate`).
+A pack without tiles passes the vision kinds by: it takes their `empty_seconds`, backward.
 """
 
 import dataclasses
@@ -45,7 +46,10 @@ LISTS = ("chain", "frozen", "lora_targets", "feature_layers", "carried_after")
 """Fields that are tuples here and lists in a file."""
 OLDER = {"full_layers": FULL, "linear_layers": LINEAR}
 """Fields of older files that `layers_apart` has, and by what name."""
-IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share")
+RENAMED = {f"least_{name}_seconds": f"host_{name}_seconds" for name in ("forward", "backward")}
+"""Costs of a layer in older files, and what they are called now."""
+IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share",
+            "host_action_seconds")  # fmt: skip
 """Fields that a file has only where they say something."""
 Fit = tuple[float, float, float]
 
@@ -91,9 +95,9 @@ class LayerCost:
     """Held from B to W there, recomputed or not: inputs and output gradients of linear layers; None: as before B."""
     empty_seconds: float = 0.0
     """What a pack without tiles takes of a vision layer, backward."""
-    least_forward_seconds: float = 0.0
-    """What a forward takes however small the pack: the host asks for it. Where it is measured it is in the seconds."""
-    least_backward_seconds: float = 0.0
+    host_forward_seconds: float = 0.0
+    """What the host takes to ask for a forward, however small the pack; 0 where device and host are one."""
+    host_backward_seconds: float = 0.0
     """The same of a backward."""
     step_seconds: float = 0.0
     """Once an iteration: data-parallel reduction and optimizer step."""
@@ -173,6 +177,8 @@ class Profile:
     """Taken on every rank whatever it holds: driver context, communication buffers."""
     action_seconds: float = 0.0
     """Once for every forward and every backward of a stage, beside its layers: the executor and the wrappers."""
+    host_action_seconds: float = 0.0
+    """What the host takes for these."""
     iteration_seconds: float = 0.0
     """Once an iteration on every rank, beside the layers' `step_seconds`."""
     measured_with: dict[str, Any] = field(default_factory=dict)
@@ -271,6 +277,14 @@ class Profile:
         features = features_after(self.chain, self.feature_layers, self.features_joined)
         return tuple(map(sum, zip(features, self.carried_after or (0,) * len(features), strict=True)))
 
+    @property
+    def bound_by_host(self) -> tuple[str, ...]:
+        """Kinds of which the host takes longer to ask for a layer than the device to compute it, at the budgets."""
+        return tuple(
+            kind for kind, cost in self.layers.items()
+            if cost.host_forward_seconds + cost.host_backward_seconds > cost.forward_seconds + cost.backward_seconds
+        )  # fmt: skip
+
     def check_model(self, model: str, model_hash: str) -> None:
         """Raise UserError if the profile is of another model."""
         if self.model_hash != model_hash:
@@ -318,12 +332,11 @@ class Profile:
         for kind, costs in layers.items():
             given = {name: value for name, value in costs.items() if value is not None}
             record["layers"][kind] = record["layers"].get(kind, {}) | given
-            # A fit prices packs by itself, and what the host takes is in what was measured.
-            for name in ("forward", "backward"):
-                if f"{name}_seconds" in given:
-                    alone = {f"{name}_fit": None, f"least_{name}_seconds": 0.0}
-                    record["layers"][kind] |= {other: value for other, value in alone.items() if other not in given}
-        plain = ("transfer_seconds_per_byte", "transfer_latency_seconds", "action_seconds", "iteration_seconds")
+            for name in ("forward", "backward"):  # a fit prices packs by itself
+                if f"{name}_seconds" in given and f"{name}_fit" not in given:
+                    record["layers"][kind][f"{name}_fit"] = None
+        plain = ("transfer_seconds_per_byte", "transfer_latency_seconds", "action_seconds", "iteration_seconds",
+                 "host_action_seconds")  # fmt: skip
         record |= {name: measured[name] for name in (*plain, "overhead_bytes") if measured.get(name)}
         record["notes"] |= {"measured": {kind: sorted(costs) for kind, costs in layers.items()}}
         profile = Profile.from_record(record)
@@ -339,13 +352,12 @@ class Profile:
     def forward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """Forward seconds of one layer of that kind on each pack."""
         cost = self.layers[kind]
-        return self._seconds(kind, cost.forward_seconds, cost.forward_fit, packs, 0.0, cost.least_forward_seconds)
+        return self._seconds(kind, cost.forward_seconds, cost.forward_fit, packs, 0.0)
 
     def backward_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """Backward seconds of one layer of that kind on each pack, recomputation left out."""
         cost = self.layers[kind]
-        least = cost.least_backward_seconds
-        return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs, cost.empty_seconds, least)
+        return self._seconds(kind, cost.backward_seconds, cost.backward_fit, packs, cost.empty_seconds)
 
     def exchange_seconds(self, kind: str, packs: PackSizes) -> NDArray[np.float64]:
         """What ranks that run a pack together take to exchange heads in a layer, forward; backward it is as much."""
@@ -354,7 +366,7 @@ class Profile:
         return np.asarray(sent * (cost.exchange_seconds + (copies - 1) * cost.exchange_key_seconds))
 
     def _seconds(
-        self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes, empty: float, least: float
+        self, kind: str, at_budget: float, fit: Fit | None, packs: PackSizes, empty: float
     ) -> NDArray[np.float64]:
         vision = kind in VISION_KINDS
         units = packs.tiles if vision else packs.tokens
@@ -363,7 +375,7 @@ class Profile:
             seconds = at_budget * self.load_factor(kind, packs)
         else:
             seconds = fit[0] + fit[1] * units + fit[2] * squares
-        return np.where(units > 0, np.maximum(least, seconds), empty)
+        return np.where(units > 0, seconds, empty)
 
 
 def _of_share(seconds: float, fit: Fit | None, share: float) -> tuple[float, Fit | None]:
@@ -379,6 +391,7 @@ def _layer_cost(kind: str, record: Mapping[str, Any]) -> LayerCost:
     for name, entry in fields.items():
         if entry.default is dataclasses.MISSING and name not in record:
             raise UserError(f"layer {kind}: {name} is missing; profile again")
+    record = {RENAMED.get(name, name): value for name, value in record.items()}
     unknown = sorted(set(record) - set(fields))
     if unknown:
         raise UserError(f"layer {kind}: {unknown[0]} is not a known cost; known are {', '.join(fields)}")

@@ -330,8 +330,17 @@ class LayoutProblem:
             ends = self._case_ends_beside(self.beside, seconds, links)
             step = step + self.beside.step
         else:
-            ends = _case_ends(program.steps, program.ranks, seconds, links)
+            ends = _case_ends(program.steps, program.ranks, seconds, links, self.host_seconds(held, again))
         return np.asarray((ends + step).max(axis=1))
+
+    def host_seconds(self, held: Ints, again: Ints) -> Floats:
+        """float64 [3, stages]: what a rank's host takes to ask for F, B and W; counts as `counts` gives them."""
+        t = self.tables
+        forward, backward = (
+            held @ t.host_forward,
+            held @ t.host_backward + again @ (t.host_forward[KIND_OF_WAY] * WHOLE),
+        )
+        return np.stack([forward, backward, np.zeros_like(forward)]) + self.profile.host_action_seconds
 
     def _case_ends_beside(self, beside: TowerBeside, seconds: Floats, links: Floats) -> Floats:
         program, first, waited = self.program, self.placement.ranks_of[0], not beside.tower.beside.ahead
@@ -374,6 +383,7 @@ class LayoutProblem:
             transient=np.broadcast_to(transient[:, None], kept.shape).copy(),
             fixed_bytes=held @ t.fixed + self.profile.overhead_bytes * once_a_rank,
             step=held @ t.step + self.profile.iteration_seconds * once_a_rank,
+            host=self.host_seconds(held, again),
         )
 
     def simulate(self, layout: Layout, case: int = 0) -> Simulation:
@@ -396,18 +406,23 @@ def _maximal(vectors: Ints) -> Ints:
 
 
 @njit(cache=True)
-def _case_ends(steps: Ints, ranks: int, seconds: Floats, links: Floats) -> Floats:  # pragma: no cover - compiled
-    """Last end float64 [cases, ranks] from seconds [3, stages, cases, microbatches] and links [stages, ...]."""
+def _case_ends(
+    steps: Ints, ranks: int, seconds: Floats, links: Floats, host: Floats
+) -> Floats:  # pragma: no cover - compiled
+    """Last end float64 [cases, ranks] from seconds [3, stages, cases, microbatches], links [stages, ...] and the host's
+    [3, stages]."""
     cases = seconds.shape[2]
     clock = np.zeros((cases, ranks))
     end = np.empty(steps.shape[1])
     for case in range(cases):
+        asked = np.zeros(ranks)
         for i in range(steps.shape[1]):
             rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
+            asked[rank] += host[kind, stage]
             begin = clock[case, rank]
             if steps[4, i] >= 0:
                 link = stage - 1 if kind == FORWARD else stage
                 begin = max(begin, end[steps[4, i]] + links[link, case, microbatch])
-            end[i] = begin + seconds[kind, stage, case, microbatch]
+            end[i] = max(begin + seconds[kind, stage, case, microbatch], asked[rank])
             clock[case, rank] = end[i]
     return clock

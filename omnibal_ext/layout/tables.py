@@ -51,6 +51,9 @@ class KindTables:
     """Between B and W where the schedule splits the backward."""
     fixed: Floats
     step: Floats
+    host_forward: Floats
+    """What a host takes to ask for a layer, [columns]."""
+    host_backward: Floats
     recompute: Floats
     """Of a kind, all levels are the same share of a forward on every microbatch."""
     saved: Floats
@@ -120,7 +123,7 @@ def _row(
 ) -> tuple[Floats, ...]:
     shape = (1 if packs is None else packs.tiles.shape[0] * packs.tiles.shape[1], microbatches)
     if kind not in profile.layers:
-        return (*[np.zeros(shape)] * 5, *[np.zeros(())] * 4, np.zeros(shape))
+        return (*[np.zeros(shape)] * 5, *[np.zeros(())] * 6, np.zeros(shape))
     cost = profile.layers[kind]
     if packs is None:
         load = np.ones(shape)
@@ -140,12 +143,12 @@ def _row(
         forward, backward = forward + exchange, backward + exchange * (profile.mode(kind) != "idle")
     transfer = profile.transfer_latency_seconds + profile.transfer_seconds_per_byte * cost.output_bytes * load
     recompute = forward * (cost.extra_seconds / cost.forward_seconds)
-    return forward, backward, weight, transfer, load, *map(np.asarray, _bytes(cost)), recompute
+    return forward, backward, weight, transfer, load, *map(np.asarray, _once(cost)), recompute
 
 
 def _apart(plain: tuple[Floats, ...], apart: tuple[Floats, ...], share: float) -> tuple[Floats, tuple[Floats, ...]]:
     """What the `share` of a kind's layers that stand `apart` adds to running one of that kind again; and what one of
-    them takes more than a `plain` one: seconds, weights, its step.
+    them takes more than a `plain` one: seconds, weights, its step, its host's seconds.
 
     Running one again takes the mean of all, for counts of recomputed layers do not tell them apart.
     """
@@ -158,9 +161,11 @@ def _received(profile: Profile, row: tuple[Floats, ...], kind: str) -> tuple[Flo
     """A feature received beside the output of a kind, whose own row is given."""
     nothing, load = np.zeros_like(row[0]), row[4]
     held = profile.layers[kind].output_bytes if kind in profile.layers else 0.0
-    return (*[nothing] * 4, load, *map(np.asarray, (held, 0.0, 0.0, 0.0)), nothing)
+    return (*[nothing] * 4, load, *map(np.asarray, (held, *[0.0] * 5)), nothing)
 
 
-def _bytes(cost: LayerCost) -> tuple[float, ...]:
+def _once(cost: LayerCost) -> tuple[float, ...]:
+    """What is the same for every microbatch: bytes at the budgets, and seconds."""
     late = cost.kept_bytes if cost.late_bytes is None else cost.late_bytes
-    return cost.kept_bytes, late, cost.weight_bytes, cost.step_seconds
+    host = cost.host_forward_seconds, cost.host_backward_seconds
+    return cost.kept_bytes, late, cost.weight_bytes, cost.step_seconds, *host

@@ -1,6 +1,8 @@
 """Plays any schedule with costs: step time, each rank's timeline, bubble, bytes held.
 
     start(action)  = max(end of the action before it on its rank, arrival of what it waits for)
+    end(action)    = max(start + what its device takes, when its host has asked for it)
+    asked(action)  = what the host takes for all actions of its rank up to this one: it asks in order and waits for none
     arrival        = end on the other rank + transfer; transfers overlap with work and do not queue
     step           = last end of a rank + its reduction and optimizer step, the slowest rank counts
 
@@ -87,6 +89,8 @@ class StageCosts:
     """[stages] Weights, gradients, optimizer state."""
     step: Floats
     """[stages] Seconds once an iteration: data-parallel reduction and optimizer step."""
+    host: Floats | None = None
+    """[3, stages] What the host takes to ask for F, B and W; None: nothing. (With a tower beside: not looked at.)"""
 
     @classmethod
     def uniform(cls, microbatches: int, forward: ArrayLike, backward: ArrayLike, **others: ArrayLike) -> "StageCosts":
@@ -207,7 +211,8 @@ def _played(program: Program, costs: StageCosts, encoding: Encoding | None) -> t
     found: tuple[Floats, Floats, Floats, Floats]
     seconds = _seconds(program, costs)
     if encoding is None:
-        found = _play(program.steps, program.ranks, seconds, costs.transfer)
+        host = np.zeros((3, program.stages)) if costs.host is None else costs.host
+        found = _play(program.steps, program.ranks, seconds, costs.transfer, host)
     else:
         first, waited = program.placement.ranks_of[0], program.beside is not None and not program.beside.ahead
         of_stages, of_parts = (seconds, costs.transfer), (encoding.seconds, encoding.hops)
@@ -271,24 +276,26 @@ def _flatten(
 
 @njit(cache=True)
 def _play(
-    steps: Ints, ranks: int, seconds: Floats, transfer: Floats
+    steps: Ints, ranks: int, seconds: Floats, transfer: Floats, host: Floats
 ) -> tuple[Floats, Floats, Floats, Floats]:  # pragma: no cover - compiled
     """(start, end) of every action; (last end, work) of every rank."""
     count = steps.shape[1]
     start = np.empty(count)
     end = np.empty(count)
     clock = np.zeros(ranks)
+    asked = np.zeros(ranks)
     busy = np.zeros(ranks)
     for i in range(count):
         rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
+        asked[rank] += host[kind, stage]
         begin = clock[rank]
         if steps[4, i] >= 0:
             link = stage - 1 if kind == FORWARD else stage
             begin = max(begin, end[steps[4, i]] + transfer[link, microbatch])
         work = seconds[kind, stage, microbatch]
         start[i] = begin
-        end[i] = begin + work
-        clock[rank] = begin + work
+        end[i] = max(begin + work, asked[rank])
+        clock[rank] = end[i]
         busy[rank] += work
     return start, end, clock, busy
 

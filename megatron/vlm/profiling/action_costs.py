@@ -23,8 +23,8 @@ FEW, MANY = (1, 2) if platform.HAS_CUDA else (2, 10)
 """Microbatches. A GPU keeps a thousand kernels that it was asked for, and no more, while it sleeps."""
 
 
-def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stopwatch) -> tuple[float, float]:
-    """Seconds of an action, and of an iteration, beside the layers.
+def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stopwatch) -> tuple[float, float, float]:
+    """Seconds of an action, and of an iteration, beside the layers; the host's of an action.
 
     1. A chain with one layer of every kind, on this rank alone, and the smallest packs.
     2. Iterations of few and of many microbatches: the difference is what a microbatch takes, the rest an iteration.
@@ -60,7 +60,8 @@ def measure_actions(args: Namespace, architecture: Architecture, stopwatch: Stop
         return (microbatch - sum(layers_timer(step.forward, step.backward))) / 2, few - FEW * microbatch
 
     action, iteration = stopwatch.measure({"actions": {"run": run}})["actions"]["run"]
-    return max(0.0, action), max(0.0, iteration)
+    few, many, layers = (sum(timer.host_seconds) for timer in (few_timer, many_timer, layers_timer))
+    return max(0.0, action), max(0.0, iteration), max(0.0, ((many - few) / (MANY - FEW) - layers) / 2)
 
 
 def _forward_step(packs: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:

@@ -107,6 +107,7 @@ class KindMeasurement:
         extra |= {f"{mode}_kept_bytes": self.kept[mode] for mode in self.modes}
         _, b, w = each.get("split", (None, None, 0.0))
         features = [_features(self.kind, pack) for pack in self.packs]
+        host_forward, host_backward = (taken / self.count for taken in self.timer.host_seconds)
         return LayerCost(
             forward_seconds=forward[0],
             backward_seconds=backward[0],
@@ -117,6 +118,8 @@ class KindMeasurement:
             split_backward_seconds=None if b is None else b + w,
             late_bytes=self.split.late_bytes if self.split else 0.0,
             empty_seconds=sum(each.get("empty", ())),
+            host_forward_seconds=host_forward,
+            host_backward_seconds=host_backward if self.mode != "idle" else 0.0,
             step_seconds=step_seconds,
             forward_fit=fit_seconds(features, forward),
             backward_fit=fit_seconds(features, backward) if self.mode != "idle" else (0.0, 0.0, 0.0),

@@ -79,7 +79,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
     for k in measured.values():
         k.make_room()
     steps = stopwatch.measure({kind: k.optimizer_runs(args) for kind, k in trained.items()})
-    action, iteration = measure_actions(args, chain.architecture, stopwatch)
+    action, iteration, host_action = measure_actions(args, chain.architecture, stopwatch)
     stepped = {kind: (k.trained * k.count, steps[kind]["step"][0]) for kind, k in trained.items()}
     per_iteration, per_weight = seconds_of_weights(stepped)
     layers = {
@@ -116,6 +116,7 @@ def measure_profile(args: Namespace, chain: Chain, job: Job, measured_with: dict
         transfer_seconds_per_byte=links.transfer_seconds_per_byte,
         transfer_latency_seconds=links.transfer_latency_seconds,
         action_seconds=action,
+        host_action_seconds=host_action,
         iteration_seconds=per_iteration + iteration,
         overhead_bytes=platform.overhead_bytes(),
         measured_with=measured_with,

@@ -102,22 +102,35 @@ def test_a_pack_without_tiles_costs_the_vision_kinds_nothing() -> None:
 
 
 @pytest.mark.parametrize("fit", [None, (0.1, 0.2, 0.0)])
-def test_no_pack_takes_less_than_the_host_takes_to_ask(fit: Fit | None) -> None:
-    """But one without tiles, which is not asked for."""
-    vit = _cost(forward_fit=fit, backward_fit=fit, least_forward_seconds=0.7, least_backward_seconds=1.4)
-    profile = _profile(layers={**_profile().layers, "vit": vit})
-    packs = PackSizes(*(np.array(column) for column in ([0, 1, 4, 40], [8] * 4, [64] * 4)))
-    alone = _profile(layers={**_profile().layers, "vit": _cost(forward_fit=fit, backward_fit=fit)})
-    for least, ours, plain in (
-        (0.7, profile.forward_seconds("vit", packs), alone.forward_seconds("vit", packs)),
-        (1.4, profile.backward_seconds("vit", packs), alone.backward_seconds("vit", packs)),
+def test_where_some_tokens_are_learnt_the_head_has_no_others(fit: Fit | None) -> None:
+    """Its seconds are of these, and what it takes once; bytes, and all other layers, stay. Said once."""
+    head = _cost(forward_fit=fit, backward_fit=fit, weight_gradient_seconds=0.5, split_backward_seconds=2.5)
+    profile = _profile(layers={**_profile().layers, "head": head})
+    packs = PackSizes(*(np.array(column) for column in ([0, 1], [8, 3], [64, 9])))
+    share = profile.with_supervised(0.25)
+    for seconds, plain in (
+        (share.forward_seconds("head", packs), profile.forward_seconds("head", packs)),
+        (share.backward_seconds("head", packs), profile.backward_seconds("head", packs)),
     ):
-        assert ours.tolist() == [0.0, *(max(least, seconds) for seconds in plain[1:])]
-        assert ours[1] > plain[1]
-        assert ours[3] == plain[3]
-    measured = profile.replaced_by({"layers": {"vit": {"forward_seconds": 0.2}}})
-    assert measured.layers["vit"].least_forward_seconds == 0.0
-    assert measured.layers["vit"].least_backward_seconds == 1.4
+        once = fit[0] if fit else 0.0
+        assert seconds == pytest.approx(once + 0.25 * (plain - once))
+    cost, ratio = share.layers["head"], share.layers["head"].backward_seconds / head.backward_seconds
+    assert (cost.weight_gradient_seconds, cost.split_backward_seconds) == pytest.approx((0.5 * ratio, 2.5 * ratio))
+    assert (cost.kept_bytes, cost.step_seconds) == (head.kept_bytes, head.step_seconds)
+    assert {k: c for k, c in share.layers.items() if k != "head"} == {
+        k: c for k, c in profile.layers.items() if k != "head"
+    }
+    assert share.with_supervised(0.5) == share
+    assert share.hash != profile.hash == profile.with_supervised(0.0).hash
+
+
+def test_older_files_say_what_the_host_takes_under_another_name() -> None:
+    record = _profile().to_record()
+    vit = record["layers"]["vit"]
+    vit["least_forward_seconds"], vit["least_backward_seconds"] = 0.25, 0.5
+    del vit["host_forward_seconds"], vit["host_backward_seconds"]
+    cost = Profile.from_record(record).layers["vit"]
+    assert (cost.host_forward_seconds, cost.host_backward_seconds) == (0.25, 0.5)
 
 
 def test_missing_layers_are_named() -> None:

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "whole_layers": "of a tower beside the pipeline: test_beside.py",
     "image_tiles": "likewise",
     "replica_seconds_per_byte": "likewise",
+    "supervised_share": "what the head's figures are of: test_profile.py",
 }
 NO_PLANNER = {f"recompute_{part}_{figure}" for part in ("attention", "mlp") for figure in ("seconds", "kept_bytes")}
 """Shown to people; no planner recomputes parts by themselves."""
@@ -58,17 +59,15 @@ def measured_cost(random: np.random.Generator) -> LayerCost:
 def measured_profile(seed: int) -> Profile:
     random = np.random.default_rng(seed)
     costs = {kind: measured_cost(random) for kind in KINDS}
-    for kind, cost in costs.items():  # small packs take what the host takes to ask, others longer
-        least = {f"least_{name}_seconds": (0.6 if kind in VISION_KINDS else 60.0) for name in ("forward", "backward")}
-        costs[kind] = replace(cost, **least)
     for kind in ("word_embed", "head"):  # without fits, and with the figures that are left out as often as not
         costs[kind] = replace(costs[kind], forward_fit=None, backward_fit=None, split_backward_seconds=None,
                               weight_gradient_seconds=None)  # fmt: skip
-    seconds, latency, overhead, action, iteration = random.uniform(0.2, 0.9, 5).tolist()
+    seconds, latency, overhead, action, iteration, host = random.uniform(0.2, 0.9, 6).tolist()
     return Profile(
         "tiny", "aa", CHAIN, costs, 4, 16, feature_layers=(1,), carried_after=CARRIED,
         transfer_seconds_per_byte=seconds,
         transfer_latency_seconds=latency, overhead_bytes=overhead, action_seconds=action, iteration_seconds=iteration,
+        host_action_seconds=host,
     )  # fmt: skip
 
 
@@ -87,6 +86,7 @@ def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.n
         name: np.zeros((3, MICROBATCHES)) for name in ("forward", "backward", "weight", "transfer", "kept", "late")
     }
     found |= {name: np.zeros(3) for name in ("fixed_bytes", "step")}
+    found["host"] = np.full((3, 3), profile.host_action_seconds)
     assert packs.exchanged is not None
     sizes = list(zip(packs.tiles.ravel(), packs.tokens.ravel(), packs.squares.ravel(), strict=True))
     assert packs.widths is not None
@@ -94,6 +94,11 @@ def reference(profile: Profile, packs: PackSizes, split: bool) -> dict[str, np.n
     for s, (first, end) in enumerate(pairwise(LAYOUT.edges)):
         found["fixed_bytes"][s] = profile.overhead_bytes + sum(profile.layers[k].weight_bytes for k in CHAIN[first:end])
         found["step"][s] = profile.iteration_seconds + sum(profile.layers[k].step_seconds for k in CHAIN[first:end])
+        for layer in range(first, end):
+            again = layer in LAYOUT.recompute[s]
+            cost = profile.layers[CHAIN[layer]]
+            found["host"][0, s] += cost.host_forward_seconds
+            found["host"][1, s] += cost.host_backward_seconds + again * cost.host_forward_seconds
         for m, pack in enumerate(sizes):
             found["forward"][s, m] += profile.action_seconds
             found["backward"][s, m] += profile.action_seconds * (2 if split else 1)
@@ -129,10 +134,10 @@ def seconds(profile: Profile, kind: str, name: str, pack: tuple[int, int, int]) 
     units = pack[0] if vision else pack[1]
     if units == 0:
         return cost.empty_seconds if name == "backward" else 0.0
-    fit, least = getattr(cost, f"{name}_fit"), getattr(cost, f"least_{name}_seconds")
+    fit = getattr(cost, f"{name}_fit")
     if fit is None:
-        return max(least, getattr(cost, f"{name}_seconds") * load(profile, kind, pack))
-    return max(least, fit[0] + fit[1] * units + (0.0 if vision else fit[2] * pack[2]))
+        return float(getattr(cost, f"{name}_seconds") * load(profile, kind, pack))
+    return float(fit[0] + fit[1] * units + (0.0 if vision else fit[2] * pack[2]))
 
 
 def add_layer(
@@ -235,11 +240,8 @@ def test_no_field_is_without_meaning(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_packs_cost_what_their_layers_cost(seed: int) -> None:
-    """Seconds forward and backward of each part; the constants of fits once a pack, unless there is nothing to do. What
-    the host takes to ask is the same for all, and left out."""
+    """Seconds forward and backward of each part; the constants of fits once a pack, unless there is nothing to do."""
     profile, packs = measured_profile(seed), some_packs(seed)
-    none = {"least_forward_seconds": 0.0, "least_backward_seconds": 0.0}
-    profile = replace(profile, layers={kind: replace(cost, **none) for kind, cost in profile.layers.items()})
     loads = np.stack([packs.tiles.ravel(), packs.tokens.ravel(), packs.squares.ravel()], axis=1)
     found = PackCosts.of_profile(profile).seconds(loads, ("tiles", "tokens", "attention"))
     for row, pack in zip(found, loads.tolist(), strict=True):

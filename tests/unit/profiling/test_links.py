@@ -1,6 +1,7 @@
 """Links as they are measured: on a made-up network the profiler finds the figures that it was made of."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,10 +23,12 @@ class Network:
         self.carried.append(what)
         self.now += self.latency + size * self.a_byte
 
-    def timed(self, work: Callable[[], object]) -> tuple[float]:
-        began = self.now
-        work()
-        return (self.now - began,)
+    def timed(self, *works: Callable[[], object]) -> tuple[float, ...]:
+        ends = [self.now]
+        for work in works:
+            work()
+            ends.append(self.now)
+        return tuple(end - start for start, end in pairwise(ends))
 
 
 class Ring:
@@ -78,7 +81,7 @@ def measured(network: Network, ranks: int, here: int, monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(transfers, "dist", world)
     monkeypatch.setattr(transfers, "Communicator", ring)
-    monkeypatch.setattr(transfers, "timed", network.timed)
+    monkeypatch.setattr(transfers, "Timer", lambda: network.timed)
     monkeypatch.setattr(transfers, "torch", SimpleNamespace(zeros=lambda count, device: torch.zeros(count)))
     return measure_links(stopwatch), pairs
 
@@ -96,7 +99,7 @@ def test_links_are_those_of_the_way_there(
     assert found.reduction_seconds_per_byte == pytest.approx(reduced_byte)
     assert pairs == [[rank, rank + ranks // 2] for rank in range(ranks // 2)]
     first = ["activation to 1", "gradient of 1"]
-    assert network.carried == 2 * (first if here < ranks // 2 else ["activation of 0", "gradient to 0"])
+    assert network.carried == 4 * (first if here < ranks // 2 else ["activation of 0", "gradient to 0"])
 
 
 def test_a_large_transfer_that_was_faster_took_no_less_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

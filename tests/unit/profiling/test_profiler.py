@@ -192,7 +192,7 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
     monkeypatch.setattr(profiler, "Stopwatch", Watch)
     monkeypatch.setattr(profiler, "KindMeasurement", Kind)
     monkeypatch.setattr(profiler, "measure_links", lambda _: links)
-    monkeypatch.setattr(profiler, "measure_actions", lambda *_: (0.5, 0.75))
+    monkeypatch.setattr(profiler, "measure_actions", lambda *_: (0.5, 0.75, 0.125))
     monkeypatch.setattr(platform, "overhead_bytes", lambda: 77)
     job = Job("small", 5, 7, tensor_parallel=2, data_parallel=4, frozen=("vit",), steps=11)
     chain: Any = SimpleNamespace(architecture=model, kinds=model.chain)
@@ -216,6 +216,7 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
         "feature_layers": (), "features_joined": False, "carried_after": (),
         "device": "a device", "dtype": "bfloat16" if half else "float32", "transfer_seconds_per_byte": 0.002,
         "transfer_latency_seconds": 0.01, "overhead_bytes": 77, "action_seconds": 0.5,
+        "host_action_seconds": 0.125, "supervised_share": 0.0,
         "iteration_seconds": pytest.approx(0.75 + A_STEP), "measured_with": {"device": "a device", "torch": "2"},
         "notes": {"disturbed": {"vit": "1 of 9"}, "reduction_seconds_per_byte": 0.0003},
         "whole_layers": {}, "image_tiles": 0.0, "replica_seconds_per_byte": 0.0,
@@ -247,7 +248,7 @@ def test_actions_are_measured_with_one_layer_of_every_kind_that_there_is(
     monkeypatch.setattr(step, "Stage", lambda *given, **more: built.append(build(*given, **more)) or built[-1])
     with megatron_alone(model) as inputs:
         figures = measure_actions(inputs.args, inputs.architecture, Stopwatch(1))
-    assert len(figures) == 2
+    assert len(figures) == 3
     assert min(figures) >= 0
     assert [stage.kinds for stage in built] == [tuple(dict.fromkeys(harness.MODELS[model].chain))]
 

@@ -67,9 +67,10 @@ def _slow(
     found: dict[tuple[int, Action], float] = {}
     while len(found) < sum(map(len, schedule)):
         for r, actions in enumerate(schedule):
-            before = 0.0
+            before = asked = 0.0
             for a in actions:
                 s, m = own[r][a.chunk], a.microbatch
+                asked += 0.0 if costs.host is None else costs.host["FBW".index(a.kind), s]
                 waits = {"F": [("F", s - 1)], "B": [("F", s), ("B", s + 1)], "W": [("B", s)]}[a.kind]
                 waits = [(kind, there) for kind, there in waits if 0 <= there < len(ranks_of)]
                 if any((kind, there, m) not in ends for kind, there in waits):
@@ -79,7 +80,7 @@ def _slow(
                 arrivals += [ends[a.kind, there, m] + costs.transfer[min(s, there), m] for there in away]
                 cost = {"F": costs.forward[s, m], "B": costs.backward[s, m], "W": costs.weight[s, m]}[a.kind]
                 cost -= costs.weight[s, m] if split and a.kind == "B" else 0
-                before = found[r, a] = ends[a.kind, s, m] = max([before, *arrivals]) + cost
+                before = found[r, a] = ends[a.kind, s, m] = max(max([before, *arrivals]) + cost, asked)
     peaks = []
     for r, actions in enumerate(schedule):
         held = most = 0.0
@@ -97,7 +98,8 @@ def _follows_the_definition(schedule: Schedule, placement: Placement, m: int, se
     random, stages = np.random.default_rng(seed), placement.stages
     forward, backward, transfer, kept, late, transient = random.uniform(0.1, 2, (6, stages, m))
     fixed, step = random.uniform(0.1, 2, (2, stages))
-    costs = StageCosts(forward, backward, backward * 0.4, transfer, kept, late, transient, fixed, step)
+    host = random.uniform(0, 2, (3, stages)) if seed % 2 else None
+    costs = StageCosts(forward, backward, backward * 0.4, transfer, kept, late, transient, fixed, step, host)
     program = compile_schedule(schedule, m, placement)
     played = simulate(program, costs)
     slow, peaks = _slow(schedule, costs, placement.ranks_of)
