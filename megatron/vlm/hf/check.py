@@ -31,6 +31,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
+from omnibal_ext.output import say
 
 TOLERANCE = 1e-4
 
@@ -63,7 +64,13 @@ def compared(ours: Path, theirs: Path, peft: Path | None = None, data: Path | No
     """Compare on random samples, or on two of the dataset `data`. `peft`: theirs with the adapters in that folder;
     without it adapters of ours are compared as they were merged into theirs."""
     architecture, image_token = preset(str(theirs)), _image_token(theirs)
-    samples = (samples_of(data) if data else []) or random_samples(architecture, image_token)
+    samples = samples_of(data) if data else []
+    if data and not samples:
+        say(
+            f"note: {data}: has no samples but with videos or unreadable images; logits are compared on random ones",
+            error=True,
+        )
+    samples = samples or random_samples(architecture, image_token)
     apart, merged = _our_logits(ours, theirs, architecture, samples, image_token, is_merged=peft is None)
     wanted = _their_logits(theirs, samples, peft, architecture.vision)
     scale = max(1.0, largest([logits.abs() for logits in wanted]))
