@@ -197,9 +197,9 @@ class _Program:
     def _written(self, probe: Probe) -> list[str]:
         """What the folder's template makes of a conversation: contents are lists in processors, but for the system's
         words where a user gives them as a text; all are texts in tokenizers."""
-        parts = self._rendered(probe, ()), self._rendered(probe, (SYSTEM,))
+        parts = [self._rendered(probe, ()), self._rendered(probe, (SYSTEM,))]
         if all(text is None for text in parts):
-            parts = (self._rendered(probe, (SYSTEM, USER, ASSISTANT, TOOL)),)
+            parts = [self._rendered(probe, (SYSTEM, USER, ASSISTANT, TOOL))]
         return [text for text in parts if text is not None]
 
     def _rendered(self, probe: Probe, as_text: Sequence[str]) -> str | None:
