@@ -70,7 +70,7 @@ class Adapters:
     @property
     def flags(self) -> list[str]:
         """The trainer's flags that ask for these, as words."""
-        return [*self.size_flags, "--lora-alpha", f"{self.alpha:g}"] if self.rank else []
+        return [*self.size_flags, "--lora-alpha", repr(self.alpha).removesuffix(".0")] if self.rank else []
 
 
 NO_ADAPTERS = Adapters()

@@ -24,7 +24,7 @@ from omnibal_ext.output import say
 def main() -> None:
     """Parse, convert, check, print."""
     arguments = _parser().parse_args()
-    from megatron.vlm.hf.check import TOLERANCE, check_possible, logit_difference
+    from megatron.vlm.hf.check import TOLERANCE, check_possible, compared
     from megatron.vlm.hf.convert import from_hugging_face, to_hugging_face, to_peft
 
     output, like = Path(arguments.output_dir), Path(arguments.like) if arguments.like else None
@@ -42,7 +42,8 @@ def main() -> None:
             check_possible(theirs)
     else:
         keys = to_peft(_existing(arguments.to_peft), output, like)
-    difference = logit_difference(ours, theirs, adapters, data) if arguments.check else None
+    found = compared(ours, theirs, adapters, data) if arguments.check else None
+    difference, rounding = (found.difference, found.rounding) if found else (None, None)
     result = {
         "model": keys.architecture.name,
         "weights": len(keys.sources),
@@ -50,12 +51,12 @@ def main() -> None:
         "unused_weights": len(keys.idle),
         "output": str(output),
         "logit_difference": difference,
+        **({"merge_rounding": rounding} if rounding is not None else {}),
     }
     if arguments.json:
         print_json(result)
     else:
-        if difference is not None:
-            result["logit_difference"] = f"{difference:.1e}"
+        result |= {name: f"{result[name]:.1e}" for name in FIGURES if result.get(name) is not None}
         print_table(
             "checkpoint", ("what", "value"), ((name.replace("_", " "), value) for name, value in result.items())
         )
@@ -70,6 +71,7 @@ def _existing(folder: str) -> Path:
     return Path(folder)
 
 
+FIGURES = ("logit_difference", "merge_rounding")
 NEEDS = (
     Need("adapters", "--from-hf: the model that they were trained on", lambda arguments: arguments.from_hf),
     Need("like", "--to-hf or --to-peft", lambda arguments: not arguments.from_hf),

@@ -139,15 +139,21 @@ def test_a_run_goes_on_at_another_tensor_parallel_size(folder: Path, ours: Path)
     assert [line["loss"] for line in resumed] == pytest.approx([line["loss"] for line in whole[2:]], rel=1e-5)
 
 
-def test_the_check_sees_other_weights(ours: Path, tuned: Path) -> None:
-    """Two steps of training are far beyond the limit."""
-    program = "import sys, pathlib; from megatron.vlm.hf.check import logit_difference as difference\n"
-    program += "print('RESULT', difference(*map(pathlib.Path, sys.argv[1:])))"
+def difference(ours: Path, theirs: Path) -> float:
+    """As --check sees it."""
+    program = "import sys, pathlib; from megatron.vlm.hf.check import compared\n"
+    program += "print('RESULT', compared(*map(pathlib.Path, sys.argv[1:])).difference)"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, ours, tuned],
+        [sys.executable, "-W", "ignore", "-c", program, ours, theirs],
         cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert float(done.stdout.partition("RESULT")[2]) > 1e-2, done.stderr[-2000:]
+    assert "RESULT" in done.stdout, done.stderr[-2000:]
+    return float(done.stdout.partition("RESULT")[2])
+
+
+def test_the_check_sees_other_weights(ours: Path, tuned: Path) -> None:
+    """Two steps of training are far beyond the limit."""
+    assert difference(ours, tuned) > 1e-2
 
 
 def test_weights_that_are_no_numbers_fail_the_check(theirs: Path, tmp_path: Path) -> None:
@@ -215,3 +221,28 @@ def test_adapters_are_trained_resumed_exactly_written_as_peft_does_and_merged(
     assert all(torch.equal(before[name], after[name]) for name in before), "the base has changed"
     refused = convert("--from-hf", theirs, "--adapters", folder, "--output-dir", folder / "no", check=False)
     assert refused.returncode == 2
+
+
+def test_merged_weights_are_checked_as_they_are_written_and_their_rounding_is_said(
+    theirs: Path, tmp_path: Path
+) -> None:
+    """In bf16 rounding alone is far beyond the limit, and so is a merged weight that is another."""
+    peft = pytest.importorskip("peft")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(theirs, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "base")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "gate_proj"]))
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in adapted.named_parameters():
+        if "lora_" in name:
+            weight.data.copy_(0.2 * torch.randn(weight.shape, generator=generator))
+    adapted.save_pretrained(tmp_path / "peft")
+    convert("--from-hf", tmp_path / "base", "--adapters", tmp_path / "peft", "--output-dir", tmp_path / "ours")
+    done = convert("--to-hf", tmp_path / "ours", "--output-dir", tmp_path / "merged", "--check", "--json")
+    found = json.loads(done.stdout)
+    assert found["logit_difference"] < 1e-5
+    assert found["merge_rounding"] > 1e-3
+    (file,) = (tmp_path / "merged").glob("*.safetensors")
+    tensors = load_file(file)
+    next(tensor for name, tensor in tensors.items() if "q_proj" in name and "language" in name).mul_(0.5)
+    save_file(tensors, file, {"format": "pt"})
+    assert difference(tmp_path / "ours", tmp_path / "merged") > 1e-3

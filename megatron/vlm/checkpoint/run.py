@@ -38,6 +38,7 @@ def describe_run(args: Namespace, architecture: Architecture, plan: Plan) -> dic
     """What a save made now says; `args` are Megatron's, which count what was consumed."""
     return {
         "preset": args.preset,
+        "from": args.first_weights and str(Path(args.first_weights).resolve()),
         "model_hash": architecture.hash,
         "data": sha256_of(Path(args.data) / "manifest.json"),
         "packs": sha256_of(Path(args.packs) / "manifest.json"),

@@ -13,35 +13,34 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from megatron.vlm.hf.folder import DTYPE_NAMES, Stored, WeightFolder, write_weights
 from megatron.vlm.hf.forms import join, split
-from megatron.vlm.hf.names import Source, is_idle, table_name
+from megatron.vlm.hf.names import Source, table_name
+from megatron.vlm.hf.peft_config import (
+    ENDS,
+    MERGE,
+    NOTHING_KEPT,
+    PREFIX,
+    REMEDY,
+    Kept,
+    Pair,
+    PeftConfig,
+    added,
+    read_pairs,
+    write_tensors,
+)
 from megatron.vlm.models.adapters import part_of_rows, rows_and_parts, wide
 from omnibal_ext.adapters import SUFFIX, Adapters, Matrix, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.folder import ADAPTER
 from omnibal_ext.chain import PART_OF, PARTS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import family_of
-from omnibal_ext.reading.checks import finite, record, shown, whole
-from omnibal_ext.reading.document import read_json
 
-CONFIG_FILE, WEIGHT_FILE = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-ENDS = (".lora_A.weight", ".lora_B.weight")
-REMEDY = "give a folder that peft saved"
-CONFIG = record({"r": whole(1, 2**16), "lora_alpha": finite()})
-PLAIN: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "modules_to_save": (None, []),
-    **dict.fromkeys(("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out"), (False, None)),
-}
-"""Fields of peft's by which the same numbers would mean something else, and their values that mean nothing."""
+WEIGHT_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,7 @@ class AdaptedLayer:
 
     def merged(self, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
         """Our weight [rows, columns] with its adapters' product added, in fp32 (or better) and rounded once."""
-        kind = torch.promote_types(weight.dtype, torch.float32)
-        product = wide(b, self._mask(b)).to(kind) @ a.to(kind)
-        return (weight.to(kind) + scale * product).to(weight.dtype)
+        return added(weight, a, wide(b, self._mask(b)), scale)
 
     def _mask(self, b: Tensor) -> Tensor:
         return rows_and_parts(self.matrix, len(b), 0).to(b.dtype)
@@ -137,11 +134,12 @@ def write_peft(
     architecture: Architecture,
     base: str,
     in_repository: bool,
+    kept: Kept = NOTHING_KEPT,
 ) -> None:
     """Write a folder that `peft.PeftModel.from_pretrained` loads onto the model `base`.
 
     ours: a and b by name in our checkpoints. in_repository: the model's code is in its repository, where layers are
-    called in memory as on disk.
+    called in memory as on disk. kept: what goes back as it came.
     """
     tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
     for layer in layers.values():
@@ -150,16 +148,18 @@ def write_peft(
             name = theirs if in_repository else in_memory(theirs, family_of(architecture).modules)
             tensors |= {f"{PREFIX}{name}{end}": tensor for end, tensor in zip(ENDS, both, strict=True)}
             if layer.times > 1:
-                ranks[name], alphas[name] = layer.times * adapters.rank, layer.times * adapters.alpha
+                ranks[name] = layer.times * adapters.rank
+                alphas[name] = kept.alpha(adapters, layer.times)
+    tensors |= kept.tensors
     layer_names = dict.fromkeys(name.removeprefix(PREFIX).removesuffix(ENDS[0]) for name in tensors if ENDS[0] in name)
     config = {
-        "peft_type": "LORA", "base_model_name_or_path": base, "r": adapters.rank, "lora_alpha": adapters.alpha,
-        "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False, "inference_mode": True, "modules_to_save": None,
-        "target_modules": list(layer_names), "rank_pattern": ranks, "alpha_pattern": alphas,
+        "peft_type": "LORA", "base_model_name_or_path": base, "r": adapters.rank,
+        "lora_alpha": kept.alpha(adapters), "use_rslora": kept.is_stabilized,
+        "lora_dropout": kept.dropout, "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
+        "modules_to_save": None, "target_modules": list(layer_names), "rank_pattern": ranks, "alpha_pattern": alphas,
     }  # fmt: skip
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
-    stored = {n: Stored(WEIGHT_FILE, DTYPE_NAMES[t.dtype], tuple(t.shape)) for n, t in tensors.items()}
-    write_weights(folder / WEIGHT_FILE, stored, tensors.items())
+    (folder / ADAPTER).write_text(json.dumps(config, indent=2) + "\n")
+    write_tensors(folder / WEIGHT_FILE, tensors)
 
 
 def in_memory(name: str, modules: Sequence[tuple[str, str]] = ()) -> str:
@@ -169,48 +169,60 @@ def in_memory(name: str, modules: Sequence[tuple[str, str]] = ()) -> str:
     return f"model.{name}"
 
 
+@dataclass(frozen=True)
+class PeftAdapters:
+    """What a folder of peft's holds."""
+
+    adapters: Adapters
+    ours: dict[str, Tensor]
+    """a and b by name in our checkpoints."""
+    kept: Kept
+    notes: list[str]
+    """What is to be said of it, a line each."""
+
+
 def read_peft(
-    folder: Path, layers: Mapping[str, AdaptedLayer], architecture: Architecture
-) -> tuple[Adapters, dict[str, Tensor]]:
-    """The adapters of a folder that peft saved, and their a and b by name in our checkpoints.
+    folder: Path,
+    layers: Mapping[str, AdaptedLayer],
+    architecture: Architecture,
+    idle: Mapping[str, Sequence[int]] | None = None,
+) -> PeftAdapters:
+    """The adapters of a folder that peft saved. `idle`: shapes of the model's weights that it never uses, by name.
 
     Layers of a part of which others have adapters, and themselves none, get zeros, which training leaves as they are.
     Raises UserError for what is no folder of peft's, and adapters that are of another kind, model or layers than ours.
     """
-    config = read_json(folder / CONFIG_FILE, CONFIG, REMEDY)
-    for field, values in PLAIN.items():
-        if (value := config.get(field, values[0])) not in values:
-            raise UserError(f"{folder / CONFIG_FILE}: {field} is {shown(value)}; only {values[0]!r} is read here")
-    weights, theirs = WeightFolder(folder / WEIGHT_FILE), dict[str, tuple[Tensor, Tensor]]()
-    for name in weights.stored:
-        stem = name.removesuffix(ENDS[0]).removesuffix(ENDS[1])
-        both = [f"{stem}{end}" for end in ENDS]
-        if name not in both or not all(one in weights.stored for one in both):
-            raise UserError(f"{folder / WEIGHT_FILE}: {name} is not one of an A and a B; {REMEDY}")
-        theirs[table_name(stem.removeprefix(PREFIX))] = (weights.tensor(both[0]), weights.tensor(both[1]))
+    config, found = PeftConfig.read(folder), read_pairs(folder / WEIGHT_FILE)
+    for stem, (a, _) in found.items():
+        config.check_layer(stem, len(a))
     known = {name: layer for layer in layers.values() for name in layer.theirs}
-    theirs = {name: both for name, both in theirs.items() if name in known or not is_idle(f"{name}.weight")}
+    aside = _idle(found, idle or {})
+    theirs = {table_name(stem): pair for stem, pair in found.items() if stem not in aside}
     if strange := sorted(theirs.keys() - known.keys()):
-        raise UserError(f"{folder}: has adapters of {strange[0]}, for which there are none here (docs/training.md)")
+        raise UserError(f"{folder}: has adapters of {strange[0]}, which has none here (docs/training.md); {MERGE}")
+    if len(theirs) + len(aside) < len(found):
+        raise UserError(f"{folder / WEIGHT_FILE}: has a layer twice, by two names; {REMEDY}")
     parts = {known[name].part for name in theirs}
-    adapters = Adapters(config["r"], float(config["lora_alpha"]), tuple(part for part in PARTS if part in parts))
-    _check_patterns(folder, config, layers, adapters)
+    if not parts:
+        raise UserError(f"{folder}: has no adapters of layers that the model runs; leave it out")
+    adapters = Adapters(config.rank, config.alpha, tuple(part for part in PARTS if part in parts))
     ours = dict[str, Tensor]()
     for layer in layers.values():
         if layer.part in parts:
             a, b = layer.join(theirs, adapters.rank, architecture)
             ours |= {f"{layer.beside}.a": a, f"{layer.beside}.b": b}
-    return adapters, ours
+    return PeftAdapters(adapters, ours, Kept(config.dropout, config.is_stabilized, aside), config.notes)
 
 
-def _check_patterns(
-    folder: Path, config: Mapping[str, Any], layers: Mapping[str, AdaptedLayer], adapters: Adapters
-) -> None:
-    """Raise UserError where layers have ranks or scales of their own, but for those that `write_peft` gives them."""
-    times = {name: layer.times for layer in layers.values() for name in layer.theirs}
-    for field, of_all in (("rank_pattern", adapters.rank), ("alpha_pattern", adapters.alpha)):
-        for name, value in (config.get(field) or {}).items():
-            if value != of_all * times.get(table_name(name), 1):
-                raise UserError(
-                    f"{folder / CONFIG_FILE}: {field} gives {shown(name)} {value}; one for all is read here"
-                )
+def _idle(found: Mapping[str, Pair], idle: Mapping[str, Sequence[int]]) -> dict[str, Pair]:
+    """Of the adapters that a folder has, those of idle weights. Raises UserError for another model's."""
+    shapes, kept = {table_name(name): list(shape) for name, shape in idle.items()}, {}
+    for stem, (a, b) in found.items():
+        shape = shapes.get(f"{table_name(stem)}.weight")
+        if shape not in (None, [len(b), a.shape[1]]):
+            raise UserError(
+                f"{stem}: its adapters are {list(a.shape)} and {list(b.shape)}, its weight {shape}: of another model"
+            )
+        if shape:
+            kept[stem] = (a, b)
+    return kept

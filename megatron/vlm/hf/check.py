@@ -1,6 +1,7 @@
 """Does a converted model answer as Hugging Face's own? Both in fp32, on random images and words or on a dataset's."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from megatron.vlm.data.media.tiles import SQUARE
 from megatron.vlm.hf.check_samples import CheckSample, random_samples, samples_of
 from megatron.vlm.hf.checkpoint import OurCheckpoint
 from megatron.vlm.microbatch import Grid, Microbatch
+from megatron.vlm.models.adapters import merge
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.models.vit.native import row_layout
 from megatron.vlm.pipeline.stage import Stage
@@ -29,6 +31,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
+from omnibal_ext.output import say
 
 TOLERANCE = 1e-4
 
@@ -47,18 +50,37 @@ def check_possible(theirs: Path, with_adapters: bool = False) -> None:
             raise UserError(f"--check needs {package}: pip install {package}") from error
 
 
-def logit_difference(ours: Path, theirs: Path, peft: Path | None = None, data: Path | None = None) -> float:
-    """Largest difference of the logits of one pack by us, of its samples one by one by transformers.
+@dataclass(frozen=True)
+class Compared:
+    """Largest differences of logits, relative to the largest logit if that is above 1, as of trained weights."""
 
-    Of random samples it is absolute; of two of the dataset `data`, where trained weights give large logits, it is
-    relative to the largest one if that is above 1. `peft`: theirs with the adapters in that folder.
-    """
+    difference: float
+    """Of one pack by us and its samples one by one by transformers."""
+    rounding: float | None = None
+    """What it changes that adapters were merged into weights, and these rounded as they are written; None: were not."""
+
+
+def compared(ours: Path, theirs: Path, peft: Path | None = None, data: Path | None = None) -> Compared:
+    """Compare on random samples, or on two of the dataset `data`. `peft`: theirs with the adapters in that folder;
+    without it adapters of ours are compared as they were merged into theirs."""
     architecture, image_token = preset(str(theirs)), _image_token(theirs)
-    samples = samples_of(data) if data else random_samples(architecture, image_token)
-    mine = _our_logits(ours, theirs, architecture, samples, image_token)
+    samples = samples_of(data) if data else []
+    if data and not samples:
+        say(
+            f"note: {data}: has no samples but with videos or unreadable images; logits are compared on random ones",
+            error=True,
+        )
+    samples = samples or random_samples(architecture, image_token)
+    apart, merged = _our_logits(ours, theirs, architecture, samples, image_token, is_merged=peft is None)
     wanted = _their_logits(theirs, samples, peft, architecture.vision)
-    scale = max(1.0, largest([logits.abs() for logits in wanted])) if data else 1.0
-    return largest([(a - b).abs() for a, b in zip(mine, wanted, strict=True)]) / scale
+    scale = max(1.0, largest([logits.abs() for logits in wanted]))
+    rounding = None if merged is None else farthest(apart, merged) / scale
+    return Compared(farthest(merged or apart, wanted) / scale, rounding)
+
+
+def farthest(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+    """The largest difference of two models' logits."""
+    return largest([(a - b).abs() for a, b in zip(ours, theirs, strict=True)])
 
 
 def largest(differences: Sequence[torch.Tensor]) -> float:
@@ -72,17 +94,32 @@ def _image_token(theirs: Path) -> int:
 
 
 def _our_logits(
-    ours: Path, theirs: Path, architecture: Architecture, samples: list[CheckSample], image_token: int
-) -> tuple[Tensor, ...]:
-    flags = ["--load", str(ours), "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"]
-    flags += Adapters.from_record(OurCheckpoint(ours).run.get("adapters")).flags
+    ours: Path,
+    theirs: Path,
+    architecture: Architecture,
+    samples: list[CheckSample],
+    image_token: int,
+    is_merged: bool,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None]:
+    """Of each sample; and where there are adapters that are to be merged, with them merged."""
+    checkpoint = OurCheckpoint(ours)
+    adapters = Adapters.from_record(checkpoint.run.get("adapters"))
+    flags = ["--load", str(ours), "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint", *adapters.flags]
     platform.multiply_exactly()
     with single_process(str(theirs), [*flags, "--ckpt-format", "torch_dist"]) as inputs, torch.no_grad():
         chain = Chain.of(inputs.args, architecture)
         stage = Stage(chain, 0, len(chain.kinds)).cuda()
         load_checkpoint([stage], None, None)
-        logits = stage.eval()(_pack(samples, image_token)).cpu()
-    return logits[:, : architecture.language.vocab_size].float().split([len(sample.ids) for sample in samples])
+        batch, lengths = _pack(samples, image_token), [len(sample.ids) for sample in samples]
+
+        def logits() -> tuple[Tensor, ...]:
+            return stage.eval()(batch).cpu()[:, : architecture.language.vocab_size].float().split(lengths)
+
+        apart = logits()
+        if not (adapters.rank and is_merged):
+            return apart, None
+        merge(stage, {name: entry.properties.dtype for name, entry in checkpoint.weights.items()})
+        return apart, logits()
 
 
 def _pack(samples: list[CheckSample], image_token: int) -> Microbatch:

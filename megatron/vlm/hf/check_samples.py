@@ -1,7 +1,8 @@
 """Samples on which a converted model is compared with Hugging Face's own: random ones, or a dataset's."""
 
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from omnibal_ext.architectures.vision import NativeResolution
 from omnibal_ext.errors import UserError
 
 WORDS = 16
+MOST_TRIED = 8
+"""Samples of a dataset, until one can be read."""
 Sides = tuple[float, float]
 IMAGES: tuple[tuple[Sides, ...], ...] = (((2.1, 1.3), (0.7, 1.9)), (), ((1.0, 1.0),))
 """Width and height of each random sample's images, in tiles; one sample has none."""
@@ -44,22 +47,21 @@ class CheckSample:
 
 
 def samples_of(folder: Path) -> list[CheckSample]:
-    """The shortest sample of a dataset with images and the shortest without, else one; none that has videos.
-
-    Raises UserError where every sample has one, or an image cannot be read.
-    """
+    """The shortest sample of a dataset with images and the shortest without, else one: of those without videos, whose
+    images can be read. None where there are no such samples."""
     data = ChatDataset(folder)
     order = np.argsort(data.sizes.tokens, kind="stable")
     shown = data.sizes.tiles[order] > 0
-    shortest = (next(_without_videos(data, group), None) for group in (order[shown], order[~shown]))
-    chosen = [_of_dataset(data, sample) for sample in shortest if sample is not None]
-    if not chosen:
-        raise UserError(f"{folder}: every sample has a video; logits are compared on words and images")
-    return chosen
+    shortest = (_first_readable(data, group) for group in (order[shown], order[~shown]))
+    return [sample for sample in shortest if sample is not None]
 
 
-def _without_videos(data: ChatDataset, samples: NDArray[np.int64]) -> Iterator[int]:
-    return (sample for sample in map(int, samples) if not any(image.film for image in data.images(sample)))
+def _first_readable(data: ChatDataset, samples: NDArray[np.int64]) -> CheckSample | None:
+    without_videos = (one for one in map(int, samples) if not any(image.film for image in data.images(one)))
+    for sample in islice(without_videos, MOST_TRIED):
+        with suppress(UserError):  # whether all images can be read is not asked here
+            return _of_dataset(data, sample)
+    return None
 
 
 def _of_dataset(data: ChatDataset, sample: int) -> CheckSample:

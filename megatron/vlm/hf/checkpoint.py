@@ -96,8 +96,16 @@ class OurCheckpoint:
     @property
     def preset(self) -> Path | None:
         """The --model that the checkpoint was trained with, where that is a folder."""
-        preset = self.run.get("preset")
-        return Path(preset) if preset and Path(preset).exists() else None
+        return self._existing("preset")
+
+    @property
+    def first(self) -> Path | None:
+        """The folder of the weights that the run began with (--from), where that is still there."""
+        return self._existing("from")
+
+    def _existing(self, name: str) -> Path | None:
+        folder = self.run.get(name)
+        return Path(folder) if folder and Path(folder).exists() else None
 
     def tensor(self, name: str) -> Tensor:
         """One weight, whole, read now."""

@@ -19,21 +19,24 @@ from megatron.vlm.hf.checkpoint import OurCheckpoint, write_release
 from megatron.vlm.hf.folder import DTYPES, Stored, WeightFolder, write_index, write_weights
 from megatron.vlm.hf.forms import join, settled, split
 from megatron.vlm.hf.names import Source, is_idle, sources, table_name
+from megatron.vlm.hf.peft_config import Kept
 from megatron.vlm.hf.precision import as_kept, say_type
 from megatron.vlm.hf.shapes import weight_shape
-from omnibal_ext.adapters import NO_ADAPTERS, Adapters
+from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, INDEX, config_path, read_config, weight_file
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
+from omnibal_ext.output import say
 from omnibal_ext.reading.checks import anything, listing, mapping, one_of, whole
 from omnibal_ext.reading.document import read_json
 
 SIDE = "huggingface"
 LISTING = "weights.json"
 IDLE_FILE = "idle.safetensors"
+NOT_COPIED = (INDEX, LISTING, Kept.FIELDS)
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".distcp"}
 
 
@@ -144,7 +147,9 @@ def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> K
     config_path(folder)  # says so if this is no model's folder at all
     theirs = WeightFolder(folder)
     keys = KeyMap.of(folder, theirs.stored)
-    adapters, added = read_peft(peft, keys.layers, keys.architecture) if peft else (NO_ADAPTERS, {})
+    unused = {name: theirs.stored[name].shape for name in keys.idle}
+    given = read_peft(peft, keys.layers, keys.architecture, unused) if peft else None
+    added = given.ours if given else {}
     _make_empty(output)
     shapes = {**keys.shapes, **{name: tensor.to("meta") for name, tensor in added.items()}}
     turns = track(shapes, "converting", len(shapes))
@@ -153,9 +158,13 @@ def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> K
         next(turns)
         return added[ours] if ours in added else keys.join(ours, map(theirs.tensor, keys.sources[ours].theirs))
 
-    write_release(output, shapes, make, {"adapters": adapters.to_record()} if peft else {})
+    write_release(output, shapes, make, {"adapters": given.adapters.to_record()} if given else {})
     next(turns, None)  # closes the progress bar
     _write_side(folder, output / SIDE, theirs, keys)
+    if given:
+        given.kept.write(output / SIDE)
+        for note in given.notes:
+            say(note, error=True)
     return keys
 
 
@@ -182,7 +191,7 @@ def _write_side(folder: Path, side: Path, theirs: WeightFolder, keys: KeyMap) ->
 def _copy_all_but_weights(folder: Path, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES and path.name not in (INDEX, LISTING):
+        if path.is_file() and path.suffix not in WEIGHT_SUFFIXES and path.name not in NOT_COPIED:
             shutil.copyfile(path, output / path.name)
 
 
@@ -197,10 +206,11 @@ def to_hugging_face(folder: Path, output: Path, like: Path | None = None, step: 
     stored, idle_weights = _listing(side)
     _make_empty(output)
     stored = as_kept(stored, ours, keys.sources, keys.shapes)
+    kept = _kept(side, folder, ours)
     files = sorted({entry.file for entry in stored.values()})
     for file in track(files, "writing", len(files)):
         here = {name: entry for name, entry in stored.items() if entry.file == file}
-        write_weights(output / file, here, _tensors(here, keys, ours, idle_weights))
+        write_weights(output / file, here, _tensors(here, keys, ours, idle_weights, kept))
     write_index(output, stored)
     _copy_all_but_weights(side, output)
     say_type(output, stored)
@@ -221,7 +231,8 @@ def to_peft(folder: Path, output: Path, like: Path | None = None) -> KeyMap:
     tensors = {name: ours.tensor(name) for name in sorted(ours.adapters)}
     in_repository = not MODELS[keys.architecture.types[0]].in_transformers
     base = str(ours.preset or side)
-    write_peft(output, layers, adapters, tensors, keys.architecture, base, in_repository)
+    kept = _kept(side, folder, ours)
+    write_peft(output, layers, adapters, tensors, keys.architecture, base, in_repository, kept)
     return keys
 
 
@@ -248,6 +259,11 @@ def _find_side(folder: Path, ours: OurCheckpoint, like: Path | None) -> Path:
     )
 
 
+def _kept(side: Path, folder: Path, ours: OurCheckpoint) -> Kept:
+    """What a folder of peft's had beside the adapters that are trained: here, or where these came from."""
+    return Kept.of(side, *(one / SIDE for one in (folder, ours.first) if one))
+
+
 def _listing(side: Path) -> tuple[dict[str, Stored], Path]:
     """What the exported weights are called, and the folder or file that still holds those the model never uses."""
     if not (side / LISTING).is_file():
@@ -257,7 +273,7 @@ def _listing(side: Path) -> tuple[dict[str, Stored], Path]:
 
 
 def _tensors(
-    here: Mapping[str, Stored], keys: KeyMap, ours: OurCheckpoint, idle_weights: Path
+    here: Mapping[str, Stored], keys: KeyMap, ours: OurCheckpoint, idle_weights: Path, kept: Kept
 ) -> Iterator[tuple[str, Tensor]]:
     """The weights of one file, in the chain's order, adapters merged into them."""
     adapters, layers = Adapters.from_record(ours.run.get("adapters")), keys.layers
@@ -279,5 +295,5 @@ def _tensors(
                 if len(begun[theirs]) == source.part.count:
                     yield theirs, torch.cat(begun.pop(theirs), dim=source.part.axis)
     if idle := [name for name in keys.idle if name in here]:
-        kept = WeightFolder(idle_weights)
-        yield from ((name, kept.tensor(name)) for name in idle)
+        aside, scale = WeightFolder(idle_weights), adapters.scale if adapters.rank else 0.0
+        yield from ((name, kept.merged(name, aside.tensor(name), scale)) for name in idle)

@@ -11,7 +11,7 @@ Adapters stand beside the layer that they belong to, `linear_qkv_adapter` beside
 adds what they give. So what recomputes, multiplies late or saves the layer knows nothing of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -112,6 +112,18 @@ def attach(link: Any, matrices: tuple[Matrix, ...], adapters: Adapters, seed: in
 def adapters_in(module: torch.nn.Module) -> Iterator[tuple[str, Adapter]]:
     """All of a module, by their names in it."""
     return ((name, found) for name, found in module.named_modules() if isinstance(found, Adapter))
+
+
+@torch.no_grad()
+def merge(module: torch.nn.Module, kinds: Mapping[str, torch.dtype]) -> None:
+    """Add the adapters of a module, on one rank, to the weights that they stand beside, each of which is rounded to its
+    kind, by name. From now on adapters give nothing."""
+    for name, adapter in adapters_in(module):
+        weight = f"{name.removesuffix(SUFFIX)}.weight"
+        whole, a, b, mask = (each.cpu() for each in (module.get_parameter(weight), adapter.a, adapter.b, adapter.mask))
+        merged = whole + adapter.scale * (wide(b, mask) @ a)  # by the host: rounds as it was written
+        module.get_parameter(weight).copy_(merged.to(kinds[weight]))
+        adapter.b.zero_()
 
 
 @contextmanager

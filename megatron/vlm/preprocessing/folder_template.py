@@ -7,7 +7,7 @@ looked for in all programs of a folder, as servers do: Qwen2.5-VL's tokenizer ha
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -183,7 +183,7 @@ class _Program:
         known = all(message.role in (*template.turns, TOOL) for message in messages)
         theirs = self._written(probe)
         if not known:  # a role that the model never saw is refused, or passes unread
-            return theirs is None or all(message.words not in theirs for message in messages if message.role == SYSTEM)
+            return all(one.words not in text for text in theirs for one in messages if one.role == SYSTEM)
         if template.system and messages[0].role != SYSTEM:
             messages = (Message(SYSTEM, template.system), *messages)
         tools = [_as_json(tool) for tool in probe.tools]
@@ -191,27 +191,33 @@ class _Program:
         if template.closed_by_user and messages[-1].role == ASSISTANT:
             ours = ours.removesuffix(template.end_of_turn)
         if template.system_varies and messages[0].role != SYSTEM:
-            theirs = _without_system(theirs, template)
-        return theirs is not None and ours == (theirs if theirs.startswith(self.first) else self.first + theirs)
+            theirs = [_without_system(text, template) for text in theirs]
+        return ours in [text if text.startswith(self.first) else self.first + text for text in theirs]
 
-    def _written(self, probe: Probe) -> str | None:
-        """What the folder's template makes of a conversation: contents are lists in processors, texts in tokenizers."""
-        for wrap in (_parts, str):
-            messages = [_as_openai(message, wrap) for message in probe.messages]
-            told: dict[str, Any] = {"messages": messages, "tools": list(probe.tools) or None, **self.tokens}
-            try:
-                text: str = self.template.render(add_generation_prompt=False, **told)
-            except (self.errors, TypeError):
-                continue
-            if all(message.words.strip() in text for message in probe.messages) and "{'type'" not in text:
-                return text
-        return None
+    def _written(self, probe: Probe) -> list[str]:
+        """What the folder's template makes of a conversation: contents are lists in processors, but for the system's
+        words where a user gives them as a text; all are texts in tokenizers."""
+        parts = [self._rendered(probe, ()), self._rendered(probe, (SYSTEM,))]
+        if all(text is None for text in parts):
+            parts = [self._rendered(probe, (SYSTEM, USER, ASSISTANT, TOOL))]
+        return [text for text in parts if text is not None]
+
+    def _rendered(self, probe: Probe, as_text: Sequence[str]) -> str | None:
+        """With contents as texts for these roles, as lists for others; None where the template does not take them."""
+        messages = [_as_openai(one, str if one.role in as_text else _parts) for one in probe.messages]
+        told: dict[str, Any] = {"messages": messages, "tools": list(probe.tools) or None, **self.tokens}
+        try:
+            text: str = self.template.render(add_generation_prompt=False, **told)
+        except (self.errors, TypeError):
+            return None
+        is_whole = all(message.words.strip() in text for message in probe.messages) and "{'type'" not in text
+        return text if is_whole else None
 
 
-def _without_system(text: str | None, template: ChatTemplate) -> str | None:
+def _without_system(text: str, template: ChatTemplate) -> str:
     """A text without the system message that it begins with, if it does."""
     turn = template.turns[SYSTEM]
-    before, opening, rest = (text or "").partition(turn.opening)
+    before, opening, rest = text.partition(turn.opening)
     if not opening or before != template.beginning:
         return text
     return before + rest.partition(turn.end + turn.gap)[2]

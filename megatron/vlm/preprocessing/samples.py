@@ -86,9 +86,9 @@ class SampleMaker:
         self.special_tokens = {token: self.tokenizer.token_id(token) for token in special}
         self.image_token_id = self.special_tokens[self.markup.context]
         self.video_token_id = self.special_tokens[self.markup.video] if self.markup.video else None
-        # Of the markup's tokens people write some themselves: boxes and references.
-        of_tokenizer = self.tokenizer.reserved - {*self.markup.tokens, IMAGE_MARK}
-        self.reserved = tuple(dict.fromkeys((*self.template.tokens, *self.markup.reserved, *sorted(of_tokenizer))))
+        # Other tokens people write themselves: boxes, references, their own.
+        of_tokenizer = sorted(self.tokenizer.reserved - {IMAGE_MARK})
+        self.reserved = tuple(dict.fromkeys((*self.template.tokens, *self.markup.reserved, *of_tokenizer)))
         self.system = self.template.system if recipe.system_message is None else recipe.system_message
         if recipe.video and not (self.markup.video and RULES[recipe.tiling.rule].native):
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")

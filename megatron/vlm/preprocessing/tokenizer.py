@@ -59,7 +59,7 @@ class ChatTokenizer(Protocol):
     """What preprocessing needs of a tokenizer. Special tokens in a text are always recognised, as one id each."""
 
     kind: str
-    reserved: frozenset[str]  # what a text must not contain unless it is meant as structure
+    reserved: frozenset[str]  # beside the special tokens that are asked for, what a text must not contain as words
     vocab_size: int  # all ids are below it, those of appended special tokens included
     vocabulary_size: int  # of the file alone, nothing added
     pad_token_id: int  # never trained; any valid id where the tokenizer has none
@@ -79,13 +79,15 @@ class SentencePieceTokenizer:
 
     kind = "sentencepiece"
 
-    def __init__(self, path: Path, special_tokens: Iterable[str]) -> None:
+    def __init__(self, path: Path, special_tokens: Sequence[str]) -> None:
         self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         self._special = declared_tokens(path.parent)
-        plain = {_content(token) for token in _decoder(path.parent).values() if _is_plain(token)}
-        self.reserved = frozenset(token for token in self._special if token.strip() and token not in plain)
+        decoder = _decoder(path.parent).values()
+        plain = {_content(token) for token in decoder if _is_plain(token)}
+        taking_more = {_content(token) for token in decoder if _takes_more(token)}
+        self.reserved = frozenset(self._special) & (_ends(path.parent) - plain | taking_more)
         self.vocabulary_size: int = self._model.vocab_size()
-        self.reserved |= self._second_names()
+        self.reserved |= self._second_names({*self.reserved, *special_tokens})
         self.vocab_size = max([self.vocabulary_size, *(number + 1 for number in self._special.values())])
         for token in special_tokens:
             if token not in self._special:
@@ -95,12 +97,12 @@ class SentencePieceTokenizer:
         padding = self._model.pad_id() if self._model.pad_id() >= 0 else self._model.eos_id()
         self.pad_token_id = max(padding, 0)
 
-    def _second_names(self) -> frozenset[str]:
-        """What the file itself calls reserved tokens that the folder names otherwise: such words become them as well.
+    def _second_names(self, tokens: Iterable[str]) -> frozenset[str]:
+        """What the file itself calls tokens that the folder names otherwise: such words become them as well.
 
         To that of InternLM2, for one, `<|im_end|>` is `[UNUSED_TOKEN_145]`.
         """
-        ids = {self._special[token] for token in self.reserved}
+        ids = {self._special[token] for token in tokens if token in self._special}
         pieces = {number: self._model.id_to_piece(number) for number in ids if number < self.vocabulary_size}
         names = {number: piece.replace("\u2581", " ") for number, piece in pieces.items()}
         return frozenset(name for number, name in names.items() if number in self._model.encode(name))
@@ -149,7 +151,7 @@ class HuggingFaceTokenizer:
         self._model.no_truncation()
         self._model.no_padding()
         own = self._model.get_added_tokens_decoder().values()
-        self.reserved = frozenset(token.content for token in own if token.special and token.content.strip())
+        self.reserved = _ends(path.parent) & {token.content for token in own if token.special}
         self._model.add_special_tokens([tokenizers.AddedToken(token, normalized=False) for token in special_tokens])
         self.vocabulary_size: int = self._model.get_vocab_size(with_added_tokens=False)
         self._ids: dict[str, int] = self._model.get_vocab(with_added_tokens=True)
@@ -207,6 +209,18 @@ def declared_tokens(folder: Path) -> dict[str, int]:
 def _decoder(folder: Path) -> dict[str, Any]:
     """Id, as text -> token and its flags."""
     return _read(folder / "tokenizer_config.json", TOKENIZER_CONFIG).get("added_tokens_decoder", {})
+
+
+def _ends(folder: Path) -> frozenset[str]:
+    """Where a text begins and ends, and what fills it up, as a folder names these tokens."""
+    config = _read(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+    tokens = (_content(config.get(name)) for name in ("bos_token", "eos_token", "pad_token"))
+    return frozenset(token for token in tokens if token.strip())
+
+
+def _takes_more(token: Any) -> bool:
+    """A token that takes the spaces around it too, or stands for whole words alone: so sentencepiece's are not read."""
+    return isinstance(token, dict) and any(token.get(name) for name in ("lstrip", "rstrip", "single_word"))
 
 
 def _is_plain(token: Any) -> bool:

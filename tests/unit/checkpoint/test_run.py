@@ -18,7 +18,8 @@ TINY = preset("tiny")
 PLAN = Plan.from_cuts(TINY.chain, (4,), model="tiny")
 OTHER_PLAN = Plan.from_cuts(TINY.chain, (5,), model="tiny")
 FLAGS = {
-    "preset": "tiny", "global_batch_size": 4, "consumed_train_samples": 12, "train_iters": 9, "lr_decay_iters": None,
+    "preset": "tiny", "first_weights": None, "global_batch_size": 4, "consumed_train_samples": 12, "train_iters": 9,
+    "lr_decay_iters": None,
     "use_distributed_optimizer": True, "dist_ckpt_optim_fully_reshardable": False, "ddp_bucket_size": None,
     "ddp_num_buckets": None, "data_parallel_size": 2, "tensor_model_parallel_size": 1, "expert_model_parallel_size": 1,
     "overlap_grad_reduce": True,

@@ -104,10 +104,10 @@ def test_matrices_that_are_packed_have_adapters_of_as_many_times_the_rank(tmp_pa
     for number, part in enumerate(b.split(group * language.kv_heads)):
         rows.append(part @ a.chunk(3)[number % 3])
     assert torch.allclose(product, torch.cat(rows), atol=1e-5)
-    adapters, back = read_peft(tmp_path, PACKED, TINY)
-    assert adapters == ADAPTERS
-    assert back.keys() == ours.keys()
-    assert all(torch.equal(back[one], ours[one]) for one in ours)
+    back = read_peft(tmp_path, PACKED, TINY)
+    assert back.adapters == ADAPTERS
+    assert back.ours.keys() == ours.keys()
+    assert all(torch.equal(back.ours[one], ours[one]) for one in ours)
 
 
 def test_one_a_of_a_packed_matrix_serves_query_key_and_value(tmp_path: Path) -> None:
@@ -117,8 +117,9 @@ def test_one_a_of_a_packed_matrix_serves_query_key_and_value(tmp_path: Path) -> 
     stem = f"base_model.model.{layer.theirs[0]}"
     save_file({f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b}, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
-    adapters, ours = read_peft(tmp_path, PACKED, TINY)
-    assert adapters == Adapters(2, 4.0, ("llm",))
+    read = read_peft(tmp_path, PACKED, TINY)
+    assert read.adapters == Adapters(2, 4.0, ("llm",))
+    ours = read.ours
     found = layer.merged(
         torch.zeros(layer.matrix.rows, layer.matrix.columns), *(ours[f"{layer.beside}.{one}"] for one in "ab"), 2.0
     )
@@ -131,23 +132,33 @@ def test_one_a_of_a_packed_matrix_serves_query_key_and_value(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA' is read"),
-        ({"use_dora": True}, "use_dora is True"),
-        ({"use_rslora": True}, "use_rslora is True"),
-        ({"bias": "all"}, "bias is 'all'"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
         ({"r": 0}, "r must be"),
-        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern gives 'q_proj' 4"),
-        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern gives 'q_proj' 4"),
-        ({"r": 3}, "has rank 2, others 3"),
+        ({"lora_alpha": -1}, "lora_alpha must be"),
+        ({"r": 3}, "has rank 2, r or rank_pattern says 3"),
+        ({"rank_pattern": {"q_proj": 4}}, r"q_proj has rank 2, r or rank_pattern says 4"),
+        ({"alpha_pattern": {"q_proj": 4}}, r"scale \S+q_proj by 2, r and lora_alpha by 3; .* merge it with peft"),
+        (
+            {"use_rslora": True, "alpha_pattern": {"q_proj": 4}},
+            r"scale \S+q_proj by 2.82843, r and lora_alpha by 4.24264",
+        ),
+        ({"rank_pattern": {"(.*)_proj": 2}}, r"rank_pattern has '\(\.\*\)_proj'"),
     ],
 )
-def test_adapters_of_another_kind_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+def test_adapters_of_several_ranks_or_scales_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     written(tmp_path, LAYERS)
     config = json.loads((tmp_path / "adapter_config.json").read_text()) | changed
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=said):
         read_peft(tmp_path, LAYERS, TINY)
+
+
+def test_a_packed_matrix_of_another_scale_is_refused(tmp_path: Path) -> None:
+    """As many times the alpha belong to as many times the rank, and to nothing else."""
+    written(tmp_path, PACKED, in_repository=True)
+    config = json.loads((tmp_path / "adapter_config.json").read_text()) | {"alpha_pattern": {}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"scale \S+qkv by 1, r and lora_alpha by 3"):
+        read_peft(tmp_path, PACKED, TINY)
 
 
 def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -156,7 +167,9 @@ def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mlp\.gate_proj.*of another model"):
         read_peft(tmp_path, adapted_layers(wider, sources(wider, "internvl", "llama")), wider)
     few = {name: layer for name, layer in LAYERS.items() if "llm_0" not in name}
-    with pytest.raises(UserError, match=r"adapters of language_model.model.layers.0.mlp.down_proj, for which"):
+    with pytest.raises(
+        UserError, match=r"adapters of language_model.model.layers.0.mlp.down_proj, which has none here"
+    ):
         read_peft(tmp_path, few, TINY)
 
 

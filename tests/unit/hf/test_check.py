@@ -1,6 +1,7 @@
 """What `--check` says of two models' logits, and on which samples."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +9,16 @@ import pytest
 import torch
 
 from megatron.vlm.data.dataset import ChatDataset
+from megatron.vlm.data.media.films import Film
 from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.hf import check
 from megatron.vlm.hf.check import largest
-from megatron.vlm.hf.check_samples import samples_of
+from megatron.vlm.hf.check_samples import CheckSample, samples_of
 from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
+from omnibal_ext.architectures.presets import preset
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -26,11 +30,15 @@ def test_one_logit_that_is_no_number_is_the_difference(place: int) -> None:
     assert math.isnan(largest(differences))
 
 
+def demo(folder: Path) -> ChatDataset:
+    make_demo_data(folder, samples=40, heldout_samples=1, seed=3)
+    recipe = Recipe(folder, folder / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), 4)
+    preprocess(open_job([folder / "train.jsonl"], recipe, folder / "data"))
+    return ChatDataset(folder / "data")
+
+
 def test_a_datasets_shortest_sample_with_images_and_without(tmp_path: Path) -> None:
-    make_demo_data(tmp_path, samples=40, heldout_samples=1, seed=3)
-    recipe = Recipe(tmp_path, tmp_path / "tokenizer.model", "internlm2-chat", Tiling(32, max_tiles=32), 4)
-    preprocess(open_job([tmp_path / "train.jsonl"], recipe, tmp_path / "data"))
-    data = ChatDataset(tmp_path / "data")
+    data = demo(tmp_path)
     shown = data.sizes.tiles > 0
     assert 0 < shown.sum() < len(data)
     for sample, group in zip(samples_of(data.folder), (shown, ~shown), strict=True):
@@ -38,3 +46,35 @@ def test_a_datasets_shortest_sample_with_images_and_without(tmp_path: Path) -> N
         (number,) = [one for one in np.flatnonzero(group) if np.array_equal(data.text(one)[0], sample.ids)][:1]
         assert torch.equal(sample.pixels, data.pixels(number))
         assert sum(features for features, _ in sample.images) == 4 * data.sizes.tiles[number]
+
+
+def test_a_sample_whose_image_cannot_be_read_is_passed_by(tmp_path: Path) -> None:
+    data = demo(tmp_path)
+    order = [one for one in np.argsort(data.sizes.tokens, kind="stable") if data.sizes.tiles[one]]
+    for image in data.images(order[0]):
+        (tmp_path / image.path).unlink()
+    second = next(one for one in order if all((tmp_path / image.path).exists() for image in data.images(one)))
+    assert torch.equal(samples_of(data.folder)[0].pixels, data.pixels(second))
+
+
+def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, seen = demo(tmp_path), []
+    all_films = [
+        replace(image, film=Film((0,), (0.0,), 1.0, False)) for one in range(len(data)) for image in data.images(one)
+    ][:1]
+    monkeypatch.setattr(ChatDataset, "images", lambda *_: all_films)
+
+    def logits(samples: list[CheckSample]) -> list[torch.Tensor]:
+        seen.append(samples)
+        return [torch.zeros(len(sample.ids), 2) for sample in samples]
+
+    monkeypatch.setattr(check, "_our_logits", lambda *given, **_: (logits(given[3]), None))
+    monkeypatch.setattr(check, "_their_logits", lambda *given: logits(given[1]))
+    monkeypatch.setattr(check, "_image_token", lambda _: 7)
+    monkeypatch.setattr(check, "preset", lambda _: preset("tiny"))
+    found = check.compared(tmp_path, tmp_path, data=data.folder)
+    assert found == check.Compared(0.0)
+    assert any(len(sample.pixels) for sample in seen[0])
+    assert f"{data.folder}: has no samples but with videos" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Templates, tokens and masks are those of Hugging Face's `apply_chat_template`, token for token."""
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,14 @@ from typing import Any
 import pytest
 import sentencepiece
 
+from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.markup import MARKUPS
+from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import chat_template, render_chat
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message
-from megatron.vlm.preprocessing.samples import tokenize
+from megatron.vlm.preprocessing.folder_template import folder_template
+from megatron.vlm.preprocessing.samples import Recipe, SampleMaker, tokenize
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -195,3 +200,56 @@ def test_appended_tokens_have_the_ids_that_hugging_face_gives_them(tmp_path: Pat
     ours = load_tokenizer(tmp_path / "tokenizer.json", special)
     assert [ours.token_id(token) for token in special] == theirs.convert_tokens_to_ids(special)
     assert ours.vocab_size == len(theirs)
+
+
+@pytest.mark.parametrize("as_parts", [(), (USER, ASSISTANT)])
+@pytest.mark.parametrize("chat", CHATS)
+def test_gemma_4s_present_template_is_known_and_gives_the_same_tokens(
+    chat: list[tuple[str, str]], as_parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A system message given as a text; one in parts has a space behind each of them there, and none here."""
+    jinja = (Path(__file__).parent / "gemma4_like.jinja").read_text()
+    (tmp_path / "chat_template.jinja").write_text(jinja)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
+    name, _ = folder_template(tmp_path) or ("", "")
+    tokenizer, template = byte_level(), chat_template(name)
+    tokenizer.add_special_tokens(list(template.tokens))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<bos>")
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": words}] if role in as_parts else words}
+        for role, words in chat
+    ]
+    expected = theirs.apply_chat_template(messages, chat_template=jinja, return_dict=True)["input_ids"]
+    rendered = render_chat([Message(role, words) for role, words in chat], template, MARKUPS["gemma4"])
+    ids, _ = tokenize(rendered, load_tokenizer(tmp_path / "tokenizer.json", template.tokens))
+    assert ids.tolist() == expected
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_words_that_are_tokens_of_their_own_become_what_hugging_face_makes_of_them(
+    special: bool, tmp_path: Path
+) -> None:
+    """Boxes and references of Qwen's, and a token that a user added; in answers they are trained."""
+    own, template, markup = ("<|object_ref_start|>", "<|box_start|>", "<mine>"), chat_template("qwen-vl"), "qwen-vl"
+    tokenizer = byte_level()
+    for token in own:
+        tokenizer.add_tokens([tokenizers.AddedToken(token, special=special, normalized=False)])
+    tokenizer.add_special_tokens([*template.tokens, *MARKUPS[markup].tokens, "<|endoftext|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"eos_token": "<|im_end|>", "pad_token": {"content": "<|endoftext|>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    words = "A <|object_ref_start|>cat<mine><|box_start|>(1,2),(3, 4) <mine>"
+    tiling = Tiling(14, 4, 64, False, "native")
+    maker = SampleMaker(Recipe(tmp_path, tmp_path / "tokenizer.json", "qwen-vl", tiling, 1 / 4, markup=markup))
+    chat = [{"from": "human", "value": f"Where is {words}?"}, {"from": "gpt", "value": words}]
+    sample = maker.make(Row(1, json.dumps({"conversations": chat}).encode()))
+    text = f"<|im_start|>user\nWhere is {words}?<|im_end|>\n<|im_start|>assistant\n{words}<|im_end|>\n"
+    wanted = theirs(f"<|im_start|>system\n{template.system}<|im_end|>\n{text}")["input_ids"]
+    assert sample.tokens.tolist() == wanted
+    trained = sample.tokens[sample.loss_mask.astype(bool)]
+    assert set(theirs.convert_tokens_to_ids(list(own))) <= set(trained.tolist())
+    for word in ("<|im_end|>", "<|im_start|>", "<|vision_end|>", "<|endoftext|>"):
+        with pytest.raises(Rejected, match="reserved_words"):
+            maker.make(Row(1, json.dumps({"conversations": [chat[0], {"from": "gpt", "value": f"A {word}"}]}).encode()))

@@ -94,19 +94,28 @@ def test_two_pieces_exchanged_make_another_vocabulary(model: Path) -> None:
     assert len(hashes) == 2
 
 
-def test_special_tokens_of_the_tokenizer_are_reserved_and_plain_ones_not(model: Path) -> None:
+def test_what_begins_ends_and_fills_a_text_is_reserved_and_other_tokens_are_words(model: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    added = [("<|tool|>", True), ("<plain>", False), ("  ", True)]
+    added = [("<|tool|>", True), ("<plain>", False), ("  ", True), ("<|end|>", True), ("<|pad|>", True), ("e", False)]
     decoder = {str(300 + i): {"content": token, "special": special} for i, (token, special) in enumerate(added)}
-    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
-    assert load_tokenizer(model, []).reserved == {"<|tool|>"}
+    named = {"eos_token": "<|end|>", "pad_token": {"content": "<|pad|>"}, "bos_token": "e"}
+    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder} | named))
+    assert load_tokenizer(model, []).reserved == {"<|end|>", "<|pad|>"}
     theirs = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
     for token, special in added:
         theirs.add_tokens([tokenizers.AddedToken(token, special=special)])
         if special:
             theirs.add_special_tokens([tokenizers.AddedToken(token, special=True)])
     theirs.save(str(model.with_name("tokenizer.json")))
-    assert load_tokenizer(model.with_name("tokenizer.json"), ["<s>"]).reserved == {"<|tool|>"}
+    assert load_tokenizer(model.with_name("tokenizer.json"), ["<s>"]).reserved == {"<|end|>", "<|pad|>"}
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_a_token_that_takes_more_than_its_characters_is_reserved_in_sentencepiece_files(model: Path, flag: str) -> None:
+    """It is read as its characters alone."""
+    decoder = {"300": {"content": "<mask>", flag: True}, "301": {"content": "<mine>", flag: False}}
+    (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    assert load_tokenizer(model, []).reserved == {"<mask>"}
 
 
 @pytest.mark.parametrize("added", [{"<a>": -1}, {"<a>": "5"}, {"<a>": 2**40}, [], {"<a>": None}])
@@ -125,8 +134,8 @@ def test_a_special_tokens_second_name_is_reserved_too(model: Path) -> None:
     )  # fmt: skip
     model.write_bytes(written.getvalue())
     number = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue()).piece_to_id("[UNUSED_TOKEN_145]")
-    decoder = {str(number): {"content": "<|im_end|>", "special": True}, "1": {"content": "<begin>"}}
+    decoder = {str(number): {"content": "<|im_end|>", "special": True}, "1": {"content": "<word>"}}
     (model.parent / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
     tokenizer = load_tokenizer(model, ["<|im_end|>"])
     assert number in tokenizer.encode("[UNUSED_TOKEN_145]").ids
-    assert tokenizer.reserved == {"<|im_end|>", "<begin>", "[UNUSED_TOKEN_145]"}
+    assert tokenizer.reserved == {"[UNUSED_TOKEN_145]"}

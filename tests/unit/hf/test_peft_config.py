@@ -1,0 +1,201 @@
+"""Every field of peft's LoraConfig is honoured as peft does, or refused by name."""
+
+import json
+import re
+import shutil
+import warnings
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.hf.checkpoint import OurCheckpoint
+from megatron.vlm.hf.convert import from_hugging_face, to_hugging_face, to_peft
+from megatron.vlm.hf.peft_config import MAY_BE, MUST_BE_OFF, NUMBERS, WITHOUT_EFFECT, PeftConfig
+from omnibal_ext.adapters import Adapters
+from omnibal_ext.errors import UserError
+from tests.unit.hf import models
+
+pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+KNOWN = (set(NUMBERS), set(MAY_BE), WITHOUT_EFFECT, MUST_BE_OFF)
+IDLE = "model.vision_tower.encoder.layers.2.mlp.fc1"
+"""In the last layer of CLIP, of which LLaVA takes the one before."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    models.build("llava", seed=1).save_pretrained(folder)
+    return folder
+
+
+def saved(folder: Path, **changed: Any) -> Path:
+    """A folder that peft saved, with numbers in all of its adapters."""
+    layers = [name for name, one in models.build("llava", seed=1).named_modules() if type(one) is torch.nn.Linear]
+    layers = [name for name in layers if "lm_head" not in name]
+    config = peft.LoraConfig(**{"r": 2, "lora_alpha": 6, "target_modules": layers, **changed})
+    with warnings.catch_warnings(action="ignore"):
+        model = peft.get_peft_model(models.build("llava", seed=1), config)
+    generator = torch.Generator().manual_seed(2)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            weight.data.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+    model.save_pretrained(folder)
+    return folder
+
+
+def merged_by_peft(folder: Path) -> dict[str, torch.Tensor]:
+    with warnings.catch_warnings(action="ignore"):
+        model = peft.PeftModel.from_pretrained(models.build("llava", seed=1), folder, torch_device="cpu")
+        return model.merge_and_unload().state_dict()
+
+
+def difference(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    assert found.keys() == wanted.keys()
+    return max((found[name] - wanted[name]).abs().max().item() for name in wanted)
+
+
+def changed(folder: Path, **fields: Any) -> Path:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return folder
+
+
+def test_every_field_of_peft_is_known_and_in_one_table() -> None:
+    names = {field.name for field in fields(peft.LoraConfig)}
+    assert names - set().union(*KNOWN) == set(), "read it, or say that it has no effect, or that it must be off"
+    assert sum(map(len, KNOWN)) == len(set().union(*KNOWN))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"init_lora_weights": value} for value in MAY_BE["init_lora_weights"]),
+        {"use_rslora": True, "r": 3, "lora_alpha": 5},
+        {"lora_dropout": 0.05, "bias": "none"},
+        {"fan_in_fan_out": True, "ensure_weight_tying": True},
+        {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {r"layers\.0\.mlp\.fc1": 6, "nowhere": 5}},
+        {"target_modules": ["q_proj", "fc2"], "layers_to_transform": [0], "layers_pattern": "layers"},
+        {"target_modules": "all-linear", "exclude_modules": ["k_proj", "lm_head"], "task_type": "CAUSAL_LM"},
+        {
+            "eva_config": {"rho": 1.5}, "corda_config": {}, "lora_ga_config": {"direction": "ArBr"},
+            "loftq_config": {"loftq_bits": 4}, "qalora_group_size": 8, "megatron_core": "elsewhere",
+            "auto_mapping": {"base_model_class": "X"}, "revision": "main", "peft_version": "0.21.0",
+        },
+    ],
+    ids=",".join,
+)  # fmt: skip
+def test_what_is_read_is_merged_and_written_back_as_peft_does(
+    tmp_path: Path, base: Path, given: dict[str, Any]
+) -> None:
+    """Every weight of the model, those of the layer that never runs too."""
+    as_saved = {} if "eva" in given.values() else given  # to begin so asks for data
+    folder = changed(saved(tmp_path / "peft", **as_saved), **(given if as_saved != given else {}))
+    wanted = merged_by_peft(folder)
+    assert difference(wanted, models.build("llava", seed=1).state_dict()) > 0.01
+    from_hugging_face(base, tmp_path / "ours", folder)
+    to_hugging_face(tmp_path / "ours", tmp_path / "merged")
+    found = type(models.build("llava", seed=1)).from_pretrained(tmp_path / "merged").state_dict()
+    assert difference(found, wanted) < 1e-6
+    to_peft(tmp_path / "ours", tmp_path / "back")
+    assert difference(merged_by_peft(tmp_path / "back"), wanted) < 1e-6
+    before, after = (json.loads((tmp_path / one / "adapter_config.json").read_text()) for one in ("peft", "back"))
+    kept = ("r", "lora_alpha", "use_rslora", "lora_dropout")
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+
+
+def test_adapters_of_a_layer_that_never_runs_come_back_bit_by_bit(tmp_path: Path, base: Path) -> None:
+    """Also from a save of a run that began there and has its model from elsewhere."""
+    ours, run = tmp_path / "ours", tmp_path / "run"
+    from_hugging_face(base, ours, saved(tmp_path / "peft"))
+    shutil.copytree(ours / "release", run / "release")
+    shutil.copyfile(ours / "latest_checkpointed_iteration.txt", run / "latest_checkpointed_iteration.txt")
+    (run / "release/integrity.json").unlink()
+    seal_alone(run / "release", {**OurCheckpoint(ours).run, "preset": str(base), "from": str(ours)})
+    for number, (folder, like) in enumerate(((ours, None), (ours, base), (run, None), (run, base))):
+        to_peft(folder, tmp_path / f"{number}", like)
+        before, after = (load_file(tmp_path / one / "adapter_model.safetensors") for one in ("peft", f"{number}"))
+        assert f"base_model.model.{IDLE}.lora_A.weight" in before
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_scales_over_the_root_of_the_rank_are_those_of_plain_adapters(tmp_path: Path) -> None:
+    config = PeftConfig.read(saved(tmp_path / "peft", use_rslora=True, r=3, lora_alpha=5))
+    adapters = Adapters(config.rank, config.alpha, ("llm",))
+    assert adapters.scale == pytest.approx(5 / 3**0.5, rel=1e-12)
+    alpha = adapters.flags[adapters.flags.index("--lora-alpha") + 1]
+    assert float(alpha) == adapters.alpha, "a run is told by a flag"
+
+
+@pytest.mark.parametrize(
+    "start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "of another day", None]
+)
+def test_a_start_that_changes_the_model_is_refused(tmp_path: Path, start: str | None) -> None:
+    folder = changed(saved(tmp_path / "peft"), init_lora_weights=start)
+    with pytest.raises(UserError, match=f"init_lora_weights is {start!r}; .*merge_and_unload"):
+        PeftConfig.read(folder)
+
+
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_peft_itself_changes_the_model_at_such_a_start(tmp_path: Path, start: str) -> None:
+    """Or else it could be read."""
+    folder = saved(tmp_path / "peft", init_lora_weights=start)
+    plain = changed(saved(tmp_path / "plain"), init_lora_weights=True)
+    assert difference(merged_by_peft(folder), merged_by_peft(plain)) > 0.01
+
+
+@pytest.mark.parametrize("name", sorted(MUST_BE_OFF | {"a_field_of_tomorrow"}))
+def test_what_must_be_off_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    folder = saved(tmp_path / "peft")
+    for off in (None, False, [], {}):
+        PeftConfig.read(changed(folder, **{name: off}))
+    for on in (True, ["lm_head"], {"a": 1}, "yes"):
+        with pytest.raises(UserError, match=f"adapter_config.json: {name} is .*merge_and_unload"):
+            PeftConfig.read(changed(folder, **{name: on}))
+
+
+@pytest.mark.parametrize(("name", "value"), [("peft_type", "IA3"), ("bias", "all"), ("fan_in_fan_out", "yes")])
+def test_a_field_of_another_value_is_refused_by_name(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"{name} is '{value}'; supported: "):
+        PeftConfig.read(changed(saved(tmp_path / "peft"), **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]; .*merge_and_unload"),
+        ({"trainable_token_indices": [1, 2]}, r"trainable_token_indices is \[1, 2\]; .*merge_and_unload"),
+        ({"target_modules": ["lm_head", "q_proj"]}, r"lm_head.*merge_and_unload"),
+        ({"target_modules": ["embed_tokens", "q_proj"]}, r"embed_tokens.*merge_and_unload"),
+    ],
+)
+def test_more_than_adapters_of_layers_is_refused_with_the_remedy(
+    tmp_path: Path, base: Path, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        from_hugging_face(base, tmp_path / "ours", saved(tmp_path / "peft", **given))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, ""),
+        ({"lora_dropout": 0.05}, "note: .*lora_dropout is 0.05; adapters have no dropout here"),
+        ({"init_lora_weights": "mica"}, "note: .*init_lora_weights is 'mica', which trains A alone"),
+    ],
+)
+def test_what_is_trained_otherwise_is_said_in_a_line(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str], given: dict[str, Any], said: str
+) -> None:
+    folder = saved(tmp_path / "peft", **given)
+    capsys.readouterr()
+    from_hugging_face(base, tmp_path / "ours", folder)
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
+    assert len(notes) == bool(said)
+    assert all(re.match(said, note) for note in notes)
