@@ -37,7 +37,7 @@ from omnibal_ext.reading.document import read_json
 
 KERNELS = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
 """Packages that choose what runs on the device."""
-PROFILER = 3
+PROFILER = 4
 """Raised when figures are measured in another way, so that older ones are measured again."""
 
 
@@ -58,6 +58,9 @@ def main() -> None:
         return
     if arguments.tower_profile or (arguments.replica_ranks and not arguments.analytic):
         profile = _with_tower(profile, arguments, architecture)
+        profile.save(arguments.output)
+    if (learnt := profile.with_supervised(arguments.supervised_share)) != profile:
+        profile = learnt
         profile.save(arguments.output)
     if arguments.json:
         print_json(asdict(profile))
@@ -227,6 +230,7 @@ NUMBERS = (
     Numbers("[1, 1e9]", "llm_budget"),
     Numbers("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size data_parallel_size"),
     Numbers("[1, 1000]", "steps"),
+    Numbers("(0, 1]", "supervised_share"),
     Numbers("[0, 268435456]", "replica_ranks"),
     *adapter_flags.NUMBERS,
 )
@@ -249,6 +253,10 @@ def _parser() -> ToolParser:
     parser.add_argument(*MODEL_FLAGS, required=True, help="a preset, or a Hugging Face folder")
     parser.add_argument("--vit-budget", type=int, required=True, help="tiles of a full pack")
     parser.add_argument("--llm-budget", type=int, required=True, help="tokens of a full pack")
+    parser.add_argument(
+        "--supervised-share", type=float, default=1.0, metavar="S",
+        help="of a pack's tokens, on average, those that are learnt: the head multiplies no others (default: all)",
+    )  # fmt: skip
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1)
     parser.add_argument(
         "--expert-model-parallel-size", type=int, default=1, help="ranks that a layer's experts are dealt over"

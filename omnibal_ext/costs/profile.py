@@ -294,15 +294,15 @@ class Profile:
             )
 
     def with_supervised(self, share: float) -> "Profile":
-        """This profile of all tokens where `share` of them are learnt: the head multiplies no others.
+        """This profile where `share` of a pack's tokens are learnt, on average: the head multiplies no others.
 
         Its bytes stay: packs differ, and the fullest has to fit.
         """
-        head = self.layers.get("head")
-        if head is None or not share or self.supervised_share:
+        head, ratio = self.layers["head"], share / (self.supervised_share or 1.0)
+        if ratio == 1:
             return self
-        forward, forward_fit = _of_share(head.forward_seconds, head.forward_fit, share)
-        backward, backward_fit = _of_share(head.backward_seconds, head.backward_fit, share)
+        forward, forward_fit = _of_share(head.forward_seconds, head.forward_fit, ratio)
+        backward, backward_fit = _of_share(head.backward_seconds, head.backward_fit, ratio)
         late, split = (
             None if seconds is None else seconds * backward / (head.backward_seconds or 1.0)
             for seconds in (head.weight_gradient_seconds, head.split_backward_seconds)

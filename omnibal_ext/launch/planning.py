@@ -20,6 +20,7 @@ from omnibal_ext.launch.candidates import Trial, keep_fastest, layouts, measured
 from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.layout.partition import even_edges
+from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
@@ -190,6 +191,8 @@ class Planning:
         }
         if self.flags.analytic:
             flags["--analytic"] = self.flags.analytic
+        if (learnt := Corpus.of_dataset(self.flags.data).supervised_share) is not None:
+            flags["--supervised-share"] = f"{learnt:.3f}"
         flags |= self._tower_flags()
         names = ("bf16", "use_distributed_optimizer", "sequence_parallel")
         switches = [f"--{name.replace('_', '-')}" for name in names if getattr(self.job, name)]

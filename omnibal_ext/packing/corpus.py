@@ -88,6 +88,13 @@ class Corpus:
             supervised=loaded.more.get("supervised"),
         )
 
+    @property
+    def supervised_share(self) -> float | None:
+        """Of all tokens, those that are learnt; None: not known."""
+        if self.supervised is None:
+            return None
+        return max(float(self.supervised.sum() / max(1, self.sizes.tokens.sum())), 1e-3)
+
     @classmethod
     def of(cls, sizes: Sizes) -> "Corpus":
         """Make a corpus of one nameless source."""

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bare, gpu, gpu_parts
+from benchmarks import bare, gpu, gpu_answers, gpu_packs
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import device_key, efficiencies, measured_device
-from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from tests.programs import ENGINE, PLAIN, ROOT, environment, result_of, run_ranks
 
@@ -33,37 +32,38 @@ def machine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the CPU finds, to which Transformer Engine does not count."""
-    path = tmp_path_factory.mktemp("gpu") / "expected.pt"
-    result(PLAIN, 1, "answers", str(path))
-    return path
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With what the CPU finds, to which Transformer Engine does not count."""
+    folder = tmp_path_factory.mktemp("gpu")
+    result(PLAIN, 1, "expected", str(folder))
+    return folder
 
 
-def test_the_small_chain_differs_by_its_rounding_alone(machine: str, expected: Path, tmp_path: Path) -> None:
-    known, found = gpu_parts.Answers.load(expected), {}
-    for name, flags in (("fp32 chain", ()), ("bf16 chain", ("--bf16",))):
-        result(machine, 1, "answers", str(tmp_path / "found.pt"), "--weights", str(expected), *flags)
-        answers = gpu_parts.Answers.load(tmp_path / "found.pt")
-        found[name] = gpu_parts.difference(answers.gradients, known.gradients)
-        assert len(answers.gradients) == len(answers.weights) == len(known.gradients)
-    assert found["fp32 chain"] < 1e-6 if machine == ENGINE else found["fp32 chain"] == 0.0
-    assert 1e-4 < found["bf16 chain"] < 0.05
-    assert not gpu.out_of_limits(found)
-    name = next(iter(known.gradients))
-    known.gradients[name][:] += 1.0
-    assert gpu.out_of_limits({"fp32 chain": gpu_parts.difference(answers.gradients, known.gradients)})
+def test_the_parts_run_in_one_process(machine: str, folder: Path, tmp_path: Path) -> None:
+    """Those that need no GPU, on the CPU: one after the other, each as if it were alone; what differs is rounding."""
+    found = result_of(run_ranks("tests.unit.gpu_parts", 1, (str(folder), str(tmp_path)), server=machine))
+    differences = found["differences"]
+    assert found["said"] == []
+    assert found["seconds"].keys() == {"answers", "layers", "training", "against", "text", "resume", "peers", "lora"}
+    assert differences["fp32 chain"] < 1e-6 if machine == ENGINE else differences["fp32 chain"] == 0.0
+    assert 1e-4 < differences["bf16 chain"] < 0.05
+    assert differences["resume"] == 0.0
+    assert differences["loss"] < 0.0
+    assert set(found["against"]["parts"]) >= {f"{part} {phase}" for part in ("vit", "projector", "llm", "head")
+                                              for phase in ("forward", "backward")}  # fmt: skip
+    assert set(found["peers"]["useful tokens a second"]) == {"one at a time", "padded", "packs"}
+    assert min(found["reached"].values()) > 0
 
 
-def test_two_ranks_by_way_of_the_host_find_the_same(machine: str, expected: Path) -> None:
-    found = result(machine, 2, "pipeline", str(expected))
-    assert len(found) == len(gpu_parts.SCHEDULES)
+def test_two_ranks_by_way_of_the_host_find_the_same(machine: str, folder: Path) -> None:
+    found = result(machine, 2, "pipeline", str(folder))
+    assert len(found) == len(gpu_answers.SCHEDULES)
     assert max(found.values()) < 1e-5
 
 
-def test_every_kind_of_layer_has_its_figures(machine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = result(machine, 1, "layers", "tiny", "6", "96", "1", *["--bf16"] * (machine == ENGINE))
-    profile = Profile.from_record(found["profile"])
+def test_every_kind_of_layer_has_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    profile = analytic_profile(preset("tiny"), "h100", 6, 96)
+    found = {"profile": profile.to_record(), "reached": {"peak_flops": 1e15}}
     figures = gpu.layer_figures(found, "tiny")
     assert {(row["kind"], row["mode"]) for row in figures} >= {("vit", "recompute"), ("llm", "-"), ("head", "-")}
     assert len(figures) == len(profile.layers) + 2 * len(gpu.MODES)
@@ -74,18 +74,27 @@ def test_every_kind_of_layer_has_its_figures(machine: str, capsys: pytest.Captur
     by_hand = 6 * a_tile * (2 * matrices + 4 * tiny.hidden_size * a_tile)
     seconds = (vit["forward_ms"] + vit["backward_ms"]) / 1e3
     assert vit["tflops"] * 1e12 * seconds == pytest.approx(3 * by_hand, rel=1e-3)
-    assert min(found["reached"].values()) > 0
     full = {**found, "allocated_bytes": {"vit": profile.layers["vit"].kept_bytes * 1.3}}
     assert gpu.byte_difference(full) == pytest.approx(0.3)
     differences = {"bytes": gpu.byte_difference(full), "pipeline": float("nan")}
     assert len(gpu.out_of_limits(differences)) == 2
-    verdict = gpu.Verdict("tiny", ("6", "96"), 1, math.inf, Path(), {"device": "this CPU"})
-    verdict.run = lambda *_, **__: found  # type: ignore[method-assign]
-    gpu.layers(verdict)  # of a device whose peaks are not known
-    assert verdict.found["layers"] == figures
-    assert "efficiencies" not in verdict.found
+    gpu.show_layers({**found, "model": "tiny", "layers": figures})
     assert "recompute_attention" in capsys.readouterr().out
-    assert found["kernels"]["layers"] == ("transformer_engine" if machine == ENGINE else "local")
+
+
+def test_packs_are_as_conversations_are() -> None:
+    """Within the budgets, words and images; the seed says which."""
+    packs = gpu_packs.make_packs(preset("internvl3.5-2b"), (33, 11840), 8)
+    assert len(packs) >= 8
+    sums = [tuple(map(sum, zip(*pack, strict=True))) for pack in packs]
+    assert all(tiles <= 33 and tokens <= 11840 for tiles, tokens in sums)
+    samples = [sample for pack in packs for sample in pack]
+    assert 0.1 < sum(tiles == 0 for tiles, _ in samples) / len(samples) < 0.3
+    assert packs == gpu_packs.make_packs(preset("internvl3.5-2b"), (33, 11840), 8)
+    read = gpu_packs.RandomPacks("tiny", (((2, 20), (0, 9)), ((1, 30),)))[2]
+    assert (read.tiles, read.lengths, read.pack) == (2, (20, 9), 0)
+    assert read.supervised is not None
+    assert read.supervised.tolist() == [14, 15, 16, 17, 18, 19, 27, 28]
 
 
 def test_without_cuda_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,14 +138,19 @@ def test_parts_fail_and_run_out_of_time_one_by_one(monkeypatch: pytest.MonkeyPat
         clock[0] += 17
         raise subprocess.TimeoutExpired("a part", 17)
 
-    monkeypatch.setattr(gpu, "PARTS", {"finds": finds, "fails": fails, "dawdles": dawdles, "late": finds})
-    verdict = gpu.Verdict("tiny", ("1", "1"), 1, 60.0, tmp_path, {"device": "a GPU"})
-    said = list(gpu.run_all(verdict, tmp_path / "results/gpu.json"))
-    assert said == ["fails failed", "dawdles took longer than there was time", "late did not run: no time was left"]
+    def lacks(_: gpu.Verdict) -> None:
+        raise ModuleNotFoundError("no transformers", name="transformers")
+
+    parts = {"finds": finds, "fails": fails, "lacks": lacks, "dawdles": dawdles, "late": finds}
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    verdict = gpu.Verdict(gpu.SHORT, 60.0, tmp_path, {"device": "a GPU"})
+    said = list(gpu.run_all(verdict, tmp_path / "results/gpu.json", tuple(parts)))
+    assert said == ["fails failed", "lacks did not run: transformers is not installed here",
+                    "dawdles took longer than there was time", "late did not run: no time was left"]  # fmt: skip
     written = json.loads((tmp_path / "results/gpu.json").read_text())
     assert written["figure"] == 3
     assert written["differences"] == {"bytes": 0.05}
-    assert written["seconds"] == {"finds": 40, "fails": 0, "dawdles": 17}
+    assert written["seconds"] == {"finds": 40, "fails": 0, "lacks": 0, "dawdles": 17}
 
 
 WITHOUT = """
@@ -144,7 +158,7 @@ import sys
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *how: None if name.partition(".")[0] in {missing!r} else find(name, *how)
-sys.argv = ["gpu_parts", "answers", {path!r}]
+sys.argv = ["gpu_parts", "expected", {path!r}]
 import runpy
 runpy.run_module("benchmarks.gpu_parts", run_name="__main__")
 from omnibal_ext import console
@@ -154,9 +168,7 @@ console.print_table("a table", ("what", "figure"), [("one", 1)])
 
 def test_parts_run_where_torch_and_megatron_core_are_all_there_is(tmp_path: Path) -> None:
     """What only plans, prints or reads data may be missing."""
-    asked = WITHOUT.format(
-        missing=[name for name in bare.OPTIONAL if name != "psutil"], path=str(tmp_path / "found.pt")
-    )
+    asked = WITHOUT.format(missing=[name for name in bare.OPTIONAL if name != "psutil"], path=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", asked],
         cwd=ROOT,
