@@ -33,6 +33,8 @@ ADAPTABLE_KINDS = ("vit", "projector", "llm")
 PARTS = {"vit": ("patch_embed", "vit"), "projector": ("projector",), "llm": ("word_embed", "llm", "head")}
 """The parts of a model that people freeze, and the kinds of layers in each."""
 PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
+VISION_NORM = "vision_norm"
+"""The ViT's last norm, where a model has one. It lies in the projector's link, at its front, and is of the ViT."""
 GradientMode = Literal["trained", "adapted", "frozen", "idle"]
 
 
