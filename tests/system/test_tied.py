@@ -98,7 +98,7 @@ def test_a_tied_model_goes_on_in_another_layout(folder: Path, tmp_path: Path, fl
 def test_both_ends_on_one_rank_of_two_replicas(
     folder: Path, tmp_path: Path, schedule: str, flags: tuple[str, ...]
 ) -> None:
-    """Saved, gone on with as if nothing had happened, also in another layout and from there, and given to transformers."""
+    """Saved, gone on with as if nothing had happened, also in another layout and from there, and exported."""
     make_model(folder, tmp_path)
     model, plan, one = str(tmp_path), f"ends-{schedule}.json", "ends-one.json"
     save_ends_on_one_rank(folder / plan, tmp_path, schedule, 2)
