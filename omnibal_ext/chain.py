@@ -35,6 +35,8 @@ PARTS = {"vit": ("patch_embed", "vit"), "projector": ("projector",), "llm": ("wo
 PART_OF = {kind: part for part, kinds in PARTS.items() for kind in kinds}
 TIMED_PART_OF = {**PART_OF, "head": "head"}
 """What timelines tell apart: these parts, and the head from the other language layers."""
+VISION_NORM = "vision_norm"
+"""The ViT's last norm, where a model has one. It lies in the projector's link, at its front, and is of the ViT."""
 GradientMode = Literal["trained", "adapted", "frozen", "idle"]
 
 

@@ -4,15 +4,17 @@ A part's rate rises and falls as the run's does, down to the same share of its o
 not decayed, vectors and biases, is not decayed in any part.
 """
 
+import re
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
+from collections.abc import Callable
 from typing import Any
 
-from megatron.core.optimizer import ParamKey
+from megatron.core.optimizer import ParamKey, ParamWithNamePredicate
 from megatron.core.optimizer_param_scheduler import ParamGroupOverride
 from megatron.training import training
 
 from omnibal_ext.adapters import Adapters
-from omnibal_ext.chain import PARTS
+from omnibal_ext.chain import PARTS, VISION_NORM
 from omnibal_ext.flags import Need, Numbers
 
 OWN = ("vit", "projector")
@@ -71,8 +73,19 @@ def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
         if decay is not None:
             override |= {"start_wd": decay, "end_wd": decay}
         if override:
-            found[ParamKey(name=tuple(f"*links.{kind}[._]*" for kind in PARTS[part]))] = override
+            weights = ParamWithNamePredicate(name=f"of the {part}", fn=_of_part(part))
+            found[ParamKey(with_name_predicate=weights)] = override
     return found
+
+
+def _of_part(part: str) -> Callable[[Any, str], bool]:
+    """Whether a weight of that name in Megatron's modules is of a part of the model."""
+    links = re.compile(rf"links\.({'|'.join(PARTS[part])})[._]")
+
+    def is_of(_: Any, name: str) -> bool:
+        return part == "vit" if f"links.projector.{VISION_NORM}." in name else bool(links.search(name))
+
+    return is_of
 
 
 def install() -> None:

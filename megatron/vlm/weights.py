@@ -132,7 +132,8 @@ def check_weights(
                 "give the folder's own"
             )
     if weights.kind == "unconverted":
-        KeyMap.of(weights.folder, WeightFolder(weights.folder).stored)
+        theirs = WeightFolder(weights.folder)
+        KeyMap.of(weights.folder, theirs.stored, theirs.absent)
         return None
     if weights.kind == "given":
         Checkpoints(weights.folder).given(step, trust)

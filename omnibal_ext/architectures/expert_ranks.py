@@ -24,13 +24,19 @@ def check_expert_ranks(architecture: Architecture, ranks: int, of: tuple[int, in
             f"{flag} does not divide the {of[0] * of[1]} ranks (tensor x data parallel) over which experts are dealt; "
             "give one that does, or other parallel sizes"
         )
-    if experts and of is not None:
-        _check_widths(architecture, of[0] if ranks == 1 else 1)
+    if experts:
+        _check_widths(architecture, of[0] if of and ranks == 1 else 1)
 
 
 def _check_widths(architecture: Architecture, cuts: int) -> None:
     hidden, inner = architecture.language.hidden_size, architecture.language.ffn_hidden_size
-    if hidden % MULTIPLE or inner % (MULTIPLE * cuts):
+    for name, width in (("hidden_size", hidden), ("an expert's intermediate size", inner)):
+        if width % MULTIPLE:
+            raise UserError(
+                f"model {architecture.name!r}: {name} is {width}; experts are trained whose widths are multiples of "
+                f"{MULTIPLE}, 16 bytes in bf16, as torch multiplies them"
+            )
+    if inner % (MULTIPLE * cuts):
         raise UserError(
             f"model {architecture.name!r}: experts {hidden} and {inner} wide, the latter over {cuts} tensor-parallel "
             f"ranks; a rank multiplies multiples of {MULTIPLE}: give a smaller --tensor-model-parallel-size, or "

@@ -6,7 +6,7 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Of every config.json: names, versions, what generation and other heads do, how weights were drawn.
+# Of every config.json: names, versions, who saved it, what generation and other heads do, how weights were drawn.
 GENERAL = names(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation
@@ -17,8 +17,8 @@ GENERAL = names(
     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
     output_scores pad_token_id prefix problem_type remove_invalid_values repetition_penalty return_dict
     return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
-    tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-    typical_p use_bfloat16 use_cache use_flash_attn
+    tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
+    transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attn
     """
 )
 LANGUAGE = GENERAL | {"max_position_embeddings", "model_max_length"}  # a limit, which changes no result below it

@@ -1,8 +1,9 @@
-"""Weights of Hugging Face's, converted once and kept beside their folder."""
+"""Weights of Hugging Face's, converted once and kept beside their folder, or with the run."""
 
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from omnibal_ext.units import GIB
 
 CHECKPOINT = "latest_checkpointed_iteration.txt"
 """In every folder of checkpoints."""
+CACHED = re.compile(r"/models--(?:[^/]+--)?([^/]+)/snapshots/[^/]+$")
+"""A folder in the hub's cache, whose programs list and remove what lies there; and the model's name."""
 BYTES_COMPARED = 4
 """For each that is stored: two models in fp32 of one in bf16."""
 
@@ -33,7 +36,8 @@ def holds_weights(folder: Path) -> bool:
 
 
 def converted_folder(source: Path, run_dir: Path) -> Path:
-    """Where the conversion of a folder is kept: beside it, or in the run's folder where nothing may be written there.
+    """Where the conversion of a folder is kept: beside it, or in the run's folder where nothing may be written there,
+    or the hub's own programs keep it.
 
     Another one once the folder's files change.
     """
@@ -42,8 +46,9 @@ def converted_folder(source: Path, run_dir: Path) -> Path:
     for file in sorted(source.iterdir()):
         facts = file.stat()
         digest.update(f"{file.name} {facts.st_size} {facts.st_mtime_ns}".encode())
-    name = f"{source.name}-converted-{digest.hexdigest()[:12]}"
-    return (source.parent if os.access(source.parent, os.W_OK) else run_dir) / name
+    cached = CACHED.search(str(source))
+    name = f"{cached[1] if cached else source.name}-converted-{digest.hexdigest()[:12]}"
+    return (run_dir if cached or not os.access(source.parent, os.W_OK) else source.parent) / name
 
 
 def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bool) -> None:
@@ -76,6 +81,7 @@ def _not_comparable(source: Path) -> str:
         return "its code is in its repository, and is not run"
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed"
-    stored = sum((source / name).stat().st_size for name in set(weight_files(source).values()))
+    files = {source / name for name in weight_files(source).values()}
+    stored = sum(file.stat().st_size for file in files if file.exists())
     needs, available = stored * BYTES_COMPARED / GIB, psutil.virtual_memory().available / GIB
     return f"it takes up to {needs:.0f} GiB of memory, {available:.0f} are available" if needs > available else ""

@@ -79,15 +79,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(
-    folder: Path, run: str, plan: str, pipeline: int, iterations: int, *flags: str, model: str = "tiny"
+    folder: Path, run: str, plan: str, pipeline: int, iterations: int, *flags: str, model: str = "tiny", ranks: int = 2
 ) -> list[dict[str, Any]]:
-    """Train on two ranks, from random weights unless --load names some; the metrics of every iteration."""
+    """Train from random weights unless --load names some; the metrics of every iteration."""
     scratch = () if "--load" in flags else ("--from-scratch",)
     at = flags.index("--eval-data") if "--eval-data" in flags else len(flags)
     evaluation, flags = flags[at : at + 4], (*flags[:at], *flags[at + 4 :])  # the launcher's own
     tool(
         "launch.py", "--preset", model, "--data", folder / "data", "--packs", folder / "packs",
-        "--run-dir", folder / run, "--plan", folder / plan, "--nproc-per-node", 2, *scratch, *evaluation,
+        "--run-dir", folder / run, "--plan", folder / plan, "--nproc-per-node", ranks, *scratch, *evaluation,
         "--pipeline-model-parallel-size", pipeline, "--", "--train-iters", iterations, "--lr", "1e-3",
         "--lr-decay-iters", "4", "--log-interval", "1", *flags,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from megatron.training.checkpointing import load_checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megatron.vlm.checkpoint import background
+from megatron.vlm.checkpoint.copies import leave_out_copies
 from megatron.vlm.checkpoint.folder import ASIDE, INTEGRITY, Checkpoints, Save, none_whole, not_given
 from megatron.vlm.checkpoint.integrity import damaged_files, gathered, once, seal_together
 from megatron.vlm.checkpoint.safe import guarded
@@ -76,6 +77,7 @@ def install(
             raise
 
     def sealed_write(state: Any, path: str, *arguments: Any, **named: Any) -> Any:
+        leave_out_copies(state)
         request = write(state, path, *arguments, **named)
         finish = partial(seal, Path(path), dict(describe()))
         if request is None:

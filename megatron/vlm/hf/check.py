@@ -27,6 +27,7 @@ from megatron.vlm.single import single_process
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import config_path, image_token_id, read_config
+from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
@@ -37,7 +38,8 @@ TOLERANCE = 1e-4
 
 
 def check_possible(theirs: Path, with_adapters: bool = False) -> None:
-    """Raises UserError where there is no model of transformers to compare with."""
+    """Raises UserError where there is no model that we know, or none of transformers to compare with."""
+    read_architecture(theirs)  # says so if this is no model's folder, or one of no family
     if not MODELS[read_config(config_path(theirs))["model_type"]].in_transformers:
         raise UserError(
             f"{theirs}: --check runs transformers' own models; this one's code is in its repository, and is not run. "

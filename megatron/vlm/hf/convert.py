@@ -65,8 +65,8 @@ class KeyMap:
     """Ours, on the meta device."""
 
     @classmethod
-    def of(cls, folder: Path, stored: Mapping[str, Stored]) -> "KeyMap":
-        """Of the weights `stored`, with the config.json of `folder`.
+    def of(cls, folder: Path, stored: Mapping[str, Stored], absent: Mapping[str, str] | None = None) -> "KeyMap":
+        """Of the weights `stored`, with the config.json of `folder`; `absent` are others, and the files that lack them.
 
         Raises UserError naming a weight that is missing, or one that no part of the model would take.
         """
@@ -75,7 +75,11 @@ class KeyMap:
         wanted = sources(architecture, *architecture.types, own)
         taken = {name for source in wanted.values() for name in source.theirs}
         if lacking := sorted(taken - own.keys()):
-            raise UserError(f"{folder}: lacks {len(lacking)} weights that its {CONFIG} asks for, {lacking[0]} first")
+            files = {table_name(name): file for name, file in (absent or {}).items()}
+            where = f" (in {files[lacking[0]]}, its {INDEX} says); download it again" if lacking[0] in files else ""
+            raise UserError(
+                f"{folder}: lacks {len(lacking)} weights that its {CONFIG} asks for, {lacking[0]} first{where}"
+            )
         idle = [name for table, name in own.items() if table not in taken]
         if strange := [name for name in idle if not is_idle(table_name(name))]:
             raise UserError(f"{folder}: has {len(strange)} weights the model has no place for, {strange[0]} first")
@@ -146,7 +150,7 @@ def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> K
     """
     config_path(folder)  # says so if this is no model's folder at all
     theirs = WeightFolder(folder)
-    keys = KeyMap.of(folder, theirs.stored)
+    keys = KeyMap.of(folder, theirs.stored, theirs.absent)
     unused = {name: theirs.stored[name].shape for name in keys.idle}
     given = read_peft(peft, keys.layers, keys.architecture, unused) if peft else None
     added = given.ours if given else {}

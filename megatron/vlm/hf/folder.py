@@ -47,8 +47,11 @@ class Stored:
 class WeightFolder:
     """The weights of a Hugging Face folder or of one file, by name; until a tensor is asked for, only headers are read.
 
-    Raises UserError if the folder has no safetensors weights, lacks one of its files, or one is damaged.
+    Raises UserError if the folder has no safetensors weights, or one of its files is damaged.
     """
+
+    absent: dict[str, str]
+    """Weights that the index names and no file holds, and where it says they lie. A model may need none of them."""
 
     def __init__(self, path: Path) -> None:
         self.folder = folder = path if path.is_dir() else path.parent
@@ -57,9 +60,8 @@ class WeightFolder:
             raise UserError(f"{folder}: no model.safetensors and no {INDEX} here; other weight formats are not read")
         self.stored: dict[str, Stored] = {}
         for file in dict.fromkeys(names.values()):
-            self.stored |= stored_weights(folder / file)
-        if lacking := [name for name in names if name not in self.stored]:
-            raise UserError(f"{folder / INDEX}: {lacking[0]} is not in {names[lacking[0]]}, where it should be")
+            self.stored |= stored_weights(folder / file) if (folder / file).exists() else {}
+        self.absent = {name: file for name, file in names.items() if name not in self.stored}
 
     def tensor(self, name: str) -> Tensor:
         """One weight, read now."""

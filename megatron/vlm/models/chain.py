@@ -37,7 +37,7 @@ from megatron.vlm.models.vit.native import NativePatchEmbed, PatchMerger, Square
 from megatron.vlm.models.vit.projector import PooledProjector, Projector, ShuffledProjector
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.chain import VISION_KINDS, GradientMode, gradient_mode, layer_names
+from omnibal_ext.chain import VISION_KINDS, VISION_NORM, GradientMode, gradient_mode, layer_names
 
 MERGERS: dict[str, Callable[..., torch.nn.Module]] = {
     "perceptron": PatchMerger,
@@ -103,6 +103,8 @@ class Chain:
             module, mode = self._build(link, again), self.gradient_mode(link)
         if mode != "trained":
             module.requires_grad_(False)
+        if self.kinds[link] == "projector" and (norm := getattr(module, VISION_NORM, None)):
+            norm.requires_grad_("vit" not in self.frozen)
         for _, adapter in adapters_in(module):
             adapter.requires_grad_(True)
         return module

@@ -10,6 +10,7 @@ from omnibal_ext.architectures.language import Experts, LanguageArchitecture, Ro
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.reading.checks import finite, flag, listing, maybe, record, shown, text, whole
+from omnibal_ext.reading.tensors import read_tensor_places
 
 ROPE_FIELDS = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
@@ -264,5 +265,7 @@ def partial_rotation(section: Section, rope: Mapping[str, Any], rotated: int, co
 def tied(config: Section, inside: bool = False) -> bool:
     """Whether word embedding and head share one weight, as transformers decides: as the config says, or its language
     model's section (`inside`), unless the weights hold a head of their own."""
-    has_head = any(name.endswith("lm_head.weight") for name in weight_files(Path(config.where).parent))
+    folder = Path(config.where).parent
+    heads = {name: folder / file for name, file in weight_files(folder).items() if name.endswith("lm_head.weight")}
+    has_head = any(file.exists() and name in read_tensor_places(file) for name, file in heads.items())
     return (config.take("tie_word_embeddings", flag) or inside) and not has_head

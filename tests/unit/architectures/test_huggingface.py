@@ -994,6 +994,14 @@ def with_fields_twice(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "text_config": text, "transformers_version": "4.53.1"}
 
 
+@pytest.mark.parametrize("config", [INTERNVL_CHAT, LLAVA_1_5, QWEN2_5_VL, GEMMA_4, PALIGEMMA])
+def test_who_saved_a_config_says_nothing(tmp_path: Path, config: dict[str, Any]) -> None:
+    saved = {"unsloth_fixed": True, "unsloth_version": "2026.4.2", "transformers.js_config": {"dtype": "q4"}}
+    inner = {name: {**part, **saved} for name, part in config.items() if name in ("text_config", "vision_config")}
+    read = preset(str(write(tmp_path / "one", {**config, **saved, **inner})))
+    assert replace(read, name="one") == replace(preset(str(write(tmp_path / "other", config))), name="one")
+
+
 @pytest.mark.parametrize("config", [QWEN2_VL, QWEN2_5_VL])
 def test_fields_written_twice_are_read_once(tmp_path: Path, config: dict[str, Any]) -> None:
     once, twice = (write(tmp_path / name, each) for name, each in (("a", config), ("b", with_fields_twice(config))))

@@ -9,6 +9,7 @@ and whether the weights that Megatron saves go back to Hugging Face bit by bit.
 import json
 import os
 import queue
+import re
 import shutil
 import sys
 import tempfile
@@ -48,6 +49,10 @@ from tests.unit.hf.models import IMAGE_TOKEN, SIDE, VIDEO_TOKEN, Sample, Shown
 
 NOT_TRAINED = (".scalar", ".shift", "projector.scale", "expert_bias", ".ranges")
 """Ends of the names of numbers beside the weights (Gemma 4)."""
+TOWERS = ("vision_tower", "visual", "vision_model")
+"""What transformers' models call their ViT."""
+JOINTS = r"^visual\.(merger|deepstack_merger_list|downsample)\."
+"""In its names as in the tables: what joins a ViT to the language model, where it lies in the ViT's module."""
 CLASSES = [models.classes(family) for family in models.FAMILIES]
 """Looked up here, where the fork server imports what they need for all ranks."""
 # Several images, one image, none, one again, one of many tiles: wide, high, square and small ones.
@@ -112,7 +117,31 @@ def compare(family: str, folder: Path, args: Namespace) -> dict[str, float]:
         "gradients": gradient_difference(stage, theirs, keys),
         "scale": expected_logits.abs().max().item(),
         "bits lost": float(bits_lost(stage, folder, args)),
+        "frozen otherwise": float(len(frozen_otherwise(stage.chain, theirs, keys))),
     }
+
+
+def frozen_otherwise(chain: Chain, theirs: torch.nn.Module, keys: KeyMap) -> set[str]:
+    """Weights that our `--freeze vit` trains, and who freezes transformers' vision tower does not, or the other way; of
+    the projector's link those that `--freeze projector` treats otherwise."""
+    if not any(hasattr(theirs.model, name) for name in TOWERS):
+        return set()  # there is no ViT
+    towers = [getattr(theirs.model, name) for name in TOWERS if hasattr(theirs.model, name)]
+    of_tower = {id(weight) for tower in towers for weight in tower.parameters()}
+    of_tower = {table_name(name) for name, weight in theirs.named_parameters() if id(weight) in of_tower}
+    there = {
+        name
+        for name, source in keys.sources.items()
+        for part in map(table_name, source.theirs)
+        if part in of_tower and not re.search(JOINTS, part)
+    }
+    joint = {name for name in keys.sources if name.startswith("links.projector.")} - there
+    wrong = set()
+    for part, wanted in (("vit", there), ("projector", joint)):
+        frozen = replace(chain, frozen=(part,))
+        weights = weights_by_checkpoint_name(Stage(frozen, 0, len(chain.kinds)))
+        wrong |= {name for name, weight in weights if weight.requires_grad == (name in wanted)}
+    return {name for name in wrong if not name.endswith(NOT_TRAINED)}
 
 
 def load(architecture: Architecture, folder: Path, args: Namespace) -> Stage:

@@ -354,7 +354,39 @@ def test_damaged_and_absent_files_are_refused(internvl: Path, tmp_path: Path) ->
         with pytest.raises(UserError, match=message):
             from_hugging_face(internvl, tmp_path / "ours")
     file.unlink()
-    with pytest.raises(UserError, match="No such file"):
+    with pytest.raises(UserError, match=rf"lacks \d+ weights .* first \(in {file.name}, .*; download it again"):
+        from_hugging_face(internvl, tmp_path / "ours")
+
+
+def name_in_index(folder: Path, more: dict[str, str]) -> None:
+    """Let the index of a folder name weights in files, whether they are there or not."""
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"] |= more
+    path.write_text(json.dumps(index))
+
+
+def test_an_index_may_name_weights_that_nobody_needs_and_nobody_has(internvl: Path, tmp_path: Path) -> None:
+    """As one is that was taken over from a model with more layers; and with a head of its own, where it is tied."""
+    wanted = weights_of(internvl)
+    first = sorted(internvl.glob("*.safetensors"))[0].name
+    name_in_index(internvl, {"mtp.layers.0.weight": first, "mtp.norm.weight": "model-00099-of-00099.safetensors"})
+    from_hugging_face(internvl, tmp_path / "ours")
+    to_hugging_face(tmp_path / "ours", tmp_path / "back")
+    assert_same(weights_of(tmp_path / "back"), wanted)
+    models.build("llava-onevision tied", seed=1).save_pretrained(tmp_path / "tied", max_shard_size="60KB")
+    name_in_index(tmp_path / "tied", {"lm_head.weight": sorted((tmp_path / "tied").glob("*.safetensors"))[0].name})
+    assert read_architecture(tmp_path / "tied").tied
+    from_hugging_face(tmp_path / "tied", tmp_path / "ours tied")
+
+
+def test_a_needed_weight_that_no_file_holds_is_refused_by_its_name(internvl: Path, tmp_path: Path) -> None:
+    index = json.loads((internvl / "model.safetensors.index.json").read_text())["weight_map"]
+    (name,) = [name for name in index if name.endswith("model.norm.weight")]
+    file = internvl / index[name]
+    kept = {one: weight for one, weight in safetensors.load_file(file).items() if one != name}
+    safetensors.save_file(kept, file)
+    with pytest.raises(UserError, match=rf"lacks 1 weights .*norm\.weight first \(in {file.name}, .*index.*download"):
         from_hugging_face(internvl, tmp_path / "ours")
 
 

@@ -50,3 +50,9 @@ def test_a_family_equals_transformers(way: str, family: str) -> None:
 def test_saved_weights_go_back_bit_by_bit(way: str, family: str) -> None:
     """Read by Megatron at this tensor-parallel size, saved by it, exported: names, files and bits are the same."""
     assert not differences(way)[family]["bits lost"]
+
+
+@pytest.mark.parametrize(("way", "family"), CASES)
+def test_freezing_the_vit_freezes_what_transformers_has_in_its_tower(way: str, family: str) -> None:
+    """Its last norm too, which lies in the projector's link, and which freezing the projector leaves trained."""
+    assert not differences(way)[family]["frozen otherwise"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext.launch.weights import convert
+from omnibal_ext.launch.weights import convert, converted_folder
 
 TOOL = """import json, pathlib, sys
 folder = pathlib.Path(sys.argv[sys.argv.index("--output-dir") + 1])
@@ -74,3 +74,22 @@ def test_what_cannot_be_compared_is_converted_and_said(
     assert f"converted without comparing logits with transformers': {reason}" in capsys.readouterr().out
     words(source, Path("data"), quiet=True)
     assert capsys.readouterr().out == ""
+
+
+def test_nothing_is_put_into_the_cache_of_the_hub(source: Path, tmp_path: Path) -> None:
+    """Its programs keep links to blobs there, and know nothing of a conversion."""
+    cached, blob, run = (
+        tmp_path / "hub/models--Qwen--Qwen3-VL-4B/snapshots/0123abc",
+        tmp_path / "hub/blob",
+        tmp_path / "run",
+    )
+    assert converted_folder(source, run).parent == source.parent
+    cached.mkdir(parents=True)
+    (source / "config.json").rename(blob)
+    (cached / "config.json").symlink_to(blob)
+    for named in (cached, tmp_path / "link"):
+        if named != cached:
+            named.symlink_to(cached)
+        found = converted_folder(named, run)
+        assert found.parent == run
+        assert found.name.startswith("Qwen3-VL-4B-converted-")

@@ -1,0 +1,40 @@
+"""Experts whose widths torch cannot multiply are refused by their sizes, before anything is built."""
+
+from dataclasses import replace
+
+import pytest
+
+from omnibal_ext.architectures.architecture import Architecture
+from omnibal_ext.architectures.expert_ranks import check_expert_ranks
+from omnibal_ext.architectures.presets import PRESETS
+from omnibal_ext.errors import UserError
+
+MODEL = next(model for model in PRESETS.values() if model.language.experts)
+
+
+def wide(hidden: int, inner: int) -> Architecture:
+    return replace(MODEL, language=replace(MODEL.language, hidden_size=hidden, ffn_hidden_size=inner))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "inner", "tensor", "refusal"),
+    [
+        (64, 24, 1, None),
+        (64, 24, 3, None),
+        (64, 18, 1, "an expert's intermediate size is 18; .* multiples of 8, 16 bytes"),
+        (14, 24, 1, "hidden_size is 14; .* multiples of 8, 16 bytes"),
+        (64, 24, 2, "24 wide, the latter over 2 tensor-parallel ranks; .* smaller --tensor-model-parallel-size"),
+    ],
+)
+def test_rows_of_experts_begin_at_multiples_of_16_bytes(
+    hidden: int, inner: int, tensor: int, refusal: str | None
+) -> None:
+    model = wide(hidden, inner)
+    if refusal is None:
+        check_expert_ranks(model, 1, (tensor, 2))
+        return
+    with pytest.raises(UserError, match=refusal):
+        check_expert_ranks(model, 1, (tensor, 2))
+    if tensor == 1:  # no parallel size mends it
+        with pytest.raises(UserError, match=refusal):
+            check_expert_ranks(model, 1)
