@@ -39,6 +39,14 @@ class MadeFilm:
     mux: dict[str, str] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     """Elements of a Matroska file, see VOID."""
+    shows: tuple[int, ...] = ()
+    """Numbers of the frames that are left; () where all are."""
+
+    @property
+    def pictures(self) -> np.ndarray:
+        """What is to be seen: uint8 [frames, height, width, 3]."""
+        pictures = passing(len(self.times), *self.size)
+        return np.rot90(pictures[list(self.shows)] if self.shows else pictures, self.turned // 90, axes=(1, 2))
 
 
 VOID = {"rate": b"\x23\xe3\x83\x84", "length": b"\x44\x89\x88"}
@@ -50,7 +58,7 @@ def write_film(folder: Path, film: MadeFilm) -> Path:
     path = folder / film.name
     _encode(path, film)
     if film.shift:
-        _move(path, film.shift)
+        _move(path, film)
     if film.edits:
         path.write_bytes(with_edits(path.read_bytes(), film.edits))
     for what in film.without:
@@ -84,18 +92,18 @@ def _encode(path: Path, film: MadeFilm) -> None:
         container.mux(stream.encode())
 
 
-def _move(path: Path, milliseconds: int) -> None:
+def _move(path: Path, film: MadeFilm) -> None:
     """Write the packets anew at other times; what is before 0 is cut away by an edit list, which MP4 has."""
     import av
 
     moved = path.with_stem(path.stem + "-moved")
-    with av.open(path) as read, av.open(moved, "w") as written:
+    with av.open(path) as read, av.open(moved, "w", options=film.mux) as written:
         source = read.streams.video[0]
         stream = written.add_stream_from_template(source)
         for packet in read.demux(source):
             if packet.dts is None:
                 continue
-            shift = round(milliseconds / 1000 / packet.time_base)
+            shift = round(film.shift / 1000 / packet.time_base)
             packet.pts, packet.dts, packet.stream = packet.pts + shift, packet.dts + shift, stream
             written.mux(packet)
     moved.replace(path)
@@ -141,7 +149,7 @@ def _without(content: bytes, element: bytes) -> bytes:
 
 
 def passing(frames: int, width: int, height: int) -> np.ndarray:
-    """uint8 [frames, height, width, 3] in which all moves to the left, a pixel a frame; its left upper corner is red."""
+    """uint8 [frames, height, width, 3]: all moves to the left, a pixel a frame, behind a red upper left corner."""
     picture = noise(1, width + frames, height)[0]
     film = np.stack([picture[:, frame : frame + width] for frame in range(frames)])
     film[:, :16, :16] = (255, 0, 0)
@@ -176,7 +184,9 @@ def _uneven() -> list[MadeFilm]:
     kinds = (("mp4", "libx264"), ("mkv", "libx264"), ("webm", "libvpx"))
     says = (25, 1000, 90, 15)
     films = [
-        MadeFilm(f"uneven-{seed}.{kind}", codec, uneven(25, seed), says[seed]) for seed in range(4) for kind, codec in kinds
+        MadeFilm(f"uneven-{seed}.{kind}", codec, uneven(25, seed), says[seed])
+        for seed in range(4)
+        for kind, codec in kinds
     ]
     return [*films, MadeFilm("gaps.avi", "mpeg4", uneven(25, 5)), MadeFilm("gaps-mjpeg.avi", "mjpeg", uneven(9, 6))]
 
@@ -191,21 +201,25 @@ def _turned() -> list[MadeFilm]:
 
 
 def _cut() -> list[MadeFilm]:
+    seen: dict[str, tuple[int, ...]] = {"start": tuple(range(16, 40)), "inside": tuple(range(14, 26))}
     edits: dict[str, dict[str, Any]] = {
-        "start": {"shift": -1550},
-        "tail": {"edits": ((1500, 0),)},
-        "inside": {"edits": ((1250, 1333),)},
-        "twice": {"edits": ((800, 300), (700, 2000))},
-        "late": {"edits": ((500, -1), (1000, 1000))},
-        "again": {"edits": ((800, 2000), (800, 300))},
+        "start": {"shift": -1550, "shows": seen["start"]},
+        "fast": {"shift": -1550, "shows": seen["start"], "mux": {"movflags": "faststart"}},
+        "tail": {"edits": ((1500, 0),), "shows": tuple(range(15))},
+        "inside": {"edits": ((1250, 1333),), "shows": seen["inside"]},
+        "twice": {"edits": ((800, 300), (700, 2000)), "shows": (*range(3, 11), *range(20, 27))},
+        "late": {"edits": ((500, -1), (1000, 1000)), "shows": tuple(range(10, 20))},
+        "again": {"edits": ((800, 2000), (800, 300)), "shows": (*range(20, 28), *range(3, 11))},
     }
     films = [
-        MadeFilm(f"cut-{name}-{bframes}.mp4", bframes=bframes, **edit) for name, edit in edits.items() for bframes in (0, 3)
+        MadeFilm(f"cut-{name}-{bframes}.mp4", bframes=bframes, **edit)
+        for name, edit in edits.items()
+        for bframes in (0, 3)
     ]
     return [
         *films,
-        MadeFilm("cut-uneven.mp4", times=uneven(30, 8, 200), shift=-1550),
-        MadeFilm("cut-turned.mp4", turned=90, bframes=2, edits=((1250, 1333),)),
+        MadeFilm("cut-uneven.mp4", times=uneven(30, 8, 200), shift=-1550, shows=tuple(range(14, 30))),
+        MadeFilm("cut-turned.mp4", turned=90, bframes=2, edits=((1250, 1333),), shows=seen["inside"]),
     ]
 
 

@@ -39,7 +39,7 @@ MOST_FRAMES = 2**24
 SHORTEST_SHARE = 0.9
 """Of the length that a file says, where it does not say how many frames it has."""
 FRAMES_LESS = 2
-"""Of a whole film, behind an edit list: that may end inside a frame, and not every FFmpeg says how long the last one is."""
+"""In a whole film, where an edit list ends inside a frame, and where FFmpeg does not say how long the last one is."""
 
 
 class VideoFacts(NamedTuple):
@@ -139,7 +139,7 @@ def _lost(scan: _Scan, container: "InputContainer") -> str:
     if scan.cut:
         return f"ends inside frame {scan.packets}"
     if scan.packets < (said := stream.frames):  # an edit list may leave out some, but not before its own end
-        long = float((stream.duration or 0) * stream.time_base)
+        long = float((stream.duration or 0) * (stream.time_base or 0))
         if not long or scan.last <= long - FRAMES_LESS * (scan.end - scan.begin) / max(scan.frames, 1):
             return f"{scan.packets} frames where the file says {said}"
     first, long = ((ticks or 0) / 1e6 for ticks in (container.start_time, container.duration))
@@ -173,8 +173,10 @@ def _opened(path: Path, place: Place, crc: int | None = None) -> "Iterator[Input
 
 def _film(container: "InputContainer") -> "VideoStream":
     """Not the picture on its cover."""
+    from av.video.stream import VideoStream
+
     stream = container.streams.best("video")
-    if stream is None:
+    if not isinstance(stream, VideoStream):
         raise ValueError("has no pictures")
     return stream
 
@@ -216,7 +218,8 @@ def read_frames(
     Decoders conceal what damage they can, unless `strict`. Raises what FFmpeg raises, ValueError if the video ends
     before, and ChangedError if the file's CRC-32 is to be another one.
     """
-    left, graphs = list(numbers), {}
+    left = list(numbers)
+    graphs: dict[tuple[int, int, str], Graph] = {}
     with _opened(path, place, crc) as container:
         if strict:
             _film(container).codec_context.options = {"err_detect": "crccheck+explode"}
