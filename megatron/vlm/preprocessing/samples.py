@@ -167,13 +167,13 @@ class SampleMaker:
                 raise Rejected(
                     "unsupported_media", "frames inside a file; a video inside it, or frames beside it, are read"
                 )
-            film = film_of(recipe.video, reference.times, reference.rate, [path for path, _ in located])
+            film = film_of(recipe.video, reference.times, reference.rate, files=[path for path, _ in located])
             files = [root / file for file in film.files]
             path, size = film.files[0], self._size_of_frames(files)
         else:
             file = source.file if source and place else root / path
             facts = video_facts(file, place, recipe.max_pixels)
-            film, size = film_of(recipe.video, facts.times, facts.rate), facts.size
+            film, size = film_of(recipe.video, facts.times, facts.rate, facts.seconds), facts.size
             files = [file]
             if recipe.decode_images:
                 _decode(file, place, film.frames)

@@ -66,29 +66,34 @@ RULES_OF_MARKUP = {
 }
 
 
-def film_of(rule: VideoRule, times: Sequence[float], rate: float, files: Sequence[str] = ()) -> Film:
+def film_of(
+    rule: VideoRule, times: Sequence[float], rate: float, seconds: float = 0, files: Sequence[str] = ()
+) -> Film:
     """The frames that a model sees of a video with frames at these seconds, `rate` a second; `files` are their own.
+
+    `seconds` is how long it is where that was measured: what is reckoned from the rate rounds elsewhere.
 
     Raises `Rejected` (too_few_frames).
     """
     total = len(times)
     if total < FRAMES:
         raise Rejected("too_few_frames", f"{total} frames; a video has {FRAMES} or more, show it as an image")
-    if not (frames := _chosen(rule, total, rate)):
-        raise Rejected("too_few_frames", f"{total / rate:.2g} seconds are too short to be seen, show it as an image")
+    seconds = seconds or total / rate
+    if not (frames := _chosen(rule, total, rate, seconds)):
+        raise Rejected("too_few_frames", f"{seconds:.2g} seconds are too short to be seen, show it as an image")
     seen = [times[frame] for frame in (*frames, frames[-1])]
     middle = rule.sampling == "spread" or not rule.whole
     steps = tuple((seen[step] + seen[step + middle]) / 2 for step in range(0, len(frames), FRAMES))
-    seconds = FRAMES / (len(frames) / total * rate)
-    return Film(tuple(frames), steps, seconds, rule.whole, tuple(files[frame] for frame in frames) if files else ())
+    a_step = FRAMES / (len(frames) / total * rate)
+    return Film(tuple(frames), steps, a_step, rule.whole, tuple(files[frame] for frame in frames) if files else ())
 
 
-def _chosen(rule: VideoRule, total: int, rate: float) -> list[int]:
+def _chosen(rule: VideoRule, total: int, rate: float, seconds: float) -> list[int]:
     match rule.sampling:
         case "by second":
-            return by_second(total, rate, rule.fps, rule.max_seconds)
+            return by_second(total, rate, seconds, rule.fps, rule.max_seconds)
         case "by length":
-            return by_length(total, rate)
+            return by_length(total, rate, seconds)
         case "spread":
             return spread(total, rate, rule.fps, rule.min_frames, rule.max_frames)
         case _:

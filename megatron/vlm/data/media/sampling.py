@@ -36,9 +36,8 @@ def spread(total: int, rate: float, fps: float, least: int, most: int) -> list[i
     return frames
 
 
-def by_second(total: int, rate: float, fps: float, max_seconds: float) -> list[int]:
+def by_second(total: int, rate: float, seconds: float, fps: float, max_seconds: float) -> list[int]:
     """None twice."""
-    seconds = total / rate
     if seconds <= max_seconds:
         found = [min(total - 1, ceil(step * rate / fps)) for step in range(max(floor(seconds * fps), 1))]
     elif (count := int(max_seconds * fps)) >= total:
@@ -48,9 +47,8 @@ def by_second(total: int, rate: float, fps: float, max_seconds: float) -> list[i
     return sorted(set(found))
 
 
-def by_length(total: int, rate: float) -> list[int]:
+def by_length(total: int, rate: float, seconds: float) -> list[int]:
     """None twice. Where steps of the pace give another number than the length asks for, frames are spread anew."""
-    seconds = total / rate
     pace = next((steps for limit, steps in PACES if seconds <= limit), PACES[-1][1])
     count = min(int(min(seconds, PACES[-1][0]) * pace * FRAMES), MOST_BY_LENGTH)
     found = [] if total < count else _at_pace(total, rate, 1 / (FRAMES * pace), int(seconds))

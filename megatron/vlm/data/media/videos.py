@@ -1,15 +1,18 @@
 """Video files: is this one whole, when are its frames, and its frames as patches.
 
-Files are read by PyAV, as `pip install 'omnibal[video]'` brings it. Checking reads the container to its end without
-decoding: a file that ends too soon has fewer frames than it says. Frames are counted as transformers counts them, and
-are as far apart as the mean rate that the file names. They are not turned: what a phone notes of how it was held is
-passed over, as transformers' reader does.
+Files are read by PyAV, as `pip install 'omnibal[video]'` brings it, and seen as torchcodec, transformers' reader, sees
+them: frames are the packets that no edit list discards, there are as many a second as the packets' times say, whatever
+the header does, and they are turned as the header says. Checking reads all packets and decodes one frame.
 """
 
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from heapq import heappop, heappush
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,66 +28,125 @@ from megatron.vlm.data.rejects import Rejected
 from omnibal_ext.errors import UserError
 
 if TYPE_CHECKING:
+    from av import Packet, VideoFrame
     from av.container import InputContainer
+    from av.filter import Graph
+    from av.video.stream import VideoStream
 
+READING = 2
+"""Of how frames are counted, timed and turned: a dataset keeps which were chosen, and must be read as it was made."""
 MOST_FRAMES = 2**24
 SHORTEST_SHARE = 0.9
 """Of the length that a file says, where it does not say how many frames it has."""
+FRAMES_LESS = 2
+"""In a whole film, where an edit list ends inside a frame, and where FFmpeg does not say how long the last one is."""
 
 
 class VideoFacts(NamedTuple):
-    """What a video file says of itself."""
+    """What the packets of a video file say."""
 
-    size: tuple[int, int]  # width and height in pixels
+    size: tuple[int, int]  # width and height in pixels, as it is shown
     frames: int
-    rate: float  # frames a second
+    seconds: float  # from the start of the first frame to the end of the last one
+
+    @property
+    def rate(self) -> float:
+        """Frames a second, in the mean."""
+        return self.frames / self.seconds
 
     @property
     def times(self) -> list[float]:
-        """Seconds of every frame."""
+        """Seconds of every frame as processors reckon them, from the mean rate."""
         return [frame / self.rate for frame in range(self.frames)]
 
 
 def require_decoder(why: str) -> None:
     """Raise UserError naming what to install where video files cannot be read."""
     try:
-        import av  # noqa: F401
+        from av import VideoFrame
     except ImportError as error:
         raise UserError(
             f"{why}: reading videos needs a package that is not installed: pip install 'omnibal[video]'"
         ) from error
+    if not hasattr(VideoFrame, "rotation"):
+        raise UserError(f"{why}: this PyAV does not say how videos are turned: pip install --upgrade 'omnibal[video]'")
 
 
 def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
-    """Size, frames and rate of a usable video; with a `place` it is inside the file `path`.
+    """Size, frames and seconds of a usable video; with a `place` it is inside the file `path`.
 
     Raises `Rejected`: missing_video, unreadable_video, empty_video, not_a_video, truncated_video, too_many_pixels.
     UserError where PyAV is not installed.
     """
     require_decoder(str(path))
-    import av
-
     _check_file(path)
     try:
         with _opened(path, place) as container:
-            stream = container.streams.video[0]
-            size, rate, said = (stream.width, stream.height), float(stream.average_rate or 0), stream.frames
-            times = [packet.pts or 0 for packet in container.demux(stream) if packet.size]
-            there, last = len(times), float(max(times, default=0) * (stream.time_base or 0))
-            long = (container.duration or 0) / av.time_base
+            scan = _scanned(container, max_pixels)
+            lost = _lost(scan, container)
     except Exception as error:  # a broken file makes FFmpeg raise nearly anything
         raise Rejected("not_a_video", f"{path}: {str(error)[:200]}") from error
-    if not rate > 0 or min(size) < 1:
-        raise Rejected("not_a_video", f"{path}: {size[0]} x {size[1]} pixels, {rate} frames a second")
-    if there < said:
-        raise Rejected("truncated_video", f"{path}: {there} frames where the file says {said}; copy it again")
-    if not said and last < SHORTEST_SHARE * long - 1:  # sound may be somewhat longer
-        raise Rejected("truncated_video", f"{path}: ends at {last:g} seconds of {long:g}; copy it again")
-    if size[0] * size[1] > max_pixels or there > MOST_FRAMES:
+    (width, height), frames = scan.size, scan.frames
+    if lost:
+        raise Rejected("truncated_video", f"{path}: {lost}; copy it again")
+    if min(width, height) < 1:
+        raise Rejected("not_a_video", f"{path}: {frames} frames, none of which can be decoded")
+    if width * height > max_pixels or frames > MOST_FRAMES:
         raise Rejected(
-            "too_many_pixels", f"{path}: {there} frames of {size[0]} x {size[1]} pixels, limit {max_pixels} a frame"
+            "too_many_pixels", f"{path}: {frames} frames of {width} x {height} pixels, limit {max_pixels} a frame"
         )
-    return VideoFacts(size, said or there, rate)
+    if not scan.end > scan.begin:
+        raise Rejected("not_a_video", f"{path}: nothing says when its {frames} frames are shown; encode it again")
+    return VideoFacts(scan.size, frames, scan.end - scan.begin)
+
+
+@dataclass(slots=True)
+class _Scan:
+    """What there is of a video; `begin` and `end` in seconds of its own clock."""
+
+    size: tuple[int, int]  # as it is shown
+    packets: int = 0
+    frames: int = 0
+    begin: float = inf
+    end: float = -inf
+    last: float = -inf
+    """Where its packets end, of which an edit list may show less."""
+    cut: bool = False  # inside the last packet
+
+
+def _scanned(container: "InputContainer", max_pixels: int) -> _Scan:
+    """Read all packets, and decode one frame: only frames say how they are turned. None that is too large."""
+    stream = _film(container)
+    width, height = stream.width, stream.height
+    scan = _Scan((width, height) if width * height > max_pixels else (0, 0))
+    for packet in container.demux(stream):
+        if not any(scan.size):
+            scan.size = next((_shown_size(frame) for frame in packet.decode()), scan.size)
+        if (start := _start(packet)) is None:
+            continue
+        end = start + (packet.duration or 0)
+        scan.packets, scan.last, scan.cut = scan.packets + 1, max(scan.last, end), packet.is_corrupt
+        if not packet.is_discard:
+            scan.frames, scan.begin, scan.end = scan.frames + 1, min(scan.begin, start), max(scan.end, end)
+    base = stream.time_base or Fraction(0)
+    scan.begin, scan.end, scan.last = (float(ticks * base) for ticks in (scan.begin, scan.end, scan.last))
+    return scan
+
+
+def _lost(scan: _Scan, container: "InputContainer") -> str:
+    """What a file that ends too soon lacks; "" of a whole one."""
+    stream = _film(container)
+    if scan.cut:
+        return f"ends inside frame {scan.packets}"
+    if scan.packets < (said := stream.frames):  # an edit list may leave out some, but not before its own end
+        long = float((stream.duration or 0) * (stream.time_base or 0))
+        if not long or scan.last <= long - FRAMES_LESS * (scan.end - scan.begin) / max(scan.frames, 1):
+            return f"{scan.packets} frames where the file says {said}"
+    first, long = ((ticks or 0) / 1e6 for ticks in (container.start_time, container.duration))
+    last = max(scan.last, 0)
+    if not said and last < first + SHORTEST_SHARE * long - 1:  # sound may be somewhat longer
+        return f"ends at {last:g} seconds of {first + long:g}"
+    return ""
 
 
 def _check_file(path: Path) -> None:
@@ -109,25 +171,79 @@ def _opened(path: Path, place: Place, crc: int | None = None) -> "Iterator[Input
         yield container
 
 
+def _film(container: "InputContainer") -> "VideoStream":
+    """Not the picture on its cover."""
+    from av.video.stream import VideoStream
+
+    stream = container.streams.best("video")
+    if not isinstance(stream, VideoStream):
+        raise ValueError("has no pictures")
+    return stream
+
+
+def _start(shown: "Packet | VideoFrame") -> int | None:
+    """In ticks; where it is not said when a frame is shown, when it is decoded. None: of no frame."""
+    return shown.dts if shown.pts is None else shown.pts
+
+
+def _quarters(frame: "VideoFrame") -> int:
+    """How often to turn it by 90 degrees, counterclockwise."""
+    return round(frame.rotation / 90)
+
+
+def _shown_size(frame: "VideoFrame") -> tuple[int, int]:
+    return (frame.height, frame.width) if _quarters(frame) % 2 else (frame.width, frame.height)
+
+
+def _numbered(container: "InputContainer") -> "Iterator[tuple[range, VideoFrame]]":
+    """Every frame and its number; those of packets without one are the next frame's as well."""
+    starts: list[int] = []  # a heap: of packets whose frames are to come
+    number, timed = 0, container.format.name != "avi"  # which has frames in order, and guesses when they are shown
+    for packet in container.demux(_film(container)):
+        if (start := _start(packet)) is not None and not packet.is_discard:
+            heappush(starts, start)
+        for frame in packet.decode():
+            first, shown = number, _start(frame) if timed else None
+            while starts and (number == first if shown is None else starts[0] <= shown):
+                heappop(starts)
+                number += 1
+            yield range(first, number), frame
+
+
 def read_frames(
     path: Path, place: Place, numbers: Sequence[int], strict: bool = False, crc: int | None = None
 ) -> Iterator[NDArray[np.uint8]]:
-    """The frames of these numbers, counted from 0, in order: RGB uint8 [height, width, 3].
+    """The frames of these numbers, counted from 0, in order: RGB uint8 [height, width, 3], turned as they are shown.
 
     Decoders conceal what damage they can, unless `strict`. Raises what FFmpeg raises, ValueError if the video ends
     before, and ChangedError if the file's CRC-32 is to be another one.
     """
     left = list(numbers)
+    graphs: dict[tuple[int, int, str], Graph] = {}
     with _opened(path, place, crc) as container:
         if strict:
-            container.streams.video[0].codec_context.options = {"err_detect": "crccheck+explode"}
-        for number, frame in enumerate(container.decode(video=0)):
-            if number == left[0]:
-                yield frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
+            _film(container).codec_context.options = {"err_detect": "crccheck+explode"}
+        for shown, frame in _numbered(container):
+            while left[0] in shown:
+                yield _rgb(frame, graphs)
                 left.pop(0)
-            if not left:
-                return
+                if not left:
+                    return
     raise ValueError(f"ends before frame {left[0]}")
+
+
+def _rgb(frame: "VideoFrame", graphs: "dict[tuple[int, int, str], Graph]") -> NDArray[np.uint8]:
+    """Through FFmpeg's own filter, as `to_ndarray` has colours of ten bits elsewhere; one for all frames of a kind."""
+    import av
+
+    kind = frame.width, frame.height, frame.format.name
+    if (graph := graphs.get(kind)) is None:
+        graph = graphs[kind] = av.filter.Graph()
+        source = graph.add_buffer(None, *kind, time_base=frame.time_base)
+        graph.link_nodes(source, graph.add("format", "rgb24"), graph.add("buffersink")).configure()
+    graph.push(frame)
+    pixels = graph.pull().to_ndarray().astype(np.uint8, copy=False)
+    return np.ascontiguousarray(np.rot90(pixels, _quarters(frame)))
 
 
 def cut_frames(frames: Iterator[NDArray[np.uint8]], plan: TiledImage, patch: int) -> NDArray[np.uint8]:
