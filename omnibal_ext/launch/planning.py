@@ -242,8 +242,8 @@ def provisional_plan(
     job: argparse.Namespace,
     architecture: Architecture,
     micro_batches: int,
-    vit_budget: int | None = None,
-    llm_budget: int | None = None,
+    vit_budget: int = 0,
+    llm_budget: int = 0,
 ) -> Plan:
     """A plan for checks alone: an even cut, nothing predicted. Raises UserError for counts that have no plan."""
     ranks, chunks = flags.pipeline_model_parallel_size, flags.virtual_pipeline_model_parallel_size

@@ -133,7 +133,8 @@ def test_the_check_is_one_screen_or_one_object_and_two_when_it_refuses(folder: P
 def start(folder: Path, *words: object, code: int) -> tuple[dict[str, dict[str, str]], str]:
     """Findings, by name, and what is said on stderr of a run of conversations that has made nothing yet."""
     files = ("--model", folder / "theirs", "--input", folder / "demo/train.jsonl", "--run-dir", folder / "first")
-    done = tool("launch.py", *files, "--analytic", "a100", "--json", *words, check=False)
+    usual = ("--chat-template", "internlm2-chat", "--analytic", "a100", "--json")
+    done = tool("launch.py", *files, *usual, *words, check=False)
     assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
     assert not (folder / "first/data").exists()
     found = json.loads(done.stdout)["check"] if done.stdout.strip() else []
