@@ -113,6 +113,23 @@ def named_otherwise(flag: str, known: Iterable[str]) -> str:
     return f"the nearest is {' or '.join(nearest)}" if nearest else ""
 
 
+class _HandOn(argparse.Action):
+    """A flag of the program that is started: it is kept as any other, and joins the words behind --."""
+
+    def __init__(self, of: argparse.Action) -> None:
+        self.given = of.const
+        taken = {name: getattr(of, name) for name in ("option_strings", "dest", "type", "choices", "metavar", "help")}
+        super().__init__(nargs=of.nargs, **taken)
+
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        words = getattr(namespace, parser.behind)
+        if twice := set(self.option_strings) & {word.partition("=")[0] for word in words}:
+            raise UserError(f"{twice.pop()} is given twice (on both sides of --, or before it); give it once")
+        valued = values if isinstance(values, list) else [values]
+        words += [option_string, *map(str, valued)]
+        setattr(namespace, self.dest, self.given if self.nargs == 0 else values)
+
+
 class ToolParser(ArgumentParser):
     """The command line of a tool. What is wrong with it is a `UserError`: one line.
 
@@ -132,6 +149,18 @@ class ToolParser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """What argparse finds wrong."""
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
+
+    def hand_on(self, title: str, add: Callable[[ArgumentParser], None]) -> None:
+        """Take the flags that `add` gives a parser, in a group of that title, for the program whose flags follow --."""
+        declared, group = ArgumentParser(add_help=False), self.add_argument_group(title)
+        add(declared)
+        for action in declared._actions:
+            group._add_action(_HandOn(action))
+
+    @property
+    def handed_on(self) -> set[str]:
+        """The flags that may as well stand behind --."""
+        return {word for action in self._actions if isinstance(action, _HandOn) for word in action.option_strings}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, once all words are known; then the tables hold."""
@@ -159,7 +188,8 @@ class ToolParser(ArgumentParser):
             known = flag in options if self.behind else any(option.startswith(flag) for option in options)
             if known or not flag.startswith("--"):
                 continue
-            follow = f"flags of {self.behind.title()}'s follow --" if self.behind else ""
+            ours = CALLED_HERE.get(flag, "").partition(" ")[0] in options
+            follow = f"flags of {self.behind.title()}'s follow --" if self.behind and not ours else ""
             hints = ", ".join(filter(None, (named_otherwise(flag, options), follow)))
             raise UserError(f"{printable(flag)}: no such flag; {hints or 'see --help'}")
 

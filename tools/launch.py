@@ -4,12 +4,14 @@ profile and plan where missing or stale, torchrun.
     python tools/launch.py --model FOLDER --input chat.jsonl --image-root IMAGES --run-dir RUN --nproc-per-node 8
 
     python tools/launch.py --model tiny --from-scratch --data D --packs P --run-dir RUN --nproc-per-node 2 \\
-        --pipeline-model-parallel-size 2 --epochs 3 -- --lr 1e-3 --save-interval 100
+        --pipeline-model-parallel-size 2 --epochs 3 --lr 1e-3 --save-interval 100
 
-Everything after -- goes to Megatron as it is. `--check` stops after the checks, which come first in any case,
-`--dry-run` at the plan and the command that would start. First weights are those in the folder of --model, or come
---from another one, Hugging Face's or a checkpoint. A run saves in RUN/checkpoints, unless --save behind -- names
-another place, and goes on from its own checkpoint where it has one. One run works in a folder at a time.
+Flags of Megatron's that are not below follow --, and go to it as they are; `python -m megatron.vlm.pretrain --help` has
+them all. `--check` stops after the checks, which come first in any case: of conversations whose packs are not made yet,
+all but what looks at these. `--dry-run` stops at the plan and the command that would start. First weights are those
+in the folder of --model, or come --from another one, Hugging Face's or a checkpoint. A run saves in RUN/checkpoints,
+unless --save names another place, and goes on from its own checkpoint where it has one. One run works in a folder at a
+time.
 """
 
 import argparse
@@ -22,19 +24,29 @@ from pathlib import Path
 
 from omnibal_ext.adapters import add_trained_flags
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
-from omnibal_ext.chain import PARTS
 from omnibal_ext.console import follow_metrics, print_json
 from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.files.folders import refuse_within
+from omnibal_ext.files.folders import refuse_within, refuse_without_manifest
 from omnibal_ext.files.locks import only_job
 from omnibal_ext.flags import ToolParser, refuse_unprintable
 from omnibal_ext.launch.candidates import print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
-from omnibal_ext.launch.conversations import add_conversation_flags, check_conversation_flags, make_packs
-from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, hand_on, refuse_misplaced
-from omnibal_ext.launch.folder import LOCK, LOG, METRICS, TENSORBOARD, put_aside, refuse_used
-from omnibal_ext.launch.planning import Planning, measured_best
+from omnibal_ext.launch.command import RANKS, torchrun_words, trainer_words
+from omnibal_ext.launch.conversations import (
+    add_conversation_flags,
+    are_made,
+    check_conversation_flags,
+    check_conversations,
+    make_packs,
+    micro_batches,
+    refuse_sizes_alone,
+    say_unused,
+)
+from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced, save_in_run
+from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, put_aside, refuse_used
+from omnibal_ext.launch.longest import longest_said
+from omnibal_ext.launch.planning import Planning, measured_best, provisional_plan
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
 from omnibal_ext.launch.reporting import note_inputs, write_report
 from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
@@ -45,12 +57,11 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES
+from omnibal_ext.trainer_flags import HANDED_ON
 from omnibal_ext.units import GIB
 
 TOOLS = Path(__file__).parent
-TIMELINES = 10
-"""Iterations that a run records for its report."""
-RANKS = (sys.executable, "-W", "ignore", "-m", "omnibal_ext.launch.torchrun")
+USAGE = "%(prog)s --model FOLDER --input FILE... --run-dir RUN [flags] [-- flags of Megatron's]"
 
 
 def main() -> None:
@@ -59,21 +70,21 @@ def main() -> None:
     with stoppable(), _alone(arguments):
         if arguments.fresh:
             refuse_used(Path(arguments.run_dir))
-        make_packs(arguments, TOOLS, _data_parallel_size(arguments))
-        planning = _planning(arguments)
+        data_parallel = _data_parallel_size(arguments)
+        if arguments.input and not _has_packs(arguments, data_parallel):
+            return
+        say_unused(arguments)
+        planning = _planning(arguments, data_parallel)
         report = _checked(arguments, planning)
         if arguments.check:
-            if arguments.json:
-                print_json({"check": report.findings, "refused": 0})
             return
         if report.weights and report.weights["kind"] == "unconverted":
-            source, run_dir = Path(arguments.first_weights), planning.run_dir
-            arguments.first_weights = str(converted_folder(source, run_dir))
-            data = None if arguments.no_logit_check else Path(arguments.data)
-            convert(TOOLS / "convert_checkpoint.py", source, Path(arguments.first_weights), data, arguments.json)
+            _convert(arguments)
         if arguments.repack and not arguments.plan:
             planning = planning.packed_again()
             arguments.packs = str(planning.index.folder)
+        if not arguments.json and not planning.is_planned():
+            say(_longest_said(arguments, planning))
         plan = planning.ensure()
         _check_memory(plan, report)
         if arguments.measure_top_k and not plan.trials and not arguments.dry_run:
@@ -82,7 +93,7 @@ def main() -> None:
             plan.save(planning.plan_path)
             if not arguments.json:
                 print_trials(plan)
-        command = _torchrun(arguments, planning.plan_path, planning.index, planning.run_dir / METRICS)
+        command = torchrun_words(arguments, planning.plan_path, planning.index, planning.run_dir / METRICS)
         if arguments.json:
             started = {"command": command, "started": not arguments.dry_run, "check": report.findings}
             print_json({"plan": plan.to_record(), **started})
@@ -107,7 +118,9 @@ def _parsed() -> argparse.Namespace:
     if arguments.model is None:
         parser.error("give --model FOLDER with a config.json, or the name of a preset")
     check_conversation_flags(arguments)
-    hand_on(arguments)
+    if arguments.input:
+        refuse_sizes_alone(arguments.model)
+    save_in_run(arguments)
     read = {"--data": arguments.data, "--packs": arguments.packs, "--eval-data": arguments.eval_data}
     refuse_within("--run-dir", Path(arguments.run_dir), {**read, "--eval-packs": arguments.eval_packs})
     return arguments
@@ -129,45 +142,90 @@ def _name_weights(arguments: argparse.Namespace) -> None:
     arguments.model = arguments.model or arguments.first_weights
 
 
-def _planning(arguments: argparse.Namespace) -> Planning:
+def _longest_said(arguments: argparse.Namespace, planning: Planning) -> str:
+    is_native, is_limited = planning.architecture.vision.native is not None, arguments.max_tiles or arguments.max_pixels
+    return longest_said(Path(arguments.data), planning.index, is_native, bool(is_limited))
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    """The first weights, whose logits are compared on two samples unless that is not wanted."""
+    source = Path(arguments.first_weights)
+    arguments.first_weights = str(converted_folder(source, Path(arguments.run_dir)))
+    data = None if arguments.no_logit_check else Path(arguments.data)
+    convert(TOOLS / "convert_checkpoint.py", source, Path(arguments.first_weights), data, arguments.json)
+
+
+def _planning(arguments: argparse.Namespace, data_parallel: int) -> Planning:
     """What the run is planned from; UserError where packs or processes do not divide."""
-    architecture, index = preset(arguments.model), PackedIndex.open(arguments.packs)
-    data_parallel = _data_parallel_size(arguments)
-    micro_batches = _micro_batches(index, data_parallel)
-    job = _megatron_flags(arguments)
-    planning = Planning(arguments, job, architecture, index, data_parallel, micro_batches, TOOLS)
+    refuse_without_manifest(Path(arguments.data), "a dataset", "tools/preprocess_data.py, or name files by --input")
+    architecture, index, job = preset(arguments.model), PackedIndex.open(arguments.packs), _megatron_flags(arguments)
+    count = _micro_batches(index, data_parallel)
+    planning = Planning(arguments, job, architecture, index, data_parallel, count, TOOLS)
     planning.check_profile()
     return planning
 
 
+def _has_packs(arguments: argparse.Namespace, data_parallel: int) -> bool:
+    """Make packs of conversations; before they are made all else is checked, and with --check only that is done."""
+    if not are_made(arguments, data_parallel):
+        _check_first(arguments, data_parallel)
+        if arguments.check:
+            return False
+    make_packs(arguments, TOOLS, data_parallel)
+    return True
+
+
+def _check_first(arguments: argparse.Namespace, data_parallel: int) -> None:
+    """Check, before hours of preprocessing, all that does not depend on the packs; refusals end this program.
+
+    With --check that is all there is to say: also how the first conversations are read, and what was not looked at.
+    """
+    job, architecture, count = _megatron_flags(arguments), preset(arguments.model), micro_batches(arguments)
+    plan = None if arguments.plan else provisional_plan(arguments, job, architecture, count)
+    report = _report(arguments, plan, data_parallel * count, is_packed=False)
+    if arguments.check:
+        report.findings.append(check_conversations(arguments, TOOLS))
+    if arguments.check or report.refusals:
+        _print(report, arguments)
+
+
 def _checked(arguments: argparse.Namespace, planning: Planning) -> Report:
     """Print what is found. A run that is refused ends here with exit code 2, a line for each refusal."""
+    is_planned = planning.is_planned()
+    plan = None if is_planned else planning.provisional()
+    report = _report(arguments, plan, planning.index, is_planned=is_planned)
+    _print(report, arguments)
+    return report
+
+
+def _report(arguments: argparse.Namespace, plan: Plan | None, packs: PackedIndex | int, **job: bool) -> Report:
+    """What is found of a run with this plan, for checks alone, or with the one that there is."""
+    run_dir = Path(arguments.run_dir)
     source = Path(arguments.first_weights) if arguments.first_weights else None
     if source and is_unconverted(source):
-        converted = converted_folder(source, planning.run_dir)
+        converted = converted_folder(source, run_dir)
         arguments.first_weights = str(converted if converted.exists() else source)
     endpoint = arguments.rdzv_endpoint if arguments.nnodes > 1 else None
-    is_planned = planning.is_planned()
-    job = {
-        "endpoint": endpoint, "memory_gib": arguments.memory_gib, "run_dir": arguments.run_dir,
-        "is_planned": is_planned,
-    }  # fmt: skip
+    known = {"endpoint": endpoint, "memory_gib": arguments.memory_gib, "run_dir": arguments.run_dir, **job}
     with tempfile.TemporaryDirectory() as folder:
-        plan_path = planning.plan_path
-        if not is_planned:
+        plan_path = Path(arguments.plan or run_dir / PLAN)
+        if plan:
             plan_path = Path(folder) / "provisional-plan.json"
-            planning.provisional().save(plan_path)
-        words = _pretrain_words(arguments, plan_path, planning.index, planning.run_dir / METRICS)
-        report = check(words, arguments.nnodes, arguments.nproc_per_node, job)
+            plan.save(plan_path)
+        words = trainer_words(arguments, plan_path, run_dir / METRICS, packs)
+        return check(words, arguments.nnodes, arguments.nproc_per_node, known)
+
+
+def _print(report: Report, arguments: argparse.Namespace) -> None:
+    """The table of checks, and a line for each refusal: with one of them this program ends."""
     if not arguments.json:
         report.print()
-    elif report.refusals:
+    elif report.refusals or arguments.check:
         print_json({"check": report.findings, "refused": len(report.refusals)})
     for refusal in report.refusals:
         say(f"error: {refusal}", error=True)
     if report.refusals:
         sys.exit(2)
-    return report
 
 
 def _check_memory(plan: Plan, report: Report) -> None:
@@ -212,7 +270,7 @@ def _micro_batches(index: PackedIndex, data_parallel: int) -> int:
 
 def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
     """Those of Megatron's flags and the trainer's that costs depend on."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = ToolParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--use-distributed-optimizer", action="store_true")
     parser.add_argument("--sequence-parallel", action="store_true")
@@ -220,47 +278,9 @@ def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
     return parser.parse_known_args(arguments.megatron)[0]
 
 
-def _torchrun(arguments: argparse.Namespace, plan: Path, index: PackedIndex, metrics: Path) -> list[str]:
-    """The arguments of torchrun."""
-    if arguments.nnodes > 1:
-        where = [f"--nnodes={arguments.nnodes}", f"--rdzv-id={arguments.rdzv_id}", "--rdzv-backend=c10d"]
-        where.append(f"--rdzv-endpoint={arguments.rdzv_endpoint}")
-    else:
-        where = ["--standalone"]
-    words = [*where, f"--nproc-per-node={arguments.nproc_per_node}", "-m", "megatron.vlm.pretrain"]
-    return [*words, *_pretrain_words(arguments, plan, index, metrics)]
-
-
-def _pretrain_words(arguments: argparse.Namespace, plan: Path, index: PackedIndex, metrics: Path) -> list[str]:
-    """The arguments of `megatron.vlm.pretrain`."""
-    flags = {
-        "--model": arguments.model,
-        "--from": arguments.first_weights,
-        "--plan": plan,
-        "--data": arguments.data,
-        "--packs": arguments.packs,
-        "--eval-data": arguments.eval_data,
-        "--eval-packs": arguments.eval_packs,
-        "--tensor-model-parallel-size": arguments.tensor_model_parallel_size,
-        "--expert-model-parallel-size": arguments.expert_model_parallel_size,
-        "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
-        "--global-batch-size": index.global_batch,
-        "--metrics-file": metrics,
-        "--timelines": TIMELINES,
-        "--tensorboard-dir": Path(arguments.run_dir) / TENSORBOARD,
-    }
-    if arguments.epochs:
-        flags["--train-iters"] = PackStream(index, index.global_batch, 1).first_iteration(arguments.epochs)
-    words = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
-    switches = [
-        f"--{name}" for name in ("from-scratch", "fresh", "save-hf") if getattr(arguments, name.replace("-", "_"))
-    ]
-    return [*words, *switches, *arguments.megatron]
-
-
 def _trial(arguments: argparse.Namespace, index: PackedIndex, plan: Path, metrics: Path) -> list[str]:
     """The command that runs a layout for a few steps."""
-    return [*RANKS, *trial_flags(_torchrun(arguments, plan, index, metrics))]
+    return [*RANKS, *trial_flags(torchrun_words(arguments, plan, index, metrics))]
 
 
 def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, report: Report) -> int:
@@ -287,7 +307,7 @@ def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, rep
 
 def _parser() -> ToolParser:
     parser = ToolParser(
-        numbers=NUMBERS, needs=NEEDS, behind="megatron", description=__doc__,
+        numbers=NUMBERS, needs=NEEDS, behind="megatron", description=__doc__, usage=USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
@@ -308,7 +328,6 @@ def _parser() -> ToolParser:
     parser.add_argument("--eval-packs", help="packed index over it")
     parser.add_argument("--run-dir", required=True, help="of one run: profile, plan, metrics, TensorBoard")
     parser.add_argument("--epochs", type=float, help="instead of --train-iters")
-    parser.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
     parser.add_argument("--save-hf", action="store_true", help="Hugging Face's weights beside every save")
     parser.add_argument("--no-save", action="store_true", help="keep no checkpoint (default: in RUN/checkpoints)")
     add_conversation_flags(parser)
@@ -336,6 +355,8 @@ def _parser() -> ToolParser:
         "--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest"
     )
     plan.add_argument("--memory-gib", type=float, help="of one device; no limit unless given")
+    for title, add in HANDED_ON.items():
+        parser.hand_on(title, add)
     parser.add_argument("--check", action="store_true", help="check everything, start nothing; exit code 2 if refused")
     parser.add_argument("--dry-run", action="store_true", help="plan and print the command, start nothing")
     parser.add_argument("--progress", action="store_true", help="show progress; the output goes to RUN/train.log")

@@ -33,7 +33,7 @@ from omnibal_ext.plan import Plan, Stage
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES
 from omnibal_ext.sizes import Sizes
-from omnibal_ext.units import GIB
+from omnibal_ext.units import GIB, in_bytes
 
 
 def main() -> None:
@@ -199,14 +199,14 @@ def print_plan(plan: Plan) -> None:
                 _recomputed(plan, stage),
                 f"{predicted['stage_forward_seconds'][number] * 1e3:.2f}",
                 f"{predicted['stage_backward_seconds'][number] * 1e3:.2f}",
-                f"{predicted['stage_peak_bytes'][rank] / GIB:.2f}",
+                in_bytes(predicted["stage_peak_bytes"][rank]),
                 predicted["stage_limit"][number],
             )
         )
     if plan.tower:
         rows.append(_tower_row(plan, plan.tower))
     title = f"{plan.model or 'model'}: {plan.method}, {plan.schedule}, {plan.num_microbatches} microbatches"
-    print_table(title, ("stage", "layers", "recomputed", "forward ms", "backward ms", "rank GiB", "limit"), rows)
+    print_table(title, ("stage", "layers", "recomputed", "forward ms", "backward ms", "on a rank", "limit"), rows)
     if plan.alternatives:
         print_table(
             "next best",

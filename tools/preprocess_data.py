@@ -16,14 +16,17 @@ from megatron.vlm.data.templates import TEMPLATES
 from megatron.vlm.preprocessing.folder_files import Choice
 from megatron.vlm.preprocessing.job import Shard, open_job
 from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, settle, with_pixels, with_video
-from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard
+from megatron.vlm.preprocessing.preprocess import look, merge_shards, preprocess, preprocess_shard
 from megatron.vlm.preprocessing.samples import Recipe, open_recipe
 from megatron.vlm.preprocessing.shorten import WAYS
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.flags import Need, Numbers, ToolParser
+from omnibal_ext.output import say
 
+LINES_LOOKED_AT = 32
+"""Of every input, by --check."""
 NUMBERS = (
     Numbers("[1, inf)", "tile_size tokens_per_tile min_tiles max_tiles max_pixels video_max_frames max_tokens"),
     Numbers("(0, inf)", "video_fps"),
@@ -32,6 +35,7 @@ NUMBERS = (
 )
 NEEDS = (
     Need("max_pixels", "no --max-tiles beside it: pixels of patches", lambda arguments: arguments.max_tiles is None),
+    Need("check", "no --shard, --merge beside it: these write", lambda given: not (given.shard or given.merge)),
 )
 
 
@@ -71,6 +75,7 @@ def _parser() -> ToolParser:
     add("--max-rejects", type=int, help="fail if more lines than this cannot be used (default 1%%, at least 10)")
     add("--shard", type=str, metavar="I/N", help="prepare only every N-th part from I on, and do not join")
     add("--merge", action="store_true", help="join what all shards have prepared")
+    add("--check", action="store_true", help="read the first lines of every input, write nothing")
     add("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -109,6 +114,9 @@ def run(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     """Do what was asked; return what there is to tell."""
     if arguments.model:
         check_tokenizer(open_recipe(recipe), arguments.model)
+    if arguments.check:
+        job = open_job(arguments.input, recipe, arguments.output_dir, LINES_LOOKED_AT)
+        return {"detail": look(job, arguments.max_rejects)}
     shared = bool(arguments.shard) or arguments.merge
     job = open_job(arguments.input, recipe, arguments.output_dir, shared=shared)
     if arguments.shard:
@@ -130,6 +138,9 @@ def main() -> None:
         print_table("Read as", ("", "value", "from"), said, right=False)
     result = run(arguments, recipe_of(arguments, choices))
     seconds = round(time.perf_counter() - started, 3)
+    if arguments.check and not arguments.json:
+        say(result["detail"])
+        return
     if arguments.json:
         origins = {flag: {"value": str(choice.value), "from": choice.origin} for flag, choice in choices.items()}
         print_json({"output_dir": str(arguments.output_dir), **result, "choices": origins, "seconds": seconds})

@@ -217,9 +217,10 @@ def _show(profile: Profile, output: str) -> None:
     print_table(f"{profile.model} on {where} -> {output}", columns, rows)
     if slow := profile.bound_by_host:
         say(f"bound by the host, which takes longer to ask for it than the device to compute it: {', '.join(slow)}")
-    bandwidth = 1e-9 / profile.transfer_seconds_per_byte if profile.transfer_seconds_per_byte else float("inf")
+    each, latency = profile.transfer_seconds_per_byte, profile.transfer_latency_seconds * 1e6
+    transfer = f"transfer {latency:.0f} us + {1e-9 / each:.2f} GB/s" if each else "no transfers measured"
     say(
-        f"transfer {profile.transfer_latency_seconds * 1e6:.0f} us + {bandwidth:.2f} GB/s; an iteration adds "
+        f"{transfer}; an iteration adds "
         f"{profile.iteration_seconds * 1e3:.2f} ms and the layers' optimizer steps, "
         f"{sum(profile.layers[kind].step_seconds for kind in profile.cost_kinds) * 1e3:.2f} ms over all stages"
     )

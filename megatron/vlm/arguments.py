@@ -19,8 +19,7 @@ from megatron.vlm.evaluation import set_evaluation
 from megatron.vlm.flags.check import check_given, check_together
 from megatron.vlm.flags.parser import Parser
 from megatron.vlm.flags.refusals import megatron_refusals
-from megatron.vlm.rates import add_rate_flags
-from omnibal_ext.adapters import Adapters, add_trained_flags, check_adapters
+from omnibal_ext.adapters import Adapters, check_adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
 from omnibal_ext.architectures.language import LanguageArchitecture
@@ -29,6 +28,7 @@ from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan, single_stage_plan
 from omnibal_ext.schedules.schedule import splits_backward
+from omnibal_ext.trainer_flags import OWN
 
 SPLITS_SINCE = "2.8.0"
 """Transformer Engine's, from which on its layers call the data-parallel hooks of weight gradients that were put off."""
@@ -87,34 +87,8 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument("--from-scratch", action="store_true", help="start from random weights")
     group.add_argument("--fresh", action="store_true", help="refuse to go on with a run: --save must hold none")
     group.add_argument("--save-hf", action="store_true", help="write Hugging Face's weights beside every save")
-    group.add_argument(
-        "--trust", action="store_true", help="load checkpoints that have no checksums, or may run code when loaded"
-    )
-    group.add_argument(
-        "--max-bad-samples", type=int, default=100, metavar="N", help="samples whose images may break while training"
-    )
-    group.add_argument(
-        "--no-image-checksums", dest="image_checksums", action="store_false", help="take changed images as they are"
-    )
-    group.add_argument(
-        "--max-bad-steps", type=int, default=5, metavar="N", help="steps in a row that may be not finite and left out"
-    )
-    add_trained_flags(group)
-    group.add_argument(
-        "--lora-alpha", type=float, metavar="A", help="what adapters give is scaled by A / R (default: twice the rank)"
-    )
-    add_rate_flags(group)
-    group.add_argument(
-        "--loss-reduction",
-        default="token",
-        choices=("token", "square", "sample"),
-        help="mean over the global batch's tokens, over its samples, or square-root weighting between (InternVL)",
-    )
-    group.add_argument("--metrics-file", help="append one JSON line an interval: balance, padding, rates")
-    group.add_argument(
-        "--timelines", type=int, default=0, metavar="N",
-        help="record what every rank does in N iterations, to timeline.jsonl beside --metrics-file",
-    )  # fmt: skip
+    for add in OWN.values():
+        add(group)
     return parser
 
 
@@ -126,8 +100,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     return replace(inputs, megatron_output=inputs.megatron_output + said.getvalue())
 
 
-def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
-    """Parse and validate the command line, or `argv` without a program's name.
+def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) -> TrainingInputs:
+    """Parse and validate the command line, or `argv` without a program's name; without packs nothing is evaluated.
 
     Raises UserError for a flag that is unknown, refused (docs/flags.md) or at odds with the preset or the plan, for
     what Megatron itself refuses, an unknown preset, a plan made for another model or parallel size, held-out data
@@ -159,7 +133,8 @@ def read_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
     stage_ranks = args.tensor_model_parallel_size, args.data_parallel_size
     check_expert_ranks(architecture, args.expert_model_parallel_size, stage_ranks)
     _check_experts(args)
-    set_evaluation(args)
+    if is_packed:
+        set_evaluation(args)
     args.align_param_gather = args.overlap_param_gather  # the executor starts all gathers, not one the next
     # The true count from here on: a checkpoint records it, and is compared with it at any layout.
     args.num_layers = args.encoder_num_layers = architecture.language.layers

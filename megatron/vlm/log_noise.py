@@ -33,3 +33,13 @@ def quieten_start_up() -> None:
     """Let Megatron's wordy loggers speak from warnings on; `--logging-level` is the user's way to hear them."""
     for name in WORDY:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def leave_out_estimates() -> None:
+    """Have Megatron's loop print no estimate of parameters and memory: it knows the language model alone.
+
+    What a rank needs is in the checks, and what it took in the lines of each interval.
+    """
+    from megatron.training import training
+
+    training.report_theoretical_memory = lambda *_, **__: None

@@ -23,7 +23,7 @@ from megatron.training import get_args, pretrain
 from megatron.training.argument_utils import pretrain_cfg_container_from_args
 from torch import Tensor
 
-from megatron.vlm import platform, rates
+from megatron.vlm import log_noise, platform, rates
 from megatron.vlm.arguments import TrainingInputs, parse_arguments
 from megatron.vlm.checkpoint import guard
 from megatron.vlm.checkpoint.run import describe_run
@@ -260,6 +260,7 @@ def train(trainer: Trainer, exports: Beside | None = None) -> None:
     args.save_retain_interval = None  # Megatron would keep no older save to fall back on
     trainer.bad_steps.install(trainer.trained)
     rates.install()
+    log_noise.leave_out_estimates()
     install(trainer.forward_backward)
     provider = partial(trainer.datasets)
     setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)

@@ -5,7 +5,7 @@ not decayed, vectors and biases, is not decayed in any part.
 """
 
 import re
-from argparse import ArgumentParser, Namespace, _ArgumentGroup
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -15,22 +15,8 @@ from megatron.training import training
 
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.chain import PARTS, VISION_NORM
-from omnibal_ext.flags import Need, Numbers
-
-OWN = ("vit", "projector")
-"""The parts that can have their own; the language model's are the run's."""
-RATES = tuple(f"lr_{part}" for part in OWN)
-DECAYS = tuple(f"weight_decay_{part}" for part in OWN)
-NUMBERS = (Numbers("[0, 1e30]", " ".join((*RATES, *DECAYS))),)
-
-
-def add_rate_flags(group: ArgumentParser | _ArgumentGroup) -> None:
-    """`--lr-vit` and the like."""
-    for part in OWN:
-        group.add_argument(f"--lr-{part}", type=float, metavar="RATE", help=f"learning rate of the {part}, not --lr")
-        group.add_argument(
-            f"--weight-decay-{part}", type=float, metavar="W", help=f"weight decay of the {part}, not --weight-decay"
-        )
+from omnibal_ext.flags import Need
+from omnibal_ext.trainer_flags import PARTS_WITH_RATES, RATES
 
 
 def trained_parts(args: Namespace) -> set[str]:
@@ -40,7 +26,7 @@ def trained_parts(args: Namespace) -> set[str]:
 
 
 def _rated(args: Namespace) -> set[str]:
-    return {part for part in OWN if getattr(args, f"lr_{part}") is not None}
+    return {part for part in PARTS_WITH_RATES if getattr(args, f"lr_{part}") is not None}
 
 
 def _trains(part: str) -> Any:
@@ -48,7 +34,7 @@ def _trains(part: str) -> Any:
 
 
 NEEDS = (
-    *(Need(f"lr_{part} weight_decay_{part}", f"a {part} that is trained", _trains(part)) for part in OWN),
+    *(Need(f"lr_{part} weight_decay_{part}", f"a {part} that is trained", _trains(part)) for part in PARTS_WITH_RATES),
     Need(
         " ".join(RATES),
         "a part beside it that is trained at --lr; give that one rate as --lr",
@@ -65,7 +51,7 @@ NEEDS = (
 def part_overrides(args: Namespace) -> dict[ParamKey, ParamGroupOverride]:
     """What core's optimizer and scheduler take for the weights of parts that have a rate or decay of their own."""
     found = {}
-    for part in OWN:
+    for part in PARTS_WITH_RATES:
         rate, decay = getattr(args, f"lr_{part}"), getattr(args, f"weight_decay_{part}")
         override = ParamGroupOverride()
         if rate is not None:

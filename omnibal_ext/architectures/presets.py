@@ -15,8 +15,8 @@ from omnibal_ext.families.llava import presets as llava
 from omnibal_ext.families.registry import FAMILIES
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-"""OWNER/MODEL, as Hugging Face's hub has them."""
+HUB_NAME = re.compile(r"(https?://(huggingface\.co|hf\.co)/)?(\w[\w.-]*/\w[\w.-]*)(?(1)(/.*)?)")
+"""OWNER/MODEL, as Hugging Face's hub has them, or a page of one there."""
 MODEL_FLAGS = ("--model", "--preset")
 """Both words name a model to every program: what `preset` takes."""
 TINY = Architecture(
@@ -52,12 +52,15 @@ def preset(name: str) -> Architecture:
 
 def _unknown(name: str) -> str:
     """What to say of a name that is none: how to have what it names, or the nearest that we know."""
-    if HUB_NAME.fullmatch(name):
-        folder = name.rpartition("/")[2]
+    if found := HUB_NAME.fullmatch(name):
+        model = found[3]
+        folder = model.rpartition("/")[2]
         return (
-            f"{name}: no such folder; models are not downloaded here: `hf download {name} --local-dir {folder}` first, "
-            f"then {folder}"
+            f"{name}: no such folder; models are not downloaded here: `hf download {model} --local-dir {folder}` "
+            f"first, then {folder}"
         )
+    if "/" in name:
+        return f"{name}: no such folder; give one with Hugging Face's config.json, or a preset of docs/models.md"
     nearest = difflib.get_close_matches(name.lower(), PRESETS, 3, 0.7)
     known = f"the nearest is {' or '.join(nearest)}, all" if nearest else "all"
     return (

@@ -23,6 +23,14 @@ def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> N
             )
 
 
+def refuse_without_manifest(folder: Path, what: str, maker: str) -> None:
+    """Raise UserError if a folder is not there, or is not `what` `maker` makes: these have a manifest.json."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give {what} that {maker} has made")
+    if not (folder / "manifest.json").exists():
+        raise UserError(f"{folder}: is not {what}: has no manifest.json; make one with {maker}")
+
+
 @contextmanager
 def building(target: Path) -> Iterator[Path]:
     """An empty folder beside `target` to write into; at the end it is `target`, after an error it is gone.

@@ -16,7 +16,7 @@ from omnibal_ext.launch.versions import check_versions
 
 @dataclass(frozen=True)
 class Report:
-    """What was found. A finding is {"check", "state": ok | note | refused, "detail"}."""
+    """What was found. A finding is {"check", "state": ok | note | later | refused, "detail"}."""
 
     findings: list[dict[str, str]]
     weights: dict[str, str | None] | None

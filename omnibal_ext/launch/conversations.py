@@ -8,15 +8,21 @@ Flags of Megatron's that nobody gives are those of a usual fine-tuning: `USUAL_F
 """
 
 import argparse
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+from omnibal_ext.architectures.folder import find_config
+from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.files.records import write_record
 from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.planning import run_our_tool
+from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.output import say
 from omnibal_ext.packing.packers.budgets import read_budget
 from omnibal_ext.packing.widths import check_widths, read_widths
@@ -26,6 +32,8 @@ from omnibal_ext.reading.document import read_json
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
 LIMITS = ("max_tiles", "max_pixels", "max_tokens")
 """Of preprocessing, by the names of its flags."""
+HOW_READ = {"image_root": None, "workers": 1, "max_rejects": None}
+"""Flags that decide nothing of a dataset that is there, a command may keep them; and what they are unless given."""
 MICRO_BATCHES = 4
 """Packs of a rank and iteration, for each pipeline rank."""
 ONE_RANK, AUTO = "1", "auto"
@@ -77,6 +85,24 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def refuse_sizes_alone(model: str) -> None:
+    """Raise UserError for a preset: conversations are written in a tokenizer's words, which it does not have."""
+    preset(model)
+    if not find_config(Path(model)):
+        raise UserError(
+            f"--model {model}: a preset has sizes and no tokenizer, which --input needs; give the folder of a model's "
+            "files (--from-scratch: its weights are not used), or make dataset and packs with tools/preprocess_data.py "
+            "--tokenizer-model and tools/pack_data.py"
+        )
+
+
+def say_unused(arguments: argparse.Namespace) -> None:
+    """Name the flags that only say how conversations are read, where there are none to read."""
+    unused = [f"--{name.replace('_', '-')}" for name, usual in HOW_READ.items() if getattr(arguments, name) != usual]
+    if unused and not arguments.input and not arguments.json:
+        say(f"{', '.join(unused)}: not used, the dataset {arguments.data} is made")
+
+
 def check_conversation_flags(arguments: argparse.Namespace) -> None:
     """Either conversations or a dataset with packs; and what a run from conversations is not told is as usual.
 
@@ -103,20 +129,71 @@ def check_conversation_flags(arguments: argparse.Namespace) -> None:
 
 
 def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
-    """Make the dataset and the packs that are missing or made from something else; every step is shown."""
-    if not arguments.input:
-        return
-    if arguments.check and not (Path(arguments.packs) / "manifest.json").is_file():
-        raise UserError(f"--check looks at packs, and {arguments.packs} is not made yet; --dry-run makes it")
-    if asked := read_widths(arguments.widths):
-        check_widths(asked, data_parallel)
+    """Make the dataset and the packs that are missing or made from something else; every step is shown.
+
+    Raises UserError for widths that these ranks cannot have.
+    """
+    _check_widths(arguments, data_parallel)
     _preprocess(arguments, tools)
     _pack(arguments, tools, data_parallel)
 
 
-def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
-    """The tool knows by itself what is there; a dataset within other limits makes way first."""
-    limits = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in LIMITS}
+def are_made(arguments: argparse.Namespace, data_parallel: int) -> bool:
+    """Whether dataset and packs are there, made as these flags ask; files that have changed since are not looked for.
+
+    Raises UserError for widths that these ranks cannot have.
+    """
+    _check_widths(arguments, data_parallel)
+    noted = _made_from(_note(arguments, "packs")) or {}
+    noted.pop("dataset", None)
+    is_data = _made_from(_note(arguments, "data")) == _asked_of_data(arguments)
+    return is_data and noted == _pack_flags(arguments, data_parallel) and _are_there(arguments)
+
+
+def _check_widths(arguments: argparse.Namespace, data_parallel: int) -> None:
+    if asked := read_widths(arguments.widths):
+        check_widths(asked, data_parallel)
+
+
+def micro_batches(arguments: argparse.Namespace) -> int:
+    """Packs of a rank and iteration."""
+    return int(arguments.micro_batches or MICRO_BATCHES * arguments.pipeline_model_parallel_size)
+
+
+def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str, str]:
+    """The finding about files of conversations: how the first lines of each are read; nothing is written."""
+    switches = ["--check", "--json", "--input", *arguments.input, *_shorten(arguments)]
+    words = [str(word) for flag in _data_flags(arguments).items() for word in flag]
+    command = [sys.executable, "-W", "ignore", str(tools / "preprocess_data.py"), *words, *switches]
+    done = run_to_end(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if done.returncode == 0:
+        detail, state = json.loads(done.stdout)["detail"], "ok"
+    elif done.returncode == 2:
+        detail, state = done.stderr.rstrip().rpartition("\n")[2].removeprefix("error: "), "refused"
+    else:
+        sys.stderr.write(done.stderr)
+        sys.exit(done.returncode)
+    return {"check": "conversations", "state": state, "detail": detail}
+
+
+def _note(arguments: argparse.Namespace, what: str) -> Path:
+    """Where it is noted what the dataset, or the packs, of a run were asked for."""
+    return Path(arguments.run_dir) / f"{what}.inputs.json"
+
+
+def _asked_of_data(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {**_limits(arguments), "--shorten": arguments.shorten}
+
+
+def _limits(arguments: argparse.Namespace) -> dict[str, int | None]:
+    return {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in LIMITS}
+
+
+def _shorten(arguments: argparse.Namespace) -> list[str]:
+    return ["--shorten", *arguments.shorten] if arguments.shorten else []
+
+
+def _data_flags(arguments: argparse.Namespace) -> dict[str, Any]:
     flags = {
         "--model": arguments.model,
         "--image-root": arguments.image_root,
@@ -125,23 +202,26 @@ def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
         "--max-rejects": arguments.max_rejects,
         "--output-dir": arguments.data,
     }
-    named = {flag: value for flag, value in (flags | limits).items() if value is not None}
-    shorten = ["--shorten", *arguments.shorten] if arguments.shorten else []
-    asked, note = {**limits, "--shorten": arguments.shorten}, Path(arguments.run_dir) / "data.inputs.json"
+    return {flag: value for flag, value in (flags | _limits(arguments)).items() if value is not None}
+
+
+def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
+    """The tool knows by itself what is there; a dataset within other limits makes way first."""
+    asked, note = _asked_of_data(arguments), _note(arguments, "data")
     _say(arguments, f"conversations -> {arguments.data}")
     if _made_from(note) not in (None, asked):
         make_way(Path(arguments.run_dir), Path(arguments.data))
-    run_our_tool(tools / "preprocess_data.py", named, arguments.json, ["--input", *arguments.input, *shorten])
+    words = ["--input", *arguments.input, *_shorten(arguments)]
+    run_our_tool(tools / "preprocess_data.py", _data_flags(arguments), arguments.json, words)
     write_record(note, asked)
 
 
-def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
-    pipeline = arguments.pipeline_model_parallel_size
+def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, Any]:
     flags: dict[str, Any] = {
         "--data": arguments.data,
         "--data-parallel-size": data_parallel,
-        "--micro-batches": arguments.micro_batches or MICRO_BATCHES * pipeline,
-        "--pipeline-model-parallel-size": pipeline,
+        "--micro-batches": micro_batches(arguments),
+        "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
         "--last-iteration": "empty",  # so that an epoch is one to the sample
         "--output-dir": arguments.packs,
     }
@@ -152,16 +232,27 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
         flags["--widths"] = arguments.widths
     if arguments.widths == AUTO:
         flags["--node-ranks"] = _node_ranks(arguments)
-    run_dir, packs = Path(arguments.run_dir), [Path(arguments.packs)]
+    return flags
+
+
+def _folders(arguments: argparse.Namespace) -> list[Path]:
+    """Those of the packs that are made."""
+    held_out = [Path(arguments.run_dir) / HELD_OUT] if arguments.held_out else []
+    return [Path(arguments.packs), *held_out]
+
+
+def _are_there(arguments: argparse.Namespace) -> bool:
+    return all((made / "manifest.json").is_file() for made in _folders(arguments))
+
+
+def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
+    flags, run_dir, inputs = _pack_flags(arguments, data_parallel), Path(arguments.run_dir), _note(arguments, "packs")
     held_out = {"--data": arguments.data, "--held-out-of": arguments.packs, "--output-dir": run_dir / HELD_OUT}
-    if arguments.held_out:
-        packs.append(run_dir / HELD_OUT)
-    inputs = run_dir / "packs.inputs.json"
     asked = {**flags, "dataset": sha256_of(Path(arguments.data) / "manifest.json")}
-    if _made_from(inputs) == asked and all((made / "manifest.json").is_file() for made in packs):
+    if _made_from(inputs) == asked and _are_there(arguments):
         _say(arguments, f"dataset -> {arguments.packs}: there, made from the same")
         return
-    for made, named in zip(packs, (flags, held_out), strict=False):
+    for made, named in zip(_folders(arguments), (flags, held_out), strict=False):
         _say(arguments, f"dataset -> {made}")
         make_way(run_dir, made)
         run_our_tool(tools / "pack_data.py", named, arguments.json)

@@ -1,14 +1,16 @@
 """The launcher's flags: which numbers they take, what else must hold for them to be obeyed, and where they stand."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from omnibal_ext import trainer_flags
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import Need, Numbers
+from omnibal_ext.flags import Need, Numbers, ToolParser
 from omnibal_ext.launch.folder import CHECKPOINTS, SAVE_INTERVAL
 
 NUMBERS = (
+    *trainer_flags.NUMBERS,
     Numbers(
         "[1, 16384]",
         """
@@ -40,8 +42,7 @@ NEEDS = (
     ),
     Need(
         """
-        image_root chat_template workers max_rejects micro_batches max_tiles max_pixels max_tokens shorten vit_budget
-        llm_budget widths held_out
+        chat_template micro_batches max_tiles max_pixels max_tokens shorten vit_budget llm_budget widths held_out
         """,
         "--input: dataset and packs that are there already were made as they are",
         lambda arguments: arguments.input,
@@ -65,11 +66,6 @@ NEEDS = (
         lambda arguments: "--save" not in flags_in(arguments.megatron),
     ),
     Need(
-        "freeze",
-        "no --freeze behind --: the last one counts there",
-        lambda arguments: "--freeze" not in flags_in(arguments.megatron),
-    ),
-    Need(
         "analytic repack method schedule tower recompute virtual_pipeline_model_parallel_size",
         "no --plan beside it: a plan that is there was made as it is",
         lambda arguments: not arguments.plan,
@@ -77,13 +73,11 @@ NEEDS = (
     Need("analytic", "no --profile beside it: that has the costs", lambda arguments: not arguments.profile),
     Need("nnodes", "--rdzv-endpoint HOST:PORT of the first node", lambda arguments: arguments.rdzv_endpoint),
 )
-EITHER_SIDE = {"--freeze"}
-"""Flags that may stand on either side of --."""
 
 
-def refuse_misplaced(parser: ArgumentParser, words: Sequence[str]) -> None:
+def refuse_misplaced(parser: ToolParser, words: Sequence[str]) -> None:
     """Raise UserError for a flag of the launcher's own among those that go to Megatron as they are."""
-    own = {option for action in parser._actions for option in action.option_strings} - EITHER_SIDE
+    own = {option for action in parser._actions for option in action.option_strings} - parser.handed_on
     for word in words:
         if (flag := word.partition("=")[0]) in own:
             raise UserError(
@@ -92,11 +86,9 @@ def refuse_misplaced(parser: ArgumentParser, words: Sequence[str]) -> None:
             )
 
 
-def hand_on(arguments: Namespace) -> None:
-    """Give Megatron what it is to do of what stands before --: to freeze parts, and to save, by default in RUN."""
+def save_in_run(arguments: Namespace) -> None:
+    """Have Megatron save in RUN, unless it is told otherwise."""
     given = flags_in(arguments.megatron)
-    if arguments.freeze:
-        arguments.megatron += ["--freeze", *arguments.freeze]
     if arguments.no_save or "--save" in given:
         return
     arguments.megatron += ["--save", str(Path(arguments.run_dir) / CHECKPOINTS)]

@@ -9,6 +9,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.run_metrics import INPUTS, TIMELINE
 
 LOCK = ".lock"
+PLAN = "plan.json"
 CHECKPOINTS, SAVE_INTERVAL = "checkpoints", 200
 METRICS, LOG, TENSORBOARD = "metrics.jsonl", "train.log", "tensorboard"
 WRITTEN = (METRICS, LOG, TENSORBOARD, TIMELINE)

@@ -17,7 +17,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.files.records import write_record
 from omnibal_ext.launch.candidates import Trial, keep_fastest, layouts, measured_seconds
-from omnibal_ext.launch.folder import make_way
+from omnibal_ext.launch.folder import PLAN, make_way
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.packing.corpus import Corpus
@@ -68,7 +68,7 @@ class Planning:
     @property
     def plan_path(self) -> Path:
         """plan.json."""
-        return Path(self.flags.plan) if self.flags.plan else self.run_dir / "plan.json"
+        return Path(self.flags.plan) if self.flags.plan else self.run_dir / PLAN
 
     @property
     def inputs_path(self) -> Path:
@@ -76,28 +76,9 @@ class Planning:
         return self.run_dir / "plan.inputs.json"
 
     def provisional(self) -> Plan:
-        """A plan for checks alone: an even cut, nothing predicted. Raises UserError for counts that have no plan."""
-        ranks, chunks = self.flags.pipeline_model_parallel_size, self.flags.virtual_pipeline_model_parallel_size
-        if self.micro_batches == 1 and ranks > 1:
-            raise UserError(
-                f"one microbatch keeps one of {ranks} pipeline ranks busy at a time: pack with more --micro-batches, "
-                "or use --pipeline-model-parallel-size 1"
-            )
-        chain = self.architecture.chain
-        return Plan.from_cuts(
-            chain,
-            even_edges([1.0] * len(chain), ranks * chunks)[1:-1],
-            num_microbatches=self.micro_batches,
-            virtual_pipeline_model_parallel_size=chunks,
-            schedule=self.flags.schedule,
-            model=self.architecture.name,
-            model_hash=self.architecture.hash,
-            vit_budget=self.index.vit_budget,
-            llm_budget=self.index.llm_budget,
-            frozen=self.frozen,
-            lora_rank=self.adapters.rank,
-            lora_targets=self.adapters.targets,
-        )
+        """A plan for checks alone. Raises UserError for counts that have no plan."""
+        budgets = self.index.vit_budget, self.index.llm_budget
+        return provisional_plan(self.flags, self.job, self.architecture, self.micro_batches, *budgets)
 
     def is_planned(self) -> bool:
         """Whether there is a plan that need not be made: it was given, or made from this profile and these choices."""
@@ -257,6 +238,39 @@ class Planning:
             flags["--tower"] = self.flags.tower
         run_our_tool(self.tools / "plan_layout.py", flags, self.flags.json)
         write_record(self.inputs_path, self._asked())
+
+
+def provisional_plan(
+    flags: argparse.Namespace,
+    job: argparse.Namespace,
+    architecture: Architecture,
+    micro_batches: int,
+    vit_budget: int = 0,
+    llm_budget: int = 0,
+) -> Plan:
+    """A plan for checks alone: an even cut, nothing predicted. Raises UserError for counts that have no plan."""
+    ranks, chunks = flags.pipeline_model_parallel_size, flags.virtual_pipeline_model_parallel_size
+    adapters = Adapters.of(job)
+    if micro_batches == 1 and ranks > 1:
+        raise UserError(
+            f"one microbatch keeps one of {ranks} pipeline ranks busy at a time: pack with more --micro-batches, "
+            "or use --pipeline-model-parallel-size 1"
+        )
+    chain = architecture.chain
+    return Plan.from_cuts(
+        chain,
+        even_edges([1.0] * len(chain), ranks * chunks)[1:-1],
+        num_microbatches=micro_batches,
+        virtual_pipeline_model_parallel_size=chunks,
+        schedule=flags.schedule,
+        model=architecture.name,
+        model_hash=architecture.hash,
+        frozen=adapters.frozen(job.freeze),
+        lora_rank=adapters.rank,
+        lora_targets=adapters.targets,
+        vit_budget=vit_budget,
+        llm_budget=llm_budget,
+    )
 
 
 def run_our_tool(tool: Path, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:

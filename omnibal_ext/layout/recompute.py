@@ -14,7 +14,7 @@ from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE, prefix_sums
-from omnibal_ext.units import GIB
+from omnibal_ext.units import in_bytes
 
 Ints = NDArray[np.int64]
 _VIT, _LLM = WAYS.index(("whole", "vit")), WAYS.index(("whole", "llm"))
@@ -125,9 +125,12 @@ def _refuse_misfits(problem: LayoutProblem, layout: Layout) -> None:
     weights = float((held[problem.placement.stages_of[rank]] @ problem.tables.fixed).sum())
     remedy = "more tensor or pipeline ranks, smaller budgets, or fewer microbatches in flight would help"
     if weights > problem.memory_bytes:
-        remedy = "weights alone are over it: more tensor or pipeline ranks, or --use-distributed-optimizer would help"
+        remedy = "weights alone are over it: more tensor or pipeline ranks would help"
+        profile = problem.profile
+        if not {**profile.notes, **profile.measured_with}.get("distributed_optimizer"):
+            remedy += ", or a profile with --use-distributed-optimizer"
     needed, limit = short[rank] + problem.memory_bytes, problem.memory_bytes
     raise UserError(
-        f"stage {rank} needs {needed / GIB:.2f} GiB with all layers recomputed ({weights / GIB:.2f} GiB for weights), "
-        f"{short[rank]:.0f} bytes ({short[rank] / GIB:.2f} GiB) over the limit of {limit / GIB:.2f} GiB; {remedy}"
+        f"stage {rank} needs {in_bytes(needed)} with all layers recomputed ({in_bytes(weights)} for weights), "
+        f"{short[rank]:.0f} bytes ({in_bytes(short[rank])}) over the limit of {in_bytes(limit)}; {remedy}"
     )

@@ -28,7 +28,7 @@ from omnibal_ext.layout.search import Candidate, find_plan
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.actions import Action, Beside, Schedule
 from omnibal_ext.schedules.weaving import Places, first_and_last, woven
-from omnibal_ext.units import GIB
+from omnibal_ext.units import in_bytes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -145,10 +145,10 @@ def _plan_way(
     less = float(aside.fixed_bytes.max()) + held + waiting
     for _ in range(TRIES):
         if less >= problem.memory_bytes:
-            rank, limit = aside.fixed_bytes.argmax(), problem.memory_bytes / GIB
+            rank = aside.fixed_bytes.argmax()
             raise UserError(
-                f"pipeline rank {rank} needs {less / GIB:.2f} GiB for the tower beside the pipeline (copies, sums, "
-                f"what is kept and waits), of {limit:.2f} GiB: cut the chain, or use more memory"
+                f"pipeline rank {rank} needs {in_bytes(less)} for the tower beside the pipeline (copies, sums, "
+                f"what is kept and waits), of {in_bytes(problem.memory_bytes)}: cut the chain, or use more memory"
             )
         alone = replace(problem, profile=language_profile(profile), memory_bytes=problem.memory_bytes - less)
         alone, candidates = find_plan(alone, method, seconds=seconds / 2, **options)
@@ -158,7 +158,7 @@ def _plan_way(
             return found, placing
         less, waiting = less + short, waiting + short
     raise UserError(
-        f"pipeline rank {fullest} is {short / GIB:.2f} GiB short of {problem.memory_bytes / GIB:.2f} GiB with the "
+        f"pipeline rank {fullest} is {in_bytes(short)} short of {in_bytes(problem.memory_bytes)} with the "
         "tower beside the pipeline: cut the chain, or use more memory"
     )
 

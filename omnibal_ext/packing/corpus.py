@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.folders import refuse_without_manifest
 from omnibal_ext.reading.checks import finite, listing, mapping, record, text, whole
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed_by
@@ -77,6 +78,7 @@ class Corpus:
         Raises:
             UserError: the folder is incomplete, or of another version.
         """
+        refuse_without_manifest(Path(folder), "a dataset", "tools/preprocess_data.py")
         manifest, sizes = Path(folder) / "manifest.json", Path(folder) / "sizes.npz"
         sources = read_json(manifest, DATASET_SOURCES, "preprocess again with tools/preprocess_data.py")["sources"]
         about = [name for name in ("lines", "supervised") if name == "lines" or name in column_names(sizes)]

@@ -111,7 +111,7 @@ class Flag:
     launcher: bool = False
     """Only the launcher's."""
     both: bool = False
-    """The launcher's and the trainer's."""
+    """The launcher's and the trainer's, and none that may stand on either side of --."""
     switch: bool = False
     inside: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def all_flags() -> dict[str, Flag]:
             action.option_strings[0],
             allowed,
             launcher=name not in trainer,
-            both=name in ours and name in trainer,
+            both=name in ours and name in trainer and name not in launcher.handed_on,
             switch=action.nargs == 0,
             inside=inside,
             outside=beyond(interval) if interval else ("nothing-of-this-name",),

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -77,12 +78,13 @@ def test_a_run_that_may_start_is_let_through(folder: Path, monkeypatch: pytest.M
         ("weights", {"from_scratch": False, "first_weights": "data"}, "neither a checkpoint"),
         ("weights", {"from_scratch": False, "first_weights": "theirs"}, "unlike --model tiny; leave --model out"),
         ("dataset", {"preset": "llava-1.5-7b", "plan": None}, "--tile-size 32, not 336, --tokens-per-tile 4, not 576"),
-        ("dataset", {"data": "nowhere"}, "(No such file or directory); preprocess again"),
-        ("packs", {"packs": "nowhere"}, "(No such file or directory); pack again"),
+        ("dataset", {"data": "nowhere"}, "no such folder; give a dataset that tools/preprocess_data.py has made"),
+        ("dataset", {"data": "demo"}, "is not a dataset: has no manifest.json; make one with tools/preprocess_data.py"),
+        ("packs", {"packs": "nowhere"}, "no such folder; give a packed index that tools/pack_data.py has made"),
         ("flags", {"eval_packs": "packs"}, "without --eval-data"),
         ("packs", {"global_batch_size": 3}, "packs; give --global-batch-size 4, or pack again with tools/pack_data.py"),
         ("packs", {"global_batch_size": 3}, "--micro-batches 3"),
-        ("held-out packs", {"eval_data": "data", "eval_packs": "nowhere"}, "(No such file or directory); pack again"),
+        ("held-out packs", {"eval_data": "data", "eval_packs": "nowhere"}, "no such folder; give a packed index"),
         ("model", {"tensor_model_parallel_size": 3, "plan": None}, "3"),
         ("checkpoints", {"save": "two.json"}, "is a file"),
     ],
@@ -126,6 +128,54 @@ def test_the_check_is_one_screen_or_one_object_and_two_when_it_refuses(folder: P
     assert "to be converted" in found["weights"]["detail"]
     assert f"tokenizer compared with {folder / 'theirs'}" in found["dataset"]["detail"]
     assert not (folder / "none").exists()  # nothing is written
+
+
+def start(folder: Path, *words: object, code: int) -> tuple[dict[str, dict[str, str]], str]:
+    """Findings, by name, and what is said on stderr of a run of conversations that has made nothing yet."""
+    files = ("--model", folder / "theirs", "--input", folder / "demo/train.jsonl", "--run-dir", folder / "first")
+    usual = ("--chat-template", "internlm2-chat", "--analytic", "a100", "--json")
+    done = tool("launch.py", *files, *usual, *words, check=False)
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+    assert not (folder / "first/data").exists()
+    found = json.loads(done.stdout)["check"] if done.stdout.strip() else []
+    return {one["check"]: one for one in found}, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "check", "said"),
+    [
+        (("--", "--learning-rate", "1e-5"), "flags", "--learning-rate: no such flag; here it is --lr"),
+        (("--lr-warmup-init", "1e-6", "--", "--lr-warmup-init", "1"), None, "--lr-warmup-init: no such flag"),
+        (("--lora-rank", 5000), "flags", "--lora-rank 5000: .* give at most that"),
+        (("--nproc-per-node", 3, "--tensor-model-parallel-size", 3), "model", "do not divide by"),
+        (("--save", "demo/train.jsonl", "--save-interval", 2), "checkpoints", "is a file"),
+        (("--from", "demo"), "weights", "neither a checkpoint"),
+    ],
+)
+def test_what_is_wrong_is_said_before_conversations_are_read(
+    folder: Path, words: tuple[object, ...], check: str | None, said: str
+) -> None:
+    found, errors = start(folder, *(folder / word if str(word).startswith("demo") else word for word in words), code=2)
+    assert re.search(rf"^error: .*{said}", errors)
+    assert check is None or found[check]["state"] == "refused"
+
+
+def test_a_check_before_packs_looks_at_all_else_and_names_what_it_did_not(folder: Path) -> None:
+    found, _ = start(folder, "--check", "--held-out", 0.1, code=0)
+    later = {name for name, one in found.items() if one["state"] == "later"}
+    assert later == {"dataset", "packs", "held-out dataset", "held-out packs"}
+    assert "not made yet; --dry-run makes it" in found["packs"]["detail"]
+    looked = {"versions", "devices", "model", "weights", "checkpoints", "memory", "host memory", "conversations"}
+    assert {found[name]["state"] for name in looked} <= {"ok", "note"}
+    assert found["conversations"]["detail"] == "1 file of 48 lines; of the first 32 0 rejected"
+
+
+def test_a_check_before_packs_reads_the_first_conversations(folder: Path, tmp_path: Path) -> None:
+    """Of a corpus whose images lie elsewhere, the flag that says where is named."""
+    shutil.copy(folder / "demo/train.jsonl", tmp_path)
+    found, errors = start(folder, "--check", "--input", tmp_path / "train.jsonl", code=2)
+    assert found["conversations"]["state"] == "refused"
+    assert re.search(r"^error: \d+ of 32 lines rejected.* missing_image; .*--image-root", errors)
 
 
 def losses(folder: Path, run: str) -> list[float]:

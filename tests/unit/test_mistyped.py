@@ -28,18 +28,16 @@ LAUNCH = [
     ),
     (f"--model T {BASE} --pipeline-parallel-size 2", "--pipeline-parallel-size: .*--pipeline-model-parallel-size"),
     (f"--model T {BASE} --epochs=3 --measure-topk 2", "--measure-topk: no such flag; the nearest is --measure-top-k"),
-    (f"--model T {BASE} --lr 1e-5", "--lr: no such flag; .*flags of Megatron's follow --"),
+    (f"--model T {BASE} --adam-beta2 .95", "--adam-beta2: no such flag; .*flags of Megatron's follow --"),
     (f"--model T {BASE} --epoch 3", "--epoch: no such flag; the nearest is --epochs"),
     (f"--model T {BASE} --freeze vision", "--freeze: invalid choice: 'vision' .*vit"),
-    (f"--model T {BASE} --train-iters 9", "--train-iters: no such flag; .*flags of Megatron's follow --"),
-    (f"--model T {BASE} --save=S", "--save: no such flag; here it is RUN/checkpoints .*flags of Megatron's follow --"),
-    (
-        f"--model T {BASE} --learning-rate 1e-5",
-        "--learning-rate: no such flag; here it is --lr, flags of Megatron's follow --",
-    ),
+    (f"--model T {BASE} --learning-rate 1e-5", "--learning-rate: no such flag; here it is --lr$"),
+    (f"--model T {BASE} --lr 1e-5 -- --lr 2e-5", "--lr is given twice .*; give it once"),
+    (f"--model T {BASE} --lr 1e-5 --lr=2e-5", "--lr is given twice .*; give it once"),
+    (f"--model T {BASE} --lr ten", "--lr: invalid float value: 'ten'"),
     (f"--model T {BASE} --num-train-epochs 3", "--num-train-epochs: no such flag; here it is --epochs"),
     (f"--model-name-or-path T {BASE}", "--model-name-or-path: no such flag; here it is --model"),
-    (f"--model T {BASE} --lora-r 8", "--lora-r: no such flag; here it is --lora-rank, flags of Megatron's follow --"),
+    (f"--model T {BASE} --lora-r 8", "--lora-r: no such flag; here it is --lora-rank$"),
     (f"--model T {BASE} --deepspeed ds.json", "--deepspeed: no such flag; .*--use-distributed-optimizer"),
     (f"--model T {BASE} 8", "'8' belongs to no flag"),
     (f"tiny {BASE} --model T", "'tiny' belongs to no flag"),
@@ -141,6 +139,15 @@ def test_what_is_behind_two_dashes_is_megatron_s() -> None:
         ("OpenGVLab/InternVL3_5-8B-HF", "`hf download OpenGVLab/InternVL3_5-8B-HF --local-dir InternVL3_5-8B-HF`"),
         ("internvl-3.5-8b", "'internvl-3.5-8b'; the nearest is internvl3.5-8b"),
         ("qwen2.5-vl-7B-instruct", "the nearest is .*qwen2.5-vl-7b"),
+        *[
+            (f"https://{hub}/Qwen/Qwen3-VL-8B{page}", "`hf download Qwen/Qwen3-VL-8B --local-dir Qwen3-VL-8B`")
+            for hub in ("huggingface.co", "hf.co")
+            for page in ("", "/", "/tree/main")
+        ],
+        *[
+            (path, f"^{path}: no such folder; give one with Hugging Face's config.json")
+            for path in ("./nowhere", "../nowhere", "/no/where", "models/no/where", "~/nowhere", "https://x.org/a/b")
+        ],
         ("something", "unknown preset 'something'; all are in docs/models.md"),
     ],
 )

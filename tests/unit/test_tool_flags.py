@@ -23,9 +23,6 @@ NEEDS = {
         ("--epochs 2 -- --train-iters 5", "--epochs 2.0 needs no --train-iters beside it"),
         ("--epochs 2 -- --train-iters=5", "--epochs 2.0 needs no --train-iters beside it"),
         ("--micro-batches 4", "--micro-batches 4 needs --input"),
-        ("--workers 2", "--workers 2 needs --input"),
-        ("--image-root there", "--image-root there needs --input"),
-        ("--max-rejects 3", "--max-rejects 3 needs --input"),
         ("--widths 1,2", "--widths 1,2 needs --input"),
         ("--chat-template mine", "--chat-template mine needs --input"),
         ("--nnodes 2", "--nnodes 2 needs --rdzv-endpoint HOST:PORT"),
@@ -47,7 +44,6 @@ NEEDS = {
         ("--input chat.jsonl --held-out .1 --eval-data there", "--held-out 0.1 needs no --eval-data beside it"),
         ("--no-save --save-hf", "--save-hf needs no --no-save beside it"),
         ("--no-save -- --save there", "--no-save needs no --save beside it"),
-        ("--freeze vit -- --freeze llm", "--freeze vit needs no --freeze behind --"),
     ],
     "pack_data": [
         ("--max-llm-budget 9 --llm-budget 8", "--max-llm-budget 9 needs --llm-budget auto"),
@@ -62,6 +58,7 @@ NEEDS = {
     ],
     "preprocess_data": [
         ("--max-pixels 60000 --max-tiles 9", "--max-pixels 60000 needs no --max-tiles beside it"),
+        ("--check --shard 0/2", "--check needs no --shard, --merge beside it"),
     ],
     "profile_layers": [
         ("--measured lines.json", "--measured lines.json needs --analytic"),

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.flags.obeyed import OBEYED
-from megatron.vlm.rates import DECAYS, RATES
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.plan import Plan
+from omnibal_ext.trainer_flags import DECAYS, RATES
 
 WITHOUT_EFFECT = {
     "save", "save_interval", "load", "log_interval", "tensorboard_dir", "num_workers", "logging_level",

@@ -33,6 +33,7 @@ from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import verify_checksums
+from omnibal_ext.files.folders import refuse_without_manifest
 from omnibal_ext.reading.columns import column_lengths
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import Sizes
@@ -50,6 +51,7 @@ class ChatDataset(Dataset):
     def __init__(self, folder: str | Path, checks_images: bool = True) -> None:
         """`checks_images`: those that are not what was preprocessed are as those that cannot be decoded."""
         self.folder, self.checks_images = Path(folder), checks_images
+        refuse_without_manifest(self.folder, "a dataset", "tools/preprocess_data.py")
         self.manifest = read_json(self.folder / "manifest.json", check_manifest, REMEDY)
         self._verify(lambda name: not name.endswith((".bin", ".jsonl")))
         self.sizes = Sizes.load(self.folder / "sizes.npz")

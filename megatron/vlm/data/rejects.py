@@ -10,6 +10,45 @@ from omnibal_ext.reading.checks import Check, record, text, whole
 from omnibal_ext.reading.document import read_lines
 
 FEW, ONE_IN = 10, 100
+_ROOT = "paths start from --image-root, by default the folder of each input: name the folder in which they are"
+_AGAIN = "fetch or copy the files again"
+_FORMAT = "write the lines as docs/data.md says"
+_SMALLER = "scale or cut these files"
+REMEDIES = {
+    "malformed_line": _FORMAT,
+    "not_utf8": "write the lines in UTF-8",
+    "empty_conversation": "leave out conversations without words to learn",
+    "bad_roles": "let turns alternate, and end with the assistant's",
+    "several_turns": "write each question and its answer as a conversation of its own",
+    "no_image": "leave out conversations without an image",
+    "unsupported_media": "leave out what this model does not see",
+    "unsupported_field": "leave out the field, or choose a --chat-template that has a form for it",
+    "image_mark_mismatch": "write one <image> for each image, in the human's words",
+    "video_mark_mismatch": "write one <video> for each video, in the human's words",
+    "reserved_words": "write these words otherwise",
+    "too_many_characters": "cut the conversations",
+    "path_outside_root": _ROOT,
+    "missing_image": _ROOT,
+    "unreadable_image": "let the files be read, by this user and whole",
+    "remote_image": "fetch the images, and name the files",
+    "empty_image": _AGAIN,
+    "not_an_image": "save the images as PNG, JPEG or WebP",
+    "truncated_image": _AGAIN,
+    "too_many_pixels": _SMALLER,
+    "too_narrow": _SMALLER,
+    "animated_image": "save the frame that is meant",
+    "unscaled_pixels": "save 8 or 16 bits a pixel",
+    "missing_video": _ROOT,
+    "unreadable_video": "let the files be read, by this user and whole",
+    "remote_video": "fetch the videos, and name the files",
+    "empty_video": _AGAIN,
+    "not_a_video": "save the videos as MP4, MKV or WebM",
+    "truncated_video": _AGAIN,
+    "too_few_frames": "show single frames as images",
+    "frames_differ": "scale the frames of a video to one size",
+    "too_many_tokens": "raise --max-tokens, or have longer ones made to fit: --shorten fewer-tiles truncate",
+}
+"""What mends the input, by the reason for which lines are rejected."""
 REJECT: Check[dict[str, Any]] = record({"file": text, "line": whole(1), "reason": text, "detail": text})
 """A line of `rejected.jsonl`."""
 
@@ -52,13 +91,18 @@ class RejectCount:
         """Rejected lines."""
         return self.by_reason.total()
 
-    def check(self, limit: int, lines: int, where: Path) -> None:
-        """Raise `UserError` if more than `limit` of the `lines` seen were rejected; `where` lists them."""
-        if self.total > limit:
-            raise UserError(
-                f"{self.total} of {lines} lines rejected, limit {limit}: {self.describe()}; all are in {where}; "
-                f"mend the input, or allow them with --max-rejects {self.total} (what was prepared is kept)"
-            )
+    def check(self, limit: int, lines: int, where: Path | None) -> None:
+        """Raise `UserError` if more than `limit` of the `lines` seen were rejected; `where` lists them.
+
+        The remedy is that of the most frequent reason. Without `where` these are the first lines alone.
+        """
+        if self.total <= limit:
+            return
+        said = f"{self.total} of {lines} lines rejected, limit {limit}: {self.describe()}"
+        listed = f"; all are in {where}" if where else ""
+        mended = REMEDIES.get(self.by_reason.most_common(1)[0][0], "mend the input")
+        allowed = f", or allow them with --max-rejects {self.total} (what was prepared is kept)" if where else ""
+        raise UserError(f"{said}{listed}; {mended}{allowed}")
 
     def describe(self) -> str:
         """The reasons, most frequent first, and one rejected line."""

@@ -1,18 +1,14 @@
 """The numbers that flags take which may be given: Megatron's, and our own."""
 
-from megatron.vlm import rates
-from omnibal_ext import adapters
+from omnibal_ext import trainer_flags
 from omnibal_ext.flags import Numbers
 
 NUMBERS = (
-    *adapters.NUMBERS,
-    *rates.NUMBERS,
-    Numbers("(0, 1e30]", "lora_alpha"),
+    *trainer_flags.NUMBERS,
     Numbers(
         "[1, inf)",
         """
-        train_iters lr_decay_iters lr_wsd_decay_iters global_batch_size
-        log_interval save_interval save_retain_interval eval_interval exit_interval exit_duration_in_mins
+        lr_decay_iters lr_wsd_decay_iters global_batch_size exit_interval exit_duration_in_mins
         tensorboard_log_interval tensorboard_queue_size log_memory_interval train_sync_interval
         check_weight_hash_across_dp_replicas_interval ckpt_step ddp_bucket_size ddp_num_buckets
         loss_scale_window hysteresis
@@ -21,23 +17,22 @@ NUMBERS = (
     Numbers(
         "[0, 1e30]",  # products of a few are numbers in single precision
         """
-        lr min_lr lr_warmup_init weight_decay start_weight_decay end_weight_decay clip_grad adam_eps
+        lr_warmup_init start_weight_decay end_weight_decay adam_eps
         init_method_std embedding_init_method_std moe_aux_loss_coeff
         """,
     ),
     Numbers(
         "[0, inf)",
         """
-        lr_warmup_iters num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 manual_gc_interval start_eval_at_iter
-        profile_step_start profile_step_end logging_level max_bad_samples max_bad_steps timelines
+        num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 manual_gc_interval start_eval_at_iter
+        profile_step_start profile_step_end logging_level
         """,
     ),
-    Numbers("[0, 1)", "hidden_dropout attention_dropout adam_beta1 adam_beta2 sgd_momentum lr_warmup_fraction"),
+    Numbers("[0, 1)", "hidden_dropout attention_dropout adam_beta1 adam_beta2 sgd_momentum"),
     Numbers("(0, 3.4e38]", "loss_scale initial_loss_scale min_loss_scale"),  # kept in single precision
-    Numbers("[1, 2147483647]", "seed flight_recorder_trace_buffer_size"),
+    Numbers("[1, 2147483647]", "flight_recorder_trace_buffer_size"),
     Numbers("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size straggler_minmax_count"),
     Numbers("[0, 16383]", "profile_ranks"),
-    Numbers("[0, 128]", "num_workers"),  # processes of a rank
     Numbers("[1, 128]", "dist_ckpt_workers"),
     Numbers("[1, 525600]", "distributed_timeout_minutes"),
     Numbers("[1, 65535]", "straggler_ctrlr_port"),

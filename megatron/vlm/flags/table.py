@@ -35,7 +35,10 @@ def _lines() -> Iterator[str]:
         yield from (_row(standing, group, options) for group in groups)
     yield from ("", "## Numbers", "", "Those that each flag takes, our own beside Megatron's; all others are refused.")
     yield from ("", "| from, to | flags |", "|---|---|")
-    yield from (f"| {numbers.interval} | {_written(numbers.names, options)} |" for numbers in NUMBERS)
+    taken: defaultdict[str, list[str]] = defaultdict(list)
+    for numbers in NUMBERS:
+        taken[numbers.interval].append(numbers.names)
+    yield from (f"| {interval} | {_written(' '.join(names), options)} |" for interval, names in taken.items())
     yield from ("", "## Needs", "", "What else must hold for a flag to be obeyed; without it the flag is refused.")
     yield from ("", "| flags | what they need |", "|---|---|")
     yield from (f"| {_written(need.names, options)} | {need.needs} |" for need in NEEDS)

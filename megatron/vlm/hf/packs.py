@@ -207,8 +207,16 @@ def _check_dataset(data: ChatDataset, config: Any, tiling: str) -> None:
     if unlike:
         raise UserError(
             f"dataset {data.folder}: not made for this model of type {config.model_type!r}: {', '.join(unlike)}; "
-            "preprocess again with its folder as --model"
+            f"preprocess again with its folder as --model{_without_limits(manifest, tiling)}"
         )
+
+
+def _without_limits(manifest: Mapping[str, Any], tiling: str) -> str:
+    """The flags to leave out of a dataset whose grids were limited: the model chooses from all of its own."""
+    rule = RULES[tiling]
+    made, most = manifest["tiling"], len(ANYRES_MAX_GRIDS) if rule.cap else max(map(prod, ANYRES_GRIDS))
+    is_limited = rule.joins_tiles and (made["min_tiles"] > 1 or made["max_tiles"] < most)
+    return ", and without --max-tiles and --min-tiles: it chooses from all of its grids" if is_limited else ""
 
 
 def _grids(tiling: Mapping[str, Any], cap: int) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ from megatron.vlm.platform import Moment, peak_bytes, to_device
 from omnibal_ext.output import printable
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import VISION, Action
-from omnibal_ext.units import GIB
+from omnibal_ext.units import in_bytes
 
 WARM_UP = 2  # iterations
 TOLERATED = 0.2
@@ -172,7 +172,7 @@ def beside_plan(plan: Plan, iterations: Sequence[Sequence[float]], report: Mappi
     for rank, (found, expected) in enumerate(
         zip(report.get("stage_peak_bytes", ()), predicted.get("stage_peak_bytes", ()), strict=False)
     ):
-        words.append(f"rank {rank}: {found / GIB:.2f} GiB, predicted {expected / GIB:.2f}")
+        words.append(f"rank {rank}: {in_bytes(found)}, predicted {in_bytes(expected)}")
     return f" a microbatch | {' | '.join(words)} |"
 
 

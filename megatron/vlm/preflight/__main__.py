@@ -51,7 +51,8 @@ def preflight(job: dict[str, Any]) -> dict[str, Any]:
     """Findings, and what the run starts from, for the arguments in sys.argv; Megatron's own messages are left out."""
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            start = Start(Run(read_arguments(), converts=True, is_planned=job.pop("is_planned", True)), **job)
+            known = {name: job.pop(name, True) for name in ("is_planned", "is_packed")}
+            start = Start(Run(read_arguments(is_packed=known["is_packed"]), converts=True, **known), **job)
         except UserError as error:
             return _report([Finding("flags", "refused", str(error))], None)
         findings = [*check_run(start.run), *run_checks(CHECKS, start)]

@@ -17,10 +17,13 @@ class Note(str):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table of checks. `detail` of a refusal says what, where, the limit and the remedy."""
+    """One line of the table of checks. `detail` of a refusal says what, where, the limit and the remedy.
+
+    What could not be looked at, because it is made later, is such a line too: `detail` says why.
+    """
 
     check: str
-    state: Literal["ok", "note", "refused"]
+    state: Literal["ok", "note", "later", "refused"]
     detail: str
 
 

@@ -15,7 +15,7 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.works import cost_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
-from omnibal_ext.units import GIB
+from omnibal_ext.units import GIB, in_bytes
 
 
 def parameters(
@@ -36,21 +36,22 @@ def check_memory(args: Namespace, architecture: Architecture, plan: Plan, memory
 
     Raises UserError if that is more than `memory_gib`, or than the device has.
     """
-    has = platform.device_memory() / GIB
-    limit, limited_by = (has, "the device has") if memory_gib is None else (memory_gib, "--memory-gib is")
+    has = platform.device_memory()
+    limit = has if memory_gib is None else memory_gib * GIB
+    limited = f"the device has {in_bytes(has)}" if memory_gib is None else f"--memory-gib is {memory_gib:.4g} GiB"
     if peaks := plan.predicted.get("stage_peak_bytes"):
-        needs, what, rank = max(peaks) / GIB, "the plan predicts", f"pipeline rank {peaks.index(max(peaks))}"
+        needs, what, rank = max(peaks), "the plan predicts", f"pipeline rank {peaks.index(max(peaks))}"
     else:
-        needs, rank = _state_bytes(args, architecture) / GIB, "a rank"
+        needs, rank = _state_bytes(args, architecture), "a rank"
         what = "weights, gradients and optimizer state need at least"
-    found = f"{what} {needs:.2f} GiB on {rank}, {limited_by} {limit:.4g} GiB"
+    found = f"{what} {in_bytes(needs)} on {rank}, {limited}"
     if needs > limit:
-        raise UserError(
-            f"model {architecture.name!r}: {found}; raise --tensor-model-parallel-size or "
-            "--pipeline-model-parallel-size, or add --use-distributed-optimizer"
-        )
-    if memory_gib is not None and memory_gib > has:
-        return Note(f"{found}, but the device has {has:.1f} GiB")
+        ways = ["raise --tensor-model-parallel-size or --pipeline-model-parallel-size"]
+        if args.data_parallel_size > 1 and not args.use_distributed_optimizer:
+            ways.append("add --use-distributed-optimizer")
+        raise UserError(f"model {architecture.name!r}: {found}; {', or '.join(ways)}")
+    if memory_gib is not None and limit > has:
+        return Note(f"{found}, but the device has {in_bytes(has)}")
     return found
 
 
@@ -81,10 +82,10 @@ def check_host_memory(args: Namespace, architecture: Architecture, checkpoint: i
     available, local = psutil.virtual_memory().available, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if platform.HAS_CUDA:
         share = checkpoint * local / args.world_size if args.save else 0
-        found = f"{available / GIB:.1f} GiB available, a checkpoint takes {share / GIB:.1f} GiB of it while it is saved"
+        found = f"{in_bytes(available)} available, a checkpoint takes {in_bytes(share)} of it while it is saved"
         return Note(f"{found}: not enough") if share > available else found
     needs = local * _state_bytes(args, architecture)
-    found = f"{local} ranks on the CPU need at least {needs / GIB:.2f} GiB, {available / GIB:.1f} GiB available"
+    found = f"{local} ranks on the CPU need at least {in_bytes(needs)}, {in_bytes(available)} available"
     if needs > available:
         raise UserError(f"model {architecture.name!r}: {found}; use GPUs or a smaller model")
     return found

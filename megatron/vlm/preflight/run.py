@@ -34,6 +34,8 @@ class Run:
     """Whoever starts it converts weights of Hugging Face's first."""
     is_planned: bool = True
     """Else the plan is an even cut, for these checks alone."""
+    is_packed: bool = True
+    """Else dataset and packs are still to be made of conversations, and how long the run is may not be known."""
 
     @cached_property
     def weights(self) -> Weights:
@@ -54,7 +56,13 @@ class Run:
 
 def check_run(run: Run) -> list[Finding]:
     """All findings about the inputs of a run, on a rank or before there are ranks. Reads no weights and no images."""
-    return run_checks(CHECKS, run)
+    if run.is_packed:
+        return run_checks(CHECKS, run)
+    args = run.inputs.args
+    names = [*OF_PACKS, *(OF_HELD_OUT if args.eval_packs else ())]
+    later = [Finding(name, "later", f"{args.data}: not made yet; --dry-run makes it") for name in names]
+    checks = [(name, check) for name, check in CHECKS if name not in (*OF_PACKS, *OF_HELD_OUT)]
+    return [*run_checks(checks, run), *later]
 
 
 def _check_devices(run: Run) -> str:
@@ -222,7 +230,7 @@ def _check_saving(run: Run) -> str:
         iteration = run.weights.iteration
     except UserError:
         iteration = 0
-    return check_saving(run.inputs.args, run.inputs.architecture, iteration)
+    return check_saving(run.inputs.args, run.inputs.architecture, iteration, run.is_packed)
 
 
 CHECKS = (
@@ -239,3 +247,5 @@ CHECKS = (
     ("checkpoints", _check_saving),
     ("Hugging Face's weights", _check_exports),
 )
+OF_PACKS, OF_HELD_OUT = ("dataset", "packs"), ("held-out dataset", "held-out packs")
+"""The checks that look at a dataset and its packs."""

@@ -15,11 +15,11 @@ from omnibal_ext.files.folders import refuse_within
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.run_metrics import INPUTS
-from omnibal_ext.units import GIB
+from omnibal_ext.units import in_bytes
 
 
-def check_saving(args: Namespace, architecture: Architecture, iteration: int) -> str:
-    """How many checkpoints of what size a run from `iteration` on writes.
+def check_saving(args: Namespace, architecture: Architecture, iteration: int, is_packed: bool = True) -> str:
+    """How many checkpoints of what size a run from `iteration` on writes; before there are packs that is not known.
 
     Raises UserError if they may not be written, or the disk has no room for two.
     """
@@ -33,15 +33,18 @@ def check_saving(args: Namespace, architecture: Architecture, iteration: int) ->
         return Note("none: without --save FOLDER --save-interval N nothing of this run is kept")
     size, count = checkpoint_bytes(args, architecture), checkpoints_kept(args, iteration)
     free = shutil.disk_usage(existing(Path(args.save))).free
-    needed = f"{count} x {size / GIB:.2f} GiB in {args.save}, {free / GIB:.1f} GiB free"
+    each, there = in_bytes(size), f"in {args.save}, {in_bytes(free)} free"
+    needed = f"{count} x {each} {there}" if is_packed else f"each {each} {there}"
     if size * min(count, 2) > free:
-        raise UserError(f"--save {args.save}: no room for two checkpoints of {size / GIB:.1f} GiB: {needed}; make room")
+        raise UserError(f"--save {args.save}: no room for two checkpoints: {needed}; make room")
     if args.no_save_optim:
         return Note(
             f"{needed}, without the optimizer's state (--no-save-optim): a run that is interrupted cannot go on"
         )
-    if size * count > free:
-        return Note(f"{needed}: not all fit; raise --save-interval, or keep fewer by --save-retain-interval")
+    if is_packed and size * count > free:
+        raised = "--save-retain-interval" if args.save_retain_interval else "--save-interval"
+        fewer = "" if args.save_retain_interval else ", or keep fewer by --save-retain-interval"
+        return Note(f"{needed}: not all fit; raise {raised}{fewer}")
     return needed
 
 

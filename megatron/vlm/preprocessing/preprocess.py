@@ -49,6 +49,22 @@ def preprocess(job: Job, workers: int = 1, max_rejects: int | None = None) -> di
         return merge(job, max_rejects)
 
 
+def look(job: Job, max_rejects: int | None = None) -> str:
+    """How the first part of every input file is read, in a few words; nothing is written.
+
+    Raises UserError if too many of their lines would be rejected, and these are most of them.
+    """
+    rejects, seen = RejectCount(), 0
+    for file in job.inputs:
+        for source in file.parts[:1]:
+            rejects.add(prepare_part(job.recipe, source).rejections())
+            seen += source.lines
+    if rejects.total > seen // 2:
+        rejects.check(min(reject_limit(job.lines, max_rejects), seen // 2), seen, None)
+    files = f"{len(job.inputs)} file{'s' * (len(job.inputs) > 1)} of {job.lines} lines"
+    return f"{files}; of the first {seen} {rejects.total} rejected" + (f": {rejects.describe()}" * bool(rejects.total))
+
+
 def check_images(data: ChatDataset, workers: int = 1) -> None:
     """Decode all images of a dataset, those with a CRC-32 held to it. Raises UserError naming the first at fault."""
     starts = range(0, len(data), ROWS_PER_PART)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import checksums_of, verify_checksums
-from omnibal_ext.files.folders import building
+from omnibal_ext.files.folders import building, refuse_without_manifest
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.index.manifest import VERSION, WIDE, check_manifest
 from omnibal_ext.packing.packs import LOADS, Packs
@@ -75,6 +75,7 @@ class PackedIndex:
             UserError: the folder holds no index, one of another version, or arrays of other shapes than it says.
         """
         folder = Path(folder)
+        refuse_without_manifest(folder, "a packed index", "tools/pack_data.py")
         return cls(folder, read_json(folder / "manifest.json", check_manifest, REMEDY))
 
     def __reduce__(self) -> tuple[Any, ...]:

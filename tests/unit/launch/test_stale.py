@@ -140,6 +140,12 @@ NOT_OF_A_PLAN = {
         "widths",
         "held_out",
     ),
+    # of the trainer's
+    *("lora_alpha", "lr", "min_lr", "lr_vit", "lr_projector", "lr_decay_style", "lr_warmup_iters"),
+    *("lr_warmup_fraction", "weight_decay", "weight_decay_vit", "weight_decay_projector", "clip_grad"),
+    *("loss_reduction", "max_bad_samples", "max_bad_steps", "image_checksums", "trust", "metrics_file", "timelines"),
+    *("train_iters", "save", "save_interval", "save_retain_interval", "eval_interval", "log_interval", "num_workers"),
+    *("seed", "fp16"),
 }
 """Flags that name the things themselves, whose hashes are inputs, or that change nothing in a plan."""
 
@@ -497,6 +503,26 @@ def test_packs_of_conversations_are_as_wide_as_the_launcher_is_told(tmp_path: Pa
         make(tmp_path, calls, "--widths", "auto", data_parallel=4)
     with pytest.raises(UserError, match=r"--widths: invalid widths value: 'wide'"):
         make(tmp_path, calls, *budget, "--widths", "wide", data_parallel=4)
+    assert len(calls) == before
+
+
+@pytest.mark.parametrize(
+    "other", [("--max-pixels", 900), ("--shorten", "truncate"), ("--micro-batches", 2), ("--held-out", 0.1)]
+)
+def test_packs_are_known_to_be_made_before_any_tool_runs(
+    other: tuple[object, ...], tmp_path: Path, calls: Calls
+) -> None:
+    """Until then all else is checked first: what is wrong behind -- is not said after hours of preprocessing."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/manifest.json").write_text("{}")
+    assert not conversations.are_made(conversation(tmp_path), 1)
+    make(tmp_path, calls)
+    before = len(calls)
+    assert conversations.are_made(conversation(tmp_path), 1)
+    assert not conversations.are_made(conversation(tmp_path), 2)
+    assert not conversations.are_made(conversation(tmp_path, *other), 1)
+    (tmp_path / "packs-by-size/manifest.json").unlink()
+    assert not conversations.are_made(conversation(tmp_path), 1)
     assert len(calls) == before
 
 

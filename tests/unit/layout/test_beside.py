@@ -226,7 +226,7 @@ def test_a_road_that_has_no_plan_is_said_or_refused() -> None:
         plan_road(alone, "beside", "joint", seconds=0.2)
     full = problem(1, 2, 4, memory_bytes=100.0)
     with pytest.raises(
-        UserError, match=r"pipeline rank 0 needs .* GiB for the tower beside .*, of .* GiB: cut the chain"
+        UserError, match=r"pipeline rank 0 needs .* bytes for the tower beside .*, of 100 bytes: cut the chain"
     ):
         plan_beside(full, "joint", seconds=0.2)
 

@@ -37,7 +37,7 @@ def test_what_is_measured_stands_beside_what_was_planned(plan: Plan) -> None:
     assert "GiB" not in said
     bytes_too = replace(plan, predicted={**plan.predicted, "stage_peak_bytes": [2**30, 3 * 2**30]})
     said = beside_plan(bytes_too, [[0.012, 0.021]], REPORT | {"stage_peak_bytes": [2**31, 2**30]})
-    assert "rank 0: 2.00 GiB, predicted 1.00 | rank 1: 1.00 GiB, predicted 3.00" in said
+    assert "rank 0: 2.00 GiB, predicted 1.00 GiB | rank 1: 1.00 GiB, predicted 3.00 GiB" in said
 
 
 @pytest.mark.parametrize("pace", [0.3, 1.49, 4.0])

@@ -155,12 +155,12 @@ def test_memory_of_a_rank_is_held_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
         memory.check_memory(arguments(), TINY, plan, 69.0)
     huge, bare = preset("internvl2-76b"), replace(plan, predicted={})
     count = memory.parameters(huge, ())[0]
-    args = arguments(bf16=True, tensor_model_parallel_size=8, pipeline_model_parallel_size=4)
+    args = arguments(bf16=True, tensor_model_parallel_size=8, pipeline_model_parallel_size=4, data_parallel_size=4)
     needs = count * 18 / 32 / GIB
     assert memory.check_memory(args, huge, bare, needs + 0.1)
     with pytest.raises(UserError, match="--use-distributed-optimizer"):
         memory.check_memory(args, huge, bare, needs - 0.1)
-    args.use_distributed_optimizer, args.data_parallel_size = True, 4
+    args.use_distributed_optimizer = True
     assert memory.check_memory(args, huge, bare, count * (6 + 12 / 4) / 32 / GIB + 0.1)
 
 
@@ -342,6 +342,15 @@ def test_what_is_frozen_needs_its_weights_alone(
         memory.check_memory(args, huge, bare, (needs - 64) / GIB)
 
 
+@pytest.mark.parametrize(("given", "replicas", "offered"), [(False, 2, True), (True, 2, False), (False, 1, False)])
+def test_memory_that_is_missing_has_remedies_that_were_not_given(given: bool, replicas: int, offered: bool) -> None:
+    """And none that would shard over a single replica."""
+    args = arguments(use_distributed_optimizer=given, data_parallel_size=replicas)
+    with pytest.raises(UserError, match="raise --tensor-model-parallel-size") as refused:
+        memory.check_memory(args, TINY, Plan.from_cuts(TINY.chain, ()), 1e-6)
+    assert ("--use-distributed-optimizer" in str(refused.value)) is offered
+
+
 def test_adapters_alone_need_gradients_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rank 16 in InternVL2-76B's Llama 3 70B: 80 layers of 8192, 28672 inside, 64 heads of 128 in 8 groups."""
     monkeypatch.setattr(platform, "device_memory", lambda: 2**50)
@@ -364,7 +373,7 @@ def test_a_plan_is_held_to_the_memory_at_its_edge(more: int, refused: bool, monk
     monkeypatch.setattr(platform, "device_memory", lambda: 80 * GIB)
     plan = Plan.from_cuts(TINY.chain, (5,), predicted={"stage_peak_bytes": [80 * GIB + more, 1]})
     if refused:
-        with pytest.raises(UserError, match="the device has 80 GiB"):
+        with pytest.raises(UserError, match=r"the device has 80.00 GiB"):
             memory.check_memory(arguments(), TINY, plan, None)
     else:
         memory.check_memory(arguments(), TINY, plan, None)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import reject_limit
 from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import Job, Shard, open_job
-from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard
+from megatron.vlm.preprocessing.preprocess import look, merge_shards, preprocess, preprocess_shard
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
@@ -290,6 +291,18 @@ def test_many_rejects_fail_a_run_that_set_no_limit_and_one_that_allows_them_is_i
     assert not job.output.exists()
     monkeypatch.setattr("megatron.vlm.preprocessing.preprocess.prepare_part", None)  # nothing is prepared again
     assert preprocess(job, max_rejects=11)["rejected_by_reason"] == {"unsupported_field": 11}
+
+
+def test_a_look_reads_the_first_lines_of_every_file_and_writes_nothing(raw: Path, tmp_path: Path) -> None:
+    files = [raw / "train.jsonl", raw / "mixed.jsonl"]
+    job = open_job(files, recipe(raw), tmp_path / "dataset", lines_per_part=20)
+    assert look(job) == f"2 files of {2 * SAMPLES + 3} lines; of the first 40 0 rejected"
+    (tmp_path / "alone.jsonl").write_bytes((raw / "train.jsonl").read_bytes())
+    lost = open_job([tmp_path / "alone.jsonl"], replace(recipe(raw), image_root=None), tmp_path / "dataset", 20)
+    with pytest.raises(UserError, match=r"of 20 lines rejected, .* missing_image; .*--image-root"):
+        look(lost)
+    assert not job.output.exists()
+    assert not job.work.exists()
 
 
 def test_one_line_in_a_hundred_may_be_bad() -> None:

@@ -1,0 +1,42 @@
+"""The longest sample, said before anything is measured for it: budgets hold it, and one large photo makes them so."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnibal_ext.packing.index.packed_index import PackedIndex
+from omnibal_ext.reading.checks import anything, mapping
+from omnibal_ext.reading.document import read_json
+from omnibal_ext.sizes import Sizes
+
+OUTLIER = 4
+"""Times the median of samples with images, from which on the longest one is worth a word."""
+MAX_PIXELS = 1280 * 28**2
+"""Of an image, as trainers of models that see images near their own size usually have it."""
+
+
+def longest_said(data: Path, index: PackedIndex, is_native: bool, is_limited: bool) -> str:
+    """The most tiles and tokens of a sample in the packs, as shares of a pack's budgets.
+
+    Where images are near their own size (`is_native`), nobody limits them (`is_limited`) and one stands out, also how
+    to limit them.
+    """
+    packed = Sizes.load(data / "sizes.npz").take(np.unique(index.sample_ids))
+    tiles, unit = packed.tiles[packed.tiles > 0], "patches" if is_native else "tiles"
+    shares = [_share("tokens", packed.tokens, index.llm_budget)]
+    if len(tiles):
+        shares.insert(0, _share(unit, tiles, index.vit_budget))
+    said = f"longest samples: {' and '.join(shares)}"
+    if not is_native or is_limited or not len(tiles) or tiles.max() <= OUTLIER * np.median(tiles):
+        return said
+    manifest = read_json(data / "manifest.json", mapping(anything), "preprocess again with tools/preprocess_data.py")
+    smaller = min(MAX_PIXELS, manifest["tiling"]["max_tiles"] * manifest["tile_size"] ** 2 // OUTLIER)
+    return f"{said}; all that is measured, and memory, is for these: --max-pixels {smaller} makes large images smaller"
+
+
+def _share(unit: str, sizes: NDArray[Any], budget: int) -> str:
+    most = int(sizes.max())
+    share = f"{most / budget:.0%} of" if budget else "with no"
+    return f"{most:,} {unit}, {share} a pack's budget (median {np.median(sizes):,.0f})"
