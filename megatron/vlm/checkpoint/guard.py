@@ -31,7 +31,7 @@ from megatron.vlm.checkpoint.safe import guarded
 from megatron.vlm.models.adapters import left_out
 from omnibal_ext.errors import UserError
 from omnibal_ext.output import say
-from omnibal_ext.units import GIB
+from omnibal_ext.units import size_text
 
 SPARE = 2**20
 """Bytes: a disk with less is full."""
@@ -173,8 +173,8 @@ def _make_room(folder: Path, iteration: int, retain_interval: int | None) -> Non
         needed, free = sum(file.stat().st_size for file in whole[0].path.iterdir()), shutil.disk_usage(folder).free
         if needed > free:
             raise UserError(
-                f"--save {folder}: no room for the save of iteration {iteration}: {needed / GIB:.2f} GiB needed, "
-                f"{free / GIB:.2f} GiB free; make room and start again: the run goes on from {whole[0].path.name}"
+                f"--save {folder}: no room for the save of iteration {iteration}: {size_text(needed)} needed, "
+                f"{size_text(free)} free; make room and start again: the run goes on from {whole[0].path.name}"
             )
 
 

@@ -15,7 +15,7 @@ from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.works import cost_works
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan import Plan
-from omnibal_ext.units import GIB
+from omnibal_ext.units import GIB, size_text
 
 
 def parameters(
@@ -81,10 +81,10 @@ def check_host_memory(args: Namespace, architecture: Architecture, checkpoint: i
     available, local = psutil.virtual_memory().available, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if platform.HAS_CUDA:
         share = checkpoint * local / args.world_size if args.save else 0
-        found = f"{available / GIB:.1f} GiB available, a checkpoint takes {share / GIB:.1f} GiB of it while it is saved"
+        found = f"{size_text(available)} available, a checkpoint takes {size_text(share)} of it while it is saved"
         return Note(f"{found}: not enough") if share > available else found
     needs = local * _state_bytes(args, architecture)
-    found = f"{local} ranks on the CPU need at least {needs / GIB:.2f} GiB, {available / GIB:.1f} GiB available"
+    found = f"{local} ranks on the CPU need at least {size_text(needs)}, {size_text(available)} available"
     if needs > available:
         raise UserError(f"model {architecture.name!r}: {found}; use GPUs or a smaller model")
     return found

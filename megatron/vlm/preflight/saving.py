@@ -15,7 +15,7 @@ from omnibal_ext.files.folders import refuse_within
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.run_metrics import INPUTS
-from omnibal_ext.units import GIB
+from omnibal_ext.units import size_text
 
 
 def check_saving(args: Namespace, architecture: Architecture, iteration: int) -> str:
@@ -33,9 +33,9 @@ def check_saving(args: Namespace, architecture: Architecture, iteration: int) ->
         return Note("none: without --save FOLDER --save-interval N nothing of this run is kept")
     size, count = checkpoint_bytes(args, architecture), checkpoints_kept(args, iteration)
     free = shutil.disk_usage(existing(Path(args.save))).free
-    needed = f"{count} x {size / GIB:.2f} GiB in {args.save}, {free / GIB:.1f} GiB free"
+    needed = f"{count} x {size_text(size)} in {args.save}, {size_text(free)} free"
     if size * min(count, 2) > free:
-        raise UserError(f"--save {args.save}: no room for two checkpoints of {size / GIB:.1f} GiB: {needed}; make room")
+        raise UserError(f"--save {args.save}: no room for two checkpoints of {size_text(size)}: {needed}; make room")
     if args.no_save_optim:
         return Note(
             f"{needed}, without the optimizer's state (--no-save-optim): a run that is interrupted cannot go on"
