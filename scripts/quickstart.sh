@@ -65,16 +65,16 @@ step heldout "preprocess the held-out pictures" preprocess heldout
 # Two replicas: an iteration is 2 packs of about 15 samples, or 8 padded batches of 4. The budgets that are chosen for
 # the balanced packs are those of the careful ones.
 LIKE=(--like "$OUT/replicas/packs-balanced") SAME_PROFILE=(--profile "$OUT/replicas/balanced/profile.json")
-step pack-balanced "two replicas: pack, balanced" pack replicas balanced --data-parallel-size 2
-step pack-careful "two replicas: pack, careful" pack replicas careful "${LIKE[@]}" --method isf
-step pack-baseline "two replicas: pack, baseline" \
+step replicas-pack-balanced "two replicas: pack, balanced" pack replicas balanced --data-parallel-size 2
+step replicas-pack-careful "two replicas: pack, careful" pack replicas careful "${LIKE[@]}" --method isf
+step replicas-pack-baseline "two replicas: pack, baseline" \
     pack replicas baseline --method random --samples-per-pack 4 --micro-batches 4 --data-parallel-size 2
-step train-balanced "two replicas: profile, plan, train, balanced" launch replicas balanced "$EPOCHS" --progress
-step train-careful "two replicas: plan, train, careful" \
+step replicas-train-balanced "two replicas: profile, plan, train, balanced" launch replicas balanced "$EPOCHS" --progress
+step replicas-train-careful "two replicas: plan, train, careful" \
     launch replicas careful 1 "${SAME_PROFILE[@]}" --no-save --progress
-step train-baseline "two replicas: profile, plan, train, baseline" launch replicas baseline "$EPOCHS" --progress
-step eval-balanced "read the held-out pictures, balanced" evaluate balanced
-step eval-baseline "read the held-out pictures, baseline" evaluate baseline
+step replicas-train-baseline "two replicas: profile, plan, train, baseline" launch replicas baseline "$EPOCHS" --progress
+step replicas-eval-balanced "read the held-out pictures, balanced" evaluate balanced
+step replicas-eval-baseline "read the held-out pictures, baseline" evaluate baseline
 
 # A pipeline of two: 8 packs, or 30 padded batches.
 PIPELINE=(--pipeline-model-parallel-size 2 --no-save --progress)
