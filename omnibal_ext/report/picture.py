@@ -42,7 +42,9 @@ def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
         axis.set_title(timeline.name, loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("ms")
-    patches = [Patch(color=colour(part, "forward"), label=part) for part in COLOURS]
+    spans = (span for timeline in timelines for lane in timeline.lanes for span in lane.spans)
+    drawn = {piece.part for span in spans for piece in span.pieces}
+    patches = [Patch(color=colour(part, "forward"), label=part) for part in COLOURS if part in drawn]
     patches.append(Patch(color=colour("llm", "backward"), label="darker: backward"))
     again = colour("llm", "recompute")
     patches.append(Patch(facecolor=again, edgecolor="white", hatch="////", label="striped: recomputed"))
