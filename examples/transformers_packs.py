@@ -23,7 +23,6 @@ from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.hf.packs import JoinPack
 from omnibal_ext.errors import UserError
-from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
 
@@ -34,7 +33,7 @@ def installed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as missing:
-        say(f"error: {Path(sys.argv[0]).name} needs {missing.name}: pip install {missing.name}", error=True)
+        print(f"error: {Path(sys.argv[0]).name} needs {missing.name}: pip install {missing.name}", file=sys.stderr)
         sys.exit(2)
 
 

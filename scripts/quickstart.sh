@@ -41,7 +41,7 @@ pack() { # RANKS WAY FLAGS...
 launch() { # RANKS WAY EPOCHS FLAGS...
     python tools/launch.py --model tiny --from-scratch --data "$OUT/train" --packs "$OUT/$1/packs-$2" \
         --run-dir "$OUT/$1/$2" --nproc-per-node 2 --epochs "$3" "${@:4}" -- --lr 3e-3 --min-lr 1e-4 \
-        --lr-decay-style cosine --lr-warmup-iters 40 --init-method-std 0.1 --adam-beta2 0.95 --weight-decay 0.01 \
+        --lr-decay-style cosine --lr-warmup-fraction 0.1 --init-method-std 0.1 --adam-beta2 0.95 --weight-decay 0.01 \
         --clip-grad 1.0 --log-interval 10
 }
 

@@ -35,8 +35,8 @@ from omnibal_ext.sizes import load_columns
 
 SHOWN_TRIALS = 3
 SHOWN = (
-    "samples", "rejected", "packs", "lower_bound_packs", "samples_per_pack", "iterations", "pad_ratio",
-    "dist_ratio_vit", "dist_ratio_llm", "wait",
+    "samples", "packs", "lower_bound_packs", "vit_budget", "llm_budget", "iterations", "pad_ratio", "dist_ratio_vit",
+    "dist_ratio_llm", "wait",
 )  # fmt: skip
 """Of the measures what people are shown; `--json` and `--report` have all."""
 
@@ -276,8 +276,7 @@ def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Tria
         ]
         print_table(f"Budgets tried ({len(trials)}), the first is taken", columns, tried)
     rows = [(name.replace("_", " "), shown(getattr(summary, name))) for name in SHOWN]
-    budgets = f"{summary.vit_budget:,} tiles, {summary.llm_budget:,} tokens a pack"
-    print_table(f"Packed index {index.folder}: {budgets}; all measures: --json", ("measure", "value"), rows)
+    print_table(f"Packed index {index.folder}", ("measure (all: --json)", "value"), rows)
     distributed = [
         (title, bar_line(values), f"{values.min():,}", f"{values.mean():,.1f}", f"{values.max():,}")
         for title, values in distributions(index, corpus, summary)
