@@ -10,8 +10,8 @@
 
 All train the same model from the same weights, with as many packs an iteration, on the quickstart's two replicas.
 `loss` is the deviation of an iteration's loss from its trend, relative: of log(loss) about the mean of the `TREND`
-iterations on either side, of all epochs but the first. `tiles` and `samples` are the deviations of what iterations hold,
-over the mean. The last line is the ratio of ours to alike.
+iterations on either side, of all epochs but the first. `tiles` and `samples` are the deviations of what iterations
+hold, over the mean. The last line is the ratio of ours to alike.
 """
 
 import argparse

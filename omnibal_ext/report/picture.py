@@ -53,8 +53,9 @@ def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
     figure.savefig(path, format="png", dpi=150)
 
 
-def colour(part: str, phase: str) -> tuple[float, ...]:
+def colour(part: str, phase: str) -> tuple[float, float, float, float]:
     """Red, green, blue and opacity of a piece of an action."""
     value = COLOURS[part].lstrip("#")
     shade = DARKER if phase == "backward" else 1.0
-    return *(int(value[at : at + 2], 16) / 255 * shade for at in (0, 2, 4)), PALE.get(phase, 1.0)
+    red, green, blue = (int(value[at : at + 2], 16) / 255 * shade for at in (0, 2, 4))
+    return red, green, blue, PALE.get(phase, 1.0)

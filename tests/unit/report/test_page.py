@@ -181,6 +181,13 @@ def test_a_run_says_what_it_was(runs: Path) -> None:
     assert Subject.of_run(runs / "late-0.0-0.0").samples_per_second() == pytest.approx(60 / 12)
 
 
+def test_a_run_of_adapters_says_which(runs: Path) -> None:
+    subject = Subject.of_run(runs / "late-0.0-0.0")
+    plan = replace(subject.plan, frozen=("vit", "llm"), lora_rank=8, lora_targets=("projector", "llm"))
+    said = dict(heading(replace(subject, plan=plan)))["model"]
+    assert said == "internvl-chat-1.5, vit frozen, llm frozen, adapters of rank 8 on projector and llm"
+
+
 def test_a_late_run_says_so_first_and_a_plan_without_packs_says_what_it_fills(runs: Path) -> None:
     said = re.findall('class="verdict">([^.]*?)[.:] ', (runs / "report.html").read_text())
     late = Subject.of_run(runs / "late-1.0-0.0").seen.seconds * 1e3
