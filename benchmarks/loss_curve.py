@@ -8,10 +8,10 @@
                 tree cut down to whole iterations, as groups of one level have them
     random      the same packs as alike, in random order
 
-All train the same model from the same weights, with as many packs an iteration, on two pipeline ranks by the
-quickstart's plan. `loss` is the deviation of an iteration's loss from its trend, relative: of log(loss) about the mean
-of the `TREND` iterations on either side, of all epochs but the first. `tiles` and `samples` are the deviations of what
-iterations hold, over the mean. The last line is the ratio of ours to alike.
+All train the same model from the same weights, with as many packs an iteration, on the quickstart's two replicas.
+`loss` is the deviation of an iteration's loss from its trend, relative: of log(loss) about the mean of the `TREND`
+iterations on either side, of all epochs but the first. `tiles` and `samples` are the deviations of what iterations
+hold, over the mean. The last line is the ratio of ours to alike.
 """
 
 import argparse
@@ -45,7 +45,7 @@ SETTINGS = {
     "lr": "3e-3",
     "min-lr": "1e-4",
     "lr-decay-style": "cosine",
-    "lr-warmup-iters": "40",
+    "lr-warmup-fraction": "0.1",
     "init-method-std": "0.1",
     "adam-beta2": "0.95",
     "weight-decay": "0.01",
@@ -91,8 +91,8 @@ def train(quickstart: Path, folder: Path, epochs: float, seed: int) -> Floats:
         "--no-save",
     ]
     command += ["--data", str(quickstart / "train"), "--packs", str(folder / "packs"), "--run-dir", str(folder / "run")]
-    command += ["--plan", str(quickstart / "balanced" / "plan.json"), "--epochs", str(epochs)]
-    command += ["--nproc-per-node", "2", "--pipeline-model-parallel-size", "2", "--"]
+    command += ["--plan", str(quickstart / "replicas" / "balanced" / "plan.json"), "--epochs", str(epochs)]
+    command += ["--nproc-per-node", "2", "--"]
     for name, value in {**SETTINGS, "seed": str(1234 + seed)}.items():
         command += [f"--{name}", value]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of packs, orders and first weights")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    like = PackedIndex.open(arguments.quickstart / "packs-balanced")
+    like = PackedIndex.open(arguments.quickstart / "replicas" / "packs-balanced")
     corpus = Corpus.of_dataset(arguments.quickstart / "train", ())
     found = {}
     for order in ORDERS:

@@ -10,12 +10,14 @@ from argparse import Namespace
 from contextlib import nullcontext
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import DataLoaderConfiguration
-from transformers_packs import counted, load_model, loader, loss_of, parser, steps, trained
+from transformers_packs import counted, installed, load_model, loader, loss_of, parser, steps, trained
 
 from megatron.vlm.data.dataset import ChatDataset
 from omnibal_ext.errors import run_tool
+
+with installed():
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate.utils import DataLoaderConfiguration
 
 
 def main() -> None:

@@ -7,13 +7,26 @@ On a machine without a GPU set DS_ACCELERATOR=cpu; `pip install deepspeed` needs
 
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
-from transformers_packs import counted, leave, load_model, loader, loss_of, parser, steps, trained
+from transformers_packs import (
+    check_torchrun,
+    counted,
+    installed,
+    leave,
+    load_model,
+    loader,
+    loss_of,
+    parser,
+    steps,
+    trained,
+)
 
 from megatron.vlm.data.dataset import ChatDataset
 from omnibal_ext.errors import run_tool
+
+with installed():
+    import deepspeed
 
 
 def zero_1(micro_batches: int, lr: float) -> dict[str, Any]:
@@ -29,6 +42,7 @@ def zero_1(micro_batches: int, lr: float) -> dict[str, Any]:
 def main() -> None:
     """Train for some steps; the loss is the mean over the global batch's counted tokens."""
     arguments = parser(__doc__).parse_args()
+    check_torchrun()
     deepspeed.init_distributed(dist_backend="gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     data = ChatDataset(arguments.data)

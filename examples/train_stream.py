@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
-from transformers_packs import leave, load_model, parser, trained
+from transformers_packs import leave, load_model, parser, start_ranks, trained
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
@@ -70,7 +70,7 @@ class TwoPhases(nn.Module):
 def main() -> None:
     """Train on batches as they came, then on the same balanced."""
     arguments = parser(__doc__, packs=False).parse_args()
-    dist.init_process_group("gloo")
+    rank, ranks = start_ranks()
     data = ChatDataset(arguments.data)
     phases = phases_of(PackCosts.of_model())
     speeds = {}
@@ -79,15 +79,15 @@ def main() -> None:
         if model.config.model_type != "internvl":
             raise UserError(f"--model {arguments.model}: features are sent tile by tile, as an InternVL's are alone")
         steps = StreamSteps(
-            Stream(data, dist.get_rank(), dist.get_world_size()), EACH, data.manifest["tokens_per_tile"],
+            Stream(data, rank, ranks), EACH, data.manifest["tokens_per_tile"],
             model.config.text_config.hidden_size, known,
         )  # fmt: skip
         losses, fuller, left, speeds[name] = train(model, islice(steps, arguments.steps), arguments.lr)
-        if dist.get_rank() == 0:
+        if rank == 0:
             said = ", ".join(f"{phase} {share:.2f} (level as read: {left[phase]})" for phase, share in fuller.items())
             print(f"{name}: losses {' '.join(f'{loss:.4f}' for loss in losses)}")
             print(f"{name}: {speeds[name]:.1f} samples a second; the fullest rank's share of what it was: {said}")
-    if dist.get_rank() == 0:
+    if rank == 0:
         print(f"balanced / as they came, samples per second: {speeds['balanced'] / speeds['as they came']:.2f}x")
     leave()
 

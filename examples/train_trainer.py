@@ -11,11 +11,14 @@ import tempfile
 from argparse import Namespace
 
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
-from transformers_packs import leave, load_model, loader, loss_of, parser
+from transformers_packs import installed, leave, load_model, loader, loss_of, parser
 
 from megatron.vlm.data.dataset import ChatDataset
 from omnibal_ext.errors import run_tool
+
+with installed():
+    import accelerate  # noqa: F401  # `Trainer` wants it
+    from transformers import Trainer, TrainingArguments
 
 
 class PackTrainer(Trainer):

@@ -10,14 +10,16 @@ import os
 import tempfile
 from argparse import Namespace
 
-from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
-from transformers_packs import leave, load_model, loader, parser
-from trl import SFTConfig, SFTTrainer
+from transformers_packs import installed, leave, load_model, loader, parser
 
 from megatron.vlm.data.dataset import ChatDataset
 from omnibal_ext.errors import UserError, run_tool
+
+with installed():
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
 
 
 class PackTrainer(SFTTrainer):

@@ -6,7 +6,10 @@ attn_implementation="flash_attention_2", which makes no mask for a pack; PyTorch
 
 import argparse
 import gc
+import os
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from transformers import AutoModelForImageTextToText, InternVLConfig, PreTrainedModel
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.hf.packs import JoinPack
+from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Around the import of a package that not everybody has: a line, and exit code 2, where it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        print(f"error: {Path(sys.argv[0]).name} needs {missing.name}: pip install {missing.name}", file=sys.stderr)
+        sys.exit(2)
+
+
+with installed():
+    from transformers import AutoModelForImageTextToText, InternVLConfig, PreTrainedModel
 
 LANGUAGE_LAYERS = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
 """What `--lora` adapts; ViT and projector are left as they are."""
@@ -41,6 +58,19 @@ def parser(description: str | None, packs: bool = True) -> argparse.ArgumentPars
     return flags
 
 
+def start_ranks() -> tuple[int, int]:
+    """Meet the other ranks over gloo; this one's number, and how many there are."""
+    check_torchrun()
+    torch.distributed.init_process_group("gloo")
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def check_torchrun() -> None:
+    """Raise UserError in a program that torchrun has not started."""
+    if "RANK" not in os.environ:
+        raise UserError("start it with torchrun, which says how many ranks there are: torchrun --nproc-per-node 2 ...")
+
+
 def load_model(data: ChatDataset, arguments: argparse.Namespace) -> torch.nn.Module:
     """The model named, or a small random one for the dataset's tiles and words; the same on every rank."""
     torch.manual_seed(0)
@@ -53,7 +83,8 @@ def load_model(data: ChatDataset, arguments: argparse.Namespace) -> torch.nn.Mod
 
 def with_adapters(model: PreTrainedModel, rank: int) -> torch.nn.Module:
     """The model with low-rank adapters beside its language layers, and all else frozen."""
-    from peft import LoraConfig, get_peft_model
+    with installed():
+        from peft import LoraConfig, get_peft_model
 
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=LANGUAGE_LAYERS))
 

@@ -25,7 +25,7 @@ def _figure(place: str, value: Any) -> float:
 
 _LOSSES = {"loss": maybe(_figure), "source_losses": mapping(_figure)}
 _RATES = dict.fromkeys(("seconds", "samples", "samples_per_second", "useful_tokens_per_second", "padding"), _figure)
-_RATES |= dict.fromkeys(("model_tflops", "mfu"), _figure)
+_RATES |= dict.fromkeys(("model_tflops", "mfu", "dist_ratio_vit", "dist_ratio_llm"), _figure)
 LINE: Check[dict[str, Any]] = record({"iteration": whole()}, {**_LOSSES, **_RATES, "evaluation": record({}, _LOSSES)})
 """What programs read of a line."""
 

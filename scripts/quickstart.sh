@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Everything once, on a laptop: demo data, preprocess, pack, profile, plan, train on two pipeline ranks, evaluate;
-# the balanced way and the unbalanced one, on the same samples; and, for its speed, an epoch of what a careful user does
-# today: ISF packs, the paper's cuts, nothing recomputed. What is there already is not done again.
+# Everything once, on a laptop: demo data, preprocess, pack, profile, plan, train on two ranks, evaluate. Three ways on
+# the same samples: `baseline`, random padded batches; `careful`, what a careful user does today, ISF packs; `balanced`.
+# First two replicas, where data is all that differs: the rank with less to do waits. Then a pipeline of two, for an
+# epoch: `baseline` is cut by parameters and recomputes all, `careful` has the paper's cuts and recomputes nothing,
+# `balanced` our plan. What is there already is not done again.
 #   [EPOCHS=6] bash scripts/quickstart.sh [output folder, default runs/quickstart]
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 OUT="${1:-runs/quickstart}"
-SAMPLES=4000 EPOCHS="${EPOCHS:-3}" VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=800
+SAMPLES=4000 EPOCHS="${EPOCHS:-3}" HELDOUT=800
 export PYTHONWARNINGS=ignore
 mkdir -p "$OUT"
 [[ -e "$OUT/.epochs" ]] || echo "$EPOCHS" >"$OUT/.epochs"
@@ -32,45 +34,64 @@ preprocess() { # NAME
         --tile-size 32 --tokens-per-tile 4 --max-tiles 32
 }
 
-pack() { # NAME FLAGS...
-    python tools/pack_data.py --data "$OUT/train" --output-dir "$OUT/packs-$1" --vit-budget "$VIT_BUDGET" \
-        --llm-budget "$LLM_BUDGET" "${@:2}"
+pack() { # RANKS WAY FLAGS...
+    python tools/pack_data.py --data "$OUT/train" --output-dir "$OUT/$1/packs-$2" "${@:3}"
 }
 
-launch() { # NAME EPOCHS FLAGS...
-    python tools/launch.py --model tiny --from-scratch --data "$OUT/train" --packs "$OUT/packs-$1" --run-dir "$OUT/$1" \
-        --nproc-per-node 2 --pipeline-model-parallel-size 2 --epochs "$2" "${@:3}" -- --lr 3e-3 --min-lr 1e-4 \
-        --lr-decay-style cosine --lr-warmup-iters 40 --init-method-std 0.1 --adam-beta2 0.95 --weight-decay 0.01 \
-        --clip-grad 1.0 --log-interval 20 --save "$OUT/$1/checkpoints" --save-interval 100000
+launch() { # RANKS WAY EPOCHS FLAGS...
+    python tools/launch.py --model tiny --from-scratch --data "$OUT/train" --packs "$OUT/$1/packs-$2" \
+        --run-dir "$OUT/$1/$2" --nproc-per-node 2 --epochs "$3" "${@:4}" -- --lr 3e-3 --min-lr 1e-4 \
+        --lr-decay-style cosine --lr-warmup-fraction 0.1 --init-method-std 0.1 --adam-beta2 0.95 --weight-decay 0.01 \
+        --clip-grad 1.0 --log-interval 10
 }
 
-evaluate() { # NAME
-    python tools/evaluate_demo.py --model tiny --load "$OUT/$1/checkpoints" --data "$OUT/heldout" \
-        --tokenizer-model "$OUT/demo/tokenizer.model" --json >"$OUT/$1/evaluation.json"
+evaluate() { # WAY
+    python tools/evaluate_demo.py --model tiny --load "$OUT/replicas/$1/checkpoints" --data "$OUT/heldout" \
+        --tokenizer-model "$OUT/demo/tokenizer.model" --json >"$OUT/replicas/$1/evaluation.json"
 }
 
-# An iteration is 4 packs of about 9 samples, or 13 padded microbatches of 4.
-BALANCED=(balanced "$EPOCHS" --method joint)
-CAREFUL=(careful 1 --method bmp --profile "$OUT/balanced/profile.json")
-BASELINE=(baseline "$EPOCHS" --method parameters --recompute full)
+compare() { # RANKS TITLE
+    printf '\n== %s ==\n' "$2"
+    python tools/compare_runs.py --baseline "$OUT/$1/baseline" --run "$OUT/$1/careful" --run "$OUT/$1/balanced"
+    python tools/report.py --run "$OUT/$1/balanced" --run "$OUT/$1/careful" --run "$OUT/$1/baseline" \
+        --output "$OUT/$1/report.html" >/dev/null
+}
 
 step demo "demo data: real handwriting, 1 to 30 digits a picture" \
     python tools/make_demo_data.py --output-dir "$OUT/demo" --samples "$SAMPLES" --heldout-samples "$HELDOUT"
 step train "preprocess" preprocess train
 step heldout "preprocess the held-out pictures" preprocess heldout
-step packs-balanced "pack, balanced" pack balanced --method balanced --micro-batches 4
-step packs-baseline "pack, baseline: random batches of 4, padded" \
-    pack baseline --method random --samples-per-pack 4 --micro-batches 13
-step packs-careful "pack, careful: ISF" pack careful --method isf --micro-batches 4
-step plan-balanced "profile and plan, balanced" launch "${BALANCED[@]}" --dry-run
-step plan-careful "plan, careful: the paper's cuts, nothing recomputed" launch "${CAREFUL[@]}" --dry-run
-step plan-baseline "plan, baseline: cut by parameters, all recomputed" launch "${BASELINE[@]}" --dry-run
-step train-balanced "train, balanced" launch "${BALANCED[@]}" --progress
-step train-careful "train, careful: an epoch, for its speed" launch "${CAREFUL[@]}" --progress
-step train-baseline "train, baseline" launch "${BASELINE[@]}" --progress
-step eval-balanced "read the held-out pictures, balanced" evaluate balanced
-step eval-baseline "read the held-out pictures, baseline" evaluate baseline
-printf '\n== summary ==\n'
-python tools/compare_runs.py --baseline "$OUT/baseline" --run "$OUT/careful" --run "$OUT/balanced"
-python tools/report.py --run "$OUT/balanced" --run "$OUT/baseline" --output "$OUT/report.html" >/dev/null
-printf '\nwhere the time went, both runs side by side: %s\n' "$OUT/report.html"
+
+# Two replicas: an iteration is 2 packs of about 15 samples, or 8 padded batches of 4. The budgets that are chosen for
+# the balanced packs are those of the careful ones.
+LIKE=(--like "$OUT/replicas/packs-balanced") SAME_PROFILE=(--profile "$OUT/replicas/balanced/profile.json")
+step replicas-pack-balanced "two replicas: pack, balanced" pack replicas balanced --data-parallel-size 2
+step replicas-pack-careful "two replicas: pack, careful" pack replicas careful "${LIKE[@]}" --method isf
+step replicas-pack-baseline "two replicas: pack, baseline" \
+    pack replicas baseline --method random --samples-per-pack 4 --micro-batches 4 --data-parallel-size 2
+step replicas-train-balanced "two replicas: profile, plan, train, balanced" launch replicas balanced "$EPOCHS" --progress
+step replicas-train-careful "two replicas: plan, train, careful" \
+    launch replicas careful 1 "${SAME_PROFILE[@]}" --no-save --progress
+step replicas-train-baseline "two replicas: profile, plan, train, baseline" launch replicas baseline "$EPOCHS" --progress
+step replicas-eval-balanced "read the held-out pictures, balanced" evaluate balanced
+step replicas-eval-baseline "read the held-out pictures, baseline" evaluate baseline
+
+# A pipeline of two: 8 packs, or 30 padded batches.
+PIPELINE=(--pipeline-model-parallel-size 2 --no-save --progress)
+step pipeline-pack-balanced "a pipeline of two: pack, balanced" \
+    pack pipeline balanced "${LIKE[@]}" --data-parallel-size 1 --micro-batches 8
+step pipeline-pack-careful "a pipeline of two: pack, careful" \
+    pack pipeline careful "${LIKE[@]}" --method isf --data-parallel-size 1 --micro-batches 8
+step pipeline-pack-baseline "a pipeline of two: pack, baseline" \
+    pack pipeline baseline --method random --samples-per-pack 4 --micro-batches 30
+step pipeline-balanced "a pipeline of two: plan, train, balanced" \
+    launch pipeline balanced 1 "${SAME_PROFILE[@]}" "${PIPELINE[@]}"
+step pipeline-careful "a pipeline of two: plan, train, careful" \
+    launch pipeline careful 1 "${SAME_PROFILE[@]}" --method bmp "${PIPELINE[@]}"
+step pipeline-baseline "a pipeline of two: plan, train, baseline" \
+    launch pipeline baseline 1 --profile "$OUT/replicas/baseline/profile.json" --method parameters --recompute full \
+    "${PIPELINE[@]}"
+
+compare replicas "two replicas"
+compare pipeline "a pipeline of two"
+printf '\nwhere the time went, the runs side by side: %s, %s\n' "$OUT/pipeline/report.html" "$OUT/replicas/report.html"

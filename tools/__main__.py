@@ -1,4 +1,4 @@
-"""omnibal COMMAND ...: runs one of the programs beside this file, with its own flags.
+"""omnibal COMMAND ...: balanced training of vision-language models, from conversations to a running job.
 
 omnibal COMMAND --help says what a command takes, omnibal --version which version this is.
 """
@@ -15,7 +15,7 @@ from omnibal_ext.output import say
 
 
 class Command(NamedTuple):
-    """A program beside this file, in a sentence."""
+    """A program beside this file, and what it does in a few words."""
 
     file: str
     does: str

@@ -7,6 +7,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from omnibal_ext.reading.checks import finite, record
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.run_metrics import evaluations, training_intervals
 
-EVALUATION = record({"share_right": finite(0, 1)})
+EVALUATION = record({"share_right": finite(0, 1), "standard_error": finite(0, 1)})
 """What tools/evaluate_demo.py found."""
+ERROR = "_standard_error"
+"""Behind a figure's name: its own."""
 
 
 def main() -> None:
@@ -37,7 +40,9 @@ def main() -> None:
         print_json({"runs": dict(zip(folders, runs, strict=True)), "ratios": dict(zip(folders, ratios, strict=False))})
         return
     figures = dict.fromkeys(name for run in runs for name in run)
-    rows = [(name.replace("_", " "), *(shown(run[name]) if name in run else "-" for run in runs)) for name in figures]
+    rows = [
+        (name.replace("_", " "), *(cell(run, name) for run in runs)) for name in figures if not name.endswith(ERROR)
+    ]
     names = [Path(folder).name for folder in folders]
     print_table("Same samples, same machine", ("", *names), rows)
     for name, ratio in reversed(list(zip(names, ratios, strict=False))):
@@ -57,6 +62,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "iterations": lines[-1]["iteration"],
         "samples_per_second": samples / seconds,
         "padding": statistics.fmean(line["padding"] for line in lines),
+        **{name: _mean_of_iterations(lines, name) for name in ("dist_ratio_vit", "dist_ratio_llm")},
         "final_loss": final_loss(lines),
         "recomputed_layers": sum(len(stage.recompute) for stage in Plan.load(folder / "plan.json").stages),
     }
@@ -64,8 +70,16 @@ def summary(folder: Path) -> dict[str, Any]:
         result["held-out_loss"] = held_out[max(held_out)]["loss"]
     evaluation = folder / "evaluation.json"
     if evaluation.exists():
-        result["held-out_digits_read_right"] = read_json(evaluation, EVALUATION, "evaluate again")["share_right"]
+        found = read_json(evaluation, EVALUATION, "evaluate again")
+        result["held-out_digits_read_right"] = found["share_right"]
+        result["held-out_digits_read_right" + ERROR] = found["standard_error"]
     return result
+
+
+def _mean_of_iterations(lines: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Of a figure that an interval gives as the mean over its iterations."""
+    counts = [last - before for before, last in pairwise([0, *(line["iteration"] for line in lines)])]
+    return sum(line[name] * count for line, count in zip(lines, counts, strict=True)) / sum(counts)
 
 
 def final_loss(lines: Sequence[Mapping[str, Any]]) -> float | None:
@@ -73,6 +87,13 @@ def final_loss(lines: Sequence[Mapping[str, Any]]) -> float | None:
     last = [line for line in lines if line["iteration"] > 0.9 * lines[-1]["iteration"] and line["loss"] is not None]
     samples = sum(line["samples"] for line in last)
     return sum(line["loss"] * line["samples"] for line in last) / samples if samples else None
+
+
+def cell(run: Mapping[str, Any], name: str) -> str:
+    """A run's figure for people, with its standard error where it has one; "-" where the run has none."""
+    if name not in run:
+        return "-"
+    return f"{shown(run[name])} ± {shown(run[name + ERROR])}" if name + ERROR in run else shown(run[name])
 
 
 def shown(value: float | None) -> str:

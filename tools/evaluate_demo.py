@@ -4,7 +4,9 @@ python tools/evaluate_demo.py --model tiny --load RUN/checkpoints --data HELDOUT
 """
 
 import argparse
+import math
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 
 import sentencepiece
@@ -30,15 +32,26 @@ def main() -> None:
     answers = generated_answers(arguments.model, arguments.load, arguments.data)
     decode = sentencepiece.SentencePieceProcessor(model_file=arguments.tokenizer_model).decode
     pairs = [(_digits(decode(a.expected)), _digits(decode(a.generated))) for a in answers]
-    digits = sum(len(expected) for expected, _ in pairs)
+    counts = [(len(asked), sum(read.get(cell) == digit for cell, digit in asked.items())) for asked, read in pairs]
+    digits, right = map(sum, zip(*counts, strict=True)) if counts else (0, 0)
     if digits == 0:
         raise UserError(f"{arguments.data}: no answer names a digit; is this the demo's held-out data?")
-    right = sum(read.get(cell) == digit for expected, read in pairs for cell, digit in expected.items())
-    result = {"pictures_asked": len(pairs), "digits": digits, "digits_right": right, "share_right": right / digits}
+    result = {"pictures_asked": len(pairs), "digits": digits, "digits_right": right, **share_right(counts)}
     if arguments.json:
         print_json(result)
     else:
         print_table(f"Digits read back from {arguments.data}", ("measure", "value"), list(result.items()))
+
+
+def share_right(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """The share of digits read right, and its standard error; (digits, right) of every answer.
+
+    Answers are drawn independently, the digits of one are not: sqrt(sum((right - share digits)^2)) / all digits.
+    """
+    digits, right = (sum(column) for column in zip(*counts, strict=True))
+    share = right / digits
+    error = math.sqrt(sum((found - share * asked) ** 2 for asked, found in counts)) / digits
+    return {"share_right": share, "standard_error": error}
 
 
 def _digits(answer: str) -> dict[str, str]:

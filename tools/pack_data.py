@@ -33,7 +33,12 @@ from omnibal_ext.report.packing import PackingView
 from omnibal_ext.report.page import packing_report
 from omnibal_ext.sizes import load_columns
 
-SHOWN_TRIALS = 12
+SHOWN_TRIALS = 3
+SHOWN = (
+    "samples", "packs", "lower_bound_packs", "vit_budget", "llm_budget", "iterations", "pad_ratio", "dist_ratio_vit",
+    "dist_ratio_llm", "wait",
+)  # fmt: skip
+"""Of the measures what people are shown; `--json` and `--report` have all."""
 
 
 def named_budget(text: str) -> tuple[str, int]:
@@ -270,12 +275,8 @@ def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Tria
             for trial in trials[:SHOWN_TRIALS]
         ]
         print_table(f"Budgets tried ({len(trials)}), the first is taken", columns, tried)
-    values = {name: value for name, value in asdict(summary).items() if not isinstance(value, list | dict)}
-    rows = [
-        (name.replace("_", " "), f"{value:,.4f}" if isinstance(value, float) else f"{value:,}")
-        for name, value in values.items()
-    ]
-    print_table(f"Packed index {index.folder}", ("measure", "value"), rows)
+    rows = [(name.replace("_", " "), shown(getattr(summary, name))) for name in SHOWN]
+    print_table(f"Packed index {index.folder}", ("measure (all: --json)", "value"), rows)
     distributed = [
         (title, bar_line(values), f"{values.min():,}", f"{values.mean():,.1f}", f"{values.max():,}")
         for title, values in distributions(index, corpus, summary)
@@ -286,6 +287,13 @@ def show(index: PackedIndex, corpus: Corpus, summary: Summary, trials: list[Tria
     print_table("Sources", tuple(summary.sources[0]), [tuple(source.values()) for source in summary.sources])
     if summary.rejected_by_reason:
         print_table("Left out, see rejected.jsonl", ("reason", "samples"), summary.rejected_by_reason.items())
+    compiled = f", and {summary.compile_seconds:.1f} s of compiling, once a machine" if summary.compile_seconds else ""
+    say(f"packed in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples a second{compiled}")
+
+
+def shown(value: float) -> str:
+    """A figure for people."""
+    return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
 
 
 def advise(found: list[str], helping: list[Choice]) -> None:

@@ -126,12 +126,14 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], un
     return _figure(title, len(rows) * 30 + 4, drawn)
 
 
-def lines(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], unit: str, across: str) -> Markup:
-    """Curves of (x, y) by name over one axis; y from 0."""
+def lines(
+    title: str, curves: Mapping[str, Sequence[tuple[float, float]]], unit: str, across: str, most: float = 0.0
+) -> Markup:
+    """Curves of (x, y) by name over one axis; y from 0 to the largest, or `most` where that is more."""
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return Markup("")
-    right, scale = max(x for x, _ in points) or 1.0, ticks(max(y for _, y in points), 4)
+    right, scale = max(x for x, _ in points) or 1.0, ticks(max(most, *(y for _, y in points)), 4)
     left = min(x for x, _ in points)
     span = (right - left) or 1.0
     drawn = [_level(value, scale[-1], unit) for value in scale]

@@ -9,7 +9,7 @@ def heading(subject: Subject) -> list[tuple[str, str]]:
     measured = "measured" if profile.measured_with else "counted, not measured"
     shape = f"{plan.num_microbatches} microbatches a rank, schedule {plan.schedule}"
     found = [
-        ("model", ", ".join([plan.model, *(f"{part} frozen" for part in plan.frozen)])),
+        ("model", ", ".join([plan.model, *(f"{part} frozen" for part in plan.frozen), *_adapters(subject)])),
         ("profile", ", ".join(filter(None, [profile.device, profile.dtype, measured]))),
         ("ranks", _ranks(subject)),
         ("iteration", shape),
@@ -20,6 +20,12 @@ def heading(subject: Subject) -> list[tuple[str, str]]:
         ("model's own work", _pace(subject)),
     ]
     return [(what, value) for what, value in found if value]
+
+
+def _adapters(subject: Subject) -> list[str]:
+    """Those that were trained, if any."""
+    plan = subject.plan
+    return [f"adapters of rank {plan.lora_rank} on {' and '.join(plan.lora_targets)}"] if plan.lora_rank else []
 
 
 def _tower(subject: Subject) -> str:

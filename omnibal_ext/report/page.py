@@ -66,15 +66,15 @@ class SubjectView:
 
     subject: Subject
     scale: float
-    """Seconds of the time axis, shared by all timelines of the page."""
+    """Seconds of the time axis, shared by the subject's timelines."""
     against: tuple[Loads, Loads] | None
     contributions: Sequence[Contribution]
     packing: PackingView | None
 
     @classmethod
-    def of(cls, subject: Subject, scale: float) -> "SubjectView":
+    def of(cls, subject: Subject) -> "SubjectView":
         """Compare with random batches where the samples are known, and draw."""
-        index = subject.index
+        index, scale = subject.index, max(timeline.seconds for timeline in subject.timelines) * 1.001
         sizes = sizes_of(index) if index else None
         if index is None or sizes is None:
             return cls(subject, scale, None, (), PackingView.of_index(index, None) if index else None)
@@ -205,17 +205,17 @@ class SubjectView:
 
     @property
     def loads(self) -> list[Markup]:
-        """Fullest and emptiest worker over the iterations, balanced and random."""
+        """Fullest and emptiest worker over the iterations, balanced and random, on one scale."""
         if self.against is None:
             return []
-        found = []
+        found, most = [], 1e3 * max(float(loads.seconds.max()) for loads in self.against)
         for name, loads in zip(("balanced", "random"), self.against, strict=True):
             curves = {
                 f"fullest {loads.workers}": [(float(n), 1e3 * s) for n, s in enumerate(loads.seconds.max(axis=1))],
                 f"emptiest {loads.workers}": [(float(n), 1e3 * s) for n, s in enumerate(loads.seconds.min(axis=1))],
             }
             title = f"{name}: load over the iterations; {loads.spread:.1%} below the fullest"
-            found.append(draw.lines(title, curves, "ms", "iteration"))
+            found.append(draw.lines(title, curves, "ms", "iteration", most))
         return found
 
     @property
@@ -248,8 +248,7 @@ class SubjectView:
 
 def report(subjects: Sequence[Subject]) -> str:
     """The page about plans and runs, side by side where there are several."""
-    scale = max(timeline.seconds for subject in subjects for timeline in subject.timelines) * 1.001
-    return render([SubjectView.of(subject, scale) for subject in subjects], [])
+    return render([SubjectView.of(subject) for subject in subjects], [])
 
 
 def packing_report(packing: PackingView) -> str:

@@ -9,7 +9,9 @@ from omnibal_ext.report.timeline import Timeline
 # Okabe and Ito's palette: told apart by colour-blind readers too. The page's style sheet has the same.
 COLOURS = {"vit": "#009e73", "projector": "#e69f00", "llm": "#0072b2", "head": "#56b4e9", "exchange": "#cc79a7",
            "other": "#999999"}  # fmt: skip
-SHADES = {"forward": 1.0, "backward": 0.65, "weight": 0.4, "recompute": 0.85}
+DARKER = 0.68
+"""Of a backward's colour, as in the style sheet."""
+PALE = {"weight": 0.55, "recompute": 0.75}
 
 
 def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
@@ -29,8 +31,9 @@ def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
                 at = span.start
                 for piece in span.pieces:
                     hatch = "////" if piece.phase == "recompute" else None
-                    axis.barh(row, piece.seconds * 1e3, left=at * 1e3, height=0.8, color=COLOURS[piece.part],
-                              alpha=SHADES[piece.phase], hatch=hatch, edgecolor="white", linewidth=0.3)  # fmt: skip
+                    shade = colour(piece.part, piece.phase)
+                    axis.barh(row, piece.seconds * 1e3, left=at * 1e3, height=0.8, color=shade, hatch=hatch,
+                              edgecolor="white", linewidth=0.3)  # fmt: skip
                     at += piece.seconds
             axis.barh(row, (lane.end - lane.updates) * 1e3, left=lane.updates * 1e3, height=0.8, color="#cccccc")
         names = [f"replica {lane.data_parallel_rank} rank {lane.rank}" for lane in timeline.lanes]
@@ -40,9 +43,20 @@ def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
         axis.set_title(timeline.name, loc="left", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("ms")
-    patches = [Patch(color=colour, label=part) for part, colour in COLOURS.items()]
-    patches.append(Patch(color=COLOURS["llm"], alpha=SHADES["backward"], label="paler: backward"))
-    patches.append(Patch(facecolor=COLOURS["llm"], edgecolor="white", hatch="////", label="striped: recomputed"))
+    spans = (span for timeline in timelines for lane in timeline.lanes for span in lane.spans)
+    drawn = {piece.part for span in spans for piece in span.pieces}
+    patches = [Patch(color=colour(part, "forward"), label=part) for part in COLOURS if part in drawn]
+    patches.append(Patch(color=colour("llm", "backward"), label="darker: backward"))
+    again = colour("llm", "recompute")
+    patches.append(Patch(facecolor=again, edgecolor="white", hatch="////", label="striped: recomputed"))
     axes[0].legend(handles=patches, ncols=len(patches), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
     figure.tight_layout()
     figure.savefig(path, format="png", dpi=150)
+
+
+def colour(part: str, phase: str) -> tuple[float, float, float, float]:
+    """Red, green, blue and opacity of a piece of an action."""
+    value = COLOURS[part].lstrip("#")
+    shade = DARKER if phase == "backward" else 1.0
+    red, green, blue = (int(value[at : at + 2], 16) / 255 * shade for at in (0, 2, 4))
+    return red, green, blue, PALE.get(phase, 1.0)

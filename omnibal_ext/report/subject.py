@@ -167,6 +167,11 @@ class Subject:
         samples, seconds = (np.sum([line[name] for line in self.intervals]) for name in ("samples", "seconds"))
         return float(samples / seconds)
 
+    def samples_per_iteration(self) -> float | None:
+        """Of the whole run, on average."""
+        lines = self.intervals
+        return sum(line["samples"] for line in lines) / lines[-1]["iteration"] if lines else None
+
     def curves(self) -> dict[str, Curves]:
         """Loss and samples a second over iterations."""
         if not self.metrics:

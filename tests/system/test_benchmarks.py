@@ -94,12 +94,13 @@ def make_quickstart(folder: Path) -> None:
     make_dataset(folder, samples=70)
     (folder / "data").rename(folder / "train")
     budgets = ("--vit-budget", 40, "--llm-budget", 320)
-    tool("pack_data.py", "--data", folder / "train", *budgets, "--micro-batches", 2,
-         "--output-dir", folder / "packs-balanced")  # fmt: skip
+    replicas = folder / "replicas"
+    tool("pack_data.py", "--data", folder / "train", *budgets, "--data-parallel-size", 2,
+         "--output-dir", replicas / "packs-balanced")  # fmt: skip
     model = ("--model", "tiny", "--analytic", "a100")
     tool("profile_layers.py", *model, *budgets, "--output", folder / "profile.json")
-    tool("plan_layout.py", "--profile", folder / "profile.json", "--pipeline-model-parallel-size", 2,
-         "--num-microbatches", 2, "--output", folder / "balanced/plan.json")  # fmt: skip
+    tool("plan_layout.py", "--profile", folder / "profile.json", "--pipeline-model-parallel-size", 1,
+         "--num-microbatches", 1, "--output", replicas / "balanced/plan.json")  # fmt: skip
 
 
 @pytest.mark.starts

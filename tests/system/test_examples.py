@@ -2,8 +2,10 @@
 
 import importlib.util
 import re
+import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.hf.packs import JoinPack
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
-from tests.programs import ROOT, run_ranks
+from tests.programs import ROOT, environment, run_ranks, run_tool
 from tests.system.test_training import make_dataset, tool
 
 pytestmark = pytest.mark.starts
@@ -100,7 +102,81 @@ def test_plain_ddp_trains_on_packs_and_says_what_they_save(folder: Path, expecte
     assert float(found[1]) == pytest.approx(expected, abs=1e-5)
     assert float(found[2]) < float(found[1]) - 0.05
     assert re.search(r"^random batches: loss", said, re.MULTILINE)
-    assert said.strip().splitlines()[-1].startswith("packs / random batches samples per second: ")
+    last = said.strip().splitlines()[-1]
+    number = r"([\d.]+)x"
+    assert re.fullmatch(
+        rf"packs / random batches samples per second: {number} \(single steps {number} to {number}\)", last
+    )
+
+
+@pytest.fixture
+def ddp(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """examples/train_ddp.py as a module."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
+    import train_ddp
+
+    return train_ddp
+
+
+def test_the_step_that_warms_up_is_in_no_rate(ddp: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [((9.0, 1, 100.0), (8.0, 1, 1.0)), ((2.0, 10, 1.0), (3.0, 10, 2.0)), ((1.0, 30, 2.0), (2.5, 10, 2.0))]
+    ddp.report(("packs", "random batches"), turns)
+    assert capsys.readouterr().out.splitlines() == [
+        "packs: loss 9.000000 to 1.000000, 40 samples, 13.3 a second",
+        "random batches: loss 8.000000 to 2.500000, 20 samples, 5.0 a second",
+        "packs / random batches samples per second: 2.67x (single steps 2.00x to 3.00x)",
+    ]
+
+
+def test_reading_a_batch_is_in_the_time_of_its_step_and_a_turn_of_others_is_not(
+    ddp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways alike: what is read before the clock starts makes a way look faster than it is."""
+    now = [0.0]
+    monkeypatch.setattr(ddp, "time", Namespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(ddp, "dist", Namespace(barrier=lambda: None, all_reduce=lambda _: None))
+    monkeypatch.setattr(ddp, "DistributedDataParallel", lambda model, **_: model)
+    monkeypatch.setattr(ddp, "backward", lambda *_: torch.tensor(1.0))
+
+    def batches() -> Iterator[list[dict[str, torch.Tensor]]]:
+        for _ in range(3):
+            now[0] += 5.0
+            yield [{"position_ids": torch.tensor([[0, 1, 0]])}]
+
+    for _, samples, seconds in ddp.train(torch.nn.Linear(1, 1), batches(), 1e-3):
+        assert (samples, seconds) == (2, 5.0)
+        now[0] += 7.0
+
+
+@pytest.mark.parametrize("name", ["train_ddp.py", "train_stream.py", "train_deepspeed.py"])
+def test_an_example_without_torchrun_says_so_in_a_line(name: str, folder: Path) -> None:
+    if name == "train_deepspeed.py" and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed")
+    flags = ["--data", folder / "data", *(["--packs", folder / "packs"] if name != "train_stream.py" else [])]
+    done = run_tool("example.py", name, *flags, room="tests/system")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: start it with torchrun")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [("train_accelerate.py", "accelerate"), ("train_deepspeed.py", "deepspeed"), ("train_trl.py", "trl"),
+     ("train_trainer.py", "accelerate"), ("train_ddp.py", "transformers")],
+)  # fmt: skip
+def test_an_example_without_its_package_says_so_in_a_line(name: str, needs: str, tmp_path: Path) -> None:
+    if needs == "trl" and importlib.util.find_spec("datasets") is None:
+        needs = "datasets"
+    absent = f"import sys\nsys.modules['{needs}'] = None\n"  # as where it is not installed
+    (tmp_path / "run.py").write_text(
+        absent + f"sys.path.insert(0, '{ROOT}/examples')\nimport runpy\nsys.argv[0] = '{name}'\n"
+        f"runpy.run_path('{ROOT}/examples/{name}', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "run.py")], capture_output=True, text=True, check=False, env=environment()
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {name} needs {needs}: pip install {needs}\n"
 
 
 def test_a_stream_that_nobody_packed_trains_alike_balanced(folder: Path) -> None:

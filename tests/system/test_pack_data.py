@@ -71,10 +71,12 @@ def test_a_person_gets_a_table(dataset: Path) -> None:
     assert done.returncode == 0
     for said in (
         "dist ratio llm", "Tiles of a sample", "Tokens of a sample", "Tiles of a pack", "Tokens of a pack",
-        "Samples of a pack", "padding inside packs", "ranks waiting: attention", "iterations", "tokens per iteration",
-        "too many tiles", "too many tokens", "a.jsonl",
+        "Samples of a pack", "padding inside packs", "ranks waiting: attention", "iterations", "llm budget",
+        "too many tiles", "too many tokens", "a.jsonl", "samples a second",
     ):  # fmt: skip
         assert said in done.stdout
+    table = done.stdout.partition("measure (all: --json)")[2].partition("Sizes before and after")[0]
+    assert sum(len(line.split()) > 1 for line in table.splitlines()) == 10
     assert "█" in done.stdout
 
 

@@ -61,7 +61,7 @@ def folder(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "${PYTHON:-python} ": f"{PYTHON} ",
         "(sbatch ": f"(sbatch {own}", "\nsbatch ": f"\nsbatch {own}",
         "--vit-budget auto": "--vit-budget 16", "--llm-budget auto": "--llm-budget 160",
-        "--micro-batches 16 --data-parallel-size 8": "--micro-batches 2",
+        "--micro-batches 16 --data-parallel-size 2": "--micro-batches 2",
     })  # fmt: skip
     assert cluster.wait(packed) == {"COMPLETED"}, logs(folder)
     return folder

@@ -79,14 +79,21 @@ class Summary:
     """The same, expected of a random order of samples."""
     seconds: float
     samples_per_second: float
+    compile_seconds: float
+    """That numba compiled besides, which it does once on a machine."""
     rejected_by_reason: dict[str, int]
     sources: list[dict[str, Any]]
 
 
 def summarise(
-    index: PackedIndex, corpus: Corpus, reasons: NDArray[np.int8], seconds: float, found: Packs | None = None
+    index: PackedIndex,
+    corpus: Corpus,
+    reasons: NDArray[np.int8],
+    spent: tuple[float, float],
+    found: Packs | None = None,
 ) -> Summary:
-    """Measure epoch 0 of an index; `reasons` is 0 for samples that were packed, `found` are packs before evening."""
+    """Measure epoch 0 of an index; `reasons` is 0 for samples that were packed, `spent` are seconds of packing and of
+    compiling, `found` are packs before evening."""
     count = int(index.manifest["epoch_packs"][0])
     packs = Packs(index.pack_offsets[: count + 1], index.sample_ids[: index.pack_offsets[count]])
     loads, of_ranks = np.asarray(index.loads), np.asarray(index.rank_loads)
@@ -130,8 +137,9 @@ def summarise(
         wait=metrics.wait(seconds_of_ranks),
         wait_last=metrics.wait(seconds_of_ranks[-1:]),
         **spreads,
-        seconds=seconds,
-        samples_per_second=len(index.sample_ids) / seconds,
+        seconds=spent[0],
+        samples_per_second=len(index.sample_ids) / spent[0],
+        compile_seconds=spent[1],
         rejected_by_reason={reason: int(np.sum(reasons == key)) for key, reason in names.items() if key in reasons},
         sources=_source_counts(corpus, packs.sample_ids, reasons),
     )

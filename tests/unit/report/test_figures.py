@@ -30,6 +30,7 @@ from omnibal_ext.units import GIB
 from tests.unit.layout.instances import make_profile, random_problem
 from tools import compare_runs
 from tools.compare_runs import summary
+from tools.evaluate_demo import share_right
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4}})
 
@@ -296,21 +297,23 @@ def test_a_headline_counts_what_was_packed(sizes: Sizes, tmp_path: Path) -> None
 
 def test_runs_are_compared_by_all_that_followed_their_first_interval(tmp_path: Path) -> None:
     lines = [
-        {"iteration": n, "samples": s, "seconds": t, "padding": p, "loss": loss}
-        for n, s, t, p, loss in ((9, 10, 50.0, 0.3, 9.0), (18, 30, 2.0, 0.2, 5.0), (19, 20, 3.0, 0.1, 4.0),
-                                 (20, 60, 5.0, 0.0, 1.0))
+        {"iteration": n, "samples": s, "seconds": t, "padding": p, "loss": loss, **waits(v, 0.5 * v)}
+        for n, s, t, p, loss, v in ((9, 10, 50.0, 0.3, 9.0, 0.1), (18, 30, 2.0, 0.2, 5.0, 0.1),
+                                    (19, 20, 3.0, 0.1, 4.0, 0.7), (20, 60, 5.0, 0.0, 1.0, 0.3))
     ]  # fmt: skip
     lines.insert(2, {"iteration": 18, "evaluation": {"loss": 7.0}})
     lines.append({"iteration": 20, "evaluation": {"loss": 6.5}})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     chain = make_profile().chain
     Plan.from_cuts(chain, (4,), [(1, 2), (6,)], num_microbatches=2).save(tmp_path / "plan.json")
-    (tmp_path / "evaluation.json").write_text('{"share_right": 0.75}')
+    (tmp_path / "evaluation.json").write_text('{"share_right": 0.75, "standard_error": 0.0125}')
     found = summary(tmp_path)
     assert found == {
         "samples": 120, "iterations": 20, "samples_per_second": pytest.approx(110 / 10), "padding": pytest.approx(0.15),
         "final_loss": pytest.approx((20 * 4.0 + 60 * 1.0) / 80), "recomputed_layers": 3, "held-out_loss": 6.5,
-        "held-out_digits_read_right": 0.75,
+        "dist_ratio_vit": pytest.approx((18 * 0.1 + 0.7 + 0.3) / 20),
+        "dist_ratio_llm": pytest.approx((18 * 0.1 + 0.7 + 0.3) / 40),
+        "held-out_digits_read_right": 0.75, "held-out_digits_read_right_standard_error": 0.0125,
     }  # fmt: skip
 
 
@@ -320,10 +323,13 @@ def test_the_last_run_is_compared_with_all_others_and_with_the_baseline_last(
     chain = make_profile().chain
     for name, samples in (("baseline", 10), ("careful", 25), ("balanced", 40)):
         (tmp_path / name).mkdir()
-        lines = [{"iteration": n, "samples": samples, "seconds": 2.0, "padding": 0.0, "loss": 1.0} for n in (1, 2)]
+        same = {"samples": samples, "seconds": 2.0, "padding": 0.0, "loss": 1.0, **waits(0.0, 0.0)}
+        lines = [{"iteration": n, **same} for n in (1, 2)]
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         Plan.from_cuts(chain, (4,), num_microbatches=2).save(tmp_path / name / "plan.json")
-    (tmp_path / "balanced/evaluation.json").write_text('{"share_right": 0.75}')
+    for name, share in (("baseline", 0.5), ("balanced", 0.75)):
+        evaluation = {"share_right": share, "standard_error": 0.0125}
+        (tmp_path / name / "evaluation.json").write_text(json.dumps(evaluation))
     runs = ["--run", str(tmp_path / "careful"), "--run", str(tmp_path / "balanced")]
     monkeypatch.setattr("sys.argv", ["compare_runs.py", "--baseline", str(tmp_path / "baseline"), *runs])
     compare_runs.main()
@@ -334,7 +340,21 @@ def test_the_last_run_is_compared_with_all_others_and_with_the_baseline_last(
         line.rsplit(maxsplit=3)[0].strip(): line.split()[-3:] for line in table if line.count(" ") > 6 and line.strip()
     }
     assert shown["samples per second"] == ["5", "12.500", "20"]
-    assert shown["held-out digits read right"] == ["-", "-", "0.750"]
+    (digits,) = (line.split() for line in table if "digits" in line)
+    assert " ".join(digits) == "held-out digits read right 0.500 ± 0.013 - 0.750 ± 0.013"
+
+
+def waits(tiles: float, tokens: float) -> dict[str, float]:
+    """DistRatios of an interval."""
+    return {"dist_ratio_vit": tiles, "dist_ratio_llm": tokens}
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_the_error_of_a_share_of_digits_is_that_of_independent_answers(together: int) -> None:
+    """A binomial's of answers: four digits that are right or wrong together say no more than one."""
+    counts = [(together, together)] * 30 + [(together, 0)] * 10
+    found = share_right(counts)
+    assert found == {"share_right": 0.75, "standard_error": pytest.approx((0.75 * 0.25 / 40) ** 0.5)}
 
 
 def test_a_predicted_timeline_is_what_was_played() -> None:

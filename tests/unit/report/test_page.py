@@ -24,8 +24,9 @@ from playwright.sync_api import Page, sync_playwright
 
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
+from omnibal_ext.report import picture
 from omnibal_ext.report.heading import heading
-from omnibal_ext.report.page import report
+from omnibal_ext.report.page import SubjectView, report
 from omnibal_ext.report.subject import Subject
 from tests.programs import ROOT, environment
 from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran
@@ -180,6 +181,13 @@ def test_a_run_says_what_it_was(runs: Path) -> None:
     assert Subject.of_run(runs / "late-0.0-0.0").samples_per_second() == pytest.approx(60 / 12)
 
 
+def test_a_run_of_adapters_says_which(runs: Path) -> None:
+    subject = Subject.of_run(runs / "late-0.0-0.0")
+    plan = replace(subject.plan, frozen=("vit", "llm"), lora_rank=8, lora_targets=("projector", "llm"))
+    said = dict(heading(replace(subject, plan=plan)))["model"]
+    assert said == "internvl-chat-1.5, vit frozen, llm frozen, adapters of rank 8 on projector and llm"
+
+
 def test_a_late_run_says_so_first_and_a_plan_without_packs_says_what_it_fills(runs: Path) -> None:
     said = re.findall('class="verdict">([^.]*?)[.:] ', (runs / "report.html").read_text())
     late = Subject.of_run(runs / "late-1.0-0.0").seen.seconds * 1e3
@@ -244,12 +252,45 @@ def test_runs_side_by_side_say_which_is_faster(folder: Path, tmp_path: Path) -> 
     page = report([*runs, plan])
     assert "<tr><td>samples/s, whole run</td><td>15.0</td><td>37.5</td><td>-</td></tr>" in page
     assert "<tr><td>against the slowest</td><td>1.00x</td><td>2.50x</td><td>-</td></tr>" in page
+    assert "<tr><td>samples an iteration, mean</td><td>60.0</td><td>150.0</td><td>-</td></tr>" in page
     shares = re.findall(
         r"<dt>(?:needed work|recomputation|waiting for other ranks|waiting for data or host|the rest)</dt><dd>(\d+)%",
         page,
     )
     assert len(shares) == 3 * 5
     assert abs(sum(map(int, shares)) - 300) <= 6  # each is rounded
+
+
+def test_the_picture_has_the_colours_of_the_page() -> None:
+    style = (ROOT / "omnibal_ext/report/templates/report.css").read_text()
+    (darker,) = re.findall(r"\.backward \{ filter: brightness\(([\d.]+)\)", style)
+    (weight, again) = re.findall(r"\.(?:weight|recompute)[^{]*\{ opacity: ([\d.]+)", style)
+    ahead = picture.colour("llm", "forward")
+    assert picture.colour("llm", "backward") == pytest.approx([*(float(darker) * part for part in ahead[:3]), 1.0])
+    assert picture.colour("llm", "weight") == (*ahead[:3], float(weight))
+    assert picture.colour("llm", "recompute") == (*ahead[:3], float(again))
+
+
+def test_a_slow_run_leaves_the_others_their_width(runs: Path) -> None:
+    """A run's own timelines share an axis and fill it; that of a slower one is another."""
+    slow, usual = (Subject.of_run(runs.parent / f"late-{late}-0.0") for late in (1.0, 0.0))
+    assert slow.seen.seconds > usual.seen.seconds + 0.9
+    alone, beside = (timelines(report(subjects)) for subjects in ([usual], [slow, usual]))
+    assert beside[2:] == alone
+    boxes = re.findall(r"<rect class='[^']*' x='([\d.]+)%' width='([\d.]+)%'", "".join(alone))
+    assert max(float(left) + float(width) for left, width in boxes) == pytest.approx(100 / 1.001, abs=0.01)
+
+
+def test_balanced_and_random_loads_are_drawn_on_one_scale(folder: Path) -> None:
+    view = SubjectView.of(Subject.of_plan(folder / "plan.json", None, folder / "packs"))
+    balanced, random = (re.findall(r"class='tick level'[^>]*>([^<]+)<", figure) for figure in view.loads)
+    assert len(balanced) > 2
+    assert balanced == random
+
+
+def timelines(page: str) -> list[str]:
+    """The drawings of iterations on a page."""
+    return re.findall(r"<svg class='timeline'.*?</svg>", page, re.DOTALL)
 
 
 class Tags(HTMLParser):
