@@ -3,7 +3,7 @@
 # the balanced way and the unbalanced one, on the same samples; and, for its speed, an epoch of what a careful user does
 # today: ISF packs, the paper's cuts, nothing recomputed. What is there already is not done again.
 #   [EPOCHS=6] bash scripts/quickstart.sh [output folder, default runs/quickstart]
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo
 OUT="${1:-runs/quickstart}"
 SAMPLES=4000 EPOCHS="${EPOCHS:-3}" VIT_BUDGET=40 LLM_BUDGET=320 HELDOUT=800
 export PYTHONWARNINGS=ignore

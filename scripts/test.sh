@@ -3,7 +3,7 @@
 #   bash scripts/test.sh                      everything
 #   bash scripts/test.sh --quick              without the tests that start ranks and whole commands
 #   bash scripts/test.sh [pytest arguments]   the tests they choose
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo,test
 if [[ "${1:-}" == --quick ]]; then
     set -- tests/unit -m "not starts and not long" "${@:2}"
 fi

@@ -29,6 +29,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
+from omnibal_ext.packages import lacking
 
 TOLERANCE = 1e-4
 
@@ -44,7 +45,7 @@ def check_possible(theirs: Path, with_adapters: bool = False) -> None:
         try:
             import_module(package)
         except ImportError as error:
-            raise UserError(f"--check needs {package}: pip install {package}") from error
+            raise UserError(f"--check needs {lacking(package) or f'{package}: pip install {package}'}") from error
 
 
 def logit_difference(ours: Path, theirs: Path, peft: Path | None = None, data: Path | None = None) -> float:
