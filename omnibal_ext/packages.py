@@ -17,7 +17,7 @@ EXTRAS = {
 
 
 def lacking(module: str) -> str:
-    """What to say of a module that cannot be imported: its name, and how to have it; "" if it is there, or no extra's."""
+    """The name of a module that is missing, and how to have it; "" if it is there, or no extra's."""
     root = module.partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if root in modules), "")
     module = "megatron.core" if root == "megatron" else root  # a namespace, of which a part is ours
