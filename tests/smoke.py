@@ -35,7 +35,7 @@ def main() -> None:
     print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, transformers {transformers.__version__}")
     if torch.cuda.is_available():
         sys.exit("a GPU is seen: start with CUDA_VISIBLE_DEVICES=''")
-    tool("make_demo_data", "--output-dir", folder / "demo", "--samples", 48, "--heldout-samples", 4)
+    tool("make_demo_data", "--output-dir", folder / "demo", "--samples", 112, "--heldout-samples", 4)
     make_model(folder)
     tool("launch", "--model", folder / "model", "--input", folder / "demo/train.jsonl", "--image-root", folder / "demo",
          "--run-dir", folder / "run", "--nproc-per-node", 2, "--pipeline-model-parallel-size", 2, "--analytic", "a100",
