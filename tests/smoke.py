@@ -33,6 +33,7 @@ def main() -> None:
     """Demo conversations, a model in small, a run of an epoch with its saves, weights back with the same logits."""
     folder = Path(sys.argv[1])
     print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, transformers {transformers.__version__}")
+    transformers.utils.logging.disable_progress_bar()
     if torch.cuda.is_available():
         sys.exit("a GPU is seen: start with CUDA_VISIBLE_DEVICES=''")
     tool("make_demo_data", "--output-dir", folder / "demo", "--samples", 112, "--heldout-samples", 4)

@@ -163,27 +163,3 @@ def test_scripts_and_setup_agree_on_the_python() -> None:
     assert re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', setup) == minors
     for document in ("README.md", "CONTRIBUTING.md"):
         assert f"Python 3.{minors[0]} to 3.{minors[-1]}" in (ROOT / document).read_text()
-
-
-@pytest.mark.parametrize(("version", "ends"), [("3.10.13", 2), ("3.14.0", 2), ("2.7.18", 2), ("", 2), ("3.13.0", 9)])
-def test_a_wrong_python_is_refused_before_anything_is_made(version: str, ends: int, tmp_path: Path) -> None:
-    """One line; where it is right, making the environment comes next."""
-    for name in ("setup.sh", "setup.py"):
-        target = tmp_path / ("scripts" if name.endswith(".sh") else ".") / name
-        target.parent.mkdir(exist_ok=True)
-        target.write_text((ROOT / target.relative_to(tmp_path)).read_text())
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && [ -n "{version}" ] && echo "{version}" && exit 0\nexit 9\n')
-    python.chmod(0o755)
-    environment = {**os.environ, "PYTHON": str(python)}
-    done = subprocess.run(
-        ["bash", str(tmp_path / "scripts/setup.sh")], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == ends
-    assert not (tmp_path / ".venv").exists()
-    if ends == 2:
-        assert done.stdout == ""
-        said = f"error: Python 3.11 to 3.13 is needed, .* {version or 'none that runs'}: PYTHON=python3.12 bash .*\n"
-        assert re.fullmatch(said, done.stderr)
-    else:
-        assert re.search(r"about 3 GB to download and 6 on disk", done.stdout)
