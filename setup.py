@@ -34,7 +34,7 @@ setup(
     name="omnibal",
     version="0.1.0",
     description="Balanced training of vision-language models on Megatron Core",
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.14",  # what megatron-core 0.19 has wheels for
     long_description=readme(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -46,6 +46,7 @@ setup(
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
@@ -59,28 +60,32 @@ setup(
     package_dir={"omnibal_tools": "tools"},
     package_data={"omnibal_ext.report.templates": ["*"]},  # and every py.typed, which setuptools takes along
     entry_points={"console_scripts": ["omnibal=omnibal_tools.__main__:main"]},
-    install_requires=[
+    install_requires=[  # the packer and the planner, which decide for any trainer
         "numpy>=1.26,<3",
         "numba>=0.60,<1",
         "scipy>=1.11,<2",  # assignment: which rank runs which batch
         "rich>=13,<16",
         "jinja2>=3.1,<4",
         "markupsafe>=2,<4",
-        "torch>=2.8,<3",
-        # The cp311 wheel is published but its metadata asks for 3.12: scripts/setup.sh installs it there.
-        'megatron-core>=0.19.2,<0.20; python_version >= "3.12"',
-        # What megatron-core imports on a machine without CUDA.
         "packaging>=24",
-        "einops>=0.8,<1",
         "psutil>=6,<8",
-        "triton>=3.4,<4; platform_system == 'Linux'",
-        "tensorboard>=2.18,<3",
-        "typing_extensions>=4.12,<5",
-        "sentencepiece>=0.2.3,<0.3",
-        "pillow>=11,<14",
     ],
     extras_require={
-        "hf": ["tokenizers>=0.22,<1", "safetensors>=0.5,<1"],
+        "train": [  # preprocessing, training, weights in and out
+            "torch>=2.8,<3",
+            # The cp311 wheel is published but its metadata asks for 3.12: scripts/setup.sh installs it there.
+            'megatron-core>=0.19.2,<0.20; python_version >= "3.12"',
+            # What megatron-core imports on a machine without CUDA.
+            "einops>=0.8,<1",
+            "triton>=3.4,<4; platform_system == 'Linux'",
+            "tensorboard>=2.18,<3",
+            "typing_extensions>=4.12,<5",
+            "sentencepiece>=0.2.3,<0.3",
+            "tokenizers>=0.22,<1",
+            "safetensors>=0.5,<1",
+            "pillow>=11,<14",
+            "transformers>=4.57,<6",  # its models: the logit check of conversions, any loop but Megatron's
+        ],
         "tables": ["pyarrow>=18,<24"],
         "video": ["av>=14.1,<19"],
         "demo": ["scikit-learn>=1.5,<2"],
@@ -91,9 +96,6 @@ setup(
             "hypothesis>=6.100,<7",
             "ruff>=0.12,<0.18",
             "mypy>=1.16,<3",
-            # Oracles: Hugging Face's own templates and models.
-            "tokenizers>=0.22,<1",
-            "transformers>=4.57,<6",
             "pyarrow>=18,<24",
             "av>=14.1,<19",
             "torchcodec>=0.13,<0.14",  # later wheels need CUDA's libraries; FFmpeg's are PyAV's or the machine's

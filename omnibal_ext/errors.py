@@ -3,9 +3,11 @@
 import errno
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from omnibal_ext.output import lost_output, printable, say, steady_output
+from omnibal_ext.packages import lacking
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a disk without room, or a user without, answers."""
@@ -40,11 +42,23 @@ def run_tool(main: Callable[[], None]) -> None:
     So does what the system says of a file. What a program that ends well has said must have come to its reader.
     """
     steady_output()
-    try:
+    with faults_in_a_line():
         main()
         sys.stdout.flush()
         if reason := lost_output():
             raise UserError(f"stdout: {reason}: not all of it is written; give it to another file")
+
+
+@contextmanager
+def faults_in_a_line() -> Iterator[None]:
+    """End the program as `run_tool` does; by itself around what a program imports and not every user has installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not (package := lacking(error.name or "")):
+            raise
+        say(f"error: this needs {package}", error=True)
+        sys.exit(2)
     except UserError as error:
         say(f"error: {error}", error=True)
         sys.exit(2)

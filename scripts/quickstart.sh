@@ -5,7 +5,7 @@
 # epoch: `baseline` is cut by parameters and recomputes all, `careful` has the paper's cuts and recomputes nothing,
 # `balanced` our plan. What is there already is not done again.
 #   [EPOCHS=6] bash scripts/quickstart.sh [output folder, default runs/quickstart]
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo
 OUT="${1:-runs/quickstart}"
 SAMPLES=4000 EPOCHS="${EPOCHS:-3}" HELDOUT=800
 export PYTHONWARNINGS=ignore

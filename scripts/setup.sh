@@ -1,30 +1,54 @@
 #!/usr/bin/env bash
-# Sourced by the other scripts: makes .venv beside this folder once and enters it.
+# Makes .venv beside this folder, once, and enters it; the other scripts source it with the extras that they need.
+#   bash scripts/setup.sh [extras]       for training; extras, as in setup.py: video,tables,png
+#   PYTHON=python3.12                    the Python it is made of
+#   OMNIBAL_TORCH="torch --index-url …"  words for pip: another torch than PyPI's, such as a build for CPUs alone
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# One CPU build of torch serves machines without CUDA; where torch is installed already (a container), it is kept.
-TORCH="${OMNIBAL_TORCH:-torch==2.13.0}"
 MEGATRON="megatron-core>=0.19.2,<0.20"
 
-install() {
-    echo "== setting up .venv (once) =="
-    "${PYTHON:-python3}" -m venv .venv
+# One line, and exit code 2, where the Python is none that everything is there for.
+check_python() {
+    local python="${PYTHON:-python3}" found
+    [[ -x .venv/bin/python ]] && python=.venv/bin/python
+    found=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) || found="none that runs"
+    [[ "$found" =~ ^3\.1[123]\. ]] && return
+    echo "error: Python 3.11 to 3.13 is needed, which megatron-core is built for; $python is $found:" \
+        "$([[ "$python" == .venv* ]] && echo "rm -r .venv, then ")PYTHON=python3.12 bash $0" >&2
+    exit 2
+}
+
+install() { # EXTRAS
+    check_python
+    if [[ -z "$there" ]]; then
+        echo "== setting up .venv (once): about 3 GB to download and 6 on disk with PyPI's torch, which is built for CUDA;" \
+            "with one for CPUs alone (OMNIBAL_TORCH, see scripts/setup.sh) .6 and 2 =="
+    else
+        echo "== bringing .venv up to date: $1 =="
+    fi
+    [[ -x .venv/bin/python ]] || "${PYTHON:-python3}" -m venv .venv
     # shellcheck disable=SC1091
     source .venv/bin/activate
-    local pip=(python -m pip install --quiet --disable-pip-version-check)
+    local torch pip=(python -m pip install --quiet --disable-pip-version-check)
+    read -ra torch <<<"${OMNIBAL_TORCH:-torch==2.13.0}"
     "${pip[@]}" setuptools wheel
-    "${pip[@]}" "$TORCH"
+    "${pip[@]}" "${torch[@]}"
     if python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then
         # The cp311 wheel exists and works; only its metadata asks for Python 3.12.
         "${pip[@]}" --no-deps --ignore-requires-python "$MEGATRON"
     fi
-    "${pip[@]}" --no-build-isolation --editable '.[demo,test]'
-    touch .venv/ready
+    "${pip[@]}" --no-build-isolation --editable ".[$1]"
+    echo "$1" >.venv/ready
 }
 
-if [[ ! -f .venv/ready || setup.py -nt .venv/ready ]]; then
-    install
+# What is there stays, and what is asked for comes to it.
+there=$(cat .venv/ready 2>/dev/null || true) extras=${there:-train}
+for extra in $(tr , " " <<<"${1:-}"); do
+    [[ ",$extras," == *",$extra,"* ]] || extras+=",$extra"
+done
+if [[ "$extras" != "$there" || setup.py -nt .venv/ready ]]; then
+    install "$extras"
 fi
 # shellcheck disable=SC1091
 source .venv/bin/activate

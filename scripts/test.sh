@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
 # Lint, types and tests, from a fresh clone:
-#   bash scripts/test.sh                      everything
+#   bash scripts/test.sh                      everything, first the smoke of what users install (scripts/smoke.sh)
+#   bash scripts/test.sh --long               what takes longer: the newest packages that setup.py allows
 #   bash scripts/test.sh --quick              without the tests that start ranks and whole commands
 #   bash scripts/test.sh [pytest arguments]   the tests they choose
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-if [[ "${1:-}" == --quick ]]; then
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo,test
+failed=0
+if [[ "${1:-}" == --long ]]; then
+    exec bash scripts/smoke.sh --newest
+elif [[ $# == 0 ]]; then
+    bash scripts/smoke.sh || failed=$?
+elif [[ "$1" == --quick ]]; then
     set -- tests/unit -m "not starts and not long" "${@:2}"
 fi
 echo "== lint =="
@@ -18,7 +24,6 @@ checked=$!
 echo "== tests =="
 # Three test processes for two cores: while some wait for their ranks another works. A file stays in one process, for its
 # fixtures.
-failed=0
 unset PYTHONDONTWRITEBYTECODE # many of them start Pythons of their own: the first compiles our modules, for all
 python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
 echo "== types =="

@@ -13,11 +13,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.vlm.arguments import add_vlm_arguments
-from megatron.vlm.flags.parser import Parser
 from omnibal_ext.completion import SHELLS, script
-from omnibal_ext.errors import run_tool
+from omnibal_ext.errors import faults_in_a_line, run_tool
 from omnibal_ext.flags import ToolParser
+
+with faults_in_a_line():
+    from megatron.vlm.arguments import add_vlm_arguments
+    from megatron.vlm.flags.parser import Parser
 
 
 def main() -> None:

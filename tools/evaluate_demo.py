@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
-import sentencepiece
-
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
@@ -26,6 +24,8 @@ def main() -> None:
     parser.add_argument("--tokenizer-model", required=True, help="the demo's tokenizer")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+
+    import sentencepiece
 
     from megatron.vlm.generate import generated_answers
 

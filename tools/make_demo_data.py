@@ -7,10 +7,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.vlm.preprocessing.demo import make_demo_data
 from omnibal_ext.console import print_json, print_table
-from omnibal_ext.errors import run_tool
+from omnibal_ext.errors import faults_in_a_line, run_tool
 from omnibal_ext.flags import Numbers, ToolParser
+
+with faults_in_a_line():
+    from megatron.vlm.preprocessing.demo import make_demo_data
 
 NUMBERS = (Numbers("[1, 1e9]", "samples heldout_samples"), Numbers("[0, 4294967295]", "seed"))
 

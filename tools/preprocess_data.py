@@ -9,21 +9,23 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.media.images import NORMALIZATIONS
-from megatron.vlm.data.media.tiles import RULES, Tiling
-from megatron.vlm.data.templates import TEMPLATES
-from megatron.vlm.preprocessing.folder_files import Choice
-from megatron.vlm.preprocessing.job import Shard, open_job
-from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, settle, with_pixels, with_video
-from megatron.vlm.preprocessing.preprocess import look, merge_shards, preprocess, preprocess_shard
-from megatron.vlm.preprocessing.samples import Recipe, open_recipe
-from megatron.vlm.preprocessing.shorten import WAYS
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
-from omnibal_ext.errors import run_tool
+from omnibal_ext.errors import faults_in_a_line, run_tool
 from omnibal_ext.flags import Need, Numbers, ToolParser
 from omnibal_ext.output import say
+
+with faults_in_a_line():
+    from megatron.vlm.data.markup import MARKUPS
+    from megatron.vlm.data.media.images import NORMALIZATIONS
+    from megatron.vlm.data.media.tiles import RULES, Tiling
+    from megatron.vlm.data.templates import TEMPLATES
+    from megatron.vlm.preprocessing.folder_files import Choice
+    from megatron.vlm.preprocessing.job import Shard, open_job
+    from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, settle, with_pixels, with_video
+    from megatron.vlm.preprocessing.preprocess import look, merge_shards, preprocess, preprocess_shard
+    from megatron.vlm.preprocessing.samples import Recipe, open_recipe
+    from megatron.vlm.preprocessing.shorten import WAYS
 
 LINES_LOOKED_AT = 32
 """Of every input, by --check."""

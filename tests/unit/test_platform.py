@@ -172,3 +172,40 @@ def test_sgd_that_is_ready_to_load_a_state_steps_as_it_would(momentum: float) ->
             sgd.step()
         ends.append(weight.tolist())
     assert ends[0] == ends[1]
+
+
+BUILT_FOR_CUDA = """
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+torch._C._accelerator_getAccelerator = lambda: torch.device("cuda")
+from megatron.vlm import platform
+asked = torch.accelerator
+print(asked.current_accelerator(), asked.current_accelerator(True), asked.is_available(), asked.device_count())
+for optimizer in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer([weight]).step()
+    assert (weight < 1).all()
+assert len(list(DataLoader(range(4), batch_size=2, pin_memory=True))) == 2
+value = torch.ones(3, requires_grad=True)
+for reentrant in (True, False):
+    checkpoint(lambda x: torch.nn.functional.dropout(x), value, use_reentrant=reentrant).sum().backward()
+with torch.random.fork_rng():
+    torch.manual_seed(1)
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+torch.distributed.barrier()
+torch.distributed.all_gather_object([None], 1)
+print(torch.get_device_module().__name__, torch.cuda.is_available())
+"""
+
+
+@pytest.mark.starts
+def test_a_build_for_cuda_knows_that_there_is_no_driver() -> None:
+    """PyPI's torch says that it was built for CUDA, and takes our stand-ins for a device that is there."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BUILT_FOR_CUDA],
+        env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["None", "None", "False", "0", "torch.cpu", "True"]

@@ -33,6 +33,7 @@ from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
 from omnibal_ext.output import say
+from omnibal_ext.packages import lacking
 
 TOLERANCE = 1e-4
 
@@ -49,7 +50,7 @@ def check_possible(theirs: Path, with_adapters: bool = False) -> None:
         try:
             import_module(package)
         except ImportError as error:
-            raise UserError(f"--check needs {package}: pip install {package}") from error
+            raise UserError(f"--check needs {lacking(package) or f'{package}: pip install {package}'}") from error
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from omnibal_ext.architectures.folder import INDEX, weight_files
@@ -65,10 +66,6 @@ class WeightFolder:
 
     def tensor(self, name: str) -> Tensor:
         """One weight, read now."""
-        try:
-            from safetensors import safe_open
-        except ImportError as error:
-            raise UserError("reading weights needs a package that is not installed: pip install safetensors") from error
         with safe_open(self.folder / self.stored[name].file, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor

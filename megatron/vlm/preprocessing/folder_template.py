@@ -157,11 +157,9 @@ class _Program:
     """A template of Hugging Face's, ready to run."""
 
     def __init__(self, source: str, where: Path, tokens: Mapping[str, str], first: str) -> None:
-        try:
-            from jinja2 import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as error:
-            raise UserError(f"{where}: reading it needs a package that is not installed: pip install jinja2") from error
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         self.tokens, self.first, self.errors = tokens, first, TemplateError
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import sentencepiece
+import tokenizers
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
@@ -145,8 +146,6 @@ class HuggingFaceTokenizer:
     kind = "huggingface"
 
     def __init__(self, path: Path, special_tokens: Sequence[str]) -> None:
-        import tokenizers  # an optional dependency
-
         self._model = tokenizers.Tokenizer.from_file(str(path))
         self._model.no_truncation()
         self._model.no_padding()
@@ -188,8 +187,6 @@ def load_tokenizer(path: Path, special_tokens: Sequence[str]) -> ChatTokenizer:
     known = HuggingFaceTokenizer if path.suffix == ".json" else SentencePieceTokenizer
     try:
         return known(path, special_tokens)
-    except ImportError as error:
-        raise UserError(f"{path}: reading it needs a package that is not installed: pip install tokenizers") from error
     except Exception as error:  # both libraries raise plain Exceptions on a file that is not theirs
         raise UserError(f"{path}: not a {known.kind} tokenizer ({error})") from error
 

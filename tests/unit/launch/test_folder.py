@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omnibal_ext import console
+from omnibal_ext import console, packages
 from omnibal_ext.console import follow_metrics
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch import versions
@@ -109,6 +110,16 @@ def test_versions_are_those_that_are_installed_with_us(monkeypatch: pytest.Monke
     assert f'python_requires="{versions.PYTHON}"' in text
     monkeypatch.setattr(versions, "version", lambda _: "0.18.0")
     with pytest.raises(UserError, match=r"torch is 0\.18\.0; >=2.8,<3 is needed"):
+        versions.check_versions()
+
+
+def test_what_is_not_installed_is_said_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions, "version", version)
+    monkeypatch.setattr(packages, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"torch, which is not installed: pip install 'omnibal\[train\]'; in a clone"):
         versions.check_versions()
 
 

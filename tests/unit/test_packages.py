@@ -1,0 +1,165 @@
+"""`omnibal` alone is the packer and the planner; what an extra brings is said with its name where it is missing."""
+
+import ast
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import setuptools
+from packaging.requirements import Requirement
+
+from omnibal_ext import packages
+from omnibal_ext.errors import run_tool
+from tests.programs import ROOT
+
+NAMES = {"PIL": "pillow", "sklearn": "scikit-learn", "megatron": "megatron-core"}
+"""Of distributions, where they are not their module's."""
+TRAINING = {*packages.EXTRAS["train"], "megatron.core", "megatron.training"} - {"megatron"}
+WITHOUT = f"import sys\nfor name in {sorted(TRAINING)}: sys.modules[name] = None\n"
+"""A machine that has `omnibal` without extras."""
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What setup.py says."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", found.update)
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    return found
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    return {Requirement(line).name for line in requirements}
+
+
+def for_types(node: ast.AST) -> bool:
+    """Whether only type checkers read this."""
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imported(room: str, at_once: bool) -> set[str]:
+    """The packages of others that a room's modules import, or import `at_once`: outside functions."""
+
+    def found(node: ast.AST) -> Iterator[str]:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield ".".join(node.module.split(".")[:2]) if node.module[:8] == "megatron" else node.module.split(".")[0]
+        elif not (at_once and isinstance(node, ast.FunctionDef)) and not for_types(node):
+            for child in ast.iter_child_nodes(node):
+                yield from found(child)
+
+    names = {name for path in (ROOT / room).rglob("*.py") for name in found(ast.parse(path.read_text()))}
+    return names - set(sys.stdlib_module_names) - {"omnibal_ext", "omnibal_tools", "megatron.vlm"}
+
+
+def test_the_base_is_what_packing_and_planning_import(described: dict[str, Any]) -> None:
+    base = distributions(described["install_requires"])
+    assert not base & {"torch", "megatron-core", "sentencepiece", "pillow", "transformers"}
+    assert imported("omnibal_ext", at_once=True) <= base
+
+
+def test_training_imports_what_its_extra_brings(described: dict[str, Any]) -> None:
+    """All that any module imports when it is loaded; what is imported later is there, asked for, or another extra's."""
+    brought = distributions(described["install_requires"]) | distributions(described["extras_require"]["train"])
+    needed = {NAMES.get(name.partition(".")[0], name) for room in ("megatron/vlm", "tools")
+              for name in imported(room, at_once=True)}  # fmt: skip
+    kernels = {"transformer_engine"}  # in files that are loaded where it is installed
+    assert {name.replace("_", "-") for name in needed - kernels} <= {name.replace("_", "-") for name in brought}
+
+
+def test_the_table_is_the_one_of_the_extras(described: dict[str, Any]) -> None:
+    assert set(packages.EXTRAS) == set(described["extras_require"]) - {"test"}
+    for extra, modules in packages.EXTRAS.items():
+        names = {NAMES.get(module, module) for module in modules}
+        assert names == distributions(described["extras_require"][extra]), extra
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("torch.nn", "torch, which is not installed: pip install 'omnibal[train]'"),
+        ("tokenizers", "tokenizers, which is not installed: pip install 'omnibal[train]'"),
+        ("pyarrow", "pyarrow, which is not installed: pip install 'omnibal[tables]'"),
+        ("av", "av, which is not installed: pip install 'omnibal[video]'"),
+        ("somebody_elses", ""),
+    ],
+)
+def test_what_is_missing_is_said_with_its_extra(module: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packages.lacking("numpy") == packages.lacking("torch") == ""
+    monkeypatch.setattr(packages, "find_spec", lambda _: None)
+    assert packages.lacking(module) == said
+
+
+def test_megatron_core_for_python_3_11_is_one_that_pip_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "megatron.core" else object())
+    monkeypatch.setattr(packages.sys, "version_info", (3, 12))
+    assert packages.lacking("megatron.core.utils").endswith(": pip install 'omnibal[train]'")
+    monkeypatch.setattr(packages.sys, "version_info", (3, 11))
+    wanted = packages.lacking("megatron.core.utils").partition("pip install ")[2]
+    assert wanted == "--no-deps --ignore-requires-python 'megatron-core>=0.19.2,<0.20'"
+    assert wanted.split("'")[1] in (ROOT / "setup.py").read_text()
+    assert wanted.split("'")[1] in (ROOT / "scripts/setup.sh").read_text()
+
+
+def test_a_module_that_nobody_s_extra_brings_is_a_fault_of_ours() -> None:
+    def main() -> None:
+        raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere")
+
+    with pytest.raises(ModuleNotFoundError):
+        run_tool(main)
+
+
+def without_extras(program: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """A tool where training's packages are not installed."""
+    code = f"{WITHOUT}import runpy\nsys.argv = {['tool', *map(str, words)]}\n"
+    code += f"runpy.run_path({str(ROOT / 'tools' / program)!r}, run_name='__main__')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+NEEDING = {
+    "preprocess_data.py": ("--help",),
+    "make_demo_data.py": ("--help",),
+    "completion.py": ("bash",),
+    "convert_checkpoint.py": ("--from-hf", "model", "--output-dir", "ours"),
+    "evaluate_demo.py": ("--model", "tiny", "--load", "x", "--data", "y", "--tokenizer-model", "z"),
+    "profile_layers.py": ("--model", "tiny", "--vit-budget", 4, "--llm-budget", 64, "--output", "profile.json"),
+}
+"""Every tool that needs more than the base, and words with which it comes to that."""
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize("program", sorted(path.name for path in (ROOT / "tools").glob("[!_]*.py")))
+def test_a_tool_works_without_training_s_packages_or_names_their_extra(program: str, tmp_path: Path) -> None:
+    done = without_extras(program, *NEEDING.get(program, ("--help",)))
+    if program in NEEDING:
+        assert done.returncode == 2, done.stderr
+        assert re.fullmatch(
+            r"error: this needs \w+, which is not installed: pip install 'omnibal\[train\]'\n", done.stderr
+        )
+    else:
+        assert done.returncode == 0, done.stderr
+        assert "usage" in done.stdout
+
+
+def test_scripts_and_setup_agree_on_the_python() -> None:
+    """And the README says it."""
+    setup = (ROOT / "setup.py").read_text()
+    (low, high) = map(int, re.findall(r'python_requires=">=3\.(\d+),<3\.(\d+)"', setup)[0])
+    minors = [str(minor) for minor in range(low, high)]
+    script = (ROOT / "scripts/setup.sh").read_text()
+    assert f"Python 3.{minors[0]} to 3.{minors[-1]} is needed" in script
+    assert re.findall(r"\^3\\\.1\[(\d+)\]", script) == ["".join(minor[1:] for minor in minors)]
+    assert re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', setup) == minors
+    for document in ("README.md", "CONTRIBUTING.md"):
+        assert f"Python 3.{minors[0]} to 3.{minors[-1]}" in (ROOT / document).read_text()
