@@ -319,10 +319,10 @@ def _meet_on_own_devices() -> None:
     """Let barriers name this rank's device: NCCL would guess it from the rank's number, and warn."""
     barrier = torch.distributed.barrier
 
-    def meet(group: Any = None, async_op: bool = False, device_ids: list[int] | None = None) -> Any:
+    def meet(group: Any = None, async_op: bool = False, device_ids: Any = None, *more: Any, **named: Any) -> Any:
         if device_ids is None and torch.distributed.get_backend(group) == "nccl":
             device_ids = [torch.cuda.current_device()]
-        return barrier(group, async_op, device_ids)
+        return barrier(group, async_op, device_ids, *more, **named)
 
     torch.distributed.barrier = meet
 
