@@ -49,6 +49,7 @@ class ChatTemplate:
     turns: dict[str, Turn]
     tokens: tuple[str, ...]
     strips_words: bool = False
+    part_end: str = ""  # stands behind each part of a system message that is given in parts
     system: str | None = None  # what the model was trained with, for conversations that bring no system turn
     closed_by_user: bool = False  # an answer ends with the mark of a user's turn, the last one too; no program has that
     system_varies: bool = False  # a folder's program may bring a system message of its own, which is left out
@@ -147,7 +148,7 @@ def _gemma4() -> ChatTemplate:
     names = {SYSTEM: "system", USER: "user", ASSISTANT: "model"}
     turns = {role: Turn(f"<|turn>{name}\n", end="<turn|>", gap="\n") for role, name in names.items()}
     tokens = ("<bos>", "<|turn>", "<turn|>")
-    return ChatTemplate("gemma4", tokens[0], turns, tokens, strips_words=True)
+    return ChatTemplate("gemma4", tokens[0], turns, tokens, strips_words=True, part_end=" ")
 
 
 def _paligemma() -> ChatTemplate:
@@ -241,6 +242,8 @@ def _as_words(markup: ImageMarkup, shown: Places | Sequence[float]) -> str:
 
 
 def _stripped(message: Message, template: ChatTemplate) -> Message:
+    if message.parts and template.part_end:
+        return replace(message, words="".join(part.strip() + template.part_end for part in message.parts))
     as_it_is = template.system_opens and message.role == SYSTEM
     return replace(message, words=message.words.strip()) if template.strips_words and not as_it_is else message
 

@@ -28,6 +28,8 @@ class Message:
     trained: bool = True
     calls: tuple[Call, ...] = ()
     reasoning: str | None = None
+    parts: tuple[str, ...] = ()
+    """Of the system's words, where they were given in parts: some templates write these otherwise than a text."""
 
     @property
     def teaches(self) -> bool:

@@ -159,9 +159,11 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, videos: bool) -> tuple[
                 before = messages.pop()
                 said = replace(before, calls=before.calls + said.calls)
         else:
-            words = value if isinstance(value, str) else "".join(words_of(part, number, gap, videos) for part in value)
+            parts = [value] if isinstance(value, str) else [words_of(part, number, gap, videos) for part in value]
             calls, reasoning = _beside(turn, number)
-            said = Message(ROLES[speaker], words, trained, calls, reasoning)
+            said = Message(ROLES[speaker], "".join(parts), trained, calls, reasoning)
+            if ROLES[speaker] == SYSTEM and not isinstance(value, str):
+                said = replace(said, parts=tuple(parts))
         messages.append(said)
     return tuple(messages)
 

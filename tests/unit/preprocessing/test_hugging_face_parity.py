@@ -15,6 +15,7 @@ from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import chat_template, render_chat
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message
+from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker, tokenize
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
@@ -202,12 +203,12 @@ def test_appended_tokens_have_the_ids_that_hugging_face_gives_them(tmp_path: Pat
     assert ours.vocab_size == len(theirs)
 
 
-@pytest.mark.parametrize("as_parts", [(), (USER, ASSISTANT)])
+@pytest.mark.parametrize("as_parts", [(), (USER, ASSISTANT), (SYSTEM, USER)])
 @pytest.mark.parametrize("chat", CHATS)
 def test_gemma_4s_present_template_is_known_and_gives_the_same_tokens(
     chat: list[tuple[str, str]], as_parts: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A system message given as a text; one in parts has a space behind each of them there, and none here."""
+    """Of a system message given in parts each has a space behind it."""
     jinja = (Path(__file__).parent / "gemma4_like.jinja").read_text()
     (tmp_path / "chat_template.jinja").write_text(jinja)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>"}))
@@ -216,13 +217,21 @@ def test_gemma_4s_present_template_is_known_and_gives_the_same_tokens(
     tokenizer.add_special_tokens(list(template.tokens))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<bos>")
+    halves = {words: (words[: len(words) // 2], words[len(words) // 2 :]) for role, words in chat if role == SYSTEM}
     messages = [
-        {"role": role, "content": [{"type": "text", "text": words}] if role in as_parts else words}
+        {
+            "role": role,
+            "content": [{"type": "text", "text": part} for part in halves.get(words, (words,))]
+            if role in as_parts
+            else words,
+        }
         for role, words in chat
     ]
     expected = theirs.apply_chat_template(messages, chat_template=jinja, return_dict=True)["input_ids"]
-    rendered = render_chat([Message(role, words) for role, words in chat], template, MARKUPS["gemma4"])
-    ids, _ = tokenize(rendered, load_tokenizer(tmp_path / "tokenizer.json", template.tokens))
+    ours = parse_conversation({"messages": messages}, ()).messages
+    ids, _ = tokenize(
+        render_chat(ours, template, MARKUPS["gemma4"]), load_tokenizer(tmp_path / "tokenizer.json", template.tokens)
+    )
     assert ids.tolist() == expected
 
 
