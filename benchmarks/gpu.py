@@ -23,8 +23,9 @@ processes of their own.
     queues      does a kernel that waits keep back another stream's, with one hardware queue and with eight
 
 The result is benchmarks/results/GPU.json, which `tools/profile_layers.py --analytic GPU` then prefers to its own
-estimates. Exit code 2 without CUDA, 1 where a part fails or a figure is out of its limit; the last line says which.
-torch and megatron-core are all that it needs; what else is missing is said. `--short` has small models, for trying it.
+estimates, and beside it what documents show of this card and model (`benchmarks/gpu_cards.py`). Exit code 2 without
+CUDA, 1 where a part fails or a figure is out of its limit; the last line says which. torch and megatron-core are all
+that it needs; what else is missing is said. `--short` has small models, for trying it.
 """
 
 import argparse
@@ -46,7 +47,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import bare, gpu_answers, gpu_layers, gpu_packs, gpu_peers, gpu_probes, gpu_training
+from benchmarks import bare, gpu_answers, gpu_cards, gpu_layers, gpu_packs, gpu_peers, gpu_probes, gpu_training
 from benchmarks.gpu_parts import EXPECTED, PACKS
 from megatron.vlm import platform
 from omnibal_ext import console
@@ -145,7 +146,7 @@ def start(verdict: Verdict) -> None:
     """Versions and kernels too."""
     found = gpu_probes.start()
     verdict.differences["sum of one rank"] = abs(found["sum"] - 6.0)
-    verdict.found |= {"versions": installed(), "missing": list(bare.MISSING), "start": found}
+    verdict.found |= {"missing": list(bare.MISSING), "start": found}
     verdict.found["kernels"] = {f"heads of {width}": names for width, names in gpu_probes.kernels().items()}
     rows = [*verdict.found["versions"].items(), *verdict.found["kernels"].items()]
     rows += [("not here, and not needed", ", ".join(bare.MISSING))] if bare.MISSING else []
@@ -169,7 +170,7 @@ def layers(verdict: Verdict) -> None:
         verdict.found["efficiencies"] = efficiencies(key, found["reached"])
     profile = Profile.from_record(found["profile"])
     verdict.found |= {
-        "model": verdict.size.model, "reached": found["reached"], "profile": found["profile"],
+        "reached": found["reached"], "profile": found["profile"],
         "layers": layer_figures(found, verdict.size.model), "overhead_bytes": profile.overhead_bytes,
         "reserved_bytes": found["reserved_bytes"],
     }  # fmt: skip
@@ -337,7 +338,14 @@ def main() -> None:
     size = SHORT if asked.short else Size(**small)
     path = RESULTS / f"{device_key(name) or name.replace(' ', '-').lower()}.json"
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
-        verdict = Verdict(size, until, Path(folder), {"device": name})
+        known = {
+            "device": name,
+            "model": size.model,
+            "budgets": size.budgets,
+            "packs": size.packs,
+            "adapted": size.adapted,
+        }
+        verdict = Verdict(size, until, Path(folder), {**known, "versions": installed()})
         words = (size.model, *map(str, size.budgets), str(size.packs), folder)
         for part in (("expected", folder), ("packs", *words)):
             verdict.aside[part[0]] = pool.submit(run_part, 1, *part, hide_gpu=True, seconds=verdict.left)
@@ -367,10 +375,18 @@ def run_all(verdict: Verdict, path: Path, names: Iterator[str] | tuple[str, ...]
             gpu_training.leave_megatron()
             yield f"{name} failed"
         verdict.found.setdefault("seconds", {})[name] = time.monotonic() - began
-        path.parent.mkdir(exist_ok=True)
-        write_record(path, {**verdict.found, "differences": verdict.differences})
+        write(verdict, path)
         new = [f"{what} {verdict.differences[what]:.2g}" for what in verdict.differences if what not in before]
         print(f"{name}: {', '.join([*new, f'{time.monotonic() - began:.0f} s'])}", flush=True)
+
+
+def write(verdict: Verdict, path: Path) -> None:
+    """What was found so far; beside it the card's record, once something was trained."""
+    path.parent.mkdir(exist_ok=True)
+    write_record(path, {**verdict.found, "differences": verdict.differences})
+    if "training" in verdict.found:
+        name = f"{path.stem}-{verdict.size.model}.json"
+        write_record(path.with_name(name), gpu_cards.card(verdict.found, " ".join(["python", *sys.argv])))
 
 
 def show(title: str, figures: dict[str, float]) -> None:

@@ -26,9 +26,9 @@ def main() -> None:
     (folder / PACKS).write_text(json.dumps(gpu_packs.make_packs(preset(size.model), size.budgets, size.packs)))
     done: Future[Any] = Future()
     done.set_result(True)
-    verdict = gpu.Verdict(
-        size, inf, folder, {"device": platform.device_name()}, aside={"expected": done, "packs": done}
-    )
+    known = {"device": platform.device_name(), "model": size.model, "budgets": size.budgets, "packs": size.packs}
+    known |= {"adapted": size.adapted, "versions": gpu.installed()}
+    verdict = gpu.Verdict(size, inf, folder, known, aside={"expected": done, "packs": done})
     if not platform.HAS_CUDA:
         gpu_training.AS_TRAINED = ("--bf16", "--use-distributed-optimizer")
     parts = tuple(part for part in gpu.PARTS if part not in (ALONE if platform.HAS_CUDA else (*ALONE, *NEED_CUDA)))
