@@ -63,11 +63,12 @@ from tests.programs import free_port, result_of
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "sum of one rank": 0.0, "fp32 chain": 1e-4, "bf16 chain": 0.1, "bytes": 0.1, "loss": 0.0, "parts of a step": 0.03,
-    "step": 0.03, "bytes of a run": 0.04, "resume": 0.0, "pipeline": 1e-4, "attention": 0.05, "waits": 0.0,
+    "sum of one rank": 0.0, "fp32 chain": 1e-4, "bf16 chain": 0.1, "bytes": 0.1, "loss": 0.0, "parts of a step": 0.05,
+    "step": 0.05, "bytes of a run": 0.04, "resume": 0.0, "pipeline": 1e-4, "attention": 0.05, "waits": 0.0,
 }  # fmt: skip
 """Largest differences: of gradients and losses relative to the largest, of bytes and seconds relative to those that
-were measured; of the loss, by how much it may rise."""
+were measured; of the loss, by how much it may rise. A card's clock after a minute of training is some percent below
+that of the seconds of a profile: 3 to 4.5% were seen."""
 MODES = ("recompute", "recompute_attention", "recompute_mlp", "recompute_cheap")
 LARGE = 0.05
 """Share of a step from which on a part of it is judged."""
@@ -251,7 +252,10 @@ def peers(verdict: Verdict) -> None:
     found = gpu_peers.peers(preset(verdict.size.model), verdict.packs())
     ours = verdict.run.tokens_per_second if verdict.run else 0.0
     verdict.found["peers"] = {"useful tokens a second": found, "ours": ours}
-    rows = [(way, f"{pace:,.0f}", f"{ours / pace:.2f}x") for way, pace in found.items()]
+    rows = [
+        (way, f"{pace:,.0f}", f"{ours / pace:.2f}x") if pace else (way, "out of memory", "-")
+        for way, pace in found.items()
+    ]
     console.print_table("transformers", ("way", "useful tokens a second", "ours over it"), rows)
 
 

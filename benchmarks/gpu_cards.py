@@ -48,7 +48,9 @@ def card(found: Mapping[str, Any], command: str) -> dict[str, Any]:
         values["resumed, difference"] = max(found["resume"].values())
     if "peers" in found:
         paces = found["peers"]["useful tokens a second"]
-        values["transformers, ours over it"] = {way: found["peers"]["ours"] / pace for way, pace in paces.items()}
+        values["transformers, ours over it"] = {
+            way: found["peers"]["ours"] / pace if pace else "out of memory" for way, pace in paces.items()
+        }
     if "lora" in found:
         values["with adapters"] = {"model": found["adapted"], **found["lora"]}
     return {name: UNVERIFIED if values.get(name) is None else values[name] for name in FIELDS}

@@ -24,7 +24,8 @@ IMAGE = 7
 
 
 def peers(architecture: Architecture, packs: Packs, pad: int = 4) -> dict[str, float]:
-    """Useful tokens a second of each way, over one step of the packs' samples; one of the first pack's warms up."""
+    """Useful tokens a second of each way, over one step of the packs' samples, behind one to warm up; 0.0 where the
+    device has too little memory for it: such a loop makes logits of all tokens, not of those that are learnt."""
     model = _model(architecture)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=platform.HAS_CUDA)
     samples = [sample for pack in packs for sample in pack]
@@ -36,10 +37,14 @@ def peers(architecture: Architecture, packs: Packs, pad: int = 4) -> dict[str, f
     found = {}
     for way, groups in ways.items():
         batches = [_joined(architecture, group, way == "packs") for group in groups]
-        _step(model, optimizer, batches[:1])
-        began = platform.now()
-        _step(model, optimizer, batches)
-        found[way] = sum(tokens for _, tokens in samples) / (platform.now() - began)
+        try:
+            _step(model, optimizer, batches[:1])
+            began = platform.now()
+            _step(model, optimizer, batches)
+            found[way] = sum(tokens for _, tokens in samples) / (platform.now() - began)
+        except torch.OutOfMemoryError:
+            found[way] = 0.0
+        optimizer.zero_grad(set_to_none=True)
     return found
 
 

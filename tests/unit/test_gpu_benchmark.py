@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bare, gpu, gpu_answers, gpu_packs
+from benchmarks import bare, gpu, gpu_answers, gpu_cards, gpu_packs
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.measured import device_key, efficiencies, measured_device
@@ -208,3 +208,42 @@ def test_analytic_profiles_prefer_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "h200.json").write_text(json.dumps({"efficiencies": {"matrix_efficiency": 2.0}}))
     with pytest.raises(UserError, match=r"h200\.json.*attention_efficiency"):
         measured_device("h200", tmp_path)
+
+
+def test_documents_show_what_cards_did() -> None:
+    """docs/gpu.md has the table that the records give, and README its figures; every field of a record is said."""
+    found = gpu_cards.cards()
+    assert found
+    assert gpu_cards.table(found) in (ROOT / "docs/gpu.md").read_text()
+    assert all(tuple(one) == gpu_cards.FIELDS for one in found)
+    (h200,) = (one for one in found if one["card"] == "NVIDIA H200")
+    (row,) = (line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| one H200"))
+    assert f"{round(h200['useful tokens a second'], -2):,.0f} useful" in row
+    assert f"MFU {h200['MFU']:.2f}".replace("0.", ".") in row
+    assert f"{h200['share of text-only TFLOP/s']:.2f} of".removeprefix("0") in row
+
+
+def test_a_record_says_what_was_not_run() -> None:
+    training = {
+        "milliseconds an iteration": 2.0,
+        "useful tokens a second": 3.0,
+        "TFLOP/s": 4.0,
+        "MFU": 0.5,
+        "peak GiB": 6.0,
+    }
+    found = {"model": "m", "device": "a card", "budgets": (1, 2), "packs": 8, "training": training,
+             "resume": {"loss": 0.0, "weights": 0.25},
+             "peers": {"ours": 3.0, "useful tokens a second": {"padded": 1.5, "packs": 0.0}}}  # fmt: skip
+    record = gpu_cards.card(found, "python benchmarks/gpu.py")
+    assert tuple(record) == gpu_cards.FIELDS
+    assert (record["GiB seen"], record["resumed, difference"]) == (6.0, 0.25)
+    assert record["transformers, ours over it"] == {"padded": 2.0, "packs": "out of memory"}
+    assert {name for name in record if record[name] == gpu_cards.UNVERIFIED} == {
+        "versions", "first loss", "last loss", "GiB planned", "step, planned over trained",
+        "parts, planned over trained", "share of text-only TFLOP/s", "with adapters",
+    }  # fmt: skip
+    against = {"planned": {"GiB": 5.0, "step ms": 4.0}, "trained": {"GiB": 6.0, "step ms": 5.0},
+               "parts": {"vit forward": {"profile": 3.0, "trained": 4.0}, "other forward": {"profile": 0.0, "trained": 1.0}}}  # fmt: skip
+    more = gpu_cards.card({**found, "against": against}, "")
+    assert (more["GiB planned"], more["step, planned over trained"]) == (5.0, 0.8)
+    assert more["parts, planned over trained"] == {"vit forward": 0.75}
