@@ -59,9 +59,8 @@ flock 9
 unset OMNIBAL_TORCH PYTHONPATH
 export PIP_FIND_LINKS=
 if [[ $of_wheels == newest ]]; then
-    export OMNIBAL_TORCH="torch<3" PIP_UPGRADE=1 PIP_UPGRADE_STRATEGY=eager
     rm -f "$home/ready" "$home/.venv/ready"
-    make demo,test
+    OMNIBAL_TORCH="torch<3" PIP_UPGRADE=1 PIP_UPGRADE_STRATEGY=eager make demo,test
 elif [[ ! -f "$home/ready" ]]; then
     make demo
 fi

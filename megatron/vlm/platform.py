@@ -529,7 +529,7 @@ def _stand_in_for_cuda() -> None:
     for name, stand_in in stand_ins.items():
         setattr(torch.cuda, name, stand_in)
     # A build for CUDA would take the stand-ins for a device, and ask its driver: torch is to know that there is none.
-    setattr(torch.accelerator, "current_accelerator", _returns(None))  # noqa: B010 (mypy refuses a plain assignment)
+    setattr(torch._C, "_accelerator_getAccelerator", _returns(None))  # noqa: B010 (mypy refuses a plain assignment)
     for accelerator in (
         torch.cuda,
         torch.mtia,
