@@ -242,8 +242,9 @@ def test_a_record_says_what_was_not_run() -> None:
         "versions", "first loss", "last loss", "GiB planned", "step, planned over trained",
         "parts, planned over trained", "share of text-only TFLOP/s", "with adapters",
     }  # fmt: skip
-    against = {"planned": {"GiB": 5.0, "step ms": 4.0}, "trained": {"GiB": 6.0, "step ms": 5.0},
-               "parts": {"vit forward": {"profile": 3.0, "trained": 4.0}, "other forward": {"profile": 0.0, "trained": 1.0}}}  # fmt: skip
+    parts = {name: {"profile": planned, "trained": took} for name, planned, took in
+             (("vit forward", 3.0, 4.0), ("other forward", 0.0, 1.0))}  # fmt: skip
+    against = {"planned": {"GiB": 5.0, "step ms": 4.0}, "trained": {"GiB": 6.0, "step ms": 5.0}, "parts": parts}
     more = gpu_cards.card({**found, "against": against}, "")
     assert (more["GiB planned"], more["step, planned over trained"]) == (5.0, 0.8)
     assert more["parts, planned over trained"] == {"vit forward": 0.75}
