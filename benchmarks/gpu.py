@@ -234,6 +234,7 @@ def text(verdict: Verdict) -> None:
 
 def resume(verdict: Verdict) -> None:
     """Of the small chain, in bf16."""
+    gpu_answers.make_known()
     packs = [*gpu_packs.words_alone((0, 64), 1), [(2, 40), (1, 24)], [(3, 64)], [(0, 30), (1, 34)]]
     found = verdict.found["resume"] = gpu_training.resume(gpu_answers.CHECKED.name, packs, verdict.folder / "resume")
     verdict.differences["resume"] = max(found.values())

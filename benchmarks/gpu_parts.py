@@ -1,6 +1,6 @@
 """What `benchmarks/gpu.py` needs processes of their own for; each prints one RESULT line.
 
-python -m benchmarks.gpu_parts expected FOLDER                  the CPU's answers, made meanwhile
+python -m benchmarks.gpu_parts expected FOLDER                  what the CPU answers, made meanwhile
 python -m benchmarks.gpu_parts packs MODEL VIT_BUDGET LLM_BUDGET COUNT FOLDER      and packs of samples
 python -m benchmarks.gpu_parts pipeline FOLDER                  on two ranks, which may share a device
 python -m benchmarks.gpu_parts queues                           by CUDA_DEVICE_MAX_CONNECTIONS

@@ -89,7 +89,11 @@ def take_device() -> None:
     All ranks of a machine see all of its GPUs, and would take the first.
     """
     if HAS_CUDA:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(_own_number())
+
+
+def _own_number() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def multiply_exactly() -> None:
@@ -321,7 +325,7 @@ def _meet_on_own_devices() -> None:
 
     def meet(group: Any = None, async_op: bool = False, device_ids: Any = None, *more: Any, **named: Any) -> Any:
         if device_ids is None and torch.distributed.get_backend(group) == "nccl":
-            device_ids = [torch.cuda.current_device()]
+            device_ids = [_own_number()]
         return barrier(group, async_op, device_ids, *more, **named)
 
     torch.distributed.barrier = meet

@@ -8,7 +8,6 @@ Flags of Megatron's that nobody gives are those of a usual fine-tuning: `USUAL_F
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +26,7 @@ from omnibal_ext.output import say
 from omnibal_ext.packing.packers.budgets import read_budget
 from omnibal_ext.packing.widths import check_widths, read_widths
 from omnibal_ext.reading.checks import anything, mapping
-from omnibal_ext.reading.document import read_json
+from omnibal_ext.reading.document import decode, read_json
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
 LIMITS = ("max_tiles", "max_pixels", "max_tokens")
@@ -167,7 +166,7 @@ def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str,
     command = [sys.executable, "-W", "ignore", str(tools / "preprocess_data.py"), *words, *switches]
     done = run_to_end(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if done.returncode == 0:
-        detail, state = json.loads(done.stdout)["detail"], "ok"
+        detail, state = decode(done.stdout.encode())["detail"], "ok"
     elif done.returncode == 2:
         detail, state = done.stderr.rstrip().rpartition("\n")[2].removeprefix("error: "), "refused"
     else:

@@ -381,7 +381,7 @@ def folder(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ((), "--data is missing; name dataset and packs, or --input"),
         (("--input", "chat.jsonl", "--data", "data"), "--input makes dataset and packs in the run's folder"),
         (("--input", "nowhere.jsonl"), "nowhere.jsonl: cannot be read"),
-        (("--input", "nowhere.jsonl", "--check"), "--check looks at packs"),
+        (("--input", "nowhere.jsonl", "--check"), "nowhere.jsonl: cannot be read"),
     ],
 )
 def test_what_is_not_named_or_twice_is_refused_in_a_line(folder: Path, flags: tuple[str, ...], message: str) -> None:

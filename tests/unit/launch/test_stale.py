@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,10 @@ def launched(*words: object) -> argparse.Namespace:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Planning:
-    """The first start: profiled and packed, not planned yet."""
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planning:
+    """The first start: profiled and packed, not planned yet. A quarter of the dataset's tokens is learnt."""
+    learnt = SimpleNamespace(of_dataset=lambda folder: SimpleNamespace(supervised_share=0.25))
+    monkeypatch.setattr(planning, "Corpus", learnt)
     flags = launched("--model", "tiny", "--run-dir", tmp_path, "--pipeline-model-parallel-size", 2, "--data", "DATA")
     job = launch._megatron_flags(argparse.Namespace(megatron=[]))
     analytic_profile(TINY, "a100", *BUDGETS).save(tmp_path / "profile.json")
@@ -214,7 +217,7 @@ def test_the_profiler_is_asked_for_the_run(start: Planning, calls: Calls) -> Non
     assert found == {
         "--model": "tiny", "--vit-budget": "40", "--llm-budget": "320", "--tensor-model-parallel-size": "2",
         "--expert-model-parallel-size": "2", "--data-parallel-size": "3", "--output": str(start.profile_path),
-        "--analytic": "h100",
+        "--analytic": "h100", "--supervised-share": "0.250",
     }  # fmt: skip
     assert switches == ["--bf16", "--sequence-parallel", "--freeze", "vit"]
     with_flag(start, "profile", "given.json")._ensure_profile()
@@ -335,7 +338,10 @@ OF_A_PROFILE: dict[str, tuple[object, ...]] = {
     "steps": ("--steps", 6),
 }
 """Every flag that measured figures depend on, and what makes it another one."""
-NOT_OF_A_PROFILE = {"analytic", "measured", "force", "output", "json", "replica_ranks", "tower_profile"}
+NOT_OF_A_PROFILE = {
+    "analytic", "measured", "force", "output", "json", "replica_ranks", "tower_profile",
+    "supervised_share",  # reckoned behind what is measured
+}  # fmt: skip
 
 
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")

@@ -31,12 +31,12 @@ CHAIN = harness.SMALL.chain
 MICROBATCHES = 3
 RECORDED = 5
 LATE = 0.2  # seconds
-FORWARDS = ["vit forward", "projector forward", "llm forward"]
-PLAIN = ["llm backward", "projector backward", "vit backward"]
+FORWARDS = ["vit forward", "projector forward", "llm forward", "head forward"]
+PLAIN = ["head backward", "llm backward", "projector backward", "vit backward"]
 # Layer 8 is the first LLM layer, with three more and the head behind it; layer 1 the first of the ViT.
 AGAIN = [
-    "llm backward", "llm recompute", "llm backward", "projector backward", "vit backward", "vit recompute",
-    "vit backward",
+    "head backward", "llm backward", "llm recompute", "llm backward", "projector backward", "vit backward",
+    "vit recompute", "vit backward",
 ]  # fmt: skip
 
 

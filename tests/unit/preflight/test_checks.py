@@ -249,7 +249,7 @@ def test_the_disk_holds_the_checkpoints(tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(saving.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         assert type(saving.check_saving(args, TINY, 0)) is state
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * size - 1))
-    small = rf"no room for two checkpoints of {size / 2**20:.1f} MiB: 10 x {size / 2**20:.1f} MiB"
+    small = rf"no room for two checkpoints: 10 x {size / 2**20:.2f} MiB"
     with pytest.raises(UserError, match=small):  # in GiB it would be 0.0
         saving.check_saving(args, TINY, 0)
     saving.check_saving(args, TINY, 95)  # one is left to write

@@ -204,5 +204,5 @@ def covered_by(actions: list[dict]) -> Callable[[dict], bool]:
 def test_what_is_in_no_part_of_the_model_is_other() -> None:
     _, _, timeline = timeline_of(2)
     assert {piece.part for lane in timeline.lanes for s in lane.spans for piece in s.pieces} <= {
-        "vit", "projector", "llm", OTHER,
+        "vit", "projector", "llm", "head", OTHER,
     }  # fmt: skip
