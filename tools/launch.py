@@ -38,6 +38,7 @@ from omnibal_ext.launch.conversations import (
     are_made,
     check_conversation_flags,
     check_conversations,
+    check_paths,
     make_packs,
     micro_batches,
     refuse_sizes_alone,
@@ -118,6 +119,7 @@ def _parsed() -> argparse.Namespace:
     if arguments.model is None:
         parser.error("give --model FOLDER with a config.json, or the name of a preset")
     check_conversation_flags(arguments)
+    check_paths(arguments)
     if arguments.input:
         refuse_sizes_alone(arguments.model)
     save_in_run(arguments)

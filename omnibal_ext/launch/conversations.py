@@ -127,6 +127,15 @@ def check_conversation_flags(arguments: argparse.Namespace) -> None:
         arguments.epochs = 1.0
 
 
+def check_paths(arguments: argparse.Namespace) -> None:
+    """Raise UserError for conversations and images that are not there: in a moment, before anything is started."""
+    for path in arguments.input or ():
+        if not Path(path).exists():
+            raise UserError(f"{path}: cannot be read: No such file or directory")
+    if arguments.input and arguments.image_root and not Path(arguments.image_root).is_dir():
+        raise UserError(f"{arguments.image_root}: no such folder; --image-root is where image paths start from")
+
+
 def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
     """Make the dataset and the packs that are missing or made from something else; every step is shown.
 
