@@ -126,8 +126,8 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
     )
     if not arguments.json and os.environ.get("RANK", "0") == "0":
         say(
-            f"measuring layers on packs of {arguments.vit_budget:,} tiles or patches and {arguments.llm_budget:,} tokens; "
-            "on a CPU large ones take minutes: smaller budgets (--max-pixels) take less, --analytic h100 measures nothing"
+            f"measuring layers on packs of {arguments.vit_budget:,} tiles or patches and {arguments.llm_budget:,} tokens: "
+            "on a CPU large ones take minutes; --max-pixels makes them smaller, --analytic h100 measures nothing"
         )
     profile = profile_on_this_machine(job, settings)
     if profile is not None:
