@@ -125,9 +125,10 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
         Adapters.of(arguments),
     )
     if not arguments.json and os.environ.get("RANK", "0") == "0":
+        sizes = f"{arguments.vit_budget:,} tiles or patches, {arguments.llm_budget:,} tokens"
         say(
-            f"measuring layers on packs of {arguments.vit_budget:,} tiles or patches and {arguments.llm_budget:,} tokens: "
-            "on a CPU large ones take minutes; --max-pixels makes them smaller, --analytic h100 measures nothing"
+            f"measuring layers on packs of {sizes}: on a CPU large ones take minutes; --max-pixels makes them smaller, "
+            "--analytic h100 measures nothing"
         )
     profile = profile_on_this_machine(job, settings)
     if profile is not None:
