@@ -95,7 +95,7 @@ class Corpus:
         """Of all tokens, those that are learnt; None: not known."""
         if self.supervised is None:
             return None
-        return max(float(self.supervised.sum() / max(1, self.sizes.tokens.sum())), 1e-3)
+        return max(float(self.supervised.sum()) / max(1, int(self.sizes.tokens.sum())), 1e-3)
 
     @classmethod
     def of(cls, sizes: Sizes) -> "Corpus":

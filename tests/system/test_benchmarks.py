@@ -61,6 +61,7 @@ ELSEWHERE = {
     "host.py": "below",
     "gpu.py": "tests/unit/test_gpu_benchmark.py",
     "gpu_parts.py": "by gpu.py",
+    "gpu_cards.py": "of what gpu.py has written",
     "peer_orders.py": "by peers.py",
     "ranks.py": "by two_ranks.py",
 }

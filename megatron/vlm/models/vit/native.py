@@ -260,7 +260,8 @@ class NativePatchEmbed(MegatronModule):
     def _of_axes(self, batch: Microbatch) -> Tensor:
         """Learned positions of every patch's column and row. Raises UserError where an image is larger than these."""
         places, most = row_layout(batch.grids, self.native.merge, self.native.window).places, self.native.axis_positions
-        if (largest := 1 + places.max(initial=0)) > most:
+        assert most is not None
+        if (largest := 1 + int(places.max(initial=0))) > most:
             raise UserError(
                 f"an image of {largest} patches a side, the ViT has {most} learned positions; give fewer --max-pixels "
                 "in preprocessing"
