@@ -203,9 +203,9 @@ def figures_of(run: gpu_training.Run) -> dict[str, float]:
 def against(verdict: Verdict) -> None:
     """The profile of `layers` beside the run of `training`."""
     assert verdict.run is not None, "needs layers and training"
-    profile, size = Profile.from_record(verdict.found["profile"]), verdict.size
+    profile = Profile.from_record(verdict.found["profile"])
     parts = gpu_training.by_part(verdict.run, profile)
-    of_step = gpu_training.planned_step(profile, verdict.packs(), size.packs)
+    of_step = gpu_training.planned_step(profile, verdict.packs())
     seen = {"step ms": verdict.run.seconds * 1e3, "GiB": verdict.run.peak_bytes / GIB}
     planned = {"step ms": of_step.seconds * 1e3, "GiB": of_step.bytes / GIB}
     rows = [(name, one["profile"], one["trained"]) for name, one in parts.items()]

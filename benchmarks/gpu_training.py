@@ -27,6 +27,7 @@ from megatron.vlm.pretrain import Trainer, train
 from megatron.vlm.single import alone_unless_told
 from omnibal_ext.chain import KIND_OF, TIMED_PART_OF
 from omnibal_ext.costs.profile import PackSizes, Profile
+from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.run_metrics import TIMELINE, complete_lines, training_intervals
 
 WARM_UP = 2
@@ -190,19 +191,17 @@ class Planned:
     """Of tensors: weights with their state, and what the largest pack keeps."""
 
 
-def planned_step(profile: Profile, packs: Packs, an_iteration: int) -> Planned:
+def planned_step(profile: Profile, packs: Packs) -> Planned:
     """Of an iteration of these packs, one after the other."""
-    profile = profile.with_supervised(LEARNT)
     tiles, tokens, squares = (
-        np.array([sum(figure(*sample) for sample in pack) for pack in packs], np.int64)
+        np.array([[[sum(figure(*sample) for sample in pack) for pack in packs]]], np.int64)
         for figure in (lambda tiles, _: tiles, lambda _, tokens: tokens, lambda _, tokens: tokens**2)
     )
-    sizes, kinds = PackSizes(tiles, tokens, squares), profile.cost_kinds
-    work = sum(float((profile.forward_seconds(k, sizes) + profile.backward_seconds(k, sizes)).sum()) for k in kinds)
-    once = profile.iteration_seconds + sum(profile.layers[kind].step_seconds for kind in kinds)
-    kept = np.sum([profile.layers[kind].kept_bytes * profile.load_factor(kind, sizes) for kind in kinds], axis=0)
-    held = sum(profile.layers[kind].weight_bytes for kind in kinds) + float(kept.max())
-    return Planned(work + once + 2 * an_iteration * profile.action_seconds, held)
+    sizes = PackSizes(tiles, tokens, squares)
+    problem = LayoutProblem(profile.with_supervised(LEARNT), 1, len(packs), packs=sizes)
+    whole = Layout((0, len(profile.chain)), ((),))
+    held = problem.simulate(whole).peak_bytes[0] - profile.overhead_bytes
+    return Planned(problem.step_seconds(whole), float(held))
 
 
 def _part(kind: str, phase: str) -> str:

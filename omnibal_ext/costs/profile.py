@@ -6,8 +6,8 @@ squared sample lengths, in tokens squared; 0 for the vision kinds, whose attenti
     seconds = constant + per_unit * units + per_square * squares         where the profile has a fit
     seconds = seconds at the budget * units / budget                     where it has none
 
-of the device. Its host takes `host_forward_seconds` and `host_backward_seconds` to ask for them, whatever the pack, and
-goes on meanwhile: a rank is bound by it where all that it asks for in an iteration takes longer (`schedules.simulate`).
+of the device. Its host launches them in `host_forward_seconds` and `host_backward_seconds`, whatever the pack, and does
+not wait for it: a rank is bound by its host where launching a whole iteration takes longer (`schedules.simulate`).
 A pack without tiles passes the vision kinds by: it takes their `empty_seconds`, backward.
 """
 
@@ -96,7 +96,7 @@ class LayerCost:
     empty_seconds: float = 0.0
     """What a pack without tiles takes of a vision layer, backward."""
     host_forward_seconds: float = 0.0
-    """What the host takes to ask for a forward, however small the pack; 0 where device and host are one."""
+    """In which the host launches the kernels of a forward, however small the pack; 0 on a CPU."""
     host_backward_seconds: float = 0.0
     """The same of a backward."""
     step_seconds: float = 0.0
@@ -178,7 +178,7 @@ class Profile:
     action_seconds: float = 0.0
     """Once for every forward and every backward of a stage, beside its layers: the executor and the wrappers."""
     host_action_seconds: float = 0.0
-    """What the host takes for these."""
+    """In which the host launches these."""
     iteration_seconds: float = 0.0
     """Once an iteration on every rank, beside the layers' `step_seconds`."""
     measured_with: dict[str, Any] = field(default_factory=dict)
@@ -279,7 +279,7 @@ class Profile:
 
     @property
     def bound_by_host(self) -> tuple[str, ...]:
-        """Kinds of which the host takes longer to ask for a layer than the device to compute it, at the budgets."""
+        """Kinds of which a layer takes longer to launch than to compute, at the budgets."""
         return tuple(
             kind for kind, cost in self.layers.items()
             if cost.host_forward_seconds + cost.host_backward_seconds > cost.forward_seconds + cost.backward_seconds

@@ -23,6 +23,12 @@ def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> N
             )
 
 
+def refuse_no_images(root: Path) -> None:
+    """Raise UserError if the folder that image paths start from is not there."""
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder; --image-root is where image paths start from")
+
+
 def refuse_without_manifest(folder: Path, what: str, maker: str) -> None:
     """Raise UserError if a folder is not there, or is not `what` `maker` makes: these have a manifest.json."""
     if not folder.is_dir():

@@ -17,6 +17,7 @@ from omnibal_ext.architectures.folder import find_config
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
+from omnibal_ext.files.folders import refuse_no_images
 from omnibal_ext.files.records import write_record
 from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import make_way
@@ -128,12 +129,12 @@ def check_conversation_flags(arguments: argparse.Namespace) -> None:
 
 
 def check_paths(arguments: argparse.Namespace) -> None:
-    """Raise UserError for conversations and images that are not there: in a moment, before anything is started."""
+    """Raise UserError for conversations and images that are not there, before anything is started."""
     for path in arguments.input or ():
         if not Path(path).exists():
             raise UserError(f"{path}: cannot be read: No such file or directory")
-    if arguments.input and arguments.image_root and not Path(arguments.image_root).is_dir():
-        raise UserError(f"{arguments.image_root}: no such folder; --image-root is where image paths start from")
+    if arguments.input and arguments.image_root:
+        refuse_no_images(Path(arguments.image_root))
 
 
 def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:

@@ -334,12 +334,10 @@ class LayoutProblem:
         return np.asarray((ends + step).max(axis=1))
 
     def host_seconds(self, held: Ints, again: Ints) -> Floats:
-        """float64 [3, stages]: what a rank's host takes to ask for F, B and W; counts as `counts` gives them."""
+        """float64 [3, stages]: seconds in which a host launches F, B and W; counts as `counts` gives them."""
         t = self.tables
-        forward, backward = (
-            held @ t.host_forward,
-            held @ t.host_backward + again @ (t.host_forward[KIND_OF_WAY] * WHOLE),
-        )
+        forward = held @ t.host_forward
+        backward = held @ t.host_backward + again @ (t.host_forward[KIND_OF_WAY] * WHOLE)
         return np.stack([forward, backward, np.zeros_like(forward)]) + self.profile.host_action_seconds
 
     def _case_ends_beside(self, beside: TowerBeside, seconds: Floats, links: Floats) -> Floats:
@@ -415,14 +413,14 @@ def _case_ends(
     clock = np.zeros((cases, ranks))
     end = np.empty(steps.shape[1])
     for case in range(cases):
-        asked = np.zeros(ranks)
+        launched = np.zeros(ranks)
         for i in range(steps.shape[1]):
             rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
-            asked[rank] += host[kind, stage]
+            launched[rank] += host[kind, stage]
             begin = clock[case, rank]
             if steps[4, i] >= 0:
                 link = stage - 1 if kind == FORWARD else stage
                 begin = max(begin, end[steps[4, i]] + links[link, case, microbatch])
-            end[i] = max(begin + seconds[kind, stage, case, microbatch], asked[rank])
+            end[i] = max(begin + seconds[kind, stage, case, microbatch], launched[rank])
             clock[case, rank] = end[i]
     return clock

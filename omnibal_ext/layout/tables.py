@@ -52,7 +52,7 @@ class KindTables:
     fixed: Floats
     step: Floats
     host_forward: Floats
-    """What a host takes to ask for a layer, [columns]."""
+    """Seconds in which a host launches a layer, [columns]."""
     host_backward: Floats
     recompute: Floats
     """Of a kind, all levels are the same share of a forward on every microbatch."""

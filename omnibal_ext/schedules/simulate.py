@@ -1,8 +1,8 @@
 """Plays any schedule with costs: step time, each rank's timeline, bubble, bytes held.
 
     start(action)  = max(end of the action before it on its rank, arrival of what it waits for)
-    end(action)    = max(start + what its device takes, when its host has asked for it)
-    asked(action)  = what the host takes for all actions of its rank up to this one: it asks in order and waits for none
+    end(action)    = max(start + the device's seconds, launched)
+    launched       = the host's seconds for all actions of its rank up to this one: in order, never waiting
     arrival        = end on the other rank + transfer; transfers overlap with work and do not queue
     step           = last end of a rank + its reduction and optimizer step, the slowest rank counts
 
@@ -90,7 +90,7 @@ class StageCosts:
     step: Floats
     """[stages] Seconds once an iteration: data-parallel reduction and optimizer step."""
     host: Floats | None = None
-    """[3, stages] What the host takes to ask for F, B and W; None: nothing. (With a tower beside: not looked at.)"""
+    """[3, stages] Seconds in which the host launches F, B and W; None: 0. Ignored with a tower beside the pipeline."""
 
     @classmethod
     def uniform(cls, microbatches: int, forward: ArrayLike, backward: ArrayLike, **others: ArrayLike) -> "StageCosts":
@@ -283,18 +283,18 @@ def _play(
     start = np.empty(count)
     end = np.empty(count)
     clock = np.zeros(ranks)
-    asked = np.zeros(ranks)
+    launched = np.zeros(ranks)
     busy = np.zeros(ranks)
     for i in range(count):
         rank, stage, kind, microbatch = steps[0, i], steps[1, i], steps[2, i], steps[3, i]
-        asked[rank] += host[kind, stage]
+        launched[rank] += host[kind, stage]
         begin = clock[rank]
         if steps[4, i] >= 0:
             link = stage - 1 if kind == FORWARD else stage
             begin = max(begin, end[steps[4, i]] + transfer[link, microbatch])
         work = seconds[kind, stage, microbatch]
         start[i] = begin
-        end[i] = max(begin + work, asked[rank])
+        end[i] = max(begin + work, launched[rank])
         clock[rank] = end[i]
         busy[rank] += work
     return start, end, clock, busy

@@ -24,19 +24,17 @@ ENDS = (".lora_A.weight", ".lora_B.weight")
 REMEDY = "give a folder that peft saved"
 MERGE = "merge it with peft (merge_and_unload), and give the merged model alone"
 LARGEST_RANK = 2**16
-READ = record(
-    {"r": whole(1, LARGEST_RANK), "lora_alpha": finite(1e-30)},
-    {
-        "use_rslora": maybe(flag),
-        "lora_dropout": finite(0, 1),
-        "rank_pattern": maybe(mapping(whole(1, LARGEST_RANK))),
-        "alpha_pattern": maybe(mapping(finite(1e-30))),
-    },
-)
+NEEDED = {"r": whole(1, LARGEST_RANK), "lora_alpha": finite(1e-30)}
+OPTIONAL = {
+    "use_rslora": maybe(flag),
+    "lora_dropout": finite(0, 1),
+    "rank_pattern": maybe(mapping(whole(1, LARGEST_RANK))),
+    "alpha_pattern": maybe(mapping(finite(1e-30))),
+}
+NUMBERS = (*NEEDED, *OPTIONAL)
 """The fields that are read."""
 Pair = tuple[Tensor, Tensor]
 """A [rank, columns] and B [rows, rank] of a layer."""
-NUMBERS = ("r", "lora_alpha", "use_rslora", "lora_dropout", "rank_pattern", "alpha_pattern")
 MAY_BE: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -75,9 +73,9 @@ class PeftConfig:
     def read(cls, folder: Path) -> "PeftConfig":
         """Raises UserError naming the field that is no field of peft's, or by which adapters are of another kind."""
         path = folder / ADAPTER
-        fields = read_json(path, READ, REMEDY)
+        fields = read_json(path, record(NEEDED, OPTIONAL), REMEDY)
         for name, value in fields.items():
-            if name in NUMBERS or name in WITHOUT_EFFECT or (name in MAY_BE and value in MAY_BE[name]):
+            if name in (*NUMBERS, *WITHOUT_EFFECT) or (name in MAY_BE and value in MAY_BE[name]):
                 continue
             if name in MAY_BE:
                 known = ", ".join(repr(one) for one in MAY_BE[name] if one is not None)

@@ -22,6 +22,7 @@ from typing import Any
 from megatron.vlm.data.formats import json_list, lines, table, tar
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, InputFile, PartSource, Row
 from omnibal_ext.errors import UserError
+from omnibal_ext.files.folders import refuse_no_images
 from omnibal_ext.files.locks import working_on
 from omnibal_ext.files.records import write_text
 from omnibal_ext.reading.checks import is_number, shown
@@ -85,8 +86,7 @@ def _files(path: Path, root: Path | None) -> Iterator[_Set]:
 
 
 def _read(one: _Set, lines_per_part: int, notes: Path | None) -> InputFile:
-    if not one.root.is_dir():
-        raise UserError(f"{one.root}: no such folder; --image-root is where image paths start from")
+    refuse_no_images(one.root)
     how = (lines_per_part, one.kind)
     read = _read_once(one.path, *how, notes) if notes else read_input(one.path, *how)
     parts = tuple(replace(part, root=one.root, max_tiles=one.max_tiles) for part in read.parts)

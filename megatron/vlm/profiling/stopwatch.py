@@ -93,11 +93,11 @@ def in_columns(rounds: Sequence[Mapping[Key, Sequence[float]]]) -> dict[Key, lis
 class Timer:
     """Times the parts of a run, which follow each other: seconds of this rank's device, and of its host beside them.
 
-    On a GPU the host only asks. There the parts are timed as they are in training, where the host runs ahead of a
-    device that is never idle, and so runs at the pace that its power allows for long:
+    On a GPU the host only launches kernels. The parts are timed as in training, where the host runs ahead of a device
+    that is never idle, and whose clock is the one that its power limit sustains:
 
-    1. `before` is asked for first, which is as much work as the parts: the device is busy while it is asked for these.
-    2. Where that is less than the host takes, the device sleeps too.
+    1. `before` is launched first, as much work as the parts: the device is busy while the parts are launched.
+    2. Where that is less than launching takes, the device sleeps too.
     3. Between parts its stream has events, which are read when all is done.
     4. The first two calls do not sleep: one compiles, the other tells how long the host takes.
 
