@@ -1,4 +1,4 @@
-"""What the user did wrong, in one line, and the exit codes of our programs."""
+"""What the user did wrong, a line for each fault, and the exit codes of our programs."""
 
 import errno
 import signal
@@ -14,11 +14,19 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(Exception):
-    """Bad input. The message is one line: what, where (file, row, layer), the limit, the remedy."""
+    """Bad input. A message is one line: what, where (file, row, layer), the limit, the remedy.
+
+    Faults that are found together are said together: each is an argument, and a line of its own.
+    """
+
+    @property
+    def lines(self) -> list[str]:
+        """The messages; what they quote of others is printable."""
+        return [printable(str(message)) for message in self.args]
 
     def __str__(self) -> str:
-        """The message; what it quotes of others is printable."""
-        return printable(super().__str__())
+        """The messages in one line."""
+        return "; ".join(self.lines)
 
 
 class Stopped(KeyboardInterrupt):
@@ -37,7 +45,7 @@ def of_the_system(error: OSError) -> UserError:
 
 
 def run_tool(main: Callable[[], None]) -> None:
-    """Run a program's `main`; a `UserError` becomes one line on stderr and exit code 2, a signal one and 128 + n.
+    """Run a program's `main`; a `UserError` becomes a line a fault on stderr and exit code 2, a signal one and 128 + n.
 
     So does what the system says of a file. What a program that ends well has said must have come to its reader.
     """
@@ -60,7 +68,7 @@ def faults_in_a_line() -> Iterator[None]:
         say(f"error: this needs {package}", error=True)
         sys.exit(2)
     except UserError as error:
-        say(f"error: {error}", error=True)
+        say(*(f"error: {line}" for line in error.lines), error=True)
         sys.exit(2)
     except OSError as error:
         if error.errno not in FULL and error.filename is None:

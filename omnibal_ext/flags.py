@@ -1,7 +1,6 @@
 """Which numbers flags take, and what else must hold for a flag to be obeyed: tables, checked before anything starts."""
 
 import argparse
-import difflib
 import math
 import re
 import sys
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NoReturn
 
+from omnibal_ext.called_here import CALLED_HERE, named_otherwise
 from omnibal_ext.errors import UserError
-from omnibal_ext.output import printable
 
 INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([])])")
 
@@ -61,56 +60,6 @@ class Need:
     names: str
     needs: str
     holds: Callable[[Namespace], bool]
-
-
-CALLED_HERE = {
-    "--learning-rate": "--lr",
-    "--max-steps": "--train-iters",
-    "--num-epochs": "--epochs of tools/launch.py",
-    "--num-train-epochs": "--epochs of tools/launch.py",
-    "--batch-size": "--micro-batches of packing, whose packs are the microbatches",
-    "--per-device-train-batch-size": "--llm-budget and --vit-budget of packing",
-    "--gradient-accumulation-steps": "--micro-batches of packing",
-    "--warmup-steps": "--lr-warmup-iters",
-    "--warmup-ratio": "--lr-warmup-fraction",
-    "--lr-scheduler-type": "--lr-decay-style",
-    "--max-grad-norm": "--clip-grad",
-    "--adam-epsilon": "--adam-eps",
-    "--save": "RUN/checkpoints of tools/launch.py, unless it is told",
-    "--save-steps": "--save-interval",
-    "--logging-steps": "--log-interval",
-    "--eval-steps": "--eval-interval",
-    "--dataloader-num-workers": "--num-workers",
-    "--model-name-or-path": "--model",
-    "--max-length": "--llm-budget, and --max-tokens of preprocessing",
-    "--cutoff-len": "--llm-budget, and --max-tokens of preprocessing",
-    "--freeze-vit": "--freeze vit",
-    "--freeze-vision-tower": "--freeze vit",
-    "--freeze-llm": "--freeze llm",
-    "--vision-lr": "--lr-vit",
-    "--vision-tower-lr": "--lr-vit",
-    "--vit-lr": "--lr-vit",
-    "--mm-projector-lr": "--lr-projector",
-    "--aligner-lr": "--lr-projector",
-    "--merger-lr": "--lr-projector",
-    "--lora-r": "--lora-rank",
-    "--lora-target": "--lora-targets, which takes parts of the model: vit, projector, llm",
-    "--lora-target-modules": "--lora-targets, which takes parts of the model: vit, projector, llm",
-    "--use-lora": "--lora-rank R",
-    "--use-llm-lora": "--lora-rank R",
-    "--use-backbone-lora": "--lora-rank R --lora-targets vit",
-    "--lora-dropout": "nothing: adapters have no dropout",
-    "--deepspeed": "nothing: Megatron's --use-distributed-optimizer shards the optimizer",
-}
-"""What flags of the Trainer of transformers, and of others, are called here."""
-
-
-def named_otherwise(flag: str, known: Iterable[str]) -> str:
-    """What to say of a flag that is none: what it is called here, or the nearest there are; "" where none is near."""
-    if flag in CALLED_HERE:
-        return f"here it is {CALLED_HERE[flag]}"
-    nearest = difflib.get_close_matches(flag, [*known], 2, 0.7)
-    return f"the nearest is {' or '.join(nearest)}" if nearest else ""
 
 
 class _HandOn(argparse.Action):
@@ -174,13 +123,14 @@ class ToolParser(ArgumentParser):
         found, rest = self.parse_known_args(words, namespace)
         if rest:
             raise UserError(f"{' '.join(rest)!r} belongs to no flag; see --help")
-        check_numbers(vars(found), self.numbers, self.written)
         given = {name: value for name, value in vars(found).items() if value != self.get_default(name)}
-        check_needs(given, found, self.needs, self.written)
+        refuse(numbers_outside(vars(found), self.numbers, self.written))
+        refuse(needs_missing(given, found, self.needs, self.written))
         return found
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:
-        """Before anything is missed that a mistyped word took along."""
+        """All at once, and before anything is missed that a mistyped word took along."""
+        refusals = []
         options = [option for action in self._actions for option in action.option_strings]
         for word in words:
             flag = word.partition("=")[0]
@@ -191,11 +141,18 @@ class ToolParser(ArgumentParser):
             ours = CALLED_HERE.get(flag, "").partition(" ")[0] in options
             follow = f"flags of {self.behind.title()}'s follow --" if self.behind and not ours else ""
             hints = ", ".join(filter(None, (named_otherwise(flag, options), follow)))
-            raise UserError(f"{printable(flag)}: no such flag; {hints or 'see --help'}")
+            refusals.append(f"{flag}: no such flag; {hints or 'see --help'}")
+        refuse(refusals)
 
     def written(self, name: str) -> str:
         """How the flag of an attribute is written."""
         return next(action.option_strings[0] for action in self._actions if action.dest == name)
+
+
+def refuse(lines: Iterable[str]) -> None:
+    """Raise UserError where there are any, with them all."""
+    if said := [*dict.fromkeys(lines)]:
+        raise UserError(*said)
 
 
 def refuse_unprintable(words: Iterable[str]) -> None:
@@ -210,40 +167,33 @@ def written_with_dashes(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_numbers(
+def numbers_outside(
     given: Mapping[str, Any], table: Iterable[Numbers], written: Callable[[str], str] = written_with_dashes
-) -> None:
-    """Raise UserError naming every given value that lies outside its flag's interval."""
+) -> list[str]:
+    """A line for every given value that lies outside its flag's interval."""
     intervals = {name: numbers for numbers in table for name in numbers.names.split()}
-    refusals = [
+    return [
         f"{written(name)} must be {_finite(value)}{intervals[name].wanted}, got {value}"
         for name, values in given.items()
         if name in intervals
         for value in (values if isinstance(values, list) else [values])
         if value is not None and not intervals[name].holds(value)
     ]
-    if refusals:
-        raise UserError("; ".join(refusals))
 
 
-def check_needs(
-    given: Mapping[str, Any],
-    values: Namespace,
-    table: Iterable[Need],
-    written: Callable[[str], str] = written_with_dashes,
-) -> None:
-    """Raise UserError naming every given flag that lacks what it needs.
+def needs_missing(
+    given: Mapping[str, Any], values: Namespace, table: Iterable[Need], written: Callable[[str], str]
+) -> list[str]:
+    """A line for every given flag that lacks what it needs.
 
     `given` are those that the user set to something else than it would be anyway, `values` those of all flags.
     """
-    refusals = [
+    return [
         f"{as_given(written(name), given[name])} needs {need.needs}"
         for need in table
         for name in need.names.split()
         if name in given and not need.holds(values)
     ]
-    if refusals:
-        raise UserError("; ".join(refusals))
 
 
 def _finite(value: float) -> str:

@@ -2,13 +2,15 @@
 
 import argparse
 import io
+import math
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from megatron.core.utils import get_te_version, is_te_min_version
 from megatron.training.arguments import parse_args, validate_args
@@ -16,7 +18,7 @@ from megatron.training.global_vars import set_global_variables
 
 from megatron.vlm import log_noise, platform
 from megatron.vlm.evaluation import set_evaluation
-from megatron.vlm.flags.check import check_given, check_together
+from megatron.vlm.flags.check import missing_needs, refused_values, untested
 from megatron.vlm.flags.parser import Parser
 from megatron.vlm.flags.refusals import megatron_refusals
 from omnibal_ext.adapters import Adapters, check_adapters
@@ -26,10 +28,12 @@ from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
+from omnibal_ext.flags import refuse
 from omnibal_ext.plan import Plan, single_stage_plan
 from omnibal_ext.schedules.schedule import splits_backward
 from omnibal_ext.trainer_flags import OWN
 
+Made = TypeVar("Made")
 SPLITS_SINCE = "2.8.0"
 """Transformer Engine's, from which on its layers call the data-parallel hooks of weight gradients that were put off."""
 
@@ -39,6 +43,7 @@ NCCL_TRACE = "nccl_trace_rank_"
 
 
 _UNLESS_GIVEN: dict[str, Any] = {
+    "preset": None,
     "plan": None,
     "freeze": [],
     "lora_rank": None,
@@ -70,7 +75,6 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
         *MODEL_FLAGS,
         dest="preset",
         metavar="MODEL",
-        required=True,
         help="model to build: a preset, or a folder with Hugging Face's config.json",
     )
     group.add_argument("--plan", help="plan.json of tools/plan_layout.py; not needed on a single pipeline rank")
@@ -103,32 +107,23 @@ def parse_arguments(argv: Sequence[str] | None = None) -> TrainingInputs:
 def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) -> TrainingInputs:
     """Parse and validate the command line, or `argv` without a program's name; without packs nothing is evaluated.
 
-    Raises UserError for a flag that is unknown, refused (docs/flags.md) or at odds with the preset or the plan, for
-    what Megatron itself refuses, an unknown preset, a plan made for another model or parallel size, held-out data
-    without packs.
+    Raises UserError with a line each for all flags that are unknown, refused (docs/flags.md) or at odds with the preset
+    or the plan, an unknown preset, a plan made for another model or parallel size; else for what Megatron itself
+    refuses, or for held-out data without packs.
     """
     parser = Parser(add_vlm_arguments, sys.argv[1:] if argv is None else argv)
     given = parser.given()
+    refused = [*parser.refused, *_missing(given, parser)]
     known = Namespace(**_UNLESS_GIVEN | vars(given))
-    if set(known.freeze) == set(PARTS):
-        raise UserError(f"--freeze {' '.join(known.freeze)} leaves nothing to train; leave one part out")
-    architecture = preset(known.preset)
-    check_adapters(Adapters.of(known), architecture)
-    plan = _load_plan(known, architecture)
-    _check_split_backward(plan)
-    preset_defaults = _preset_defaults(architecture, plan, known)
-    parser.set_defaults(**platform.megatron_defaults(), **preset_defaults, **_flight_recorder(given))
-    untested = check_given(given, parser)
-    _check_complete(given)
-    check_expert_ranks(architecture, known.expert_model_parallel_size)
-    platform.mend_start()
-    platform.mend_distributed_optimizer()
-    platform.mend_gradient_norm()
-    platform.mend_momentum()
-    with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
-        args = parse_args(lambda _: parser)
-        check_together(given, args, parser)
-        args = validate_args(args)
+    architecture = _or_refused(refused, partial(_model, known)) if known.preset else None
+    plan = _or_refused(refused, partial(_plan, known, architecture)) if architecture else None
+    parser.set_defaults(**platform.megatron_defaults(), **_FIXED, **_flight_recorder(given))
+    if architecture:
+        parser.set_defaults(**_preset_defaults(architecture, plan or single_stage_plan(architecture.chain), known))
+    refused += refused_values(given, parser, is_model_known=architecture is not None)
+    args, said = _parsed(parser, given, refused)
+    assert architecture
+    assert plan
     _check_fp8(args, architecture)
     stage_ranks = args.tensor_model_parallel_size, args.data_parallel_size
     check_expert_ranks(architecture, args.expert_model_parallel_size, stage_ranks)
@@ -145,7 +140,48 @@ def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) ->
         args.moe_layer_freq = [int(number not in dense) for number in range(args.num_layers)]
     if args.logging_level is None:
         log_noise.quieten_start_up()
-    return TrainingInputs(args, architecture, plan, untested, said.getvalue())
+    return TrainingInputs(args, architecture, plan, untested(given, parser), said)
+
+
+def _or_refused(refused: list[str], make: Callable[[], Made]) -> Made | None:
+    """What is made; None where that raises UserError, whose lines join the others."""
+    try:
+        return make()
+    except UserError as error:
+        refused += error.lines
+        return None
+
+
+def _model(known: Namespace) -> Architecture:
+    """Raises UserError for a model that there is not, or of which the flags leave nothing to train."""
+    if set(known.freeze) == set(PARTS):
+        raise UserError(f"--freeze {' '.join(known.freeze)} leaves nothing to train; leave one part out")
+    architecture = preset(known.preset)
+    check_adapters(Adapters.of(known), architecture)
+    return architecture
+
+
+def _plan(known: Namespace, architecture: Architecture) -> Plan:
+    """Raises UserError for a plan that there is not, or that is at odds with model, ranks or machine."""
+    check_expert_ranks(architecture, known.expert_model_parallel_size)
+    plan = _load_plan(known, architecture)
+    _check_split_backward(plan)
+    return plan
+
+
+def _parsed(parser: Parser, given: Namespace, refused: Sequence[str]) -> tuple[Namespace, str]:
+    """Megatron's arguments, validated, and what it printed meanwhile.
+
+    Raises UserError with all that is refused already and what flags lack, or with what Megatron refuses.
+    """
+    platform.mend_start()
+    platform.mend_distributed_optimizer()
+    platform.mend_gradient_norm()
+    platform.mend_momentum()
+    with megatron_refusals(), redirect_stdout(io.StringIO()) as said:
+        args = parse_args(lambda _: parser)
+        refuse([*refused, *missing_needs(given, args, parser)])
+        return validate_args(args), said.getvalue()
 
 
 def _flight_recorder(given: Namespace) -> dict[str, str]:
@@ -158,14 +194,16 @@ def _flight_recorder(given: Namespace) -> dict[str, str]:
     return {"flight_recorder_dump_path": str(Path(given.metrics_file).with_name(NCCL_TRACE))}
 
 
-def _check_complete(given: Namespace) -> None:
-    """Refuse a command line without what Megatron would miss later, in the middle of starting."""
-    for name, remedy in (
-        ("lr", "give the learning rate"),
-        ("train_iters", "give the number of iterations, or --epochs to tools/launch.py"),
-    ):
-        if getattr(given, name, None) is None:
-            raise UserError(f"--{name.replace('_', '-')} is missing; {remedy}")
+def _missing(given: Namespace, parser: Parser) -> list[str]:
+    """A line for each flag that every run needs; meanwhile others are judged as if it were there."""
+    wanted = {
+        "preset": (None, "--model is missing; give a preset, or a folder with Hugging Face's config.json"),
+        "lr": (math.inf, "--lr is missing; give the learning rate"),
+        "train_iters": (2**62, "--train-iters is missing; give it, or --epochs to tools/launch.py"),
+    }
+    missing = {name: line for name, (_, line) in wanted.items() if getattr(given, name, None) is None}
+    parser.set_defaults(**{name: wanted[name][0] for name in missing})
+    return [*missing.values()]
 
 
 def _check_split_backward(plan: Plan) -> None:
@@ -248,6 +286,29 @@ def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
     return plan
 
 
+_FIXED: dict[str, Any] = {
+    "group_query_attention": True,
+    "normalization": "RMSNorm",
+    "swiglu": True,
+    "add_bias_linear": False,
+    "position_embedding_type": "rope",
+    "untie_embeddings_and_output_weights": True,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "tokenizer_type": "NullTokenizer",
+    "micro_batch_size": 1,
+    "eval_micro_batch_size": 1,
+    "calculate_per_token_loss": True,
+    "enable_one_logger": False,
+    "dataloader_type": "external",
+    "check_for_nan_in_loss_and_grad": False,
+    "rerun_mode": "disabled",
+    "eval_iters": None,
+    "eval_interval": None,
+}
+"""Megatron's flags that are so of every model and plan."""
+
+
 def _preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) -> dict[str, Any]:
     """Megatron's flags that follow from the model, the plan and how the ranks are used."""
     language = architecture.language
@@ -258,20 +319,11 @@ def _preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) -
         "hidden_size": language.hidden_size,
         "ffn_hidden_size": language.ffn_hidden_size,
         "num_attention_heads": language.heads,
-        "group_query_attention": True,
         "num_query_groups": language.kv_heads,
         "kv_channels": language.head_dim,
-        "normalization": "RMSNorm",
         "layernorm_epsilon": language.norm_epsilon,
-        "swiglu": True,
-        "add_bias_linear": False,
         "add_qkv_bias": language.qkv_bias,
-        "position_embedding_type": "rope",
         "rotary_base": int(language.rope_theta),
-        "untie_embeddings_and_output_weights": True,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "tokenizer_type": "NullTokenizer",
         "vocab_size": language.vocab_size - 1,  # NullTokenizer adds one
         "pipeline_model_parallel_size": ranks,
         "num_virtual_stages_per_pipeline_rank": chunks if chunks > 1 else None,
@@ -279,15 +331,6 @@ def _preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) -
         "delay_wgrad_compute": platform.HAS_TRANSFORMER_ENGINE and splits_backward(plan.schedule),
         "seq_length": plan.llm_budget or 4096,
         "max_position_embeddings": plan.llm_budget or 4096,
-        "micro_batch_size": 1,
-        "eval_micro_batch_size": 1,
-        "calculate_per_token_loss": True,
-        "enable_one_logger": False,
-        "dataloader_type": "external",
-        "check_for_nan_in_loss_and_grad": False,
-        "rerun_mode": "disabled",
-        "eval_iters": None,
-        "eval_interval": None,
         "expert_tensor_parallel_size": known.tensor_model_parallel_size if known.expert_model_parallel_size == 1 else 1,
         **expert_defaults(language),
     }

@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -53,11 +53,11 @@ def run_rank(main: Callable[[], None]) -> None:
     try:
         main()
     except UserError as error:
-        _give_up(str(error), 2)
+        _give_up(error.lines, 2)
     except (UnfinishedError, SystemExit) as ended:
         if isinstance(ended, SystemExit) and ended.code is not None:
             raise
-        _give_up(UNSAID if isinstance(ended, SystemExit) else str(ended), 1)
+        _give_up([UNSAID if isinstance(ended, SystemExit) else str(ended)], 1)
     except Exception:
         if stopped.is_set():  # a neighbour has gone: the watcher ends this rank too
             time.sleep(60 * GRACE)
@@ -65,9 +65,9 @@ def run_rank(main: Callable[[], None]) -> None:
         raise
 
 
-def _give_up(reason: str, code: int) -> NoReturn:
-    _speak(f"error: {reason}")
-    _tell_torchrun(f"error: {reason}")
+def _give_up(reasons: Sequence[str], code: int) -> NoReturn:
+    _speak(*(f"error: {reason}" for reason in reasons))
+    _tell_torchrun(f"error: {'; '.join(reasons)}")
     sys.exit(code)
 
 
@@ -108,9 +108,9 @@ def _is_ours(number: int) -> bool:
     return signal.getsignal(number) is _leave_to_watcher
 
 
-def _speak(line: str) -> None:
+def _speak(*lines: str) -> None:
     if _is_first_to_speak():
-        say(line, error=True)
+        say(*lines, error=True)
 
 
 def _is_first_to_speak() -> bool:

@@ -76,14 +76,13 @@ NEEDS = (
 
 
 def refuse_misplaced(parser: ToolParser, words: Sequence[str]) -> None:
-    """Raise UserError for a flag of the launcher's own among those that go to Megatron as they are."""
+    """Raise UserError for flags of the launcher's own among those that go to Megatron as they are."""
     own = {option for action in parser._actions for option in action.option_strings} - parser.handed_on
-    for word in words:
-        if (flag := word.partition("=")[0]) in own:
-            raise UserError(
-                f"{flag} stands behind --, where Megatron's flags are; give it before, so that the plan, the packs and "
-                "the checks go by it too"
-            )
+    if misplaced := [flag for word in words if (flag := word.partition("=")[0]) in own]:
+        raise UserError(
+            *(f"{flag} stands behind --, where Megatron's flags are; give it before, so that the plan, the packs and "
+              "the checks go by it too" for flag in misplaced)
+        )  # fmt: skip
 
 
 def save_in_run(arguments: Namespace) -> None:

@@ -121,7 +121,7 @@ class Flag:
 def all_flags() -> dict[str, Flag]:
     """Every flag of Megatron's parser, of ours and of the launcher, by each of its names."""
     from megatron.vlm.arguments import add_vlm_arguments
-    from megatron.vlm.flags.lists import Standing, standings
+    from megatron.vlm.flags.lists import ALLOWED
     from megatron.vlm.flags.numbers import NUMBERS
     from megatron.vlm.flags.parser import Parser
     from omnibal_ext.launch import flags as launch
@@ -133,8 +133,7 @@ def all_flags() -> dict[str, Flag]:
     intervals = {name: n for table in (launch.NUMBERS, NUMBERS) for n in table for name in n.names.split()}
     found = {}
     for name, action in {**ours, **trainer}.items():
-        standing = standings().get(action.dest, (None,))[0]
-        allowed = name in ours or action.dest in parser.own or standing in (Standing.OBEYED, Standing.UNTESTED)
+        allowed = name in ours or action.dest in parser.own or action.dest in ALLOWED
         interval, whole = intervals.get(action.dest), action.type is int
         inside = FEW.get(name) or tuple(getattr(choice, "name", str(choice)) for choice in action.choices or ())
         if interval and not inside:

@@ -122,7 +122,7 @@ def test_a_mistyped_tool_is_told_the_right_word(
 
 @pytest.mark.parametrize(("words", "answer"), TRAINER)
 def test_a_mistyped_flag_of_megatron_is_told_the_right_word(words: str, answer: str) -> None:
-    said = refusal(lambda: Parser(add_vlm_arguments, words.split()).parse_args())
+    (said,) = Parser(add_vlm_arguments, words.split()).refused
     assert re.search(answer, said), said
 
 

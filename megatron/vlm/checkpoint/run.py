@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.flags.obeyed import OBEYED
+from megatron.vlm.flags.lists import OBEYED, each
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.errors import UserError
@@ -19,6 +19,8 @@ from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.plan import Plan
 from omnibal_ext.trainer_flags import DECAYS, RATES
 
+BEHIND = " (behind -- of tools/launch.py)"
+"""Where the launcher is given the flags that a line ends with."""
 WITHOUT_EFFECT = {
     "save", "save_interval", "load", "log_interval", "tensorboard_dir", "num_workers", "logging_level",
     "eval_interval", "skip_train", "global_batch_size", "init_method_std", "embedding_init_method_std",
@@ -76,13 +78,13 @@ def check_goes_on(
     if takes_state and (rates := [differ[name] for name in GROUPED_BY if name in differ]):
         raise UserError(
             f"unlike the run so far: {', '.join(rates)}, by which Megatron finds the optimizer's state; go on with "
-            "what was, or with the weights alone: --no-load-optim --override-opt-param-scheduler"
+            f"what was, or with the weights alone: --no-load-optim --override-opt-param-scheduler{BEHIND}"
         )
     schedules = [said for name, said in differ.items() if name in SCHEDULES]
     if schedules and not (args.override_opt_param_scheduler or args.use_checkpoint_opt_param_scheduler):
         raise UserError(
             f"unlike the run so far: {', '.join(schedules)}; --override-opt-param-scheduler takes what is given now, "
-            "--use-checkpoint-opt-param-scheduler what was"
+            f"--use-checkpoint-opt-param-scheduler what was{BEHIND}"
         )
     if takes_state:
         _check_optimizer(run.get("optimizer", {}), _optimizer(args))
@@ -97,7 +99,7 @@ def _check_expert_ranks(saved: int, now: int) -> None:
     if saved != now:
         raise UserError(
             f"--expert-model-parallel-size {now}, but the optimizer's state was saved with {saved}; go on with that, "
-            "or take the weights without the state, which load at any: --no-load-optim"
+            f"or take the weights without the state, which load at any: --no-load-optim{BEHIND}"
         )
 
 
@@ -117,7 +119,7 @@ def _optimizer(args: Namespace) -> dict[str, Any]:
 
 def _check_optimizer(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
     """`saved` is None of a run that saved no state, and empty of one that was saved before saves told of it."""
-    remedy = "take the weights without the state: --no-load-optim"
+    remedy = f"take the weights without the state: --no-load-optim{BEHIND}"
     if saved is None:
         raise UserError(
             "the run was saved without the optimizer's state (--no-save-optim) and cannot go on as if nothing had "
@@ -158,12 +160,12 @@ def _check_buckets(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise UserError(
             f"the state of the distributed optimizer was saved for other buckets: {'; '.join(unlike)}; go on with the "
             "same plan (--plan) and flags (what was saved with --dist-ckpt-optim-fully-reshardable goes on in any), or "
-            "take the weights without it: --no-load-optim"
+            f"take the weights without it: --no-load-optim{BEHIND}"
         )
 
 
 def _flags(args: Namespace) -> dict[str, str]:
     ours = {"freeze", "loss_reduction", *RATES, *DECAYS}
-    names = {name for group in OBEYED for name in group.flags} - WITHOUT_EFFECT | ours
+    names = each(OBEYED).keys() - WITHOUT_EFFECT | ours
     values = {**vars(args), "lr_decay_iters": args.lr_decay_iters or args.train_iters}
     return {name: str(values[name]) for name in sorted(names) if name in values}

@@ -1,1 +1,1 @@
-"""Every flag of Megatron's parser is obeyed, set, without meaning here, or untested; what is in no list is refused."""
+"""Megatron's flags: three lists of those that may be given or are set, with what they need; all others are refused."""

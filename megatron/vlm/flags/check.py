@@ -1,51 +1,43 @@
-"""Refuses what is given and would not be obeyed."""
+"""Refuses what is given and would not be obeyed: a line for each flag."""
 
 from argparse import Namespace
 
-from megatron.vlm.flags.lists import Standing, standings
+from megatron.vlm.flags.lists import ONLY, SET_BY, UNTESTED, each
 from megatron.vlm.flags.needs import NEEDS
 from megatron.vlm.flags.numbers import NUMBERS
 from megatron.vlm.flags.parser import Parser
-from omnibal_ext.errors import UserError
-from omnibal_ext.flags import as_given, check_needs, check_numbers
+from omnibal_ext.flags import as_given, needs_missing, numbers_outside, shown
 
 
-def check_given(given: Namespace, parser: Parser) -> tuple[str, ...]:
-    """The untested flags among those given, as the user wrote them.
+def refused_values(given: Namespace, parser: Parser, is_model_known: bool = True) -> list[str]:
+    """Why flags may not have the values given: they are set to others, do not take them, or take other numbers.
 
-    `parser` has the defaults that preset, plan, machine and trainer set. Raises UserError naming every flag that is
-    refused: set to another value, without meaning here, or in no list (a Megatron newer than the lists); or every one
-    whose number is none that it takes.
+    `parser` has the defaults that preset, plan, machine and trainer set; of a model not known all are refused.
     """
-    flags = {name: value for name, value in vars(given).items() if name not in parser.own}
-    refusals = [refusal for name, value in flags.items() if (refusal := _refusal(name, value, parser))]
-    if refusals:
-        raise UserError(f"{'; '.join(refusals)} (docs/flags.md)")
-    check_numbers(vars(given), NUMBERS, parser.written)
-    return tuple(parser.written(name) for name in flags if standings()[name][0] is Standing.UNTESTED)
+    refusals = [_refusal(name, value, parser, is_model_known) for name, value in vars(given).items()]
+    return [*filter(None, refusals), *numbers_outside(vars(given), NUMBERS, parser.written)]
 
 
-def check_together(given: Namespace, args: Namespace, parser: Parser) -> None:
-    """Raise UserError naming every flag of those given that lacks what it needs; `args` are all, not validated yet."""
+def missing_needs(given: Namespace, args: Namespace, parser: Parser) -> list[str]:
+    """What flags of those given lack to be obeyed; `args` are all, not validated yet."""
     changed = {name: value for name, value in vars(given).items() if not _same(value, parser.get_default(name))}
-    check_needs(changed, args, NEEDS, parser.written)
+    return needs_missing(changed, args, NEEDS, parser.written)
 
 
-def _refusal(name: str, value: object, parser: Parser) -> str | None:
-    """Why this value of a flag is refused; None where it is not."""
-    given = as_given(parser.written(name), value)
-    if name not in standings():
-        return f"{given}: not known to this project"
-    standing, group = standings()[name]
-    if group.only and value not in group.only:
-        return f"{given}: only {group.allowed}; {_reason(standing, group.reason)}"
-    if standing is Standing.SET and not _same(value, parser.get_default(name)):
-        return f"{given}: {_text(parser.get_default(name))}, set by {group.reason}"
-    return f"{given}: refused; {group.reason}" if standing is Standing.WITHOUT_MEANING else None
+def untested(given: Namespace, parser: Parser) -> tuple[str, ...]:
+    """The flags among those given that no test runs, as the user wrote them."""
+    return tuple(parser.written(name) for name in vars(given) if name in each(UNTESTED))
 
 
-def _reason(standing: Standing, reason: str) -> str:
-    return "others were not tried" if standing is Standing.OBEYED else reason
+def _refusal(name: str, value: object, parser: Parser, is_model_known: bool) -> str:
+    """Why this value of a flag is refused; "" where it is not."""
+    flag = as_given(parser.written(name), value)
+    if name in ONLY and value not in ONLY[name]:
+        return f"{flag}: only {' or '.join(map(shown, ONLY[name]))}; others were not tried"
+    by, default = SET_BY.get(name, ""), parser.get_default(name)
+    if by.startswith("--") and not is_model_known:
+        return f"{flag}: it is set by {by}"
+    return f"{flag}: {_text(default)}, set by {by}" if by and not _same(value, default) else ""
 
 
 def _text(value: object) -> str:

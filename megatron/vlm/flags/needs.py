@@ -4,10 +4,11 @@ A flag that is given as it would be anyway needs nothing.
 """
 
 from argparse import Namespace
+from operator import attrgetter
 
 from megatron.vlm import platform, rates
 from omnibal_ext import adapters
-from omnibal_ext.flags import Need, is_whole
+from omnibal_ext.flags import Need, is_whole, written_with_dashes
 
 
 def decay_iterations(args: Namespace) -> int:
@@ -20,245 +21,116 @@ def warmup_iterations(args: Namespace) -> float:
     return float(args.lr_warmup_iters or (args.lr_warmup_fraction or 0.0) * decay_iterations(args))
 
 
-def _scaled(args: Namespace) -> bool:
-    """Whether the optimizer is one that divides gradients by the scale of the loss."""
-    return bool(args.fp16 or args.bf16 or args.use_distributed_optimizer)
+def _decay_rises(args: Namespace) -> bool:
+    start, end = args.start_weight_decay, args.end_weight_decay
+    return args.weight_decay_incr_style == "constant" or (None not in (start, end) and start <= end)
 
 
-LEARNING_RATE = (
-    Need(
-        "lr_warmup_iters",
-        "a later end of the decay: fewer than --lr-decay-iters, which are --train-iters unless given",
-        lambda args: args.lr_warmup_iters < decay_iterations(args),
-    ),
-    Need("lr_warmup_fraction", "no --lr-warmup-iters beside it", lambda args: not args.lr_warmup_iters),
-    Need(
-        "lr_warmup_init",
-        "--lr-warmup-iters or --lr-warmup-fraction, and an --lr that is no lower",
-        lambda args: warmup_iterations(args) > 0 and args.lr_warmup_init <= args.lr,
-    ),
-    Need(
-        "lr_decay_style",
-        "--lr-wsd-decay-iters: the iterations at the end in which it falls",
-        lambda args: args.lr_decay_style != "WSD" or args.lr_wsd_decay_iters is not None,
-    ),
-    Need("lr_wsd_decay_iters lr_wsd_decay_style", "--lr-decay-style WSD", lambda args: args.lr_decay_style == "WSD"),
-    Need(
-        "lr_wsd_decay_iters",
-        "as many iterations between the warm-up and the end of the decay (--lr-decay-iters, or --train-iters)",
-        lambda args: args.lr_wsd_decay_iters + warmup_iterations(args) <= decay_iterations(args),
-    ),
-)
-OPTIMIZER = (
-    Need("adam_beta1 adam_beta2 adam_eps", "--optimizer adam", lambda args: args.optimizer == "adam"),
-    Need("sgd_momentum", "--optimizer sgd", lambda args: args.optimizer == "sgd"),
-    Need("use_distributed_optimizer", "--optimizer adam, whose state it shards", lambda args: args.optimizer == "adam"),
-    Need("weight_decay", "--weight-decay-incr-style constant", lambda args: args.weight_decay_incr_style == "constant"),
-    Need(
-        "start_weight_decay end_weight_decay",
-        "--weight-decay-incr-style linear or cosine",
-        lambda args: args.weight_decay_incr_style != "constant",
-    ),
-    Need(
-        "weight_decay_incr_style",
-        "--start-weight-decay, and an --end-weight-decay that is no lower",
-        lambda args: (
-            args.weight_decay_incr_style == "constant"
-            or (
-                None not in (args.start_weight_decay, args.end_weight_decay)
-                and args.start_weight_decay <= args.end_weight_decay
-            )
-        ),
-    ),
-)
-PRECISION = (
-    Need("loss_scale", "--fp16, --bf16 or --use-distributed-optimizer", _scaled),
-    Need(
-        "initial_loss_scale min_loss_scale loss_scale_window hysteresis",
-        "--fp16, and no --loss-scale",
-        lambda args: args.fp16 and not args.loss_scale,
-    ),
-    Need(
-        "initial_loss_scale min_loss_scale",
-        "a --min-loss-scale that is no higher than --initial-loss-scale",
-        lambda args: args.min_loss_scale <= args.initial_loss_scale,
-    ),
-    Need("loss_scale_window", "to be a whole number", lambda args: is_whole(args.loss_scale_window)),
-    Need("grad_reduce_in_bf16", "--bf16", lambda args: args.bf16),
-    Need("fp8_recipe first_last_layers_bf16", "--fp8-format", lambda args: args.fp8),
-    Need(
-        "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16",
-        "--first-last-layers-bf16",
-        lambda args: args.first_last_layers_bf16,
-    ),
-    Need("moe_router_dtype", "a --model with experts", lambda args: args.num_experts),
-)
-EVALUATION = (
-    Need(
-        "eval_interval start_eval_at_iter skip_train log_validation_ppl_to_tensorboard",
-        "--eval-data and --eval-packs",
-        lambda args: args.eval_data or args.eval_packs,
-    ),
-)
-CHECKPOINTS = (
-    Need("save", "--save-interval: after so many iterations a checkpoint is saved", lambda args: args.save_interval),
-    Need(
-        """
-        save_interval save_retain_interval save_hf async_save no_save_optim no_save_rng ckpt_fully_parallel_save
-        ckpt_assume_constant_structure
-        """,
-        "--save",
-        lambda args: args.save,
-    ),
-    Need(
-        "save_retain_interval",
-        "to be a multiple of --save-interval",
-        lambda args: args.save_retain_interval % args.save_interval == 0,
-    ),
-    Need(
-        "async_save",
-        "--use-persistent-ckpt-worker: Megatron saves while it trains in a process that stays",
-        lambda args: args.use_persistent_ckpt_worker,
-    ),
-    Need(
-        "async_save",
-        "--async-strategy mcore, or the package nvidia-resiliency-ext",
-        lambda args: args.async_strategy == "mcore" or platform.installed("nvidia_resiliency_ext"),
-    ),
-    Need("async_strategy use_persistent_ckpt_worker", "--async-save", lambda args: args.async_save),
-    Need(
-        "dist_ckpt_workers",
-        "--async-save and --ckpt-assume-constant-structure",
-        lambda args: args.async_save and args.ckpt_assume_constant_structure,
-    ),
-    Need(
-        "dist_ckpt_optim_fully_reshardable",
-        "--use-distributed-optimizer, and --save or --load",
-        lambda args: args.use_distributed_optimizer and (args.save or args.load),
-    ),
-    Need(
-        """
-        ckpt_step exit_on_missing_checkpoint finetune no_load_optim no_load_rng override_opt_param_scheduler
-        use_checkpoint_opt_param_scheduler dist_ckpt_strictness ckpt_fully_parallel_load
-        ckpt_load_validate_sharding_integrity verify_integrity
-        """,
-        "--load, --from or --save",
-        lambda args: args.load or args.first_weights or args.save,
-    ),
-    Need(
-        "override_opt_param_scheduler",
-        "no --use-checkpoint-opt-param-scheduler beside it",
-        lambda args: not args.use_checkpoint_opt_param_scheduler,
-    ),
-)
-LOGS = (
-    Need(
-        """
-        tensorboard_log_interval tensorboard_queue_size log_timers_to_tensorboard log_loss_scale_to_tensorboard
-        log_validation_ppl_to_tensorboard log_memory_to_tensorboard log_world_size_to_tensorboard
-        """,
-        "--tensorboard-dir",
-        lambda args: args.tensorboard_dir,
-    ),
-    Need(
-        "log_memory_interval",
-        "to be a multiple of --log-interval",
-        lambda args: args.log_memory_interval % args.log_interval == 0,
-    ),
-    Need("barrier_with_L1_time", "--timing-log-level 1 or 2", lambda args: args.timing_log_level),
-    Need(
-        "straggler_ctrlr_port straggler_minmax_count disable_straggler_on_startup",
-        "--log-straggler",
-        lambda args: args.log_straggler,
-    ),
-    Need(
-        "straggler_minmax_count",
-        "to be below the number of ranks",
-        lambda args: args.straggler_minmax_count < args.world_size,
-    ),
-    Need(
-        "wandb_project",
-        "the package wandb, --wandb-exp-name, and --wandb-save-dir or --save",
-        lambda args: platform.installed("wandb") and args.wandb_exp_name and (args.wandb_save_dir or args.save),
-    ),
-    Need("wandb_exp_name wandb_save_dir wandb_entity", "--wandb-project", lambda args: args.wandb_project),
-    Need("timelines", "--metrics-file: they are written beside it", lambda args: args.metrics_file),
-)
-PROFILERS = (
-    Need(
-        "profile_step_start profile_step_end profile_ranks use_pytorch_profiler nvtx_ranges",
-        "--profile",
-        lambda args: args.profile,
-    ),
-    Need(
-        "pytorch_profiler_collect_shapes pytorch_profiler_collect_callstack",
-        "--profile and --use-pytorch-profiler",
-        lambda args: args.profile and args.use_pytorch_profiler,
-    ),
-    Need(
-        "record_shapes",
-        "--profile, and no --use-pytorch-profiler",
-        lambda args: args.profile and not args.use_pytorch_profiler,
-    ),
-    Need(
-        "profile",
-        "--profile-step-start below --profile-step-end, and that no later than --train-iters",
-        lambda args: args.profile_step_start < args.profile_step_end <= args.train_iters,
-    ),
-    Need(
-        "profile_ranks",
-        "to be below the number of ranks",
-        lambda args: all(rank < args.world_size for rank in args.profile_ranks),
-    ),
-    Need(
+def _is_multiple(number: int, of: int | None) -> bool:
+    return not of or number % of == 0
+
+
+ON = {
+    "lora_rank": "lora_alpha",
+    "bf16": "grad_reduce_in_bf16",
+    "first_last_layers_bf16": "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16",
+    "save":
+        "save_interval save_retain_interval save_hf async_save no_save_optim no_save_rng ckpt_fully_parallel_save "
+        "ckpt_assume_constant_structure",
+    "async_save": "async_strategy use_persistent_ckpt_worker dist_ckpt_workers",
+    "ckpt_assume_constant_structure": "dist_ckpt_workers",
+    "tensorboard_dir":
+        "tensorboard_log_interval tensorboard_queue_size log_timers_to_tensorboard log_loss_scale_to_tensorboard "
+        "log_validation_ppl_to_tensorboard log_memory_to_tensorboard log_world_size_to_tensorboard "
         "use_pytorch_profiler",
-        "--tensorboard-dir: traces are written beside it",
-        lambda args: args.tensorboard_dir,
-    ),
-    Need("memory_snapshot_path", "--record-memory-history", lambda args: args.record_memory_history),
+    "log_straggler": "straggler_ctrlr_port straggler_minmax_count disable_straggler_on_startup",
+    "wandb_project": "wandb_exp_name wandb_save_dir wandb_entity",
+    "wandb_exp_name": "wandb_project",
+    "metrics_file": "timelines",
+    "profile":
+        "profile_step_start profile_step_end profile_ranks use_pytorch_profiler nvtx_ranges record_shapes "
+        "pytorch_profiler_collect_shapes pytorch_profiler_collect_callstack",
+    "use_pytorch_profiler": "pytorch_profiler_collect_shapes pytorch_profiler_collect_callstack",
+    "record_memory_history": "memory_snapshot_path",
+    "exit_signal_handler": "exit_signal",
+    "manual_gc": "manual_gc_interval manual_gc_eval",
+    "overlap_grad_reduce": "ddp_bucket_size ddp_num_buckets",
+    "use_distributed_optimizer": "ddp_pad_buckets_for_high_nccl_busbw dist_ckpt_optim_fully_reshardable",
+    "flight_recorder_dump_path":
+        "flight_recorder_trace_buffer_size flight_recorder_dump_on_timeout flight_recorder_include_stack_trace "
+        "flight_recorder_include_only_active flight_recorder_extra_dump_on_exec",
+}  # fmt: skip
+"""Flags that need one other flag, by its name."""
+ON_A_GPU = (
+    "record_memory_history log_memory_to_tensorboard log_straggler log_energy log_device_memory_used nvtx_ranges "
+    "ddp_pad_buckets_for_high_nccl_busbw"
 )
-PROCESSES = (
-    Need("exit_signal", "--exit-signal-handler", lambda args: args.exit_signal_handler),
-    Need("manual_gc_interval manual_gc_eval", "--manual-gc", lambda args: args.manual_gc),
-    Need("ddp_bucket_size ddp_num_buckets", "--overlap-grad-reduce", lambda args: args.overlap_grad_reduce),
+EVALUATING = "eval_interval start_eval_at_iter skip_train log_validation_ppl_to_tensorboard"
+OF_A_START = (
+    "ckpt_step exit_on_missing_checkpoint finetune no_load_optim no_load_rng override_opt_param_scheduler "
+    "use_checkpoint_opt_param_scheduler dist_ckpt_strictness ckpt_fully_parallel_load "
+    "ckpt_load_validate_sharding_integrity verify_integrity dist_ckpt_optim_fully_reshardable"
+)
+NEEDS = (
+    *adapters.NEEDS,
+    *rates.NEEDS,
+    *(Need(names, written_with_dashes(name), attrgetter(name)) for name, names in ON.items()),
+    # learning rate
+    Need("lr_warmup_iters", "a later end of the decay: --lr-decay-iters, which are --train-iters unless given",
+         lambda args: args.lr_warmup_iters < decay_iterations(args)),
+    Need("lr_warmup_fraction", "no --lr-warmup-iters beside it", lambda args: not args.lr_warmup_iters),
+    Need("lr_warmup_init", "--lr-warmup-iters or --lr-warmup-fraction, and an --lr that is no lower",
+         lambda args: warmup_iterations(args) > 0 and args.lr_warmup_init <= args.lr),
+    Need("lr_decay_style", "--lr-wsd-decay-iters: the iterations at the end in which it falls",
+         lambda args: args.lr_decay_style != "WSD" or args.lr_wsd_decay_iters is not None),
+    Need("lr_wsd_decay_iters lr_wsd_decay_style", "--lr-decay-style WSD", lambda args: args.lr_decay_style == "WSD"),
+    Need("lr_wsd_decay_iters", "as many iterations between the warm-up and --lr-decay-iters, or --train-iters",
+         lambda args: args.lr_wsd_decay_iters + warmup_iterations(args) <= decay_iterations(args)),
+    # optimizer and precision
+    Need("adam_beta1 adam_beta2 adam_eps use_distributed_optimizer", "--optimizer adam",
+         lambda args: args.optimizer == "adam"),
+    Need("sgd_momentum", "--optimizer sgd", lambda args: args.optimizer == "sgd"),
+    Need("weight_decay", "--weight-decay-incr-style constant", lambda args: args.weight_decay_incr_style == "constant"),
+    Need("start_weight_decay end_weight_decay", "--weight-decay-incr-style linear or cosine",
+         lambda args: args.weight_decay_incr_style != "constant"),
+    Need("weight_decay_incr_style", "--start-weight-decay, and an --end-weight-decay that is no lower",
+         _decay_rises),
+    Need("loss_scale", "--fp16, --bf16 or --use-distributed-optimizer",
+         lambda args: args.fp16 or args.bf16 or args.use_distributed_optimizer),
+    Need("initial_loss_scale min_loss_scale loss_scale_window hysteresis", "--fp16, and no --loss-scale",
+         lambda args: args.fp16 and not args.loss_scale),
+    Need("initial_loss_scale min_loss_scale", "a --min-loss-scale that is no higher than --initial-loss-scale",
+         lambda args: args.min_loss_scale <= args.initial_loss_scale),
+    Need("loss_scale_window", "to be a whole number", lambda args: is_whole(args.loss_scale_window)),
+    Need("fp8_recipe first_last_layers_bf16", "--fp8-format", lambda args: args.fp8),
+    Need("moe_router_dtype", "a --model with experts", lambda args: args.num_experts),
+    # evaluation and checkpoints
+    Need(EVALUATING, "--eval-data and --eval-packs", lambda args: args.eval_data or args.eval_packs),
+    Need("save", "--save-interval: after so many iterations a checkpoint is saved", lambda args: args.save_interval),
+    Need("save_retain_interval", "to be a multiple of --save-interval",
+         lambda args: _is_multiple(args.save_retain_interval, args.save_interval)),
+    Need("async_save", "--use-persistent-ckpt-worker: Megatron saves while it trains in a process that stays",
+         lambda args: args.use_persistent_ckpt_worker),
+    Need("async_save", "--async-strategy mcore, or the package nvidia-resiliency-ext",
+         lambda args: args.async_strategy == "mcore" or platform.installed("nvidia_resiliency_ext")),
+    Need(OF_A_START, "--load, --from or --save", lambda args: args.load or args.first_weights or args.save),
+    Need("override_opt_param_scheduler", "no --use-checkpoint-opt-param-scheduler beside it",
+         lambda args: not args.use_checkpoint_opt_param_scheduler),
+    # logs, profilers, processes
+    Need("log_memory_interval", "to be a multiple of --log-interval",
+         lambda args: _is_multiple(args.log_memory_interval, args.log_interval)),
+    Need("barrier_with_L1_time", "--timing-log-level 1 or 2", lambda args: args.timing_log_level),
+    Need("straggler_minmax_count", "to be below the number of ranks",
+         lambda args: args.straggler_minmax_count < args.world_size),
+    Need("wandb_project", "the package wandb, and --wandb-save-dir or --save",
+         lambda args: platform.installed("wandb") and (args.wandb_save_dir or args.save)),
+    Need("record_shapes", "no --use-pytorch-profiler beside it", lambda args: not args.use_pytorch_profiler),
+    Need("profile", "--profile-step-start below --profile-step-end, and that no later than --train-iters",
+         lambda args: args.profile_step_start < args.profile_step_end <= args.train_iters),
+    Need("profile_ranks", "to be below the number of ranks",
+         lambda args: all(rank < args.world_size for rank in args.profile_ranks)),
     Need("ddp_num_buckets", "no --ddp-bucket-size beside it", lambda args: args.ddp_bucket_size is None),
-    Need(
-        "ddp_pad_buckets_for_high_nccl_busbw",
-        "--use-distributed-optimizer",
-        lambda args: args.use_distributed_optimizer,
-    ),
-    Need(
-        """
-        flight_recorder_trace_buffer_size flight_recorder_dump_on_timeout flight_recorder_include_stack_trace
-        flight_recorder_include_only_active flight_recorder_extra_dump_on_exec
-        """,
-        "--flight-recorder-dump-path",
-        lambda args: args.flight_recorder_dump_path,
-    ),
-)
-GPU = (
-    Need(
-        """
-        record_memory_history log_memory_to_tensorboard log_straggler log_energy log_device_memory_used nvtx_ranges
-        ddp_pad_buckets_for_high_nccl_busbw
-        """,
-        "a GPU",
-        lambda _: platform.HAS_CUDA,
-    ),
+    Need(ON_A_GPU, "a GPU", lambda _: platform.HAS_CUDA),
     Need("log_energy", "the package nvidia-ml-py", lambda _: platform.installed("pynvml")),
     Need("profile", "a GPU, or --use-pytorch-profiler", lambda args: platform.HAS_CUDA or args.use_pytorch_profiler),
-)
-TRAINED = (*adapters.NEEDS, Need("lora_alpha", "--lora-rank", lambda args: args.lora_rank))
-NEEDS = (
-    *TRAINED,
-    *rates.NEEDS,
-    *LEARNING_RATE,
-    *OPTIMIZER,
-    *PRECISION,
-    *EVALUATION,
-    *CHECKPOINTS,
-    *LOGS,
-    *PROFILERS,
-    *PROCESSES,
-    *GPU,
-)
+)  # fmt: skip

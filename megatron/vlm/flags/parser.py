@@ -1,18 +1,21 @@
-"""Megatron's parser with our flags: it says in one line what is wrong, and which flags were given."""
+"""Megatron's parser with our flags: it says in a line each what is wrong, and which flags were given."""
 
 import argparse
 import os
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from megatron.training.argument_utils import ArgumentGroupFactory
 from megatron.training.arguments import add_megatron_arguments
 
-from megatron.vlm.flags.lists import Standing, standings
+from megatron.vlm.flags.instead import instead_of
+from megatron.vlm.flags.lists import ALLOWED, SET_BY
+from omnibal_ext.called_here import CALLED_HERE, named_otherwise
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import named_otherwise, refuse_unprintable, without_defaults
+from omnibal_ext.flags import refuse_unprintable, without_defaults
 
 USAGE = "torchrun ... -m megatron.vlm.pretrain --model NAME --plan F --data D --packs P --train-iters N --lr L [flags]"
 
@@ -24,41 +27,43 @@ ArgumentGroupFactory._get_field_docstrings = lambda _, configuration: _help_of(c
 
 
 class Parser(ArgumentParser):
-    """Parses `words` with our own flags (`add_own`) and all of Megatron's.
+    """Parses `words` with our own flags (`add_own`) and those of Megatron's that may be given.
 
-    Raises UserError for an unknown flag (with the nearest known one), a missing or wrong value, a missing flag.
+    refused: a line for each other flag among the words, which is left out of what is parsed.
+
+    Raises UserError, with these lines too, for a missing or wrong value and for a word that belongs to no flag.
     """
 
     def __init__(self, add_own: Callable[[ArgumentParser], ArgumentParser], words: Sequence[str]) -> None:
         super().__init__(
             usage=USAGE,
-            description="Flags that preset, plan and trainer set, and those that are refused, are in docs/flags.md.",
+            description="Flags of Megatron's that are not here are refused, or set: docs/flags.md.",
             allow_abbrev=False,
         )
         self.words = list(words)
         add_own(self)
         self.own = frozenset(action.dest for action in self._actions)
         add_megatron_arguments(self)
+        explained = {*self.own, *ALLOWED}
         for action in self._actions:
-            standing, _ = standings().get(action.dest, (None, None))
-            if standing in (Standing.SET, Standing.WITHOUT_MEANING):
+            if action.dest not in explained:
                 action.help = SUPPRESS
             if action.type not in (None, str, int, float):
                 action.type = _or_value_error(action.type, action.dest.replace("_", "-"))
+        refusals = [(few, self._refusal(few)) for few in _by_flag(self.words)]
+        self.kept = [word for few, refusal in refusals if not refusal for word in few]
+        self.refused = [*dict.fromkeys(refusal for _, refusal in refusals if refusal)]
 
     def error(self, message: str) -> NoReturn:
         """What argparse finds wrong."""
-        raise UserError(f"{message.removeprefix('argument ')}; see --help")
+        raise UserError(*self.refused, f"{message.removeprefix('argument ')}; see --help")
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, of `words`; what is missed is said where all flags are known."""
-        words = self.words if args is None else args
-        if unknown := [w for w in words if w[:2] == "--" and w.partition("=")[0] not in self._option_string_actions]:
-            raise UserError(self._unknown(unknown))
-        found, rest = self.parse_known_args(words, namespace)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, of those `words` that are not refused."""
+        found, rest = super().parse_known_args(self.kept if args is None else args, namespace)
         if rest:
-            raise UserError(self._unknown(rest))
-        return found
+            raise UserError(*self.refused, f"{' '.join(rest)!r} belongs to no flag; see --help")
+        return found, rest
 
     def given(self) -> Namespace:
         """The flags that stand on the command line, and no others: parsed once with all defaults left out."""
@@ -80,13 +85,26 @@ class Parser(ArgumentParser):
         if os.environ.get("RANK", "0") == "0":
             super().print_help(file)
 
-    def _unknown(self, words: Sequence[str]) -> str:
-        flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-        if not flags:
-            return f"{' '.join(words)!r} belongs to no flag; see --help"
+    def _refusal(self, words: Sequence[str]) -> str:
+        """Why a flag, with its values, may not be given at all; "" where it may."""
+        flag = words[0].partition("=")[0]
+        if not flag.startswith("--"):
+            return ""
         allowed = [word for action in self._actions if action.help != SUPPRESS for word in action.option_strings]
-        said = named_otherwise(flags[0], allowed)
-        return f"{flags[0]}: no such flag; {f'{said}, all are in --help' if said else 'see --help'}"
+        action = self._option_string_actions.get(flag)
+        if action is None:
+            return f"{flag}: no such flag; {named_otherwise(flag, allowed) or 'see --help'}"
+        if action.dest in self.own or action.dest in ALLOWED or action.dest in SET_BY:
+            return ""
+        hint = "" if flag in CALLED_HERE else instead_of(flag)
+        return f"{' '.join(words)}: not obeyed; {hint or named_otherwise(flag, allowed, near=0.75) or 'leave it out'}"
+
+
+def _by_flag(words: Sequence[str]) -> Iterator[list[str]]:
+    """The words in parts, each a flag and its values."""
+    starts = [number for number, word in enumerate(words) if word.startswith("--") or number == 0]
+    for start, end in pairwise([*starts, len(words)]):
+        yield list(words[start:end])
 
 
 def _or_value_error(read: Any, name: str) -> Callable[[str], Any]:

@@ -1,38 +1,43 @@
-"""docs/flags.md, from the lists, the numbers and the needs."""
+"""docs/flags.md, from the tables."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from megatron.vlm.flags.group import Group
-from megatron.vlm.flags.lists import LISTS, Standing
+from megatron.vlm.flags.instead import INSTEAD
+from megatron.vlm.flags.lists import OBEYED, ONLY, SET, UNTESTED
 from megatron.vlm.flags.needs import NEEDS
 from megatron.vlm.flags.numbers import NUMBERS
 from megatron.vlm.flags.parser import megatron_actions
-from omnibal_ext.flags import written_with_dashes
+from omnibal_ext.flags import shown, written_with_dashes
 
-TITLES = {
-    Standing.OBEYED: ("Obeyed", "shown by"),
-    Standing.SET: ("Set", "by what, and what to change"),
-    Standing.WITHOUT_MEANING: ("Without meaning here", "why"),
-    Standing.UNTESTED: ("Untested", "what it is about"),
-}
+HEAD = """# Flags of Megatron
+
+Printed by `python -m megatron.vlm.flags > docs/flags.md`. What stands in the first three lists may be given; every
+other flag of megatron-core's parser is refused. All that is refused of a command line is said together, a line each;
+`python -m megatron.vlm.pretrain --help` explains the flags that may be given, and our own."""
+SECTIONS: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
+    ("Obeyed", "It does what Megatron says; the test named shows it.", "shown by", OBEYED),
+    ("Set", "The value that is set is accepted, another one is refused.", "by what, and what to change", SET),
+    ("Untested", "Megatron's own, which our parts do not touch and our tests do not run: passed on, said in the log.",
+     "what it is about", UNTESTED),
+    ("Refused", "All others. These (`*`: anything) are told what to do instead, the rest what is nearest.",
+     "instead", INSTEAD),
+)  # fmt: skip
 
 
 def document() -> str:
-    """The page: one table a list, one of numbers, one of needs."""
+    """The page: a table for each list, one of numbers, one of needs."""
     return "\n".join(_lines()) + "\n"
 
 
 def _lines() -> Iterator[str]:
-    yield "# Flags of Megatron"
-    yield ""
-    yield "Printed by `python -m megatron.vlm.flags > docs/flags.md`. Every flag of megatron-core's parser stands in"
-    yield "one of four lists; `python -m megatron.vlm.pretrain --help` explains those that may be given, and our own."
-    options = _options()
-    for standing, groups in LISTS.items():
-        title, column = TITLES[standing]
-        yield from ("", f"## {title}", "", standing.value, "", f"| flags | {column} |", "|---|---|")
-        yield from (_row(standing, group, options) for group in groups)
+    options: defaultdict[str, list[str]] = defaultdict(list)
+    for action in megatron_actions():
+        options[action.dest] += action.option_strings
+    yield HEAD
+    for title, what, column, table in SECTIONS:
+        yield from ("", f"## {title}", "", what, "", f"| flags | {column} |", "|---|---|")
+        yield from (f"| {_written(flags, options)} | {_said(reason)} |" for reason, flags in table.items())
     yield from ("", "## Numbers", "", "Those that each flag takes, our own beside Megatron's; all others are refused.")
     yield from ("", "| from, to | flags |", "|---|---|")
     taken: defaultdict[str, list[str]] = defaultdict(list)
@@ -44,22 +49,15 @@ def _lines() -> Iterator[str]:
     yield from (f"| {_written(need.names, options)} | {need.needs} |" for need in NEEDS)
 
 
-def _options() -> dict[str, list[str]]:
-    """How each flag is written, by its attribute name."""
-    options: defaultdict[str, list[str]] = defaultdict(list)
-    for action in megatron_actions():
-        options[action.dest] += action.option_strings
-    return options
+def _said(reason: str) -> str:
+    return f"`{reason}`" if reason in OBEYED else reason
 
 
-def _row(standing: Standing, group: Group, options: dict[str, list[str]]) -> str:
-    flags = _written(group.names, options)
-    only = f" (only {group.allowed})" if group.only else ""
-    reason = f"`{group.reason}`" if standing is Standing.OBEYED else group.reason
-    return f"| {flags}{only} | {reason} |"
+def _written(names: str, options: Mapping[str, list[str]]) -> str:
+    """Flags as they are written, with the values that they are held to; our own are no options of Megatron's."""
+    found = [(name, options.get(name, [name if "-" in name else written_with_dashes(name)])) for name in names.split()]
+    return ", ".join(f"`{option}`{_only(name)}" for name, written in found for option in written)
 
 
-def _written(names: str, options: dict[str, list[str]]) -> str:
-    """Flags as they are written; our own are no options of Megatron's."""
-    written = [option for name in names.split() for option in options.get(name, [written_with_dashes(name)])]
-    return ", ".join(f"`{option}`" for option in written)
+def _only(name: str) -> str:
+    return f" (only {' or '.join(map(shown, ONLY[name]))})" if name in ONLY else ""

@@ -54,7 +54,7 @@ def preflight(job: dict[str, Any]) -> dict[str, Any]:
             known = {name: job.pop(name, True) for name in ("is_planned", "is_packed")}
             start = Start(Run(read_arguments(is_packed=known["is_packed"]), converts=True, **known), **job)
         except UserError as error:
-            return _report([Finding("flags", "refused", str(error))], None)
+            return _report([Finding("flags", "refused", line) for line in error.lines], None)
         findings = [*check_run(start.run), *run_checks(CHECKS, start)]
     try:
         return _report(findings, start.run.weights)

@@ -1,43 +1,55 @@
-"""Every flag of the installed Megatron stands in exactly one list, with its reason; the documentation is the lists."""
+"""A flag of the installed Megatron may be given, is set, or is refused in a line that says what to do instead."""
 
 import ast
+import re
 from collections import Counter
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-import pytest
-
-from megatron.vlm.flags.group import Group
-from megatron.vlm.flags.lists import LISTS, Standing
-from megatron.vlm.flags.parser import megatron_actions
+from megatron.vlm.arguments import add_vlm_arguments
+from megatron.vlm.flags.instead import INSTEAD
+from megatron.vlm.flags.lists import ALLOWED, OBEYED, ONLY, SET, SET_BY, UNTESTED
+from megatron.vlm.flags.parser import Parser, megatron_actions
 from megatron.vlm.flags.table import document
+from omnibal_ext.called_here import CALLED_HERE
 
 ROOT = Path(__file__).parents[3]
-LISTED = Counter(flag for groups in LISTS.values() for group in groups for flag in group.flags)
-INSTALLED = {action.dest for action in megatron_actions()}
+LISTED = Counter(flag for table in (OBEYED, SET, UNTESTED) for flags in table.values() for flag in flags.split())
+ACTIONS = megatron_actions()
+REFUSED = [option for action in ACTIONS if action.dest not in LISTED for option in action.option_strings]
+OURS = {flag for room in ("tools", "omnibal_ext", "megatron/vlm/arguments.py") for path in [ROOT / room]
+        for file in (path.rglob("*.py") if path.is_dir() else [path])
+        for flag in re.findall(r'"(--[a-z-]+)"', file.read_text())} | {"--lr-vit", "--lr-projector"}  # fmt: skip
 
 
-def test_every_flag_of_the_installed_parser_stands_in_a_list() -> None:
-    assert sorted(INSTALLED - set(LISTED)) == []
-
-
-def test_no_flag_stands_in_two_lists() -> None:
+def test_every_flag_of_the_installed_parser_is_in_one_list_or_refused() -> None:
     assert [flag for flag, times in LISTED.items() if times > 1] == []
+    assert sorted({*LISTED, *ONLY} - {action.dest for action in ACTIONS}) == []
+    parser = Parser(add_vlm_arguments, [word for option in REFUSED for word in (option, "value")])
+    assert parser.kept == []
+    assert [line.partition(" value: not obeyed; ")[0] for line in parser.refused] == REFUSED
+    offered = Parser(add_vlm_arguments, [action.option_strings[0] for action in ACTIONS if action.dest in LISTED])
+    assert offered.refused == []
 
 
-def test_no_list_names_a_flag_that_the_parser_does_not_have() -> None:
-    assert sorted(set(LISTED) - INSTALLED) == []
+def test_what_is_said_instead_names_flags_that_there_are() -> None:
+    theirs = {option for action in ACTIONS if action.dest in ALLOWED or action.dest in SET_BY
+              for option in action.option_strings}  # fmt: skip
+    said = [*INSTEAD, *CALLED_HERE.values(), *Parser(add_vlm_arguments, REFUSED).refused]
+    named = {flag for line in said for flag in re.findall(r"--[a-z0-9-]+", line.partition("not obeyed; ")[2] or line)}
+    assert sorted(named - theirs - OURS) == []
+    patterns = [pattern for many in INSTEAD.values() for pattern in many.split()]
+    assert [one for one in patterns if not any(fnmatchcase(option, one) for option in REFUSED)] == []
 
 
-def test_every_group_has_a_reason_and_flags() -> None:
-    assert all(group.reason and group.flags for groups in LISTS.values() for group in groups)
-
-
-@pytest.mark.parametrize("group", LISTS[Standing.OBEYED], ids=lambda group: group.flags[0])
-def test_what_is_obeyed_names_a_test_that_exists(group: Group) -> None:
-    path, _, function = group.reason.partition("::")
-    names = [node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)]
-    assert function.startswith("test_")
-    assert function in names
+def test_what_is_obeyed_names_a_test_that_exists() -> None:
+    missing = []
+    for place in OBEYED:
+        path, _, function = place.partition("::")
+        tree = ast.parse((ROOT / path).read_text())
+        if function not in [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+            missing.append(place)
+    assert missing == []
 
 
 def test_the_documentation_is_printed_from_the_lists() -> None:
