@@ -212,6 +212,11 @@ def as_given(flag: str, value: object) -> str:
     return flag if isinstance(value, bool) else f"{flag} {shown(value)}"
 
 
+def as_flags(values: Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Flags that another program takes as this one does, and their values; those that are None are left out."""
+    return {written_with_dashes(name): value for name in names if (value := getattr(values, name)) is not None}
+
+
 @contextmanager
 def without_defaults(parser: ArgumentParser) -> Iterator[None]:
     """Meanwhile the parser finds those flags alone that stand on the command line."""

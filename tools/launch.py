@@ -29,7 +29,7 @@ from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import refuse_within, refuse_without_manifest
 from omnibal_ext.files.locks import only_job
-from omnibal_ext.flags import ToolParser, refuse_unprintable
+from omnibal_ext.flags import ToolParser, refuse_unprintable, written_with_dashes
 from omnibal_ext.launch.candidates import print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.command import RANKS, torchrun_words, trainer_words
@@ -47,7 +47,7 @@ from omnibal_ext.launch.conversations import (
 from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced, save_in_run
 from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, put_aside, refuse_used
 from omnibal_ext.launch.longest import longest_said
-from omnibal_ext.launch.planning import Planning, measured_best, provisional_plan
+from omnibal_ext.launch.planning import SWITCHES, Planning, measured_best, provisional_plan
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
 from omnibal_ext.launch.reporting import note_inputs, write_report
 from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
@@ -273,9 +273,8 @@ def _micro_batches(index: PackedIndex, data_parallel: int) -> int:
 def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
     """Those of Megatron's flags and the trainer's that costs depend on."""
     parser = ToolParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--bf16", action="store_true")
-    parser.add_argument("--use-distributed-optimizer", action="store_true")
-    parser.add_argument("--sequence-parallel", action="store_true")
+    for name in SWITCHES:
+        parser.add_argument(written_with_dashes(name), action="store_true")
     add_trained_flags(parser)
     return parser.parse_known_args(arguments.megatron)[0]
 

@@ -19,6 +19,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.files.folders import refuse_no_images
 from omnibal_ext.files.records import write_record
+from omnibal_ext.flags import as_flags, written_with_dashes
 from omnibal_ext.launch.flags import flags_in
 from omnibal_ext.launch.folder import make_way
 from omnibal_ext.launch.planning import run_our_tool
@@ -98,7 +99,7 @@ def refuse_sizes_alone(model: str) -> None:
 
 def say_unused(arguments: argparse.Namespace) -> None:
     """Name the flags that only say how conversations are read, where there are none to read."""
-    unused = [f"--{name.replace('_', '-')}" for name, usual in HOW_READ.items() if getattr(arguments, name) != usual]
+    unused = [written_with_dashes(name) for name, usual in HOW_READ.items() if getattr(arguments, name) != usual]
     if unused and not arguments.input and not arguments.json:
         say(f"{', '.join(unused)}: not used, the dataset {arguments.data} is made")
 
@@ -195,7 +196,7 @@ def _asked_of_data(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _limits(arguments: argparse.Namespace) -> dict[str, int | None]:
-    return {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in LIMITS}
+    return {written_with_dashes(name): getattr(arguments, name) for name in LIMITS}
 
 
 def _shorten(arguments: argparse.Namespace) -> list[str]:
@@ -203,15 +204,7 @@ def _shorten(arguments: argparse.Namespace) -> list[str]:
 
 
 def _data_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    flags = {
-        "--model": arguments.model,
-        "--image-root": arguments.image_root,
-        "--chat-template": arguments.chat_template,
-        "--workers": arguments.workers,
-        "--max-rejects": arguments.max_rejects,
-        "--output-dir": arguments.data,
-    }
-    return {flag: value for flag, value in (flags | _limits(arguments)).items() if value is not None}
+    return {**as_flags(arguments, ("model", "chat_template", *HOW_READ, *LIMITS)), "--output-dir": arguments.data}
 
 
 def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
@@ -234,9 +227,7 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
         "--last-iteration": "empty",  # so that an epoch is one to the sample
         "--output-dir": arguments.packs,
     }
-    for name in ("vit_budget", "llm_budget", "held_out"):
-        if (value := getattr(arguments, name)) is not None:
-            flags[f"--{name.replace('_', '-')}"] = value
+    flags |= as_flags(arguments, ("vit_budget", "llm_budget", "held_out"))
     if arguments.widths != ONE_RANK:
         flags["--widths"] = arguments.widths
     if arguments.widths == AUTO:

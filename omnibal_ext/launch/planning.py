@@ -16,6 +16,7 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.files.records import write_record
+from omnibal_ext.flags import as_flags, written_with_dashes
 from omnibal_ext.launch.candidates import Trial, keep_fastest, layouts, measured_seconds
 from omnibal_ext.launch.folder import PLAN, make_way
 from omnibal_ext.launch.processes import run_to_end
@@ -28,6 +29,15 @@ from omnibal_ext.plan import Plan
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 
+PROFILED = ("tensor_model_parallel_size", "expert_model_parallel_size", "analytic")
+"""Flags of tools/launch.py that tools/profile_layers.py takes as they are; a plan depends on them."""
+PLANNED = (
+    "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "method", "schedule", "tower", "memory_gib",
+    "recompute",
+)  # fmt: skip
+"""Those that tools/plan_layout.py takes as they are."""
+SWITCHES = ("bf16", "use_distributed_optimizer", "sequence_parallel")
+"""Flags of Megatron's that costs depend on, beside those of what is trained."""
 AS_GIVEN = ("built_from", "sources", *(field.name for field in fields(PackOptions)))
 """What the packs of a run have of those that it was given, where the run itself says nothing else."""
 
@@ -165,18 +175,14 @@ class Planning:
             "--model": self.flags.model,
             "--vit-budget": self.index.vit_budget,
             "--llm-budget": self.index.llm_budget,
-            "--tensor-model-parallel-size": self.flags.tensor_model_parallel_size,
-            "--expert-model-parallel-size": self.flags.expert_model_parallel_size,
             "--data-parallel-size": self.data_parallel,
             "--output": self.profile_path,
+            **as_flags(self.flags, PROFILED),
         }
-        if self.flags.analytic:
-            flags["--analytic"] = self.flags.analytic
         if (learnt := Corpus.of_dataset(self.flags.data).supervised_share) is not None:
             flags["--supervised-share"] = f"{learnt:.3f}"
         flags |= self._tower_flags()
-        names = ("bf16", "use_distributed_optimizer", "sequence_parallel")
-        switches = [f"--{name.replace('_', '-')}" for name in names if getattr(self.job, name)]
+        switches = [written_with_dashes(name) for name in SWITCHES if getattr(self.job, name)]
         trained = ["--freeze", *self.job.freeze] if self.job.freeze else self.adapters.size_flags
         if "--tower-profile" in flags:
             alone = {"--tensor-model-parallel-size": 1, "--expert-model-parallel-size": 1}
@@ -197,45 +203,24 @@ class Planning:
 
     def _asked(self) -> dict[str, Any]:
         """All that a plan depends on."""
-        flags = (
-            "pipeline_model_parallel_size",
-            "virtual_pipeline_model_parallel_size",
-            "method",
-            "schedule",
-            "tower",
-            "memory_gib",
-            "recompute",
-            "measure_top_k",
-            "analytic",
-            "tensor_model_parallel_size",
-            "expert_model_parallel_size",
-        )
         return {
             "model_hash": self.architecture.hash,
             "profile_hash": Profile.load(self.profile_path).hash,
             "num_microbatches": self.micro_batches,
             "packs": sha256_of(self.index.folder / "manifest.json"),
             "data_parallel_size": self.data_parallel,
-            **{name: getattr(self.flags, name) for name in flags},
+            **{name: getattr(self.flags, name) for name in (*PLANNED, *PROFILED, "measure_top_k")},
             **vars(self.job),
         }
 
     def _plan(self) -> None:
         flags = {
             "--profile": self.profile_path,
-            "--pipeline-model-parallel-size": self.flags.pipeline_model_parallel_size,
-            "--virtual-pipeline-model-parallel-size": self.flags.virtual_pipeline_model_parallel_size,
             "--num-microbatches": self.micro_batches,
             "--packs": self.index.folder,
-            "--method": self.flags.method,
-            "--recompute": self.flags.recompute,
-            "--schedule": self.flags.schedule,
             "--output": self.plan_path,
+            **as_flags(self.flags, PLANNED),
         }
-        if self.flags.memory_gib is not None:
-            flags["--memory-gib"] = self.flags.memory_gib
-        if self.flags.tower != "cut":
-            flags["--tower"] = self.flags.tower
         run_our_tool(self.tools / "plan_layout.py", flags, self.flags.json)
         write_record(self.inputs_path, self._asked())
 
