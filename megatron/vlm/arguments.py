@@ -1,4 +1,4 @@
-"""Our few flags beside Megatron's own, and what a preset and a plan fill in of Megatron's."""
+"""Our few flags beside Megatron's own, and the reading of all."""
 
 import argparse
 import io
@@ -17,6 +17,7 @@ from megatron.training.arguments import parse_args, validate_args
 from megatron.training.global_vars import set_global_variables
 
 from megatron.vlm import log_noise, platform
+from megatron.vlm.defaults import FIXED, preset_defaults
 from megatron.vlm.evaluation import set_evaluation
 from megatron.vlm.flags.check import missing_needs, refused_values, untested
 from megatron.vlm.flags.parser import Parser
@@ -24,7 +25,6 @@ from megatron.vlm.flags.refusals import megatron_refusals
 from omnibal_ext.adapters import Adapters, check_adapters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import check_expert_ranks
-from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
@@ -117,9 +117,9 @@ def read_arguments(argv: Sequence[str] | None = None, is_packed: bool = True) ->
     known = Namespace(**_UNLESS_GIVEN | vars(given))
     architecture = _or_refused(refused, partial(_model, known)) if known.preset else None
     plan = _or_refused(refused, partial(_plan, known, architecture)) if architecture else None
-    parser.set_defaults(**platform.megatron_defaults(), **_FIXED, **_flight_recorder(given))
+    parser.set_defaults(**platform.megatron_defaults(), **FIXED, **_flight_recorder(given))
     if architecture:
-        parser.set_defaults(**_preset_defaults(architecture, plan or single_stage_plan(architecture.chain), known))
+        parser.set_defaults(**preset_defaults(architecture, plan or single_stage_plan(architecture.chain), known))
     refused += refused_values(given, parser, is_model_known=architecture is not None)
     args, said = _parsed(parser, given, refused)
     assert architecture
@@ -284,69 +284,3 @@ def _load_plan(known: argparse.Namespace, architecture: Architecture) -> Plan:
             f"{plan.pipeline_model_parallel_size}; leave the flag out or plan again"
         )
     return plan
-
-
-_FIXED: dict[str, Any] = {
-    "group_query_attention": True,
-    "normalization": "RMSNorm",
-    "swiglu": True,
-    "add_bias_linear": False,
-    "position_embedding_type": "rope",
-    "untie_embeddings_and_output_weights": True,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "tokenizer_type": "NullTokenizer",
-    "micro_batch_size": 1,
-    "eval_micro_batch_size": 1,
-    "calculate_per_token_loss": True,
-    "enable_one_logger": False,
-    "dataloader_type": "external",
-    "check_for_nan_in_loss_and_grad": False,
-    "rerun_mode": "disabled",
-    "eval_iters": None,
-    "eval_interval": None,
-}
-"""Megatron's flags that are so of every model and plan."""
-
-
-def _preset_defaults(architecture: Architecture, plan: Plan, known: Namespace) -> dict[str, Any]:
-    """Megatron's flags that follow from the model, the plan and how the ranks are used."""
-    language = architecture.language
-    ranks, chunks = plan.pipeline_model_parallel_size, plan.virtual_pipeline_model_parallel_size
-    return {
-        # Megatron insists on a number of layers that its pipeline divides; the chain has its own cuts.
-        "num_layers": -(-language.layers // (ranks * chunks)) * ranks * chunks,
-        "hidden_size": language.hidden_size,
-        "ffn_hidden_size": language.ffn_hidden_size,
-        "num_attention_heads": language.heads,
-        "num_query_groups": language.kv_heads,
-        "kv_channels": language.head_dim,
-        "layernorm_epsilon": language.norm_epsilon,
-        "add_qkv_bias": language.qkv_bias,
-        "rotary_base": int(language.rope_theta),
-        "vocab_size": language.vocab_size - 1,  # NullTokenizer adds one
-        "pipeline_model_parallel_size": ranks,
-        "num_virtual_stages_per_pipeline_rank": chunks if chunks > 1 else None,
-        # Weight gradients that the schedule puts off are Transformer Engine's to hold where the layers are.
-        "delay_wgrad_compute": platform.HAS_TRANSFORMER_ENGINE and splits_backward(plan.schedule),
-        "seq_length": plan.llm_budget or 4096,
-        "max_position_embeddings": plan.llm_budget or 4096,
-        "expert_tensor_parallel_size": known.tensor_model_parallel_size if known.expert_model_parallel_size == 1 else 1,
-        **expert_defaults(language),
-    }
-
-
-def expert_defaults(language: LanguageArchitecture) -> dict[str, Any]:
-    """Megatron's flags of a mixture of experts; none of a model without."""
-    experts = language.experts
-    if experts is None:
-        return {}
-    return {
-        "num_experts": experts.count,
-        "moe_ffn_hidden_size": language.ffn_hidden_size,
-        "moe_router_topk": experts.chosen,
-        "moe_router_pre_softmax": not experts.renormalised,
-        "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": ["seq_aux_loss"],
-        "moe_aux_loss_coeff": [experts.balance],
-    }

@@ -1,4 +1,4 @@
-"""How a rank ends: one line for the user, printed by one rank of all, and an exit code.
+"""How a rank ends: a line for the user (one for each fault), printed by one rank of all, and an exit code.
 
 | why | exit code |
 |---|---|

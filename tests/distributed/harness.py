@@ -25,8 +25,9 @@ from megatron.training.training import get_model
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from megatron.vlm.arguments import expert_defaults, parse_arguments
+from megatron.vlm.arguments import parse_arguments
 from megatron.vlm.data.loader import Needs
+from megatron.vlm.defaults import expert_defaults
 from megatron.vlm.loss import token_loss, weigh_samples
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from megatron.vlm.models.adapters import adapters_in

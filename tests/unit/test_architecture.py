@@ -18,6 +18,7 @@ FLOORS = [
         "megatron.vlm.ending",
         "megatron.vlm.flags",
         "megatron.vlm.evaluation",
+        "megatron.vlm.defaults",
         "megatron.vlm.arguments",
         "megatron.vlm.microbatch",
         "megatron.vlm.loss",

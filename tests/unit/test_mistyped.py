@@ -32,6 +32,11 @@ LAUNCH = [
     (f"--model T {BASE} --epoch 3", "--epoch: no such flag; the nearest is --epochs"),
     (f"--model T {BASE} --freeze vision", "--freeze: invalid choice: 'vision' .*vit"),
     (f"--model T {BASE} --learning-rate 1e-5", "--learning-rate: no such flag; here it is --lr$"),
+    (
+        f"--model T {BASE} --micro-batch-size 4",
+        "--micro-batch-size: no such flag; here it is --llm-budget and",
+    ),
+    (f"--modle T {BASE} --imput J", "--modle: no such flag; .*; --imput: no such flag; the nearest is --input"),
     (f"--model T {BASE} --lr 1e-5 -- --lr 2e-5", "--lr is given twice .*; give it once"),
     (f"--model T {BASE} --lr 1e-5 --lr=2e-5", "--lr is given twice .*; give it once"),
     (f"--model T {BASE} --lr ten", "--lr: invalid float value: 'ten'"),

@@ -1,5 +1,6 @@
 """A command line that would not be obeyed is refused in a line for each flag, before anything starts."""
 
+import json
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -123,6 +124,17 @@ def test_a_script_of_megatron_s_examples_is_refused_in_one_go(script: str, refus
     assert done.stdout == ""
     assert [line for line in lines if not line.startswith("error: ")] == []
     assert [line.split()[1].rstrip(":") for line in lines] == refused.split()
+
+
+def test_the_checks_before_a_start_find_a_fault_for_each_flag() -> None:
+    words = f"{COMPLETE} --use-sharp --micro-batch-size 2 --seed 0".split()
+    findings = json.loads(run_alone("megatron.vlm.preflight", "{}", *words).stdout)["findings"]
+    assert {finding["state"] for finding in findings} == {"refused"}
+    assert [finding["detail"].split()[0].rstrip(":") for finding in findings] == [
+        "--use-sharp",
+        "--micro-batch-size",
+        "--seed",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 from safetensors.torch import load_file
 from torch import Tensor
 
-from megatron.vlm.arguments import _preset_defaults
 from megatron.vlm.checkpoint.integrity import seal_alone
+from megatron.vlm.defaults import preset_defaults
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face, to_peft
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name
@@ -132,7 +132,7 @@ def load(folder: Path, args: Namespace) -> Stage:
     """Our model with the adapters of the converted checkpoint, read by Megatron."""
     architecture = preset(str(folder))
     plan = single_stage_plan(architecture.chain, model=architecture.name, model_hash=architecture.hash)
-    values = {**vars(args), **_preset_defaults(architecture, plan, args)}
+    values = {**vars(args), **preset_defaults(architecture, plan, args)}
     values["sequence_parallel"] = args.tensor_model_parallel_size > 1 and architecture.language.experts is not None
     language = language_config(Namespace(**values), architecture)
     targets = tuple(part for part in PARTS if adapted_matrices(architecture)[part])

@@ -27,10 +27,10 @@ from megatron.training.checkpointing import load_checkpoint, save_checkpoint
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
-from megatron.vlm.arguments import _preset_defaults
 from megatron.vlm.checkpoint.integrity import seal_alone
 from megatron.vlm.data.media.anyres import FeatureOrder, feature_order, joined_orders
 from megatron.vlm.data.media.tiles import RULES, Tiling, tile_image
+from megatron.vlm.defaults import preset_defaults
 from megatron.vlm.hf.convert import KeyMap, from_hugging_face, to_hugging_face
 from megatron.vlm.hf.folder import WeightFolder
 from megatron.vlm.hf.names import table_name
@@ -147,7 +147,7 @@ def frozen_otherwise(chain: Chain, theirs: torch.nn.Module, keys: KeyMap) -> set
 def load(architecture: Architecture, folder: Path, args: Namespace) -> Stage:
     """Our model, its weights read by Megatron from the converted checkpoint."""
     plan = single_stage_plan(architecture.chain, model=architecture.name, model_hash=architecture.hash)
-    values = {**vars(args), **_preset_defaults(architecture, plan, args)}
+    values = {**vars(args), **preset_defaults(architecture, plan, args)}
     values["sequence_parallel"] = args.tensor_model_parallel_size > 1 and architecture.language.experts is not None
     language = language_config(Namespace(**values), architecture)
     chain = Chain(architecture, language, vision_config(language, architecture), vocab_size=256, seed=3)

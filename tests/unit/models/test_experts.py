@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron.vlm.arguments import TrainingInputs, expert_defaults, read_arguments
+from megatron.vlm.arguments import TrainingInputs, read_arguments
+from megatron.vlm.defaults import expert_defaults
 from megatron.vlm.loss import REDUCTIONS, weigh_samples
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.language import LanguageLayer
