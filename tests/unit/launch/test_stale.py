@@ -201,7 +201,7 @@ def test_the_planner_is_asked_for_what_was_asked(start: Planning, calls: Calls) 
         "--profile": str(start.profile_path), "--pipeline-model-parallel-size": "2",
         "--virtual-pipeline-model-parallel-size": "2", "--num-microbatches": "3", "--packs": str(start.index.folder),
         "--method": "bmp", "--recompute": "full", "--schedule": "zb_h1", "--output": str(start.plan_path),
-        "--memory-gib": "7.5",
+        "--memory-gib": "7.5", "--tower": "cut",
     }  # fmt: skip
 
 
