@@ -12,6 +12,7 @@ from megatron.vlm.arguments import add_vlm_arguments
 from megatron.vlm.flags.parser import Parser
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
+from tests.programs import run_tool
 from tools import __main__ as omnibal
 from tools import convert_checkpoint, launch, pack_data, plan_layout, preprocess_data, profile_layers, report
 
@@ -129,6 +130,15 @@ def test_a_mistyped_tool_is_told_the_right_word(
 def test_a_mistyped_flag_of_megatron_is_told_the_right_word(words: str, answer: str) -> None:
     (said,) = Parser(add_vlm_arguments, words.split()).refused
     assert re.search(answer, said), said
+
+
+@pytest.mark.starts
+def test_each_wrong_flag_has_a_line() -> None:
+    done = run_tool("pack_data.py", "--dta", "D", "--llm_budget", 9)
+    assert done.returncode == 2
+    assert [line.partition(";")[0] for line in done.stderr.splitlines()] == [
+        "error: --dta: no such flag", "error: --llm_budget: no such flag",
+    ]  # fmt: skip
 
 
 def test_what_is_behind_two_dashes_is_megatron_s() -> None:

@@ -116,6 +116,7 @@ def test_what_would_not_be_obeyed_is_refused_with_what_to_do() -> None:
     assert wrong == []
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(("script", "refused"), [(LLAMA, LLAMA_REFUSED), (MULTIMODAL, MULTIMODAL_REFUSED)])
 def test_a_script_of_megatron_s_examples_is_refused_in_one_go(script: str, refused: str) -> None:
     done = run_alone("megatron.vlm.pretrain", *script.split())
@@ -126,6 +127,7 @@ def test_a_script_of_megatron_s_examples_is_refused_in_one_go(script: str, refus
     assert [line.split()[1].rstrip(":") for line in lines] == refused.split()
 
 
+@pytest.mark.starts
 def test_the_checks_before_a_start_find_a_fault_for_each_flag() -> None:
     words = f"{COMPLETE} --use-sharp --micro-batch-size 2 --seed 0".split()
     findings = json.loads(run_alone("megatron.vlm.preflight", "{}", *words).stdout)["findings"]
