@@ -69,7 +69,7 @@ EVALUATING = "eval_interval start_eval_at_iter skip_train log_validation_ppl_to_
 OF_A_START = (
     "ckpt_step exit_on_missing_checkpoint finetune no_load_optim no_load_rng override_opt_param_scheduler "
     "use_checkpoint_opt_param_scheduler dist_ckpt_strictness ckpt_fully_parallel_load "
-    "ckpt_load_validate_sharding_integrity verify_integrity dist_ckpt_optim_fully_reshardable"
+    "ckpt_load_validate_sharding_integrity verify_integrity"
 )
 NEEDS = (
     *adapters.NEEDS,
@@ -113,6 +113,7 @@ NEEDS = (
          lambda args: args.use_persistent_ckpt_worker),
     Need("async_save", "--async-strategy mcore, or the package nvidia-resiliency-ext",
          lambda args: args.async_strategy == "mcore" or platform.installed("nvidia_resiliency_ext")),
+    Need("dist_ckpt_optim_fully_reshardable", "--save or --load", lambda args: args.save or args.load),
     Need(OF_A_START, "--load, --from or --save", lambda args: args.load or args.first_weights or args.save),
     Need("override_opt_param_scheduler", "no --use-checkpoint-opt-param-scheduler beside it",
          lambda args: not args.use_checkpoint_opt_param_scheduler),

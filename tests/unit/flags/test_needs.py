@@ -77,6 +77,7 @@ CASES = [  # what is refused, and what is missing
     ("--no-ckpt-fully-parallel-save", SAVED),
     ("--ckpt-assume-constant-structure", SAVED),
     (f"{SAVED} --dist-ckpt-optim-fully-reshardable", "--use-distributed-optimizer"),
+    ("--use-distributed-optimizer --from here --dist-ckpt-optim-fully-reshardable", "--load here"),
     ("--ckpt-step 2", "--load here"),
     ("--exit-on-missing-checkpoint", "--load here"),
     ("--finetune", "--from here"),
