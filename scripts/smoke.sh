@@ -71,5 +71,5 @@ trap 'rm -rf "$work"' EXIT
 export PYTHONPATH="$PWD" OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES='' PATH="$home/.venv/bin:$PATH"
 timeout 15m python tests/smoke.py "$work"
 if [[ $of_wheels == newest ]]; then
-    python -m pytest -n 3 --dist loadfile tests/unit -m "not starts and not long"
+    python -m pytest -n 3 --dist loadfile tests/unit -m "not starts and not slow"
 fi

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Lint, types and tests, from a fresh clone:
 #   bash scripts/test.sh                      everything, first the smoke of what users install (scripts/smoke.sh)
-#   bash scripts/test.sh --long               what takes longer: the newest packages that setup.py allows
+#   bash scripts/test.sh --long               before a release: the newest packages that setup.py allows, whole grids, all
+#                                             families, every benchmark's short form
 #   bash scripts/test.sh --quick              without the tests that start ranks and whole commands
 #   bash scripts/test.sh [pytest arguments]   the tests they choose
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo,test
 failed=0
 if [[ "${1:-}" == --long ]]; then
-    exec bash scripts/smoke.sh --newest
+    bash scripts/smoke.sh --newest || failed=$?
 elif [[ $# == 0 ]]; then
     bash scripts/smoke.sh || failed=$?
 elif [[ "$1" == --quick ]]; then
-    set -- tests/unit -m "not starts and not long" "${@:2}"
+    set -- tests/unit -m "not starts and not slow" "${@:2}"
 fi
 echo "== lint =="
 ruff check .

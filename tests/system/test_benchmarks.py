@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.long import short
 from tests.programs import ROOT, environment, run_tool
 from tests.system.test_training import make_dataset, tool
 
@@ -55,6 +56,8 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
     "wide_steps.py": (("--rounds", 1), r"predicted over measured: median \S+, .*; \d+ of 15 pairs ranked right"),
 }  # fmt: skip
 """Of each its arguments, and its last line."""
+OFTEN = ("packing.py", "partition.py", "schedule.py")
+"""One of packing, one of planning, one that trains."""
 NARROW = ("beside_measured.py", "end_to_end.py", "partition.py", "peers.py", "simulator.py", "wide_steps.py")
 """What trains models, here narrower ones."""
 ELSEWHERE = {
@@ -105,7 +108,7 @@ def make_quickstart(folder: Path) -> None:
 
 
 @pytest.mark.starts
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", short(SHORT, OFTEN))
 def test_a_benchmark_runs_to_its_ratio(name: str, places: dict[str, Path]) -> None:
     arguments, last = SHORT[name]
     if "QUICKSTART" in arguments:

@@ -17,6 +17,7 @@ from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.run_metrics import evaluations
 from omnibal_ext.sizes import Sizes
+from tests.long import short
 from tests.programs import ROOT
 from tests.system.test_training import tool
 from tests.unit.data.clips import TURNS as FILMED
@@ -42,6 +43,8 @@ FAMILIES = (
     "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "gemma-3", "gemma-4", "gemma-4-unified", "qwen3.5", "qwen3.5-moe",
     "mistral-3", "glm-4.1v", "glm-4.5v", "smolvlm", "paligemma-2",
 )  # fmt: skip
+ONE_A_KIND = ("internvl3.5", "llava-1.5", "qwen3-vl", "qwen3-vl-moe", "gemma-4", "qwen3.5")
+"""Tiles, one square an image, images at their own size and videos, experts, kinds of layers, linear attention."""
 UNPACKED = ("qwen3.5", "gemma-4", "mistral", "glm", "smolvlm", "paligemma")
 PACKED = [family for family in FAMILIES if not family.startswith(UNPACKED)]
 """Those whose packs transformers can run."""
@@ -304,7 +307,7 @@ def trained(request: pytest.FixtureRequest, demo: Path, tmp_path_factory: pytest
         yield Trained(folder, words, len(films), tool("launch.py", *words).stdout)
 
 
-@pytest.mark.parametrize("trained", FAMILIES, indirect=True)
+@pytest.mark.parametrize("trained", short(FAMILIES, ONE_A_KIND), indirect=True)
 def test_one_command_trains_and_its_weights_are_transformers_own(trained: Trained) -> None:
     folder = trained.folder
     metrics = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
@@ -342,7 +345,7 @@ def test_one_command_trains_and_its_weights_are_transformers_own(trained: Traine
     assert not report["unexpected_keys"]
 
 
-@pytest.mark.parametrize("trained", PACKED, indirect=True)
+@pytest.mark.parametrize("trained", short(PACKED, [family for family in ONE_A_KIND if family in PACKED]), indirect=True)
 def test_the_readmes_loop_runs_as_printed_on_its_packs(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every family's; the names are those of the README's own command."""
     readme = (ROOT / "README.md").read_text()

@@ -74,7 +74,7 @@ def test_bytes_are_those_of_playing_every_action(seed: int, schedule: str, pick:
             assert limited.stage_fits(rank, held[rank], again[rank]) == (memory > played[rank])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @settings(max_examples=int(os.environ.get("CASES", "60")))
 @given(st.integers(0, 10**6), schedules)
 @example(56, "1f1b")  # the fewest ViT layers are not the best ones
@@ -164,7 +164,7 @@ def test_a_plan_depends_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not short.proven
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_110_layers_on_16_ranks_and_2_chunks_short_of_memory_within_5_seconds() -> None:
     language = replace(LANGUAGE_MODELS["yi-34b"], layers=61)
     profile = analytic_profile(Architecture("large", VISION_TOWERS["internvit-6b"], language), "a100", 9, 4096, 1, 4)

@@ -88,7 +88,7 @@ def test_lists_never_lose_and_always_fit_and_run(seed: int, search: int, name: s
     assert layout.edges[-1] == len(problem.profile.chain)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_pipeline_of_large_models_gains_and_the_plan_has_the_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """On 7 microbatches, where lists made for equal stages wait; and no clock is read."""
     profile = analytic_profile(preset("internvit-6b+internlm2-20b"), "a100", 9, 4096, 2, 4)

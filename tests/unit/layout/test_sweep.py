@@ -35,7 +35,7 @@ def test_experts_are_dealt_over_what_divides_the_ranks_of_a_stage() -> None:
     assert [p.expert_model_parallel_size for p in together] == [8]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_outcomes_are_ranked_and_misfits_say_why() -> None:
     random = np.random.default_rng(0)
     sizes = Sizes.from_arrays(random.integers(1, 5, 600), random.integers(1100, 1600, 600))

@@ -64,7 +64,7 @@ def epochs_of(index: PackedIndex) -> list[Counter[int]]:
     ]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_weights_say_how_often_an_epoch_sees_a_sample(tmp_path: Path) -> None:
     corpus = Corpus(sizes_of(300), (Source("a", 100, 2.0), Source("b", 100, 0.25), Source("c", 100, 1.5)))
     index, summary = build_index(corpus, tmp_path / "index", OPTIONS)
@@ -78,7 +78,7 @@ def test_weights_say_how_often_an_epoch_sees_a_sample(tmp_path: Path) -> None:
     assert [source["packed"] for source in summary.sources] == [200, 25, 150]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_copies_of_a_sample_share_no_pack_and_no_step(tmp_path: Path, seed: int) -> None:
     corpus = Corpus(sizes_of(600), (Source("a", 200, 3.0), Source("b", 400, 1.5)))

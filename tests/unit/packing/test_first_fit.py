@@ -58,7 +58,7 @@ def test_parts_cost_no_more_than_a_pack_each(monkeypatch: pytest.MonkeyPatch, se
     assert np.array_equal(again.sample_ids, parts.sample_ids)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_many_samples_at_native_resolution_fill_packs_as_few_do() -> None:
     """400,000 of which hardly two are alike: 1.0245 of the bound, if a sample opened a pack after so many looks."""
     generator = np.random.default_rng(0)
@@ -73,7 +73,7 @@ def test_many_samples_at_native_resolution_fill_packs_as_few_do() -> None:
     assert len(packs) <= 1.001 * lower_bound_packs(sizes, 65_536, 16_384)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("budgets", [(12, 4096), (40, 2000), (32_768, 8192)])
 @pytest.mark.parametrize("shape", ["independent", "alike", "opposite"])
 def test_balanced_packs_are_never_more(budgets: tuple[int, int], shape: str) -> None:

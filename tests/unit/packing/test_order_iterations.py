@@ -68,7 +68,7 @@ def test_every_pack_is_dispatched_once(packs: int, ranks: int, micro: int, seed:
     assert np.array_equal(np.sort(order), np.arange(packs))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model"),
     [
@@ -134,7 +134,7 @@ def test_dealing_levels_both_parts_at_any_data_parallel_size(seed: int) -> None:
         assert np.array_equal(deal(stored_order(dealt), ranks), dealt)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_more_seconds_mix_no_worse() -> None:
     make, budgets = UNTUNED["heavy tails"]
     _, loads, features = packed(make(8000), [8000], budgets)

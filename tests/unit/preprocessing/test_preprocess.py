@@ -96,7 +96,7 @@ def test_every_sample_knows_its_input_file_and_line(raw: Path, tmp_path: Path) -
         assert [image.path for image in dataset.images(sample)] == ([images] if isinstance(images, str) else images)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_killed_twenty_times_at_random_moments_the_result_is_the_same(
     raw: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:

@@ -31,7 +31,7 @@ from omnibal_ext.report.subject import Subject
 from tests.programs import ROOT, environment
 from tests.unit.report.subjects import MICROBATCHES, RANKS, REPLICAS, planned, ran
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 ACTIONS = RANKS * REPLICAS * MICROBATCHES * 2
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -1,0 +1,16 @@
+"""What all tests share: those that only `scripts/test.sh --long` runs."""
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare --long."""
+    parser.addoption("--long", action="store_true", help="with the tests marked long: whole grids, all families")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --long, tests that are marked so are left out."""
+    if not config.getoption("--long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]

@@ -1,0 +1,17 @@
+"""Cases of which the short suite runs some, and `scripts/test.sh --long` all."""
+
+from collections.abc import Collection, Iterable
+from typing import TypeVar
+
+import pytest
+from _pytest.mark import ParameterSet
+
+Value = TypeVar("Value")
+
+
+def short(values: Iterable[Value], kept: Collection[Value]) -> list[ParameterSet]:
+    """Parameters of a test: the `kept` ones always, all others marked `long`."""
+    values = list(values)
+    assert set(kept) <= set(values), "what is kept must be among them"
+    marks = {value: () if value in kept else (pytest.mark.long,) for value in values}
+    return [pytest.param(value, marks=marks[value]) for value in values]
