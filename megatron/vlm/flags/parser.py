@@ -97,7 +97,8 @@ class Parser(ArgumentParser):
         if action.dest in self.own or action.dest in ALLOWED or action.dest in SET_BY:
             return ""
         hint = "" if flag in CALLED_HERE else instead_of(flag)
-        return f"{' '.join(words)}: not obeyed; {hint or named_otherwise(flag, allowed, near=0.75) or 'leave it out (docs/flags.md has those that are)'}"
+        hint = hint or named_otherwise(flag, allowed, near=0.75) or "leave it out (docs/flags.md has those that are)"
+        return f"{' '.join(words)}: not obeyed; {hint}"
 
 
 def _by_flag(words: Sequence[str]) -> Iterator[list[str]]:
