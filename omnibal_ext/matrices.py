@@ -94,11 +94,12 @@ def linear_layer(language: LanguageArchitecture, ranks: int = 1) -> tuple[Matrix
     assert linear is not None
     groups = linear.groups_over(ranks)
     values = groups * linear.heads_a_group * linear.value_width
-    return (
-        Matrix("self_attention.linear_qkv", groups * linear.projected, width, is_adaptable=False),
-        Matrix("self_attention.linear_proj", width, values, by_rows=True, is_adaptable=False),
+    found = (
+        Matrix("self_attention.linear_qkv", groups * linear.projected, width),
+        Matrix("self_attention.linear_proj", width, values, by_rows=True),
         *_feed_forward(language),
     )
+    return tuple(replace(matrix, is_adaptable=False) for matrix in found)
 
 
 def _feed_forward(language: LanguageArchitecture, one_matrix: bool = False) -> tuple[Matrix, ...]:
