@@ -32,7 +32,7 @@ PROFILE_CHECK = "profile_check"
 _CHECKED = {
     "model_hash": text,
     "profile_hash": text,
-    "iterations": listing(whole()),
+    "iterations": listing(whole(), least=1),
     "parts": listing(record(_COMPARED)),
 }
 LINE: Check[dict[str, Any]] = record(

@@ -26,13 +26,13 @@ def corrected_profile(planning: Planning) -> Path:
         if made:
             return path
         raise UserError(
-            f"--replan: {run_dir / METRICS} has no seconds by part of the model beside the profile's, which a run writes "
-            "after its eighth iteration; run longer, or leave --replan out"
+            f"--replan: {run_dir / METRICS} has nothing measured by part of the model, which a run writes after its "
+            "eighth iteration; run longer, or leave --replan out"
         )
     if check["model_hash"] != planning.architecture.hash:
         raise UserError(
             f"--replan: the run in {run_dir} was of another model (hash {check['model_hash']}) than "
-            f"{planning.architecture.name!r} (hash {planning.architecture.hash}); give its --model, or another --run-dir"
+            f"{planning.architecture.name!r} (hash {planning.architecture.hash}); give its --model"
         )
     given = Profile.load(planning.profile_path) if planning.profile_path.exists() else None
     source = next((one for one in (made, given) if one and one.hash == check["profile_hash"]), None)
@@ -41,15 +41,13 @@ def corrected_profile(planning: Planning) -> Path:
         if made and made.corrected_by == by:
             return path
         raise UserError(
-            f"--replan: profile {planning.profile_path} is not the one that the run in {run_dir} was planned from (hash "
-            f"{check['profile_hash']}); give that one by --profile, or leave --replan out"
+            f"--replan: profile {planning.profile_path} is not the one that the run in {run_dir} was planned from "
+            f"(hash {check['profile_hash']}); give that one by --profile, or leave --replan out"
         )
     if planning.flags.check:
         return path if source is made else planning.profile_path
     corrected(source, [Compared(**part) for part in check["parts"]], by).save(path)
     if not planning.flags.json:
         numbers = ", ".join(map(str, check["iterations"]))
-        say(
-            f"profile corrected by iterations {numbers} of the run: {path}; later starts keep to it by --profile {path}"
-        )
+        say(f"profile corrected by iterations {numbers} of the run; later starts keep to it by --profile {path}")
     return path

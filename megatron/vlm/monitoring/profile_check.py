@@ -55,10 +55,11 @@ class ProfileCheck:
     def _profile(self) -> Profile | None:
         """The plan's: as the launcher noted, or beside the plan. None where it is not there: a plan can do without."""
         try:
-            noted = noted_inputs(self.metrics_file.parent)
+            noted: dict[str, str] = noted_inputs(self.metrics_file.parent)
         except UserError:
             noted = {}
-        for path in (*filter(None, [noted.get("profile")]), self.plan_path.with_name("profile.json")):
+        beside = self.plan_path.with_name("profile.json")
+        for path in (noted.get("profile", beside), beside):
             try:
                 if (profile := Profile.load(path)).hash == self.plan.profile_hash:
                     return profile
