@@ -32,13 +32,16 @@ def corrected(profile: Profile, compared: Collection[Compared], by: Mapping[str,
     """The profile with seconds that say of each part what was measured; those of hosts and transfers stay.
 
     Layers that are run again cost a forward more: what they were predicted to take, scaled as forwards, is taken from
-    what backwards took. A part that did not run, or that the profile has no seconds of, stays as it is.
+    what backwards took. A projector that was not told from the ViT is scaled as that. A part that did not run, or that
+    the profile has no seconds of, stays as it is.
     by: what the profile says of where this comes from.
     """
     other, exchange, update = (_ratio(_of(compared, part).values()) for part in (OTHER, EXCHANGE, UPDATE))
 
     def cost_of(kind: str, cost: LayerCost) -> LayerCost:
-        forward, backward = _of_passes(_of(compared, TIMED_PART_OF[KIND_OF.get(kind, kind)]))
+        part = TIMED_PART_OF[KIND_OF.get(kind, kind)]
+        alike = "vit" if part == "projector" else part
+        forward, backward = _of_passes(_of(compared, part) or _of(compared, alike))
         factors = {**dict.fromkeys(FORWARD, forward), **dict.fromkeys(BACKWARD, backward)}
         factors |= {**dict.fromkeys(EXCHANGED, exchange), "step_seconds": update}
         return replace(cost, **{name: _scaled(getattr(cost, name), factor) for name, factor in factors.items()})

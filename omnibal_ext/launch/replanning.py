@@ -1,5 +1,6 @@
 """--replan: the profile of the run in a folder, corrected by what that run measured."""
 
+from dataclasses import fields
 from pathlib import Path
 
 from omnibal_ext.costs.corrected import Compared, corrected
@@ -46,7 +47,9 @@ def corrected_profile(planning: Planning) -> Path:
         )
     if planning.flags.check:
         return path if source is made else planning.profile_path
-    corrected(source, [Compared(**part) for part in check["parts"]], by).save(path)
+    names = [entry.name for entry in fields(Compared)]
+    compared = [Compared(*(part[name] for name in names)) for part in check["parts"]]
+    corrected(source, compared, by).save(path)
     if not planning.flags.json:
         numbers = ", ".join(map(str, check["iterations"]))
         say(f"profile corrected by iterations {numbers} of the run; later starts keep to it by --profile {path}")

@@ -16,13 +16,15 @@ PARTS = ("vit", "projector", "llm", "head", OTHER, EXCHANGE, UPDATE, WHOLE)
 def against_profile(plan: Plan, profile: Profile, records: Sequence[Mapping[str, Any]]) -> list[Compared]:
     """Seconds of a rank and iteration, mean over `records`, lines of timeline.jsonl; predicted for the packs they ran.
 
-    Gradients of weights that come apart (W) are recorded as a whole: they are dealt over the parts as planned.
+    Gradients of weights that come apart (W) are recorded as a whole: they are dealt over the parts as planned. A tower
+    beside the pipeline is predicted as a whole: its projector counts as its ViT.
     """
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for record in records:
         for side, timeline in enumerate(Subject("", plan, profile, records=(dict(record),)).timelines):
-            for key, seconds in _seconds(timeline).items():
-                found[key][side] += seconds / len(records)
+            for (part, phase), seconds in _seconds(timeline).items():
+                whole = "vit" if plan.tower and part == "projector" else part
+                found[whole, phase][side] += seconds / len(records)
     weights = [both for (_, phase), both in found.items() if phase == "weight"]
     planned, measured = (sum(both[side] for both in weights) for side in (0, 1))
     for both in weights if planned else ():
