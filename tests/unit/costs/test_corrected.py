@@ -47,7 +47,7 @@ def falsified(profile: Profile, by: Wrong) -> Profile:
 
 def record_of(plan: Plan, profile: Profile, index: PackedIndex) -> dict[str, Any]:
     """An iteration of the plan's on a machine on which this profile holds, where all ranks meet before the update. Of W
-    no part of the model is recorded."""
+    no part of the model is recorded; of E and V the projector is, which is predicted as one with the ViT."""
     subject = Subject("", plan, profile, index)
     packs = [[pack[:] for pack in zip(*(kind[0][d].tolist() for kind in vars_of(subject)), strict=True)]
              for d in range(vars_of(subject)[0].shape[1])]  # fmt: skip
@@ -57,6 +57,10 @@ def record_of(plan: Plan, profile: Profile, index: PackedIndex) -> dict[str, Any
         lane["end"] += last - lane["actions"][-1][4]
     for action in (action for lane in lanes for action in lane["actions"] if action[0] == "W"):
         action[5] = [["other", "weight", action[4] - action[3]]]
+    for action in (action for lane in lanes for action in lane["actions"] if action[0] in "EV"):
+        vit = [[part, phase, 0.75 * seconds] for part, phase, seconds in action[5] if part == "vit"]
+        projector = [["projector", phase, seconds / 3] for _, phase, seconds in vit]
+        action[5] = [piece for piece in action[5] if piece[0] != "vit"] + vit + projector
     return {"iteration": 4, "lanes": lanes}
 
 
