@@ -123,7 +123,8 @@ def test_flash_attention_is_taken_where_it_is_installed(
     """And where there are GPUs, which alone run it."""
     import transformers_packs  # as `model` has found it
 
-    made, found = torch.nn.Module(), []
+    found: list[str] = []
+    made = torch.nn.Module()
     made.config, made.set_attn_implementation = Namespace(model_type=kind), found.append  # type: ignore[assignment]
     monkeypatch.setattr(transformers_packs, "HAS_CUDA", cuda)
     monkeypatch.setattr(transformers_packs, "is_flash_attn_2_available", lambda: there)
