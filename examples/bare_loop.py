@@ -1,4 +1,4 @@
-"""Balanced packs in a bare PyTorch loop, on CPU: no Megatron, no framework.
+"""Balanced packs in a bare PyTorch loop: no Megatron, no framework.
 
     python examples/bare_loop.py
 
@@ -72,11 +72,12 @@ def main() -> None:
         print(f"{summary.samples} samples in {summary.packs} packs (lower bound {summary.lower_bound_packs})")
         samplers = [PackBatchSampler(index, RANKS, rank) for rank in range(1, RANKS)]
         others = zip(*samplers, strict=True)
-        model = TinyLanguageModel()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = TinyLanguageModel().to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         loader = DataLoader(dataset, batch_sampler=PackBatchSampler(index, RANKS, rank=0), collate_fn=join)
         for step, ((tokens, labels, mask), elsewhere) in enumerate(zip(loader, others, strict=True)):
-            loss = nn.functional.cross_entropy(model(tokens, mask), labels)
+            loss = nn.functional.cross_entropy(model(tokens.to(device), mask.to(device)), labels.to(device))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

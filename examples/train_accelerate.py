@@ -1,6 +1,6 @@
 """A model of transformers on balanced packs with Accelerate.
 
-    accelerate launch --cpu --num_processes 2 examples/train_accelerate.py --data DATA --packs PACKS --model FOLDER
+    torchrun --nproc-per-node 2 examples/train_accelerate.py --data DATA --packs PACKS --model FOLDER --steps 20
 
 Accelerate shards batches itself: batch i goes to process i modulo their number. So the sampler gets no rank and yields
 the packs of all ranks in turn, and `even_batches` is off, which would fill up by repeating.
@@ -10,12 +10,24 @@ from argparse import Namespace
 from contextlib import nullcontext
 
 import torch
-from transformers_packs import counted, installed, load_model, loader, loss_of, parser, steps, trained
+from transformers_packs import (
+    DEVICE,
+    HAS_CUDA,
+    counted,
+    leave,
+    load_model,
+    loader,
+    loss_of,
+    parser,
+    start_ranks,
+    steps,
+    trained,
+)
 
 from megatron.vlm.data.dataset import ChatDataset
-from omnibal_ext.errors import run_tool
+from omnibal_ext.errors import faults_in_a_line, run_tool
 
-with installed():
+with faults_in_a_line():
     from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.utils import DataLoaderConfiguration
 
@@ -23,15 +35,16 @@ with installed():
 def main() -> None:
     """Train for some steps."""
     arguments = parser(__doc__).parse_args()
+    start_ranks()
     accelerator = Accelerator(
-        cpu=True,
+        cpu=not HAS_CUDA,
+        mixed_precision="bf16" if HAS_CUDA else "no",
         dataloader_config=DataLoaderConfiguration(even_batches=False, dispatch_batches=False),
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
     train(accelerator, arguments)
-    accelerator.free_memory()  # the model before the group that it talks over, as in `transformers_packs.leave`
-    accelerator.wait_for_everyone()  # `end_training` leaves at once, and a rank may still be spoken to
-    accelerator.end_training()
+    accelerator.free_memory()  # it holds the model
+    leave()
 
 
 def train(accelerator: Accelerator, arguments: Namespace) -> None:
@@ -43,7 +56,7 @@ def train(accelerator: Accelerator, arguments: Namespace) -> None:
     optimizer = torch.optim.AdamW(trained(model), lr=arguments.lr)
     model, optimizer, batches = accelerator.prepare(model, optimizer, packs)
     for number, step in enumerate(steps(batches, micro_batches, arguments.steps)):
-        tokens, total = accelerator.reduce(counted(step), reduction="sum"), torch.tensor(0.0)
+        tokens, total = accelerator.reduce(counted(step), reduction="sum"), torch.zeros((), device=DEVICE)
         for turn, batch in enumerate(step, start=1):
             with nullcontext() if turn == len(step) else accelerator.no_sync(model):
                 labels = batch["labels"]

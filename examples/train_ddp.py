@@ -20,7 +20,19 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
-from transformers_packs import counted, leave, load_model, loader, loss_of, parser, start_ranks, steps, trained
+from transformers_packs import (
+    DEVICE,
+    counted,
+    in_bf16,
+    leave,
+    load_model,
+    loader,
+    loss_of,
+    parser,
+    start_ranks,
+    steps,
+    trained,
+)
 
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
@@ -73,7 +85,7 @@ def train(model: torch.nn.Module, batches: Iterator[list[dict[str, Any]]], lr: f
         optimizer.zero_grad()
         loss = float(backward(wrapped, step))
         optimizer.step()
-        samples = torch.tensor(sum(map(samples_of, step)))
+        samples = torch.tensor(sum(map(samples_of, step)), device=DEVICE)
         dist.all_reduce(samples)
         yield loss, int(samples), time.perf_counter() - started
         started = time.perf_counter()
@@ -81,12 +93,14 @@ def train(model: torch.nn.Module, batches: Iterator[list[dict[str, Any]]], lr: f
 
 def backward(wrapped: DistributedDataParallel, step: list[dict[str, Any]]) -> Tensor:
     """The loss of a step, the mean over its counted tokens on all ranks; its gradients are added."""
-    tokens, total = counted(step), torch.tensor(0.0)
+    tokens, total = counted(step), torch.zeros((), device=DEVICE)
     dist.all_reduce(tokens)
     for number, batch in enumerate(step, start=1):
         with nullcontext() if number == len(step) else wrapped.no_sync():
             labels = batch["labels"]
-            loss = loss_of(wrapped(**{**batch, "labels": None}), labels, tokens)
+            with in_bf16():
+                outputs = wrapped(**{**batch, "labels": None})
+            loss = loss_of(outputs, labels, tokens)
             (loss * dist.get_world_size()).backward()  # of which DDP takes the mean over ranks
             total += loss.detach()
     dist.all_reduce(total)

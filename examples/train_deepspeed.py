@@ -10,22 +10,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from transformers_packs import (
-    check_torchrun,
+    DEVICE,
+    HAS_CUDA,
     counted,
-    installed,
     leave,
     load_model,
     loader,
     loss_of,
     parser,
+    start_ranks,
     steps,
     trained,
 )
 
 from megatron.vlm.data.dataset import ChatDataset
-from omnibal_ext.errors import run_tool
+from omnibal_ext.errors import faults_in_a_line, run_tool
 
-with installed():
+with faults_in_a_line():
     import deepspeed
 
 
@@ -35,6 +36,7 @@ def zero_1(micro_batches: int, lr: float) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": micro_batches,
         "zero_optimization": {"stage": 1},
+        "bf16": {"enabled": HAS_CUDA},  # it keeps the weights in fp32 beside those in bf16
         "optimizer": {"type": "AdamW", "params": {"lr": lr, "torch_adam": True}},
     }
 
@@ -42,9 +44,7 @@ def zero_1(micro_batches: int, lr: float) -> dict[str, Any]:
 def main() -> None:
     """Train for some steps; the loss is the mean over the global batch's counted tokens."""
     arguments = parser(__doc__).parse_args()
-    check_torchrun()
-    deepspeed.init_distributed(dist_backend="gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, ranks = start_ranks()
     data = ChatDataset(arguments.data)
     model = load_model(data, arguments)
     packs = loader(data, model.config, arguments.packs, ranks, rank)
@@ -52,7 +52,7 @@ def main() -> None:
     config = zero_1(micro_batches, arguments.lr)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trained(model), config=config)
     for number, step in enumerate(steps(packs, micro_batches, arguments.steps)):
-        tokens, total = counted(step), torch.tensor(0.0)
+        tokens, total = counted(step), torch.zeros((), device=DEVICE)
         dist.all_reduce(tokens)
         for batch in step:
             labels = batch["labels"]

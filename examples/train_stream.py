@@ -16,12 +16,10 @@ from itertools import islice
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
-from transformers_packs import leave, load_model, parser, start_ranks, trained
+from transformers_packs import DEVICE, in_bf16, leave, load_model, loss_of, on_device, parser, start_ranks, trained
 
-from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.stream import Step, StreamSteps
 from omnibal_ext.errors import UserError, run_tool
@@ -54,17 +52,17 @@ class TwoPhases(nn.Module):
     def forward(self, step: Step) -> Tensor:
         """All ranks exchange features, those without tiles or without samples too."""
         width, image = self.model.config.text_config.hidden_size, self.model.config.image_token_id
-        features = torch.zeros(0, width, requires_grad=True)
+        features = torch.zeros(0, width, device=DEVICE, requires_grad=True)
         if len(step.pixels):
-            features = self.model.model.get_image_features(step.pixels, return_dict=True).pooler_output.flatten(0, 1)
+            seen = self.model.model.get_image_features(step.pixels.to(DEVICE), return_dict=True)
+            features = seen.pooler_output.flatten(0, 1).float()  # as those of ranks that have none
         features = step.send(features)
         if step.batch is None:
             return features.sum()
-        inputs = dict(step.batch)
+        inputs = on_device(step.batch)
         ids, labels = inputs.pop("input_ids"), inputs.pop("labels")
         embedded = self.model.get_input_embeddings()(ids).masked_scatter((ids == image)[..., None], features)
-        logits = self.model(inputs_embeds=embedded, **inputs).logits
-        return cross_entropy(logits[0, :-1], labels[0, 1:], ignore_index=IGNORED, reduction="sum")
+        return loss_of(self.model(inputs_embeds=embedded, **inputs), labels, 1)
 
 
 def main() -> None:
@@ -101,7 +99,8 @@ def train(model: nn.Module, steps: Iterator[Step], lr: float) -> tuple[list[floa
     started = time.perf_counter()
     for step in steps:
         # DDP takes the mean over ranks of what is differentiated here: this makes it the one over all counted tokens.
-        loss = wrapped(step) * dist.get_world_size() / max(1, step.counted)
+        with in_bf16():
+            loss = wrapped(step) * dist.get_world_size() / max(1, step.counted)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -6,17 +6,16 @@
 which Accelerate shards beneath it.
 """
 
-import os
 import tempfile
 from argparse import Namespace
 
 from torch.utils.data import DataLoader
-from transformers_packs import installed, leave, load_model, loader, loss_of, parser
+from transformers_packs import HAS_CUDA, leave, load_model, loader, loss_of, parser, start_ranks
 
 from megatron.vlm.data.dataset import ChatDataset
-from omnibal_ext.errors import run_tool
+from omnibal_ext.errors import faults_in_a_line, run_tool
 
-with installed():
+with faults_in_a_line():
     import accelerate  # noqa: F401  # `Trainer` wants it
     from transformers import Trainer, TrainingArguments
 
@@ -34,21 +33,24 @@ class PackTrainer(Trainer):
 
 def main() -> None:
     """Train for some steps."""
-    for number, entry in enumerate(train(parser(__doc__).parse_args())):
-        if os.environ.get("RANK", "0") == "0":
+    arguments = parser(__doc__).parse_args()
+    rank, ranks = start_ranks()
+    for number, entry in enumerate(train(arguments, ranks)):
+        if rank == 0:
             print(f"step {number}: loss {entry['loss']:.6f}")
     leave()
 
 
-def train(arguments: Namespace) -> list[dict[str, float]]:
+def train(arguments: Namespace, ranks: int) -> list[dict[str, float]]:
     """Some steps; what is logged of each."""
     data = ChatDataset(arguments.data)
     model = load_model(data, arguments)
-    packs = loader(data, model.config, arguments.packs, int(os.environ.get("WORLD_SIZE", "1")), rank=None)
+    packs = loader(data, model.config, arguments.packs, ranks, rank=None)
     with tempfile.TemporaryDirectory() as folder:
         how = TrainingArguments(
             folder,
-            use_cpu=True,
+            use_cpu=not HAS_CUDA,
+            bf16=HAS_CUDA,
             max_steps=arguments.steps,
             gradient_accumulation_steps=packs.batch_sampler.micro_batches,
             learning_rate=arguments.lr,

@@ -6,18 +6,17 @@
 table of the datasets library and on a tokenizer, and reads neither.
 """
 
-import os
 import tempfile
 from argparse import Namespace
 
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
-from transformers_packs import installed, leave, load_model, loader, parser
+from transformers_packs import HAS_CUDA, leave, load_model, loader, parser, start_ranks
 
 from megatron.vlm.data.dataset import ChatDataset
-from omnibal_ext.errors import UserError, run_tool
+from omnibal_ext.errors import UserError, faults_in_a_line, run_tool
 
-with installed():
+with faults_in_a_line():
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -35,13 +34,15 @@ class PackTrainer(SFTTrainer):
 
 def main() -> None:
     """Train for some steps."""
-    for number, entry in enumerate(train(parser(__doc__).parse_args())):
-        if os.environ.get("RANK", "0") == "0":
+    arguments = parser(__doc__).parse_args()
+    rank, ranks = start_ranks()
+    for number, entry in enumerate(train(arguments, ranks)):
+        if rank == 0:
             print(f"step {number}: loss {entry['loss']:.6f}")
     leave()
 
 
-def train(arguments: Namespace) -> list[dict[str, float]]:
+def train(arguments: Namespace, ranks: int) -> list[dict[str, float]]:
     """Some steps; what is logged of each."""
     if not arguments.model:
         raise UserError("--model is missing: SFTTrainer wants a model's folder, with its tokenizer")
@@ -49,12 +50,12 @@ def train(arguments: Namespace) -> list[dict[str, float]]:
     model = load_model(data, arguments)
     if model.config.model_type == "gemma3":
         raise UserError("SFTTrainer adds up masks, of which Gemma 3's packs have two; use train_trainer.py")
-    packs = loader(data, model.config, arguments.packs, int(os.environ.get("WORLD_SIZE", "1")), rank=None)
+    packs = loader(data, model.config, arguments.packs, ranks, rank=None)
     with tempfile.TemporaryDirectory() as folder:
         how = SFTConfig(
             folder,
-            use_cpu=True,
-            bf16=False,
+            use_cpu=not HAS_CUDA,
+            bf16=HAS_CUDA,
             max_steps=arguments.steps,
             gradient_accumulation_steps=packs.batch_sampler.micro_batches,
             learning_rate=arguments.lr,

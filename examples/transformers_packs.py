@@ -1,15 +1,13 @@
-"""What the examples with transformers share: the model, its packs, the steps of an epoch, and the flags.
+"""What the examples with transformers share: the device, the model, its packs, the steps of an epoch, and the flags.
 
-Any model of the families that `megatron.vlm.hf.packs` knows trains so. On a GPU give `from_pretrained`
-attn_implementation="flash_attention_2", which makes no mask for a pack; PyTorch's own attention, as here, has one.
+Any model of the families that `megatron.vlm.hf.packs` knows trains so: where there are GPUs each rank on its own, over
+NCCL, with products in bf16 and flash-attention where that is installed; else on the CPU, over gloo, in fp32.
 """
 
 import argparse
 import gc
 import os
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,24 +20,17 @@ from torch.utils.data import DataLoader
 from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.hf.packs import JoinPack
-from omnibal_ext.errors import UserError
+from megatron.vlm.platform import HAS_CUDA  # without CUDA, `torch.cuda.is_available` is one of Megatron's stand-ins
+from omnibal_ext.errors import UserError, faults_in_a_line
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
 
-
-@contextmanager
-def installed() -> Iterator[None]:
-    """Around the import of a package that not everybody has: a line, and exit code 2, where it is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as missing:
-        print(f"error: {Path(sys.argv[0]).name} needs {missing.name}: pip install {missing.name}", file=sys.stderr)
-        sys.exit(2)
-
-
-with installed():
+with faults_in_a_line():
     from transformers import AutoModelForImageTextToText, InternVLConfig, PreTrainedModel
+    from transformers.utils import is_flash_attn_2_available
 
+DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if HAS_CUDA else torch.device("cpu")
+"""Where this rank computes."""
 LANGUAGE_LAYERS = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
 """What `--lora` adapts; ViT and projector are left as they are."""
 
@@ -59,32 +50,41 @@ def parser(description: str | None, packs: bool = True) -> argparse.ArgumentPars
 
 
 def start_ranks() -> tuple[int, int]:
-    """Meet the other ranks over gloo; this one's number, and how many there are."""
-    check_torchrun()
-    torch.distributed.init_process_group("gloo")
+    """Meet the other ranks; this one's number, and how many there are."""
+    if "RANK" not in os.environ:
+        raise UserError("start it with torchrun, which says how many ranks there are: torchrun --nproc-per-node 2 ...")
+    if HAS_CUDA:
+        torch.cuda.set_device(DEVICE)
+        torch.distributed.init_process_group("nccl", device_id=DEVICE)
+    else:
+        torch.distributed.init_process_group("gloo")
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
-def check_torchrun() -> None:
-    """Raise UserError in a program that torchrun has not started."""
-    if "RANK" not in os.environ:
-        raise UserError("start it with torchrun, which says how many ranks there are: torchrun --nproc-per-node 2 ...")
+def in_bf16() -> torch.autocast:
+    """A block whose products are in bf16 on a GPU. Weights stay in fp32: in bf16 a step of 1e-5 rounds to none."""
+    return torch.autocast(DEVICE.type, torch.bfloat16, enabled=HAS_CUDA)
 
 
 def load_model(data: ChatDataset, arguments: argparse.Namespace) -> torch.nn.Module:
-    """The model named, or a small random one for the dataset's tiles and words; the same on every rank."""
+    """The model named, or a small random one for the dataset's tiles and words, on the device; on every rank the same.
+
+    What is trained is in fp32, beside adapters the rest as it is stored.
+    """
     torch.manual_seed(0)
     if arguments.model:
-        model = AutoModelForImageTextToText.from_pretrained(arguments.model)
+        dtype = "auto" if arguments.lora else torch.float32
+        model = AutoModelForImageTextToText.from_pretrained(arguments.model, dtype=dtype)
     else:
         model = small_internvl(data.manifest)
-    return with_adapters(model, arguments.lora) if arguments.lora else model
+    if HAS_CUDA and is_flash_attn_2_available() and model.config.model_type != "gemma3":
+        model.set_attn_implementation("flash_attention_2")  # PyTorch's own makes a mask of a pack, T x T
+    return (with_adapters(model, arguments.lora) if arguments.lora else model).to(DEVICE)
 
 
 def with_adapters(model: PreTrainedModel, rank: int) -> torch.nn.Module:
     """The model with low-rank adapters beside its language layers, and all else frozen."""
-    with installed():
-        from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=LANGUAGE_LAYERS))
 
@@ -114,12 +114,21 @@ def loader(data: ChatDataset, config: Any, packs: Path, ranks: int, rank: int | 
 
 
 def steps(batches: Iterable[dict[str, Any]], micro_batches: int, count: int) -> Iterator[list[dict[str, Any]]]:
-    """`count` times the packs of a rank for one optimizer step, epoch after epoch."""
+    """`count` times the packs of a rank for one optimizer step, on the device, epoch after epoch."""
     while count:
         epoch = iter(batches)
         while count and (step := list(islice(epoch, micro_batches))):
-            yield step
+            yield on_device(step)
             count -= 1
+
+
+def on_device(batch: Any) -> Any:
+    """The same with all its tensors on the device; `JoinPack` makes them on the host, in the loader's workers."""
+    if isinstance(batch, dict):
+        return {name: on_device(value) for name, value in batch.items()}
+    if isinstance(batch, list):
+        return [on_device(value) for value in batch]
+    return batch.to(DEVICE) if isinstance(batch, Tensor) else batch
 
 
 def counted(step: list[dict[str, Any]]) -> Tensor:
@@ -127,7 +136,7 @@ def counted(step: list[dict[str, Any]]) -> Tensor:
     return sum(((batch["labels"] != IGNORED).sum() for batch in step), torch.tensor(0))
 
 
-def loss_of(outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
+def loss_of(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int) -> Tensor:
     """The sum of a batch's losses over the tokens of the whole step, wherever they are.
 
     A model's own loss is the mean over its batch: packs with few counted tokens would weigh as much as others.

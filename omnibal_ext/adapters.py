@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.chain import DENSE, KIND_OF, PART_OF, PARTS
+from omnibal_ext.chain import DENSE, KIND_OF, LINEAR, PART_OF, PARTS
 from omnibal_ext.errors import UserError
 from omnibal_ext.flags import Need, Numbers
+from omnibal_ext.matrices import Matrix, matrices_of
 
-ONE_MATRIX = ("glm4v_text",)
-"""Language models whose gate and up are one matrix at Hugging Face's too, with one A."""
 SUFFIX = "_adapter"
 """Of an adapter's name, behind that of the layer that it belongs to."""
 
@@ -76,43 +74,16 @@ class Adapters:
 NO_ADAPTERS = Adapters()
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """A matrix that gets an adapter, whole: [rows, columns], by the name of its layer within a link."""
-
-    name: str
-    rows: int
-    columns: int
-    shares: tuple[int, ...] = (1,)
-    """Rows of each matrix of Hugging Face's that it is made of: of gate and up, one behind the other; of query, key and
-    value in each group of heads, group by group."""
-    by_rows: bool = False
-    """Tensor-parallel ranks have parts of its columns, and add up what these give."""
-    is_stacked: bool = False
-    """It is gate and up, each of which is cut over tensor-parallel ranks."""
-
-    @property
-    def parts(self) -> int:
-        """How many matrices of Hugging Face's it is, each with an A of its own."""
-        return len(self.shares)
-
-    def numbers(self, rank: int, tensor: int = 1) -> float:
-        """Numbers in its adapters, on one of `tensor` tensor-parallel ranks; each of these has one of the two whole."""
-        rows, columns = (self.rows, self.columns / tensor) if self.by_rows else (self.rows / tensor, self.columns)
-        return rank * (self.parts * columns + rows)
-
-
 def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]]:
     """The matrices that get adapters, by what costs stand under: all linear layers of transformer layers and projector.
 
     Experts get none, nor does their router: of a mixture those of the attention alone. Nor do matrices that join
     squares of patches, or stand between that and a perceptron, nor those of what layers read beside hidden states.
     """
-    language, one_matrix = architecture.language, architecture.types[1] in ONE_MATRIX
     return {
-        "vit": _vision(architecture),
-        "projector": _projector(architecture),
-        **{kind: _language(one, one_matrix) for kind, one in language.by_kind.items() if kind != DENSE},
+        kind: tuple(matrix for matrix in found if matrix.is_adaptable)
+        for kind, found in matrices_of(architecture).items()
+        if kind not in (DENSE, LINEAR)
     }
 
 
@@ -123,72 +94,6 @@ def adapter_numbers(architecture: Architecture, adapters: Adapters, tensor: int 
         for kind, matrices in adapted_matrices(architecture).items()
         if PART_OF[KIND_OF.get(kind, kind)] in adapters.targets
     }
-
-
-def _vision(architecture: Architecture) -> tuple[Matrix, ...]:
-    vision = architecture.vision
-    if not vision.layers:
-        return ()
-    width, inner, head = vision.hidden_size, vision.ffn_hidden_size, vision.hidden_size // vision.heads
-    # Query, key and value are one matrix at Hugging Face's too, but for Gemma 4's and Pixtral's.
-    packed = vision.native is not None and not architecture.pools and architecture.merger != "matrix"
-    return (
-        Matrix("self_attention.linear_qkv", 3 * width, width, (1,) if packed else (head,) * 3),
-        Matrix("self_attention.linear_proj", width, width, by_rows=True),
-        Matrix(
-            "mlp.linear_fc1", inner * (1 + vision.gated), width, (inner,) * (1 + vision.gated), is_stacked=vision.gated
-        ),
-        Matrix("mlp.linear_fc2", width, inner, by_rows=True),
-    )
-
-
-def _projector(architecture: Architecture) -> tuple[Matrix, ...]:
-    if architecture.pools or architecture.merger == "normed":
-        return ()
-    out, shuffled = architecture.language.hidden_size, architecture.joined_width
-    if architecture.merger == "gated":
-        inner = architecture.merger_width
-        return (
-            Matrix("mlp.linear_fc1", 2 * inner, out, (inner, inner), is_stacked=True),
-            Matrix("mlp.linear_fc2", out, inner, by_rows=True),
-        )
-    if architecture.merger == "matrix":
-        width = architecture.vision.hidden_size
-        return (Matrix("linear_fc1", out, width), Matrix("linear_fc2", out, out, by_rows=True))
-    if architecture.merger == "shuffled":
-        return (Matrix("linear", out, shuffled),)
-    inner = shuffled if architecture.vision.native else out
-    names = ("", *(f"feature_{number}." for number in range(architecture.streams - 1)))
-    return tuple(
-        matrix
-        for name in names
-        for matrix in (
-            Matrix(f"{name}linear_fc1", inner, shuffled),
-            Matrix(f"{name}linear_fc2", out, inner, by_rows=True),
-        )
-    )
-
-
-def _language(language: LanguageArchitecture, one_matrix: bool = False) -> tuple[Matrix, ...]:
-    width, heads = language.hidden_size, language.heads * language.head_dim
-    keys = (language.head_dim,) * (1 if language.keys_are_values else 2)
-    group = (language.heads // language.kv_heads * language.head_dim, *keys)
-    projected = Matrix("self_attention.linear_qkv", language.kv_heads * sum(group), width, group)
-    if language.takes_keys:
-        projected = Matrix("self_attention.linear_qkv", heads, width)
-    attention = (
-        projected,
-        Matrix("self_attention.linear_proj", width, heads, by_rows=True),
-    )
-    if language.experts:
-        return attention
-    inner = language.ffn_hidden_size
-    shares = (1,) if one_matrix else (inner, inner)
-    return (
-        *attention,
-        Matrix("mlp.linear_fc1", 2 * inner, width, shares, is_stacked=True),
-        Matrix("mlp.linear_fc2", width, inner, by_rows=True),
-    )
 
 
 def check_adapters(adapters: Adapters, architecture: Architecture) -> None:

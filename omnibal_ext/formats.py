@@ -108,6 +108,7 @@ PROFILE = record(
         "device": text,
         "dtype": text,
         "measured_with": mapping(anything),
+        "corrected_by": mapping(anything),
         "notes": mapping(anything),
     },
 )

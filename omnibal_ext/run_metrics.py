@@ -1,11 +1,12 @@
-"""What a run wrote: metrics.jsonl, a line an interval of training and one an evaluation; timeline.jsonl."""
+"""What a run wrote: metrics.jsonl, a line an interval of training, one an evaluation and one that compares with the
+profile; timeline.jsonl."""
 
 from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import Check, is_number, mapping, maybe, record, whole
-from omnibal_ext.reading.document import decode
+from omnibal_ext.reading.checks import Check, finite, is_number, listing, mapping, maybe, record, text, whole
+from omnibal_ext.reading.document import decode, read_json
 from omnibal_ext.reading.files import open_plain
 
 REMEDY = "take the line out, or start the run in another folder"
@@ -26,7 +27,18 @@ def _figure(place: str, value: Any) -> float:
 _LOSSES = {"loss": maybe(_figure), "source_losses": mapping(_figure)}
 _RATES = dict.fromkeys(("seconds", "samples", "samples_per_second", "useful_tokens_per_second", "padding"), _figure)
 _RATES |= dict.fromkeys(("model_tflops", "mfu", "dist_ratio_vit", "dist_ratio_llm"), _figure)
-LINE: Check[dict[str, Any]] = record({"iteration": whole()}, {**_LOSSES, **_RATES, "evaluation": record({}, _LOSSES)})
+_COMPARED = {"part": text, "phase": text, "profile_seconds": finite(), "measured_seconds": finite()}
+PROFILE_CHECK = "profile_check"
+_CHECKED = {
+    "model_hash": text,
+    "profile_hash": text,
+    "iterations": listing(whole(), least=1),
+    "parts": listing(record(_COMPARED)),
+}
+LINE: Check[dict[str, Any]] = record(
+    {"iteration": whole()},
+    {**_LOSSES, **_RATES, "evaluation": record({}, _LOSSES), PROFILE_CHECK: record(_CHECKED)},
+)
 """What programs read of a line."""
 
 
@@ -40,12 +52,26 @@ def training_intervals(path: Path) -> list[dict[str, Any]]:
 
     A last line that is being written is left out; no file is no intervals.
     """
-    return list({line["iteration"]: line for line in complete_lines(path)[0] if "evaluation" not in line}.values())
+    others = {"evaluation", PROFILE_CHECK}
+    return list({line["iteration"]: line for line in complete_lines(path)[0] if not others & line.keys()}.values())
 
 
 def evaluations(path: Path) -> dict[int, dict[str, Any]]:
     """What the evaluations found, by the iterations of training before them."""
     return {line["iteration"]: line["evaluation"] for line in complete_lines(path)[0] if "evaluation" in line}
+
+
+def profile_check(path: Path) -> dict[str, Any] | None:
+    """What the run found of its profile, the last time that it looked: hashes of model and profile, iterations, and
+    seconds by part (`omnibal_ext.costs.corrected.Compared`). None where it has not."""
+    found = [line[PROFILE_CHECK] for line in complete_lines(path)[0] if PROFILE_CHECK in line]
+    return found[-1] if found else None
+
+
+def noted_inputs(folder: Path) -> dict[str, str]:
+    """Where the run in a folder has its plan, profile and packs, as the launcher noted; empty where it did not."""
+    path = folder / INPUTS
+    return read_json(path, mapping(text), "remove it, and name the files") if path.exists() else {}
 
 
 def _lines_before(path: Path, position: int) -> int:

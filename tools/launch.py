@@ -49,6 +49,7 @@ from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, put_aside, refus
 from omnibal_ext.launch.longest import longest_said
 from omnibal_ext.launch.planning import SWITCHES, Planning, measured_best, provisional_plan
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
+from omnibal_ext.launch.replanning import corrected_profile
 from omnibal_ext.launch.reporting import note_inputs, write_report
 from omnibal_ext.launch.weights import convert, converted_folder, holds_weights, is_unconverted
 from omnibal_ext.layout.roads import ROADS
@@ -163,6 +164,8 @@ def _planning(arguments: argparse.Namespace, data_parallel: int) -> Planning:
     architecture, index, job = preset(arguments.model), PackedIndex.open(arguments.packs), _megatron_flags(arguments)
     count = _micro_batches(index, data_parallel)
     planning = Planning(arguments, job, architecture, index, data_parallel, count, TOOLS)
+    if arguments.replan:
+        arguments.profile = str(corrected_profile(planning))
     planning.check_profile()
     return planning
 
@@ -344,6 +347,9 @@ def _parser() -> ToolParser:
     plan.add_argument("--profile", help="use this profile.json")
     plan.add_argument(
         "--analytic", choices=tuple(DEVICES), help="estimate the profile for this device, measure nothing"
+    )
+    plan.add_argument(
+        "--replan", action="store_true", help="plan again from what the run in RUN measured, and go on with it"
     )
     plan.add_argument("--repack", action="store_true", help="pack again, levelling the profile's seconds")
     plan.add_argument("--plan", help="use this plan.json, whatever its profile")

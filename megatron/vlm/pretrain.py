@@ -39,6 +39,7 @@ from megatron.vlm.models.chain import Chain
 from megatron.vlm.monitoring.journal import Journal, spare_the_run
 from megatron.vlm.monitoring.meters import EvaluationMeter, Pace, Tally, TrainingMeter
 from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps, Hosts
+from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.monitoring.recorder import Recorder, recorded_iterations
 from megatron.vlm.monitoring.stage_meter import StageMeter
 from megatron.vlm.pipeline.executor import Executor, install
@@ -75,8 +76,11 @@ class Trainer:
         self.meter = TrainingMeter(self.sources(args.data), args.log_interval, journal, pace)
         self.evaluation = EvaluationMeter(self.sources(args.eval_data), args.eval_iters, journal)
         self.stages = StageMeter(self.plan)
-        timelines = Path(args.metrics_file).with_name(TIMELINE) if args.metrics_file else None
-        self.recorder = Recorder(timelines, recorded_iterations(args.train_iters, args.timelines))
+        metrics, check = Path(args.metrics_file) if args.metrics_file else None, None
+        if metrics and self.plan.profile_hash:
+            check = ProfileCheck(self.plan, Path(args.plan), metrics, journal)
+        timelines = metrics.with_name(TIMELINE) if metrics else None
+        self.recorder = Recorder(timelines, recorded_iterations(args.train_iters, args.timelines), check)
         self.executor = Executor(self.plan.schedule, self._watch, self.plan.build_schedule(), self.plan.tower)
         self.bad_samples = {
             True: BadSamples(args.data, args.max_bad_samples), False: BadSamples(args.eval_data, args.max_bad_samples)

@@ -1,11 +1,13 @@
 """What a language model's layers ask for: attention or linear attention, and perceptrons or experts behind it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omnibal_ext.architectures.language import Experts, LanguageArchitecture
 from omnibal_ext.architectures.linear_attention import LinearAttention
 from omnibal_ext.chain import LINEAR
 from omnibal_ext.costs.work import BYTES, Work, cheap_passes
+from omnibal_ext.matrices import Matrix, attention_layer, linear_layer
 
 SCORES = 2
 """fp32 numbers a token and expert that a router's backward needs: how likely it is for the choice, and for the balance.
@@ -21,10 +23,8 @@ CHUNK = 64
 class Mixer:
     """What mixes the tokens of a layer, between its norm and its residual connection, a token unless said."""
 
-    weights: int
-    """Of its matrices."""
     others: int
-    """Other parameters."""
+    """Parameters beside its matrices."""
     kept: int
     """Numbers that its backward needs beside its input."""
     late: int
@@ -60,7 +60,6 @@ def attention(language: LanguageArchitecture, t: int) -> Mixer:
     normalised = (heads + own // 2) * language.qk_norm + own // 2 * language.value_norm
     repeated = (2 * heads - key_value) * language.both_ways  # under a mask every head has its key and value
     return Mixer(
-        weights=language.hidden_size * (2 * heads + projected + gates),
         others=(2 - language.takes_keys) * language.head_dim * language.qk_norm,
         # Query, turned key, value and output; before their norm query and key; gates, and what they are applied to.
         kept=2 * heads + (key_value + own) // 2 + repeated + normalised + 2 * gates,
@@ -75,7 +74,7 @@ def attention(language: LanguageArchitecture, t: int) -> Mixer:
     )
 
 
-def linear_attention(linear: LinearAttention, width: int, t: int) -> Mixer:
+def linear_attention(linear: LinearAttention, t: int) -> Mixer:
     """Gated DeltaNet, with groups filled up for `t` tensor-parallel ranks, by flash-linear-attention's kernels.
 
     Of a chunk's tokens the products of keys and of queries with keys, the system that is solved and what is read of its
@@ -86,7 +85,6 @@ def linear_attention(linear: LinearAttention, width: int, t: int) -> Mixer:
     key, value = linear.key_width, linear.value_width
     values, repeated = heads * value, 2 * heads * key  # query and key once for each head of values
     return Mixer(
-        weights=width * (projected + values),
         others=convolved * linear.kernel + 2 * heads + value,
         # Before the convolution; query, key, value; a chunk's solved system; rates; output, gates, and both together.
         kept=convolved + repeated + values + CHUNK * heads + 4 * heads + 3 * values,
@@ -100,20 +98,23 @@ def linear_attention(linear: LinearAttention, width: int, t: int) -> Mixer:
 
 def language_works(language: LanguageArchitecture, tokens: int, t: int, e: int = 1) -> dict[str, Work]:
     """The layers by kind, as `works.layer_works` has them."""
-    works = {kind: _work(one, attention(one, t), tokens, t, e) for kind, one in language.by_kind.items()}
+    works = {
+        kind: _work(one, attention(one, t), attention_layer(one, t), tokens, t, e)
+        for kind, one in language.by_kind.items()
+    }
     if language.linear:
-        mixer = linear_attention(language.linear, language.hidden_size, t)
-        works[LINEAR] = _work(language, mixer, tokens, t, e)
+        mixer = linear_attention(language.linear, t)
+        works[LINEAR] = _work(language, mixer, linear_layer(language, t), tokens, t, e)
     return works
 
 
-def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: int) -> Work:
+def _work(
+    language: LanguageArchitecture, mixer: Mixer, matrices: Sequence[Matrix], tokens: int, t: int, e: int
+) -> Work:
     g, experts = language.hidden_size, language.experts or Experts(1, 1)
     routed, shares = language.experts is not None, experts.shared > 0
     gated = shares and experts.shared_gate
-    perceptron, router = 3 * g * language.ffn_hidden_size, experts.count * g * routed
-    shared, beside = 3 * g * (experts.shared + experts.beside) + g * gated, experts.beside > 0
-    matrices = mixer.weights + experts.chosen * perceptron + router + shared
+    beside = experts.beside > 0
     inner = experts.chosen * 3 * language.ffn_hidden_size + 3 * (experts.shared + experts.beside)
     sorted_tokens = experts.chosen * g * routed  # a copy for each of a token's experts
     dealt = e > 1
@@ -136,14 +137,14 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
     late = inner + (2 * copies + 2 * g * t * (1 + shares + beside) if routed else 4 * g * t)
     # Routers and sorted copies keep what the norm in front of experts gives, and so does each expert.
     cheap, again = (g, 2.0) if routed else (2 * g + language.ffn_hidden_size, cheap_passes(g, inner))
-    parameters = mixer.weights + mixer.others + experts.count * perceptron + router + shared
+    parameters = sum(matrix.weights for matrix in matrices) + mixer.others
     inputs, table = (own.width, own.width * own.words) if (own := language.layer_inputs) else (0, 0)
     if inputs:  # of core's linear layers, which gather inputs again in W; the first hidden states are held elsewhere
-        matrices, parameters = matrices + 3 * g * inputs, parameters + 3 * g * inputs + table + g
+        parameters += table + g
         kept, late, passes = kept + 2 * g + 4 * inputs, late + g + g * t + 3 * inputs, passes + 5 + 6 * inputs / g
     return Work(
         parameters=parameters + 2 * g * (1 + language.branch_norms) + (4 * g + experts.count) * beside,
-        matrix_weights=matrices,
+        matrix_weights=sum(matrix.multiplied for matrix in matrices),
         tokens=tokens,
         width=g,
         kept=tokens * (kept + mixer.kept) * BYTES,
@@ -160,6 +161,6 @@ def _work(language: LanguageArchitecture, mixer: Mixer, tokens: int, t: int, e: 
         cheap=tokens * cheap * BYTES,
         cheap_passes=again,
         routed=sorted_tokens,
-        expert_parameters=experts.count * perceptron * routed,
+        expert_parameters=sum(matrix.weights for matrix in matrices if matrix.experts),
         for_weights=tokens * (copies + experts.chosen * language.ffn_hidden_size) * routed * BYTES,
     )

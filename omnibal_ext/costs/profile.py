@@ -49,7 +49,7 @@ OLDER = {"full_layers": FULL, "linear_layers": LINEAR}
 RENAMED = {f"least_{name}_seconds": f"host_{name}_seconds" for name in ("forward", "backward")}
 """Costs of a layer in older files, and what they are called now."""
 IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share",
-            "host_action_seconds")  # fmt: skip
+            "host_action_seconds", "corrected_by")  # fmt: skip
 """Fields that a file has only where they say something."""
 Fit = tuple[float, float, float]
 
@@ -190,6 +190,9 @@ class Profile:
     """Tiles (or patches) of an image, which is encoded in one piece; 0: a tile is."""
     replica_seconds_per_byte: float = 0.0
     """Between any ranks of a replica; 0: as between neighbours."""
+    corrected_by: dict[str, Any] = field(default_factory=dict)
+    """The run whose measured seconds these are (`costs.corrected`): its folder, its iterations, and the hash of the
+    profile that it was planned from. Empty: no run's."""
     notes: dict[str, Any] = field(default_factory=dict)
     """How it went: efficiencies, outliers; for people, read by no program."""
     schema_version: int = SCHEMA_VERSION

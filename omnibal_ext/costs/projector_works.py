@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.costs.work import BYTES, Work
+from omnibal_ext.matrices import matrices_of
 
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
     """Of one token."""
 
-    weights: int
     kept: int
     """That a rank's backward needs whole."""
     kept_shares: int
@@ -31,10 +31,11 @@ def projector_work(architecture: Architecture, tiles: int, t: int) -> Work:
     tokens, out = architecture.image_tokens(tiles), architecture.language.hidden_size
     count = {"matrix": _matrix, "gated": _gated}.get(architecture.merger, _plain)
     one, streams = count(architecture), architecture.streams  # hidden states, and features
+    weights = sum(matrix.weights for matrix in matrices_of(architecture)["projector"])
     normed = tiles * architecture.vision.tokens_per_tile * architecture.vision.hidden_size
     kept = tokens * (one.kept * t + one.kept_shares) + normed * architecture.vision.final_norm * t
     return Work(
-        one.weights * streams, one.weights * streams, tokens, out, kept * streams * BYTES,
+        weights, weights, tokens, out, kept * streams * BYTES,
         tokens * (one.late * t + one.late_shares) * streams * BYTES, for_weights=tokens * one.for_weights * t * BYTES,
     )  # fmt: skip
 
@@ -45,21 +46,19 @@ def _plain(architecture: Architecture) -> _Numbers:
     native = architecture.vision.native is not None
     into = joined * (1 + (architecture.projector_norm or native))
     if architecture.pools or architecture.merger in ("shuffled", "normed"):
-        return _Numbers(joined * out, into, 0, joined, out)  # its gradient is a share, as it is cut by its columns
+        return _Numbers(into, 0, joined, out)  # its gradient is a share, as it is cut by its columns
     inner = joined if native else out
-    return _Numbers(joined * inner + inner * out, into, 2 * inner, joined + out, 2 * inner)
+    return _Numbers(into, 2 * inner, joined + out, 2 * inner)
 
 
 def _matrix(architecture: Architecture) -> _Numbers:
     """A norm, a matrix from a square to a patch, a perceptron of two layers."""
     joined, out, width = architecture.joined_width, architecture.language.hidden_size, architecture.vision.hidden_size
-    weights = width * (joined + out) + out**2
-    return _Numbers(weights, 2 * joined + width, 2 * out, joined + width + out, width + 2 * out, joined)
+    return _Numbers(2 * joined + width, 2 * out, joined + width + out, width + 2 * out, joined)
 
 
 def _gated(architecture: Architecture) -> _Numbers:
     """Behind the ViT's norm a matrix from a square to a token, another, a norm, GELU, a gated perceptron."""
     joined, out, inner = architecture.joined_width, architecture.language.hidden_size, architecture.merger_width
-    weights = joined * out + out**2 + 3 * out * inner
     kept, late = (joined + 4 * out, 3 * inner), (joined + 3 * out, 2 * out + 3 * inner)
-    return _Numbers(weights, *kept, *late, joined + out)
+    return _Numbers(*kept, *late, joined + out)

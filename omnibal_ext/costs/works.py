@@ -28,6 +28,7 @@ from omnibal_ext.chain import FULL
 from omnibal_ext.costs.language_works import language_works
 from omnibal_ext.costs.projector_works import projector_work
 from omnibal_ext.costs.work import BYTES, Work, cheap_passes, kept, passes
+from omnibal_ext.matrices import matrices_of
 
 IMAGE_PATCHES = 2304
 """Patches of an image at native resolution that attention is counted for: 672 x 672 pixels."""
@@ -58,7 +59,7 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
             input_gradient=vision.embedding_norms,
             passes=2 + vision.embedding_norms * (4 + 2 * pixels / h),
         ),
-        **({"vit": _vit_work(vision, tiles, t)} if vision.layers else {}),
+        **({"vit": _vit_work(architecture, tiles, t)} if vision.layers else {}),
         "projector": projector_work(architecture, tiles, t),
         "word_embed": Work(words, 0, tokens, g, (tokens * 8 + image_tokens * g * architecture.streams * BYTES) * t),
         **language_works(language, tokens, t, e),
@@ -70,15 +71,15 @@ def layer_works(architecture: Architecture, tiles: int, tokens: int, t: int, e: 
     }  # fmt: skip
 
 
-def _vit_work(vision: VisionArchitecture, tiles: int, t: int) -> Work:
+def _vit_work(architecture: Architecture, tiles: int, t: int) -> Work:
     """Of one layer of the ViT, a mean of those with windows and those without."""
+    vision = architecture.vision
     h, vit_tokens = vision.hidden_size, tiles * vision.tokens_per_tile
     heads_h = h // vision.heads * vision.heads_over(t)
-    matrices = 2 + vision.gated
-    weights = 4 * h * heads_h + matrices * h * vision.ffn_hidden_size
+    weights = sum(matrix.weights for matrix in matrices_of(architecture, t)["vit"])
     # Query and attention output are counted at the width of the layer, with key and value goes what they have more.
     inside_h = 2 * heads_h + 2 * (heads_h - h)
-    inner, normed = matrices * vision.ffn_hidden_size, 2 * vision.qk_norm + 3 * vision.head_norms
+    inner, normed = (2 + vision.gated) * vision.ffn_hidden_size, 2 * vision.qk_norm + 3 * vision.head_norms
     others = 2 * normed + 4 * vision.layer_scale + 4 * vision.branch_norms
     numbers = kept(h, inside_h, inner, (normed + 2 * vision.branch_norms) * h, vision.layer_scale)
     # Before and behind what is clamped; at the activation function one kernel does it.

@@ -66,9 +66,14 @@ NEEDS = (
         lambda arguments: "--save" not in flags_in(arguments.megatron),
     ),
     Need(
-        "analytic repack method schedule tower recompute virtual_pipeline_model_parallel_size",
+        "analytic repack replan method schedule tower recompute virtual_pipeline_model_parallel_size",
         "no --plan beside it: a plan that is there was made as it is",
         lambda arguments: not arguments.plan,
+    ),
+    Need(
+        "replan",
+        "no --repack beside it: a run keeps its packs; name them by --packs RUN/packs",
+        lambda arguments: not arguments.repack,
     ),
     Need("analytic", "no --profile beside it: that has the costs", lambda arguments: not arguments.profile),
     Need("nnodes", "--rdzv-endpoint HOST:PORT of the first node", lambda arguments: arguments.rdzv_endpoint),

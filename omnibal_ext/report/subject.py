@@ -20,8 +20,6 @@ from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
-from omnibal_ext.reading.checks import mapping, text
-from omnibal_ext.reading.document import read_json
 from omnibal_ext.report.timeline import (
     Lane,
     Timeline,
@@ -31,7 +29,7 @@ from omnibal_ext.report.timeline import (
     problem_of,
     recorded,
 )
-from omnibal_ext.run_metrics import INPUTS, TIMELINE, complete_lines, evaluations, training_intervals
+from omnibal_ext.run_metrics import TIMELINE, complete_lines, evaluations, noted_inputs, training_intervals
 
 Curves = dict[str, list[tuple[float, float]]]
 """By name, points (x, y)."""
@@ -75,8 +73,7 @@ class Subject:
     ) -> "Subject":
         """A run's folder, with what it was started with unless given; with a plan that is given goes the profile beside
         it. Raises UserError where there is no plan."""
-        path = folder / INPUTS
-        noted = read_json(path, mapping(text), "remove it, and name the files") if path.exists() else {}
+        noted = noted_inputs(folder)
         if packs is None and Path(noted.get("packs", folder / "none")).exists():
             packs = Path(noted["packs"])
         if plan is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.attention.varlen
-from cards.modes import Calls, Kernels, waits_for
+from cards.modes import Calls, Kernels, tensors_in, waits_for
 from cards.places import Cards
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -143,15 +143,44 @@ def wait_for_work(work: Any, *timeout: Any) -> bool:
 _wait = torch.distributed.Work.wait
 
 
+def where_the_model_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of DDP's parts in C++: the buffers that they make are on the card of the parameters that they are given."""
+
+    def call(*arguments: Any, **how: Any) -> Any:
+        assert _kernels is not None
+        _kernels.making = cards.number(next(tensors_in(arguments)).device)
+        try:
+            return function(*arguments, **how)
+        finally:
+            _kernels.making = None
+
+    return call
+
+
+class Autocast(torch.autocast):
+    """Of the CPU's operations, which compute for cards too."""
+
+    def __init__(self, device_type: str, *arguments: Any, **how: Any) -> None:
+        super().__init__("cpu" if device_type == "cuda" else device_type, *arguments, **how)
+
+
+def _of_cards(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch says of a kind of device, asked of the one whose operations compute."""
+    return lambda kind="cuda", *more: function("cpu" if kind == "cuda" else kind, *more)
+
+
 class Backends:
     """Process groups by the backend that was asked for: where it is NCCL, gloo carries what NCCL would take."""
 
     def __init__(self) -> None:
         self.init, self.new = torch.distributed.init_process_group, torch.distributed.new_group
         self.names: dict[str, str] = {}
+        self.asked: list[str] = []
+        """Of the group of all ranks, and the device that it is bound to."""
 
     def init_process_group(self, backend: str | None = None, *args: Any, device_id: Any = None, **how: Any) -> None:
         self.init("gloo", *args, **how)
+        self.asked = [str(backend), str(device_id)]
         self.names = {torch.distributed.group.WORLD.group_name: backend or "nccl"}
 
     def new_group(self, ranks: Any = None, timeout: Any = None, backend: str | None = None, pg_options: Any = None,
@@ -254,6 +283,10 @@ REPLACED: dict[str, tuple[str, Any]] = {
     "Tensor.record_stream": ("in order", _gives(None)),
     "Tensor.pin_memory": ("by no mode: the loader's thread, which knows none, pins too", lambda t, *_: calls().pin(t)),
     "autograd._engine_run_backward": ("torch calls it out of reach of modes", within_modes),
+    # Mixed precision: torch's, of the CPU.
+    "autocast": ("of the CPU's operations", Autocast),
+    "is_autocast_enabled": ("of the CPU's operations", _of_cards(torch.is_autocast_enabled)),
+    "get_autocast_dtype": ("of the CPU's operations", _of_cards(torch.get_autocast_dtype)),
     # Kernels and channels that are not there.
     "compile": ("no compiler for these cards: functions as they are", compiled),
     "nn.attention.varlen.varlen_attn": ("CUDA's kernel: segment by segment", varlen_attn),
@@ -263,6 +296,9 @@ REPLACED: dict[str, tuple[str, Any]] = {
         "its options", SimpleNamespace(Options=lambda **_: SimpleNamespace(config=SimpleNamespace()))),
     "distributed.init_process_group": ("gloo carries what NCCL would", backends.init_process_group),
     "distributed.new_group": ("gloo carries what NCCL would", backends.new_group),
+    "distributed.Reducer": ("DDP's buckets", where_the_model_is(torch.distributed.Reducer)),
+    "distributed._verify_params_across_processes": (
+        "DDP's first message", where_the_model_is(torch.distributed._verify_params_across_processes)),
     "distributed.Work.wait": ("a card waits, not its host; what gloo does then is its own", wait_for_work),
     "distributed.distributed_c10d._get_object_coll_device": (
         "objects travel where tensors of the group are", backends.device_of),

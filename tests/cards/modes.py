@@ -202,12 +202,15 @@ class Kernels(TorchDispatchMode):
         """`backend_of(process group)`: what it was asked to be, "nccl" or "gloo"."""
         super().__init__()
         self.cards, self.backend_of = cards, backend_of
+        self.making: int | None = None
+        """The card of all that C++ makes, which asks a tensor's memory where it is, and hears of the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
             tensors = [t for t in tensors_in((args, kwargs)) if t.device.type == "cpu"]
             place = self._place(func, args, kwargs, tensors)
+            place = self.making if place is None else place
             out = CUDA_ALONE.get(func, func)(*args, **kwargs)
             if place is not None:
                 known = {t.untyped_storage()._cdata for t in tensors}

@@ -30,6 +30,7 @@ from megatron.vlm.preprocessing.tokenizer import declared_tokens
 from omnibal_ext.architectures.huggingface import read_architecture
 from omnibal_ext.architectures.presets import TINY
 from omnibal_ext.costs.analytic import analytic_profile
+from omnibal_ext.costs.corrected import Compared
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
@@ -42,7 +43,7 @@ from omnibal_ext.plan import Plan
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed
-from omnibal_ext.run_metrics import evaluations, training_intervals
+from omnibal_ext.run_metrics import evaluations, profile_check, training_intervals
 from omnibal_ext.sizes import Sizes
 from tests.unit.data.clips import noise, write_video
 
@@ -254,10 +255,15 @@ def _metrics() -> Reader:
         "iteration": 1,
         "evaluation": {"loss": 1.0, "source_losses": {"a": 1.0}, "samples": 3, "seconds": 1.0},
     }
-    text = "".join(json.dumps(one) + "\n" for one in (line, evaluation, {**line, "iteration": 2}))
+    part = {"part": "llm", "phase": "forward", "profile_seconds": 1.0, "measured_seconds": 2.0}
+    check = {"model_hash": "m", "profile_hash": "p", "iterations": [4], "parts": [part]}
+    lines = (line, evaluation, {"iteration": 1, "profile_check": check}, {**line, "iteration": 2})
+    text = "".join(json.dumps(one) + "\n" for one in lines)
 
     def read(folder: Path) -> None:
         intervals = training_intervals(folder / "metrics.jsonl")
+        for one in (profile_check(folder / "metrics.jsonl") or {"parts": []})["parts"]:
+            Compared(*(one[name] for name in part))
         evaluations(folder / "metrics.jsonl")
         for one in intervals:
             _ = one.get("seconds", 0.0) + one.get("samples", 0)

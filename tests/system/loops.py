@@ -58,7 +58,7 @@ def compare(folder: Path) -> dict[str, float]:
     (step,) = steps(mine, mine.batch_sampler.micro_batches, 1)
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
     ddp = float(train_ddp.backward(wrapped, step))
-    (logged,) = train_trainer.train(arguments)
+    (logged,) = train_trainer.train(arguments, ranks)
     return {
         "alone": alone,
         "ddp": ddp,

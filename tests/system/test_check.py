@@ -15,6 +15,7 @@ import torch
 from megatron.vlm.preflight.__main__ import preflight
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.plan import Plan
+from omnibal_ext.run_metrics import training_intervals
 from tests.system.test_training import make_dataset, pack, tool
 from tests.unit.hf import models
 
@@ -179,7 +180,7 @@ def test_a_check_before_packs_reads_the_first_conversations(folder: Path, tmp_pa
 
 
 def losses(folder: Path, run: str) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in training_intervals(folder / run / "metrics.jsonl")]
 
 
 def test_weights_arrive_and_the_same_command_goes_on_from_its_own_checkpoint(folder: Path) -> None:

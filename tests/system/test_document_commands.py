@@ -42,7 +42,7 @@ SMALLER = {
 }
 MODELS = ("HF_FOLDER", "InternVL3_5-8B-HF", "InternVL-Chat-V1-5", "InternVL3-8B-hf", "internvl-chat-1.5")
 """Names under which documents speak of a user's model."""
-BEGIN_WITH_NOTHING = ("README.md", "models.md", "loops.md", "long-context.md")
+BEGIN_WITH_NOTHING = ("README.md", "first-run.md", "models.md", "loops.md", "long-context.md")
 BUDGETS = ("--vit-budget", 40, "--llm-budget", 320)
 
 

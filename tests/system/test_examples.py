@@ -88,7 +88,6 @@ def test_a_framework_trains_on_packs_as_on_samples(
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", run(name, folder, *more))]
     assert len(losses) == STEPS
     assert losses[0] == pytest.approx(expected, abs=1e-5)
@@ -107,6 +106,31 @@ def test_plain_ddp_trains_on_packs_and_says_what_they_save(folder: Path, expecte
     assert re.fullmatch(
         rf"packs / random batches samples per second: {number} \(single steps {number} to {number}\)", last
     )
+
+
+@pytest.mark.parametrize(
+    ("cuda", "there", "kind", "asked"),
+    [
+        (True, True, "internvl", ["flash_attention_2"]),
+        (True, False, "internvl", []),
+        (False, True, "internvl", []),
+        (True, True, "gemma3", []),  # whose images are seen in both directions
+    ],
+)
+def test_flash_attention_is_taken_where_it_is_installed(
+    cuda: bool, there: bool, kind: str, asked: list[str], model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where there are GPUs, which alone run it."""
+    import transformers_packs  # as `model` has found it
+
+    found: list[str] = []
+    made = torch.nn.Module()
+    made.config, made.set_attn_implementation = Namespace(model_type=kind), found.append  # type: ignore[assignment]
+    monkeypatch.setattr(transformers_packs, "HAS_CUDA", cuda)
+    monkeypatch.setattr(transformers_packs, "is_flash_attn_2_available", lambda: there)
+    monkeypatch.setattr(transformers_packs, "small_internvl", lambda _: made)
+    transformers_packs.load_model(Namespace(manifest={}), Namespace(model=None, lora=None))
+    assert found == asked
 
 
 @pytest.fixture
@@ -148,7 +172,7 @@ def test_reading_a_batch_is_in_the_time_of_its_step_and_a_turn_of_others_is_not(
         now[0] += 7.0
 
 
-@pytest.mark.parametrize("name", ["train_ddp.py", "train_stream.py", "train_deepspeed.py"])
+@pytest.mark.parametrize("name", ["train_ddp.py", "train_stream.py", "train_trainer.py", "train_deepspeed.py"])
 def test_an_example_without_torchrun_says_so_in_a_line(name: str, folder: Path) -> None:
     if name == "train_deepspeed.py" and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed")
@@ -176,7 +200,8 @@ def test_an_example_without_its_package_says_so_in_a_line(name: str, needs: str,
         [sys.executable, str(tmp_path / "run.py")], capture_output=True, text=True, check=False, env=environment()
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {name} needs {needs}: pip install {needs}\n"
+    remedy = "'omnibal[train]'" if needs == "transformers" else needs
+    assert done.stderr == f"error: this needs {needs}, which is not installed: pip install {remedy}\n"
 
 
 def test_a_stream_that_nobody_packed_trains_alike_balanced(folder: Path) -> None:

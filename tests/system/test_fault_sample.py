@@ -7,7 +7,7 @@ import pytest
 
 from tests.programs import ROOT
 
-SAMPLE, SEED = 12, 34
+SAMPLE, SEED = 8, 1805
 
 
 @pytest.mark.starts

@@ -89,6 +89,7 @@ def test_the_table_is_the_one_of_the_extras(described: dict[str, Any]) -> None:
         ("tokenizers", "tokenizers, which is not installed: pip install 'omnibal[train]'"),
         ("pyarrow", "pyarrow, which is not installed: pip install 'omnibal[tables]'"),
         ("av", "av, which is not installed: pip install 'omnibal[video]'"),
+        ("trl.trainer", "trl, which is not installed: pip install trl"),
         ("somebody_elses", ""),
     ],
 )

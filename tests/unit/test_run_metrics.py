@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.run_metrics import complete_lines, evaluations, training_intervals
+from omnibal_ext.run_metrics import complete_lines, evaluations, profile_check, training_intervals
 from tools.compare_runs import final_loss, shown
 
 
@@ -24,6 +24,22 @@ def test_what_ran_again_after_a_resume_counts_as_it_last_ran(tmp_path: Path) -> 
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"iteration": 4, "lo')
     assert [(line["iteration"], line["loss"]) for line in training_intervals(path)] == [(1, 5.0), (2, 4.1), (3, 3.1)]
     assert evaluations(path) == {2: {"loss": 4.6}}
+
+
+def test_what_a_run_found_of_its_profile_is_no_interval_and_counts_as_it_was_found_last(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    part = {"part": "llm", "phase": "forward", "profile_seconds": 1.0, "measured_seconds": 2.0}
+    first, second = ({"model_hash": "m", "profile_hash": name, "iterations": [4], "parts": [part]} for name in "ab")
+    lines = [{"iteration": 4, "profile_check": first}, {"iteration": 4, "loss": 1.0},
+             {"iteration": 4, "profile_check": second}, {"iteration": 5, "loss": 0.5}]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert profile_check(path) == second
+    assert [line["loss"] for line in training_intervals(path)] == [1.0, 0.5]
+    path.write_text(json.dumps({"iteration": 4, "profile_check": {**first, "parts": [{**part, "part": 3}]}}) + "\n")
+    with pytest.raises(UserError, match=r"line 1: profile_check.parts\[0\].part must be a text"):
+        profile_check(path)
+    path.write_text(json.dumps({"iteration": 5, "loss": 0.5}) + "\n")
+    assert profile_check(path) is None
 
 
 def test_a_run_that_has_not_reported_has_no_intervals(tmp_path: Path) -> None:

@@ -33,12 +33,13 @@ from megatron.vlm.hf.peft_config import (
     write_tensors,
 )
 from megatron.vlm.models.adapters import part_of_rows, rows_and_parts, wide
-from omnibal_ext.adapters import SUFFIX, Adapters, Matrix, adapted_matrices
+from omnibal_ext.adapters import SUFFIX, Adapters, adapted_matrices
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import ADAPTER
 from omnibal_ext.chain import PART_OF, PARTS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import family_of
+from omnibal_ext.matrices import Matrix
 
 WEIGHT_FILE = "adapter_model.safetensors"
 

@@ -30,7 +30,8 @@ from torch.nn.functional import linear as multiply
 from torch.nn.functional import pad
 
 from megatron.vlm.models.attention.padding import loads_without_padding
-from omnibal_ext.adapters import SUFFIX, Adapters, Matrix
+from omnibal_ext.adapters import SUFFIX, Adapters
+from omnibal_ext.matrices import Matrix
 
 
 class Adapter(torch.nn.Module):

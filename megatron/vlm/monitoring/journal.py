@@ -1,7 +1,8 @@
 """Where a run's figures go: a line in the log, a line in metrics.jsonl, TensorBoard and W&B by Megatron's writers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import torch
 from megatron.training import get_tensorboard_writer, get_wandb_writer, print_rank_last
 
+from omnibal_ext.costs.corrected import WHOLE, Compared
 from omnibal_ext.files.lines import Lines
 from omnibal_ext.output import printable, say
-from omnibal_ext.run_metrics import loss_text
+from omnibal_ext.run_metrics import PROFILE_CHECK, loss_text
 
 RATES = (
     "samples_per_second", "useful_tokens_per_second", "padding", "dist_ratio_vit", "dist_ratio_llm",
     "dist_ratio_attention", "epoch", "model_tflops", "mfu", "bubble", "replaced_samples", "skipped_steps",
 )  # fmt: skip
+TOLERATED = 0.05
+"""By how much a step may differ from the profile's."""
 
 
 class Journal:
@@ -42,6 +46,15 @@ class Journal:
         self._append({"iteration": iteration, "evaluation": dict(report)})
         losses = report["source_losses"].items()
         write_curves(iteration, {f"lm loss validation of {source}": loss for source, loss in losses})
+
+    def profile_check(
+        self, iterations: Sequence[int], model_hash: str, profile_hash: str, compared: Sequence[Compared]
+    ) -> None:
+        """Seconds by part in these iterations beside those of the profile, see `profile_check`; only the last rank."""
+        say(*profile_lines(iterations, compared))
+        check = {"model_hash": model_hash, "profile_hash": profile_hash, "iterations": list(iterations)}
+        check["parts"] = [asdict(one) for one in compared]
+        self._append({"iteration": iterations[-1], PROFILE_CHECK: check})
 
     def _append(self, record: Mapping[str, Any]) -> None:
         last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
@@ -93,6 +106,25 @@ def training_line(iteration: int, report: Mapping[str, Any]) -> str:
         f"DistRatio ViT {report['dist_ratio_vit']:.4f} LLM {report['dist_ratio_llm']:.4f} "
         f"attention {report['dist_ratio_attention']:.4f} |{_pace(report)}{_operation(report)}"
     )
+
+
+def profile_lines(iterations: Sequence[int], compared: Sequence[Compared]) -> Iterator[str]:
+    """By part of the model what the profile has and what was measured, for people; and what to do about it."""
+    numbers = ", ".join(map(str, iterations))
+    yield f" iterations {numbers} beside the profile, ms of a rank and iteration on average:"
+    yield f"  {'part':<12}{'profile':>12}{'measured':>12}{'measured / profile':>20}"
+    for part in dict.fromkeys(one.part for one in compared):
+        phases = [one for one in compared if one.part == part]
+        planned = sum(one.profile_seconds for one in phases)
+        measured = sum(one.measured_seconds for one in phases)
+        ratio = measured / planned if planned else None
+        shown = "-" if ratio is None else f"{ratio:.2f}"
+        yield f"  {part:<12}{planned * 1e3:>12,.2f}{measured * 1e3:>12,.2f}{shown:>20}"
+        if part == WHOLE and ratio is not None and abs(ratio - 1) > TOLERATED:
+            yield (
+                f" the step takes {ratio:.2f} x what the profile says: to plan again from what was measured, stop this "
+                "run and start tools/launch.py again with --replan"
+            )
 
 
 def evaluation_line(iteration: int, report: Mapping[str, Any]) -> str:

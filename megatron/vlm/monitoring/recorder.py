@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.exchange import watched
+from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.platform import Moment, allocated_bytes
 from megatron.vlm.profiling.kept import KeptBytes
@@ -87,8 +88,9 @@ class Recorder:
     5. Before the next iteration, or when training ends, the figures are gathered and the last rank writes them.
     """
 
-    def __init__(self, path: Path | None, iterations: Collection[int]) -> None:
-        self.lines = Lines(path) if path else None
+    def __init__(self, path: Path | None, iterations: Collection[int], check: ProfileCheck | None = None) -> None:
+        """`iterations` are for the file; those that `check` wants, and that are no neighbours of them, for it alone."""
+        self.lines, self.check = Lines(path) if path else None, check
         self.iterations = frozenset(iterations if path else ())
         self.number = 0
         self.origin: Moment | None = None
@@ -109,7 +111,8 @@ class Recorder:
     @contextmanager
     def iteration(self, number: int, model: Sequence[Any]) -> Iterator[None]:
         """Around the forwards and backwards of iteration `number` (0: one that is no training)."""
-        counts = self.origin is not None and allocated_bytes() is None and number == self.number + 1
+        followed = number == self.number + 1 and self.number in self.iterations
+        counts = self.origin is not None and allocated_bytes() is None and followed
         if self._step_hook is not None:
             self._step_hook.remove()
         if self.origin is not None and not counts:
@@ -118,9 +121,13 @@ class Recorder:
         with ExitStack() as stack:
             if counts:
                 stack.enter_context(self._counted(modules))
-            elif number in self.iterations:
+            elif self._wants(number):
                 stack.enter_context(self._timed(number, modules))
             yield
+
+    def _wants(self, number: int) -> bool:
+        for_check = self.check is not None and self.check.wants(number)
+        return number in self.iterations or (for_check and not {number - 1, number + 1} & self.iterations)
 
     @contextmanager
     def watch(self, action: Action) -> Iterator[None]:
@@ -163,6 +170,8 @@ class Recorder:
         if self.origin is not None:
             self._step_hook.remove()
             self._write()
+        if self.check is not None:
+            self.check.close()
 
     @contextmanager
     def _timed(self, number: int, modules: Sequence[Any]) -> Iterator[None]:
@@ -236,12 +245,16 @@ class Recorder:
         self.held += [(at, float(self.fixed + kept.peak)), (at, float(self.fixed + kept.bytes))]
 
     def _write(self) -> None:
-        """Gather the iteration over all ranks; the last one appends it to the file."""
-        assert self.lines is not None
+        """Gather the iteration over all ranks; the last one appends it to the file, and has it compared."""
         lanes = _gathered(self._lane() if parallel_state.get_tensor_model_parallel_rank() == 0 else None)
         self.origin = self._step_hook = None
-        if lanes:
-            self.lines.append({"iteration": self.number, "lanes": lanes})
+        if not lanes:
+            return
+        record = {"iteration": self.number, "lanes": lanes}
+        if self.lines is not None and self.number in self.iterations:
+            self.lines.append(record)
+        if self.check is not None:
+            self.check.saw(record)
 
     def _lane(self) -> dict[str, Any]:
         assert self.origin is not None

@@ -126,8 +126,20 @@ OF_A_PLAN: dict[str, Callable[[Planning], Planning]] = {
 }
 """Every input of a plan, and another start in which it alone is different."""
 NOT_OF_A_PLAN = {
-    *("plan", "profile", "repack", "model", "from_scratch", "first_weights", "fresh", "data", "packs", "eval_data"),
-    *("eval_packs", "run_dir", "epochs", "input", "image_root", "chat_template", "workers", "max_rejects"),
+    *(
+        "plan",
+        "profile",
+        "repack",
+        "replan",
+        "model",
+        "from_scratch",
+        "first_weights",
+        "fresh",
+        "data",
+        "packs",
+        "eval_data",
+    ),
+    *("eval_data", "eval_packs", "run_dir", "epochs", "input", "image_root", "chat_template", "workers", "max_rejects"),
     *("nproc_per_node", "nnodes", "rdzv_endpoint", "rdzv_id", "check", "dry_run", "progress", "json", "megatron"),
     *(
         "micro_batches",

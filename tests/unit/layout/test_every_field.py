@@ -21,7 +21,7 @@ CARRIED = (0, 0, 0, 0, 0, 1, 2, 2, 0, 0)
 CHAIN = layer_chain(3, 3)
 LAYOUT = Layout((0, 3, 7, len(CHAIN)), ((1,), (), (7,)), ((2,), (), (8,)))
 """Stages patch_embed vit vit | vit projector word_embed llm | llm llm head."""
-WORDS = {"model", "model_hash", "device", "dtype", "measured_with", "notes", "schema_version"}
+WORDS = {"model", "model_hash", "device", "dtype", "measured_with", "corrected_by", "notes", "schema_version"}
 """Fields of a profile that are no costs."""
 ELSEWHERE = {
     "parameters": "of the cut by parameters alone: test_partition.py",

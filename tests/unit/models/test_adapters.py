@@ -10,8 +10,8 @@ from megatron.vlm.loss import token_loss
 from megatron.vlm.models.adapters import adapters_in, left_out, part_of_rows
 from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.pipeline.weight_gradients import Late, WeightGradients
-from omnibal_ext.adapters import Matrix
 from omnibal_ext.chain import PARTS, RECOMPUTABLE_KINDS
+from omnibal_ext.matrices import Matrix
 from tests.distributed import harness
 from tests.unit.alone import megatron_alone
 

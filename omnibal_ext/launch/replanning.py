@@ -1,0 +1,56 @@
+"""--replan: the profile of the run in a folder, corrected by what that run measured."""
+
+from dataclasses import fields
+from pathlib import Path
+
+from omnibal_ext.costs.corrected import Compared, corrected
+from omnibal_ext.costs.profile import Profile
+from omnibal_ext.errors import UserError
+from omnibal_ext.launch.folder import METRICS
+from omnibal_ext.launch.planning import Planning
+from omnibal_ext.output import say
+from omnibal_ext.run_metrics import profile_check
+
+CORRECTED = "profile.corrected.json"
+"""In the run's folder; the profile that was corrected stays."""
+
+
+def corrected_profile(planning: Planning) -> Path:
+    """The profile to plan again from: made of the run's last measured seconds, or there since an earlier start with
+    --replan, where the run has measured nothing since. With --check nothing is written.
+
+    Raises UserError where nothing was measured, in a run of another model, and where the run's profile is not there.
+    """
+    run_dir, path = planning.run_dir, planning.run_dir / CORRECTED
+    check, made = profile_check(run_dir / METRICS), Profile.load(path) if path.exists() else None
+    if check is None:
+        if made:
+            return path
+        raise UserError(
+            f"--replan: {run_dir / METRICS} has nothing measured by part of the model, which a run writes after its "
+            "eighth iteration; run longer, or leave --replan out"
+        )
+    if check["model_hash"] != planning.architecture.hash:
+        raise UserError(
+            f"--replan: the run in {run_dir} was of another model (hash {check['model_hash']}) than "
+            f"{planning.architecture.name!r} (hash {planning.architecture.hash}); give its --model"
+        )
+    given = Profile.load(planning.profile_path) if planning.profile_path.exists() else None
+    source = next((one for one in (made, given) if one and one.hash == check["profile_hash"]), None)
+    by = {"run": str(run_dir.resolve()), "profile_hash": check["profile_hash"], "iterations": check["iterations"]}
+    if source is None:
+        if made and made.corrected_by == by:
+            return path
+        raise UserError(
+            f"--replan: profile {planning.profile_path} is not the one that the run in {run_dir} was planned from "
+            f"(hash {check['profile_hash']}); give that one by --profile, or leave --replan out"
+        )
+    if planning.flags.check:
+        return path if source is made else planning.profile_path
+    names = [entry.name for entry in fields(Compared)]
+    compared = [Compared(*(part[name] for name in names)) for part in check["parts"]]
+    corrected(source, compared, by).save(path)
+    if not planning.flags.json:
+        numbers = ", ".join(map(str, check["iterations"]))
+        say(f"profile corrected by iterations {numbers} of the run; later starts keep to it by --profile {path}")
+    return path

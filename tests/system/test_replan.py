@@ -1,0 +1,92 @@
+"""A run that was planned from a wrong profile says so by part of the model, and --replan mends profile and plan."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from omnibal_ext.costs.profile import Profile
+from omnibal_ext.plan import Plan
+from omnibal_ext.run_metrics import profile_check, training_intervals
+from tests.system.test_launch import launch
+from tests.system.test_training import make_dataset, pack
+
+WRONG = 6.0
+"""By how much language layers are cheaper in the wrong profile: what other programs do to a run's seconds is less."""
+SECONDS = ("forward_seconds", "backward_seconds", "forward_fit", "backward_fit", "recompute_seconds")
+TRAIN = ("--", "--train-iters", 12, "--lr", "1e-3", "--log-interval", 4, "--save-interval", 12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packs, a profile, and one in which language layers cost less."""
+    folder = tmp_path_factory.mktemp("replan")
+    make_dataset(folder, samples=48)
+    pack(folder, 4, "4", 8, 128)
+    assert launch(folder, "first", 4, "--analytic", "a100", "--dry-run").returncode == 0
+    profile = Profile.load(folder / "first/profile.json")
+    llm = profile.layers["llm"]
+    cheaper = {name: value for name in SECONDS if (value := getattr(llm, name)) is not None}
+    cheaper = {name: tuple(one / WRONG for one in value) if isinstance(value, tuple) else value / WRONG
+               for name, value in cheaper.items()}  # fmt: skip
+    layers = {**profile.layers, "llm": dataclasses.replace(llm, **cheaper)}
+    dataclasses.replace(profile, layers=layers).save(folder / "wrong.json")
+    return folder
+
+
+def ratio(run: Path, part: str) -> float:
+    """Measured over the profile's seconds of a part of the model."""
+    check = profile_check(run / "metrics.jsonl")
+    assert check
+    seconds = [(one["measured_seconds"], one["profile_seconds"]) for one in check["parts"] if one["part"] == part]
+    return sum(measured for measured, _ in seconds) / sum(planned for _, planned in seconds)
+
+
+def test_a_wrong_profile_is_said_by_part_and_replan_comes_to_the_cut_of_the_right_one(folder: Path) -> None:
+    """Of two runs alike but for their profile: language layers are off by so much more in one, and planned again from
+    what they measured both have one cut, give or take a layer."""
+    cuts, ratios = {}, {}
+    for run, profile in (("right", "first/profile.json"), ("wrong", "wrong.json")):
+        flags = ("--profile", folder / profile)
+        done = launch(folder, run, 4, *flags, *TRAIN)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        assert "iterations 4, 6, 8 beside the profile" in done.stdout
+        assert "start tools/launch.py again with --replan" in done.stdout
+        before = Plan.load(folder / run / "plan.json")
+        ratios[run] = ratio(folder / run, "llm") / ratio(folder / run, "vit")
+        done = launch(folder, run, 4, *flags, "--replan", "--dry-run", *TRAIN)
+        assert done.returncode == 0, done.stderr
+        after = Plan.load(folder / run / "plan.json")
+        corrected = Profile.load(folder / run / "profile.corrected.json")
+        assert corrected.corrected_by["profile_hash"] == before.profile_hash
+        assert corrected.hash == after.profile_hash
+        cuts[run] = before.stages[0].layers[1], after.stages[0].layers[1]
+    assert ratios["wrong"] / ratios["right"] == pytest.approx(WRONG, rel=0.5)
+    assert cuts["wrong"][0] < cuts["wrong"][1], "what was said to be cheap stood with all else"
+    assert abs(cuts["wrong"][1] - cuts["right"][1]) <= 1
+
+
+def test_the_run_goes_on_from_its_checkpoint_by_the_new_plan(folder: Path) -> None:
+    """Started with the same flags and --replan; it measures again, against the corrected profile."""
+    words = [word if word != 12 else 20 for word in TRAIN]
+    done = launch(folder, "wrong", 4, "--profile", folder / "wrong.json", "--replan", *words,
+                  "--override-opt_param-scheduler")  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert [line["iteration"] for line in training_intervals(folder / "wrong/metrics.jsonl")] == [4, 8, 12, 16, 20]
+    check = profile_check(folder / "wrong/metrics.jsonl")
+    assert check
+    assert check["profile_hash"] == Profile.load(folder / "wrong/profile.corrected.json").hash
+    assert min(check["iterations"]) >= 12 + 4
+    noted = json.loads((folder / "wrong/inputs.json").read_text())
+    assert noted["profile"] == str(folder / "wrong/profile.corrected.json")
+
+
+def test_without_a_run_there_is_nothing_to_plan_again_from(folder: Path) -> None:
+    done = launch(folder, "none", 4, "--analytic", "a100", "--replan", "--dry-run")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "has nothing measured by part of the model" in line
+    done = launch(folder, "wrong", 4, "--replan", "--repack", "--dry-run")
+    assert done.returncode == 2
+    assert "--replan needs no --repack beside it" in done.stderr
