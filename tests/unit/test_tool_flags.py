@@ -27,6 +27,8 @@ NEEDS = {
         ("--chat-template mine", "--chat-template mine needs --input"),
         ("--nnodes 2", "--nnodes 2 needs --rdzv-endpoint HOST:PORT"),
         ("--plan plan.json --repack", "--repack needs no --plan beside it"),
+        ("--plan plan.json --replan", "--replan needs no --plan beside it"),
+        ("--repack --replan", "--replan needs no --repack beside it"),
         ("--plan plan.json --analytic a100", "--analytic a100 needs no --plan"),
         ("--plan plan.json --schedule zb_h1", "--schedule zb_h1 needs no --plan"),
         ("--plan plan.json --method profile", "--method profile needs no --plan"),
