@@ -49,7 +49,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
         (("--widths", "1,2,3"), ("3 must be a multiple of 2",)),
         (("--widths", "1,2", "--method", "random"), ("--method random pads", "use balanced")),
         (("--widths", "auto", "--method", "length_group"), ("--method length_group pads", "use balanced")),
-        (("--widths", "1,2", "--method", "isf"), ("--method isf", "use hbp or balanced")),
+        (("--widths", "1,2", "--method", "isf"), ("--method isf", "use balanced")),
         (("--widths", "1,2", "--oversize", "alone"), ("--oversize alone", "leave it out")),
         (
             ("--widths", "1,4", "--max-rejects", 0),
@@ -57,7 +57,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
         ),
         (("--narrow-first", 4), ("--narrow-first 4 needs --widths",)),
         (("--widths", "1,4", "--narrow-first", 4), ("--narrow-first 4: samples of one rank fill 1 iterations of 16",)),
-        (("--widths", "1,4", "--narrow-first", 1, "--method", "hbp"), ("--narrow-first 1 needs", "--method balanced")),
+        (("--widths", "4", "--narrow-first", 1, "--method", "isf"), ("--narrow-first 1 needs", "--method balanced")),
         (("--node-ranks", 4), ("--node-ranks 4 needs --widths auto",)),
     ],
 )
