@@ -106,7 +106,9 @@ def test_loops_of_others_and_tools_for_narrow_packs_refuse_wide_ones(folder: Pat
 def test_answers_are_given_by_one_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     words = ("--model", "tiny", "--load", folder, "--data", folder, "--tokenizer-model", folder / "none")
-    assert "torchrun has started 2: start it without torchrun" in refusal(run_tool("evaluate_demo.py", *words))
+    assert "torchrun has started 2: start it without torchrun" in refusal(
+        run_tool("evaluate.py", *words, room="examples/demo")
+    )
 
 
 def test_the_planner_refuses_half_teams_and_a_tower_beside_wide_packs(folder: Path) -> None:

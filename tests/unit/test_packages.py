@@ -131,7 +131,6 @@ NEEDING = {
     "preprocess_data.py": ("--help",),
     "make_demo_data.py": ("--help",),
     "convert_checkpoint.py": ("--from-hf", "model", "--output-dir", "ours"),
-    "evaluate_demo.py": ("--model", "tiny", "--load", "x", "--data", "y", "--tokenizer-model", "z"),
     "profile_layers.py": ("--model", "tiny", "--vit-budget", 4, "--llm-budget", 64, "--output", "profile.json"),
 }
 """Every tool that needs more than the base, and words with which it comes to that."""

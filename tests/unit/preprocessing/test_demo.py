@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 from PIL import Image
 
-from megatron.vlm.preprocessing.demo import (
+from examples.demo.data import (
     LETTERS,
     draw_picture,
     label_picture,
