@@ -15,7 +15,7 @@ def main() -> None:
     """Run the example. Raises UserError where there is none, as in an installed package."""
     if not PROGRAM.exists():
         raise UserError(f"{PROGRAM}: is not there; take a copy of the repository, whose examples are not installed")
-    runpy.run_path(str(PROGRAM), run_name="__main__")
+    runpy.run_path(str(PROGRAM))["main"]()
 
 
 if __name__ == "__main__":
