@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
@@ -20,8 +21,6 @@ from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import ATTENTION, Packs, pack_loads
 from omnibal_ext.packing.widths import sample_widths
 from omnibal_ext.sizes import Sizes
-
-Ints = NDArray[np.int64]
 
 
 def hierarchical_epoch(

@@ -35,6 +35,7 @@ from benchmarks.corpora import films, long_text
 from benchmarks.hierarchical import hierarchical_epoch, hierarchical_iterations
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.arrays import Ints
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.analytic import DEVICES, GPUS_A_NODE, analytic_profile
 from omnibal_ext.costs.profile import Profile
@@ -52,7 +53,6 @@ from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS
 from omnibal_ext.packing.share_loads import share_loads, tokens_cut
 from omnibal_ext.sizes import Sizes
 
-Ints = NDArray[np.int64]
 K = 1024
 LONGEST, BEYOND = 128 * K, 16 * K
 RECOMPUTED = 28

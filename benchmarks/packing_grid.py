@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.corpora import UNTUNED
 from benchmarks.spread_bound import least_spread, tile_seconds_of
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.corpus import Corpus, Source
@@ -40,9 +40,6 @@ from omnibal_ext.packing.packers.first_fit import pack_first_fit
 from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs, pack_loads
 from omnibal_ext.sizes import Sizes
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MICRO_BATCHES = (1, 4, 16)
 PATCHES_A_TILE = 1025

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
@@ -20,8 +21,6 @@ from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 from omnibal_ext.packing.wide_epoch import narrow_iterations, seat_part
 from omnibal_ext.sizes import Sizes
-
-Ints = NDArray[np.int64]
 
 
 class Epoch(NamedTuple):

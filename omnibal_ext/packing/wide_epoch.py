@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
@@ -28,9 +28,6 @@ from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import LOADS, Packs
 from omnibal_ext.packing.share_loads import EXCHANGED, share_loads
 from omnibal_ext.packing.widths import sample_widths
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SHORT = 16
 """Samples that this many times fit a rank fill wide packs: whole on one rank, they leave shares level."""
