@@ -14,9 +14,9 @@ recomputed), then each method in the layout that is best for it.
     ours              packs as wide as their samples need, ranks level in seconds
 
 `over naive` is tokens a second; ABR and CR are HBP's measures (attention, tokens that travel); `long` is the standard
-deviation over iterations of the share of tokens in samples beyond 16K: 0 where all have as many. Iterations of the
-others that fill no batch are left out, of ours none; and where ranks with long samples run fewer packs, so many more
-are dealt that a step has as many tokens.
+deviation over iterations of the share of tokens in samples beyond 16K: 0 where all have as many. Every method trains
+every sample; iterations of the others that fill no batch take as long as their work, without waiting or an update, ours
+as long as any. Where ranks with long samples run fewer packs, so many more are dealt that a step has as many tokens.
 """
 
 import argparse
@@ -32,8 +32,10 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.corpora import films, long_text
+from benchmarks.hierarchical import hierarchical_epoch, hierarchical_iterations
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.arrays import Ints
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.analytic import DEVICES, GPUS_A_NODE, analytic_profile
 from omnibal_ext.costs.profile import Profile
@@ -47,12 +49,10 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.deal_to_ranks import deal
 from omnibal_ext.packing.ordering.metrics import rank_loads
 from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
-from omnibal_ext.packing.packers.hierarchical import hierarchical_iterations
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS
 from omnibal_ext.packing.share_loads import share_loads, tokens_cut
 from omnibal_ext.sizes import Sizes
 
-Ints = NDArray[np.int64]
 K = 1024
 LONGEST, BEYOND = 128 * K, 16 * K
 RECOMPUTED = 28
@@ -184,12 +184,15 @@ def packed(study: str, setting: Setting, method: Method, sizes: Sizes, micro_bat
     """One epoch, seated."""
     widths = tuple(2**n for n in range(setting.widest.bit_length()))
     chosen = {"one": widths[-1:], "two": tuple(sorted({1, widths[-1]})), "all": widths}[method.widths]
+    hbp = method.packing == "hbp"
     options = PackOptions(
-        method.packing, STUDIES[study].tiles(setting), setting.budget, data_parallel_size=STUDIES[study].ranks(setting),
-        micro_batches=micro_batches, pipeline_model_parallel_size=setting.pipeline, widths=chosen,
+        "balanced" if hbp else method.packing, STUDIES[study].tiles(setting), setting.budget,
+        data_parallel_size=STUDIES[study].ranks(setting), micro_batches=micro_batches,
+        pipeline_model_parallel_size=setting.pipeline, widths=chosen,
     )  # fmt: skip
     costs = PackCosts.of_profile(costs_of(study, setting))
-    return pack_epoch(Corpus.of(sizes), np.zeros(len(sizes), np.int8), options, costs, 0)
+    packer = hierarchical_epoch if hbp else pack_epoch
+    return packer(Corpus.of(sizes), np.zeros(len(sizes), np.int8), options, costs, 0)
 
 
 def seats_of(epoch: Epoch, ranks: int, micro_batches: int, method: Method) -> tuple[Ints, Ints]:
@@ -236,26 +239,28 @@ def play(name: str, setting: Setting, method: Method, sizes: Sizes, more: float 
     layout = layout_of(problem, setting)
     epoch = packed(name, setting, method, sizes, micro_batches)
     widths, seats = seats_of(epoch, study.ranks(setting), micro_batches, method)
-    if method.packing != "balanced":
-        seats = seats[(seats >= 0).all(axis=(1, 2))]
+    counted = (seats >= 0).all(axis=(1, 2)) | (method.packing == "balanced")
     loads = loads_of_ranks(epoch, widths, sizes, method, setting)
     problem = replace(problem, packs=packs_of_loads(loads[:, :3], seats, loads[:, 3], widths))
-    seconds, work = problem.iteration_seconds(layout), work_of(problem, layout)
+    work = work_of(problem, layout)
+    seconds = np.where(counted, problem.iteration_seconds(layout), work.mean(axis=1))
     tokens = rank_loads(seats, epoch.loads[:, TOKENS] / widths).sum(axis=1)
     beyond = np.append(0, np.cumsum(np.where(sizes.tokens > BEYOND, sizes.tokens, 0)[epoch.packs.sample_ids]))
     beyond = np.diff(beyond[epoch.packs.pack_offsets])
     travel = tokens_cut(epoch.packs, sizes, widths) if method.cut_only else epoch.loads[:, TOKENS] * (widths > 1)
-    if more == 1 and FEWER * tokens.mean() < study.batch:
-        return play(name, setting, method, sizes, study.batch / float(tokens.mean()))
-    attention = rank_loads(seats, loads[:, ATTENTION])
+    step = float(tokens[counted].mean())
+    if more == 1 and FEWER * step < study.batch:
+        return play(name, setting, method, sizes, study.batch / step)
+    attention, long = rank_loads(seats, loads[:, ATTENTION])[counted], rank_loads(seats, beyond / widths).sum(axis=1)
+    busy, work = float(seconds[counted].sum()), work[counted]
     return Found(
         rate=float(tokens.sum() / seconds.sum()),
         wait=float(1 - work.mean(axis=1).sum() / work.max(axis=1).sum()),
-        idle=float(1 - work.mean(axis=1).sum() / seconds.sum()),
+        idle=float(1 - work.mean(axis=1).sum() / busy),
         attention=float(np.mean(1 - attention.mean(axis=1) / attention.max(axis=1))),
         travelling=float(rank_loads(seats, travel / widths).sum() / tokens.sum()),
-        long=float(np.std(rank_loads(seats, beyond / widths).sum(axis=1) / tokens)),
-        step=float(tokens.mean()),
+        long=float(np.std((long / tokens)[counted])),
+        step=step,
         setting=setting,
         recomputed=sum(map(len, (*layout.recompute, *layout.recompute_cheap))),
     )

@@ -21,10 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.build import build_index
@@ -34,9 +34,6 @@ from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.ordering.kd_tree import halve
 from omnibal_ext.packing.packs import TILES, Packs
 from omnibal_ext.run_metrics import training_intervals
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDERS = ("ours", "alike", "random")

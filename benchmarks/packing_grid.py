@@ -9,6 +9,7 @@ all sizes and of all sources; `of packs` is the same against a random order of t
 differ less than samples do, and `least` what sizes cannot fall below there in any order of our packs that waits as
 long, about (`spread_bound.py`); `missing` is the share of iterations without a kind of sample, of the kind that is
 missing most beyond a random order's. The last line is the ratio of waiting to the random order's, over the whole grid.
+With --whole-packs samples do not change iterations, as they do last of all: packs and ranks alone.
 """
 
 import argparse
@@ -19,29 +20,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.corpora import UNTUNED
 from benchmarks.spread_bound import least_spread, tile_seconds_of
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import WAIT, PackOptions
+from omnibal_ext.packing.ordering import pipeline
 from omnibal_ext.packing.ordering.deal_to_ranks import deal
 from omnibal_ext.packing.ordering.metrics import dist_ratio, lower_bound_packs, rank_loads, wait
-from omnibal_ext.packing.ordering.pipeline import ordered
 from omnibal_ext.packing.ordering.spread import Features, missing_kinds, over, pack_features, random_spread, spread_of
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.first_fit import pack_first_fit
 from omnibal_ext.packing.packers.isf import pack_isf
 from omnibal_ext.packing.packs import LOADS, TILES, TOKENS, Packs, pack_loads
 from omnibal_ext.sizes import Sizes
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MICRO_BATCHES = (1, 4, 16)
 PATCHES_A_TILE = 1025
@@ -136,7 +134,7 @@ def _row(
     name: str, corpus: Corpus, found: Packs, options: PackOptions, costs: PackCosts
 ) -> tuple[list[object], float, float]:
     ranks, batch = options.data_parallel_size, options.global_batch
-    packs = ordered(corpus, found, options, costs, seed=0)
+    packs = pipeline.ordered(corpus, found, options, costs, seed=0)
     loads = pack_loads(packs, corpus.sizes)
     features, seconds = pack_features(corpus, packs, loads, LOADS), costs.waited_for(loads, LOADS, options.one_sum)
     order = np.arange(len(packs))
@@ -186,7 +184,10 @@ def main() -> None:
     parser.add_argument("--data-parallel-size", type=int, nargs="+", default=[8, 32, 256])
     parser.add_argument("--wait", type=float, default=WAIT, metavar="SHARE", help="that may be waited")
     parser.add_argument("--model", nargs="+", default=["internvl-chat-1.5", "internvl2.5-8b"], help="whose costs")
+    parser.add_argument("--whole-packs", action="store_true", help="let no samples change iterations")
     arguments = parser.parse_args()
+    if arguments.whole_packs:
+        pipeline.worth_swapping = lambda *_: False
     compare_packs(arguments.samples)
     columns = (
         "corpus", "ranks", "micro", "steps", "wait: random", "by length", "ours", "sizes: by length", "ours",

@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.corpora import UNTUNED
 from benchmarks.packing_grid import costs_of
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.packing.corpus import Corpus, Source
@@ -47,8 +48,6 @@ from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Pattern = tuple[int, ...]  # types of the samples of a pack, ascending
 Placed = tuple[Pattern, int]  # and the level at which it runs
 Tangents = dict[tuple[int, int], list[float]]  # by level and size: deviations at which a square is touched

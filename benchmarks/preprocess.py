@@ -8,8 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from examples.demo.data import make_demo_data
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe

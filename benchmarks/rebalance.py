@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.console import print_table
 from omnibal_ext.errors import run_tool
 from omnibal_ext.packing.costs import PackCosts
@@ -28,9 +28,6 @@ from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.rebalance.nodes import place_batches, share_across_nodes
 from omnibal_ext.rebalance.phases import Phase, phases_of
 from omnibal_ext.rebalance.plan import Need, plan_step
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 A_NODE = 8
 SHAPES = ((8, 4), (32, 4), (256, 4), (8, 16), (32, 16), (256, 16))

@@ -13,12 +13,9 @@ Waiting of up to `limit` loosens all of them, and all of it is given to each.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.costs import PackCosts
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 PRICES = np.geomspace(1e-3, 1e3, 61)  # of waiting, at which `whole` is tried
 

@@ -33,6 +33,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.corpora import films, long_text
+from benchmarks.hierarchical import hierarchical_epoch
 from benchmarks.packing import load
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.console import print_table
@@ -98,13 +99,15 @@ def once(index: PackedIndex, samples: int) -> bool:
 def measure(case: Case, sizes: Sizes, method: str, micro_batches: int) -> tuple[Summary, bool]:
     """Pack, and measure."""
     name, widths = METHODS[method]
+    hbp = name == "hbp"
     options = PackOptions(
-        name, *case.budgets, data_parallel_size=case.ranks, micro_batches=micro_batches, widths=widths,
-        pipeline_model_parallel_size=1,
+        "balanced" if hbp else name, *case.budgets, data_parallel_size=case.ranks, micro_batches=micro_batches,
+        widths=widths, pipeline_model_parallel_size=1,
     )  # fmt: skip
     costs = PackCosts.of_model(case.model, "h100", *case.budgets)
     with tempfile.TemporaryDirectory() as folder:
-        index, summary = build_index(sizes, folder, options, costs=costs)
+        packer = hierarchical_epoch if hbp else pack_epoch
+        index, summary = build_index(sizes, folder, options, costs=costs, packer=packer)
         return summary, once(index, len(sizes))
 
 

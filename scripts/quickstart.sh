@@ -46,7 +46,7 @@ launch() { # RANKS WAY EPOCHS FLAGS...
 }
 
 evaluate() { # WAY
-    python tools/evaluate_demo.py --model tiny --load "$OUT/replicas/$1/checkpoints" --data "$OUT/heldout" \
+    python examples/demo/evaluate.py --model tiny --load "$OUT/replicas/$1/checkpoints" --data "$OUT/heldout" \
         --tokenizer-model "$OUT/demo/tokenizer.model" --json >"$OUT/replicas/$1/evaluation.json"
 }
 

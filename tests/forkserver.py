@@ -37,7 +37,7 @@ PRELOADED = (
     *("omnibal_ext.report.page", "omnibal_ext.report.picture", "omnibal_ext.report.trace"),
     *("omnibal_ext.launch.candidates", "omnibal_ext.launch.conversations", "omnibal_ext.launch.reporting"),
     *("omnibal_ext.launch.weights",),
-    *("megatron.vlm.preprocessing.demo", "megatron.vlm.preprocessing.preprocess", "megatron.vlm.hf.check"),
+    *("examples.demo.data", "megatron.vlm.preprocessing.preprocess", "megatron.vlm.hf.check"),
     # What those import late:
     *("torch.distributed.run", "megatron.core.tokenizers.text.text_tokenizer", "megatron.core.models.mimo"),
     *("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "megatron.core.tokenizers.text.models"),

@@ -30,7 +30,6 @@ COMMANDS = {
     "launch": Command("launch.py", "all of these where they are missing, and then the training"),
     "report": Command("report.py", "a plan or runs as a page, a trace, a picture"),
     "convert": Command("convert_checkpoint.py", "weights from Hugging Face's folders and back"),
-    "completion": Command("completion.py", "a script by which bash or zsh completes all this"),
 }
 
 

@@ -21,7 +21,7 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.run_metrics import evaluations, training_intervals
 
 EVALUATION = record({"share_right": finite(0, 1), "standard_error": finite(0, 1)})
-"""What tools/evaluate_demo.py found."""
+"""What examples/demo/evaluate.py found."""
 ERROR = "_standard_error"
 """Behind a figure's name: its own."""
 

@@ -13,13 +13,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats
 from omnibal_ext.chain import KIND_OF, RECOMPUTABLE_KINDS, VISION_KINDS
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
 from omnibal_ext.errors import UserError
 
-Floats = NDArray[np.float64]
 SUM_BYTES = 4
 """Of a gradient's sum."""
 

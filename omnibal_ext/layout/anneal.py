@@ -8,14 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.layout.tables import KIND_OF_WAY
 from omnibal_ext.packing.random_bits import below
 from omnibal_ext.schedules.beside import BACKWARD, FORWARD, WEIGHT
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 MICROBATCH, CHUNK = 0, 1
 ORDERS, CUTS, RECOMPUTED = 50, 100, 100

@@ -12,13 +12,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.costs.tower import TowerCosts
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.beside import Encoding
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Phase = Literal["forward", "backward", "recompute"]
 
 

@@ -10,15 +10,12 @@ Both leave waits out and nothing else, so they hold for any schedule list and an
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
 from omnibal_ext.schedules.actions import Action
 from omnibal_ext.schedules.beside import BACKWARD, FORWARD
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Bounds:

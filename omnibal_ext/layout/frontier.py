@@ -14,11 +14,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.chain import KINDS
 from omnibal_ext.layout.tables import BY_KIND, KIND_OF_WAY
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 ROUNDING = 1e-9
 _KINDS = len(KINDS)
 _WAYS_OF = np.array([ways for _, *ways in BY_KIND])

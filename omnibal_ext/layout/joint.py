@@ -19,13 +19,13 @@ from itertools import cycle, product
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.layout.bounds import Bounds
 from omnibal_ext.layout.options import RankOptions
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import recompute_all
 from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE
 
-Ints = NDArray[np.int64]
 LEAST_GAIN = 1e-9
 """Relative; smaller differences are rounding."""
 KICKED_RUNS = 3

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.layout.frontier import minimal
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE
 
-Ints = NDArray[np.int64]
 Axis = tuple[int, int]
 """A chunk and a way."""
 LARGEST_GRID = 200_000

@@ -8,15 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.layout.beside import TowerBeside, largest_share, part_seconds
 from omnibal_ext.layout.placing import NONE, Costs, anneal_places, judge_places
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.schedules.actions import Beside
 from omnibal_ext.schedules.weaving import Places, first_and_last, in_time
 
-Ints = NDArray[np.int64]
 WARM, COLD = 0.05, 0.003
 """First and last temperature, of the mean seconds of an E."""
 A_CHANGE, AN_ACTION, A_CASE = 4e-6, 1.2e-8, 4e-9

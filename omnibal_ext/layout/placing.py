@@ -11,13 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.random_bits import below
 from omnibal_ext.schedules.beside import BACKWARD, FORWARD, WEIGHT
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 NONE = -1
 """The place of a part that a rank does not have."""
 DRAWS = 8

@@ -16,8 +16,8 @@ from itertools import pairwise
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
@@ -40,8 +40,6 @@ from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
 from omnibal_ext.schedules.simulate import Program, Simulation, StageCosts, compile_schedule, simulate
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Edges = tuple[int, ...]
 _WAYS_OF = {kind: ways for kind, *ways in BY_KIND}
 

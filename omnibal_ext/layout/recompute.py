@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.chain import RECOMPUTABLE_KINDS
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE, prefix_sums
 from omnibal_ext.units import in_bytes
 
-Ints = NDArray[np.int64]
 _VIT, _LLM = WAYS.index(("whole", "vit")), WAYS.index(("whole", "llm"))
 
 

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.costs.tower import TowerCosts, dealt_by_bytes, language_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside, largest_share
@@ -30,8 +30,6 @@ from omnibal_ext.schedules.actions import Action, Beside, Schedule
 from omnibal_ext.schedules.weaving import Places, first_and_last, woven
 from omnibal_ext.units import in_bytes
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Planned = tuple[LayoutProblem, Candidate]
 Placing = Callable[[float], tuple[Planned | None, float, int]]
 """Places searched for so many seconds, as `_placed` gives them."""

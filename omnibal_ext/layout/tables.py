@@ -16,11 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats
 from omnibal_ext.chain import KIND_OF, KINDS, RECOMPUTABLE_KINDS
 from omnibal_ext.costs.profile import LayerCost, PackSizes, Profile
-
-Floats = NDArray[np.float64]
-
 
 APART = {kind: 2 * len(KINDS) + number for number, kind in enumerate(KIND_OF)}
 """Layers whose costs stand apart, and their columns."""

@@ -24,6 +24,8 @@ from omnibal_ext.packing.share_loads import share_loads
 from omnibal_ext.packing.widths import sample_widths
 from omnibal_ext.sizes import Sizes
 
+Packer = Callable[[Corpus, NDArray[np.int8], PackOptions, PackCosts, int], Epoch]
+
 
 def build_index(
     corpus: Corpus | Sizes,
@@ -31,6 +33,7 @@ def build_index(
     options: PackOptions,
     built_from: Mapping[str, Any] | None = None,
     costs: PackCosts | None = None,
+    packer: Packer = pack_epoch,
 ) -> tuple[PackedIndex, Summary]:
     """Pack a corpus and write its index; `built_from` goes into the manifest as it is.
 
@@ -40,12 +43,13 @@ def build_index(
 
     Args:
         costs: what packs cost in seconds; without, what they cost a model that is large in both parts.
+        packer: packs an epoch and orders its packs, in place of ours.
 
     Raises:
         UserError: no sample fits the budgets, or `output_dir` holds something else.
     """
     with working_on(Path(output_dir)), _clock() as spent:
-        return _build_index(corpus, output_dir, options, built_from, costs, spent)
+        return _build_index(corpus, output_dir, options, built_from, costs, packer, spent)
 
 
 @contextmanager
@@ -67,6 +71,7 @@ def _build_index(
     options: PackOptions,
     built_from: Mapping[str, Any] | None,
     costs: PackCosts | None,
+    packer: Packer,
     spent: Callable[[], tuple[float, float]],
 ) -> tuple[PackedIndex, Summary]:
     corpus = Corpus.of(corpus) if isinstance(corpus, Sizes) else corpus
@@ -87,7 +92,7 @@ def _build_index(
     if not (options.wide and options.narrow_first):
         del asked["narrow_first"]
     refuse_other(Path(output_dir), asked)
-    epochs = [pack_epoch(corpus, reasons, options, costs, epoch) for epoch in range(options.epochs or 1)]
+    epochs = [packer(corpus, reasons, options, costs, epoch) for epoch in range(options.epochs or 1)]
     packs = Packs.concatenate([epoch.packs for epoch in epochs])
     loads = np.concatenate([epoch.loads for epoch in epochs])
     longest = loads.max(axis=0)

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_without_manifest
 from omnibal_ext.reading.checks import finite, listing, mapping, record, text, whole
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed_by
 from omnibal_ext.sizes import Sizes, column_names
-
-Ints = NDArray[np.int64]
 
 MOST_EPOCHS = 10  # packed apart for the sake of fractional weights
 DATASET_SOURCES = sealed_by(

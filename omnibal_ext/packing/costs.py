@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.architectures.presets import preset
+from omnibal_ext.arrays import Floats
 from omnibal_ext.chain import VISION_KINDS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.packing.packs import LOADS, sample_loads
 from omnibal_ext.reading.checks import LARGEST, finite, mapping, record, text
 from omnibal_ext.sizes import Sizes
-
-Floats = NDArray[np.float64]
 
 DEFAULT_MODEL, DEFAULT_DEVICE = "internvl-chat-1.5", "h100"  # weigh tiles against tokens where no others are given
 CONSTANT = "pack"  # what a part costs once, however small its share of the pack

@@ -7,7 +7,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.packing.widths import check_widths
 
 PADDED_METHODS = ("random", "length_group", "device_group")
-METHODS = ("balanced", "isf", "hbp", *PADDED_METHODS)
+METHODS = ("balanced", "isf", *PADDED_METHODS)
 LAST_ITERATION = ("next_epoch", "empty")
 OVERSIZE = ("reject", "alone")
 WAIT = 0.003
@@ -78,7 +78,7 @@ class PackOptions:
         if self.pad:
             raise UserError(f"{shown}: --method {self.method} pads, and a padded pack cannot be shared; use balanced")
         if self.method == "isf" and len(self.widths) > 1:
-            raise UserError(f"{shown}: --method isf makes packs of one width; give one, or use hbp or balanced")
+            raise UserError(f"{shown}: --method isf makes packs of one width; give one, or use balanced")
         if self.narrow_first and (self.method != "balanced" or self.widths[0] != 1):
             raise UserError(
                 f"{shown}: --narrow-first {self.narrow_first} needs width 1 among them, and --method balanced"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
@@ -17,11 +18,9 @@ from omnibal_ext.packing.ordering.pipeline import ordered
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.baselines import pack_device_group, pack_length_group, pack_random
 from omnibal_ext.packing.packers.isf import pack_isf
-from omnibal_ext.packing.packs import ATTENTION, LOADS, Packs, pack_loads
+from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
 from omnibal_ext.packing.wide_epoch import narrow_iterations, seat_part
 from omnibal_ext.sizes import Sizes
-
-Ints = NDArray[np.int64]
 
 
 class Epoch(NamedTuple):
@@ -65,8 +64,6 @@ def pack_epoch(corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, 
         if options.method == "balanced":
             part = ordered(corpus, part, options, costs, seed, kin, rest)
         else:
-            if options.method == "hbp":
-                part = part.reordered(np.argsort(pack_loads(part, corpus.sizes)[:, ATTENTION], kind="stable"))
             part = part.reordered(baseline_order(len(part), options, seed))
         groups.append(len(part) // options.global_batch)
         whole = groups[-1] * options.global_batch
@@ -101,7 +98,6 @@ def pack(sizes: Sizes, options: PackOptions, seed: int | None = None) -> Packs:
     packers: dict[str, Callable[[], Packs]] = {
         "balanced": lambda: pack_balanced(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=seed),
         "isf": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, seed=seed),
-        "hbp": lambda: pack_isf(sizes, options.vit_budget, options.llm_budget, seed=seed),
         "random": lambda: pack_random(sizes, options.samples_per_pack, seed),
         "length_group": lambda: pack_length_group(sizes, options.samples_per_pack, seed),
         "device_group": lambda: pack_device_group(

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.packing.packs import ATTENTION, TOKENS, Packs, pack_loads
 from omnibal_ext.packing.shares import share_tokens, tokens_sent
 from omnibal_ext.sizes import Sizes
-
-Ints = NDArray[np.int64]
 
 EXCHANGED = "exchanged"
 """The last column: tokens that a rank sends to others of its team, where heads of cut documents travel: each of `width`

@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
@@ -24,14 +24,10 @@ from omnibal_ext.packing.ordering.seats import EMPTY_SEAT, Seated, deal_all
 from omnibal_ext.packing.packers.balanced import pack_balanced
 from omnibal_ext.packing.packers.fill_groups import Pool, fill_groups
 from omnibal_ext.packing.packers.first_fit import pack_first_fit
-from omnibal_ext.packing.packers.hierarchical import hierarchical_iterations, pack_hierarchical
 from omnibal_ext.packing.packers.isf import pack_isf
-from omnibal_ext.packing.packs import LOADS, Packs, pack_loads
+from omnibal_ext.packing.packs import LOADS, Packs
 from omnibal_ext.packing.share_loads import EXCHANGED, share_loads
 from omnibal_ext.packing.widths import sample_widths
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SHORT = 16
 """Samples that this many times fit a rank fill wide packs: whole on one rank, they leave shares level."""
@@ -40,8 +36,6 @@ SHORT = 16
 def seat_part(corpus: Corpus, members: Sequence[Ints], options: PackOptions, costs: PackCosts, seed: int) -> Seated:
     """Pack a part and seat its packs, by the method of `options`; only samples of the same `members` share packs."""
     part = _Part(corpus, options, costs, seed)
-    if options.method == "hbp":
-        return part.hierarchical(members)
     if options.method == "isf":
         return part.naive(members)
     found = []
@@ -219,21 +213,6 @@ class _Part(NamedTuple):
             packs = pack_balanced(sizes, options.vit_budget, options.llm_budget, options.budgets, seed=self.seed)
             found.append(Packs(packs.pack_offsets, own[packs.sample_ids]))
         return Packs.concatenate(found), np.repeat(np.arange(len(found)), [len(packs) for packs in found])
-
-    def hierarchical(self, members: Sequence[Ints]) -> Seated:
-        """HBP as printed."""
-        options, found, of_packs = self.options, [], []
-        for own in members:
-            packs, widths = pack_hierarchical(
-                self.corpus.sizes.take(own), options.vit_budget, options.llm_budget, options.widths,
-                self.widths(own), seed=self.seed,
-            )  # fmt: skip
-            found.append(Packs(packs.pack_offsets, own[packs.sample_ids]))
-            of_packs.append(widths)
-        packs, widths = Packs.concatenate(found), np.concatenate(of_packs)
-        ranks = options.data_parallel_size, options.micro_batches
-        seats = hierarchical_iterations(pack_loads(packs, self.corpus.sizes), widths, *ranks, self.seed)
-        return Seated(packs, widths, seats)
 
     def naive(self, members: Sequence[Ints]) -> Seated:
         """Packs of one width by ISF, in random order."""

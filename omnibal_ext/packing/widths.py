@@ -5,12 +5,10 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.sizes import Sizes
-
-Ints = NDArray[np.int64]
 
 NODE_RANKS = 8
 """Data-parallel ranks of a node where nobody says; a team that leaves it is made only where `--widths` says so."""

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from omnibal_ext.arrays import Floats, Ints
 
 
 def place_batches(batch: Ints, sources: Sequence[tuple[Ints, Floats]], ranks: int, ranks_per_node: int) -> Ints:

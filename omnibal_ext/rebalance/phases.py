@@ -14,10 +14,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.costs import PackCosts
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MOST_TRIES = 2_000_000
 """Ways to divide samples of two ranks that are looked at: what a plan may take is milliseconds."""

@@ -6,12 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.rebalance.nodes import place_batches
 from omnibal_ext.rebalance.phases import Phase
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 LEVEL = 1.02
 """The fullest rank over the one after dealing anew: batches that are nearer are left where they are."""

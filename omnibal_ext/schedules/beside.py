@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from omnibal_ext.arrays import Floats, Ints
+
 FORWARD, BACKWARD, WEIGHT, ENCODE, VISION_BACKWARD = 0, 1, 2, 3, 4
 
 

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_schedule
 from omnibal_ext.schedules.beside import (
     BACKWARD,
@@ -33,8 +34,6 @@ from omnibal_ext.schedules.beside import (
 )
 from omnibal_ext.schedules.placement import Placement
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 _KINDS = "FBWEV"
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 

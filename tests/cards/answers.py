@@ -2,7 +2,7 @@
 
 import sys
 
-from megatron.vlm.generate import generated_answers
+from examples.demo.evaluate import generated_answers
 
 if __name__ == "__main__":
     answers = generated_answers(*sys.argv[1:])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.images import MAX_PIXELS, image_size, load_rgb
 from megatron.vlm.data.media.tiles import Tiling
@@ -22,7 +23,6 @@ from megatron.vlm.hf.folder import Stored, WeightFolder, write_weights
 from megatron.vlm.hf.names import sources
 from megatron.vlm.hf.shapes import weight_shape
 from megatron.vlm.preprocessing.chat import parse_conversation
-from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe

@@ -8,9 +8,9 @@ import sys
 
 import torch
 
+from examples.demo.evaluate import split_chain
 from megatron.vlm.checkpoint.guard import load_whole
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.generate import split_chain
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
 from megatron.vlm.single import single_process

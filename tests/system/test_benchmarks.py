@@ -28,6 +28,10 @@ SHORT: dict[str, tuple[tuple[object, ...], str]] = {
         r"speed beside the pipeline over the cut: trained \S+x \(predicted \S+x\), frozen \S+x \(predicted \S+x\)",
     ),
     "end_to_end.py": (("--rounds", 1, "--samples", 16), r"data parallel: \S+ of the ideal, .* ours / unbalanced \S+x"),
+    "level.py": (
+        ("--samples", 400, "--corpus", "two points"),
+        r"ratio of waiting at twice as many ranks, levelled again to not: \S+",
+    ),
     "long_context.py": (("--share", 0.02, "--studies", 1), r"text, 8B, HBP's layout: ours over naive \S+x, HBP .*"),
     "loader.py": (("--images", 6, "--repeats", 1), r"core seconds of a pack at TP=4 against .*: \S+x"),
     "loss_curve.py": (("--quickstart", "QUICKSTART", "--epochs", 16), r"ratio of the loss curve's spread, .*: \S+"),

@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe

@@ -49,7 +49,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
         (("--widths", "1,2,3"), ("3 must be a multiple of 2",)),
         (("--widths", "1,2", "--method", "random"), ("--method random pads", "use balanced")),
         (("--widths", "auto", "--method", "length_group"), ("--method length_group pads", "use balanced")),
-        (("--widths", "1,2", "--method", "isf"), ("--method isf", "use hbp or balanced")),
+        (("--widths", "1,2", "--method", "isf"), ("--method isf", "use balanced")),
         (("--widths", "1,2", "--oversize", "alone"), ("--oversize alone", "leave it out")),
         (
             ("--widths", "1,4", "--max-rejects", 0),
@@ -57,7 +57,7 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
         ),
         (("--narrow-first", 4), ("--narrow-first 4 needs --widths",)),
         (("--widths", "1,4", "--narrow-first", 4), ("--narrow-first 4: samples of one rank fill 1 iterations of 16",)),
-        (("--widths", "1,4", "--narrow-first", 1, "--method", "hbp"), ("--narrow-first 1 needs", "--method balanced")),
+        (("--widths", "4", "--narrow-first", 1, "--method", "isf"), ("--narrow-first 1 needs", "--method balanced")),
         (("--node-ranks", 4), ("--node-ranks 4 needs --widths auto",)),
     ],
 )
@@ -106,7 +106,9 @@ def test_loops_of_others_and_tools_for_narrow_packs_refuse_wide_ones(folder: Pat
 def test_answers_are_given_by_one_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     words = ("--model", "tiny", "--load", folder, "--data", folder, "--tokenizer-model", folder / "none")
-    assert "torchrun has started 2: start it without torchrun" in refusal(run_tool("evaluate_demo.py", *words))
+    assert "torchrun has started 2: start it without torchrun" in refusal(
+        run_tool("evaluate.py", *words, room="examples/demo")
+    )
 
 
 def test_the_planner_refuses_half_teams_and_a_tower_beside_wide_packs(folder: Path) -> None:

@@ -28,7 +28,7 @@ FLOORS = [
     ("megatron.vlm.pipeline", "megatron.vlm.preprocessing"),
     ("megatron.vlm.single", "megatron.vlm.hf"),
     ("megatron.vlm.profiling",),
-    ("megatron.vlm.monitoring", "megatron.vlm.generate", "megatron.vlm.weights"),
+    ("megatron.vlm.monitoring", "megatron.vlm.weights"),
     ("megatron.vlm.preflight",),
     ("megatron.vlm.pretrain",),
     ("tools",),

@@ -131,9 +131,7 @@ def without_extras(program: str, *words: object) -> subprocess.CompletedProcess[
 NEEDING = {
     "preprocess_data.py": ("--help",),
     "make_demo_data.py": ("--help",),
-    "completion.py": ("bash",),
     "convert_checkpoint.py": ("--from-hf", "model", "--output-dir", "ours"),
-    "evaluate_demo.py": ("--model", "tiny", "--load", "x", "--data", "y", "--tokenizer-model", "z"),
     "profile_layers.py": ("--model", "tiny", "--vit-budget", 4, "--llm-budget", 64, "--output", "profile.json"),
 }
 """Every tool that needs more than the base, and words with which it comes to that."""

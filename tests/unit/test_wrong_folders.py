@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.preflight.__main__ import preflight
-from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
@@ -147,9 +147,9 @@ COMMANDS: list[tuple[str, str, tuple[str, ...]]] = [
     ("convert_checkpoint", "--to-hf X --output-dir OUT --like X", ()),
     ("convert_checkpoint", "--to-peft X --output-dir OUT", ()),
     ("convert_checkpoint", "--to-peft X --output-dir OUT --like X", ()),
-    ("evaluate_demo", "--model X --load X --data DATA --tokenizer-model TOKENIZER", ()),
-    ("evaluate_demo", "--model tiny --load X --data DATA --tokenizer-model TOKENIZER", ()),
-    ("evaluate_demo", "--model tiny --load X --data X --tokenizer-model X", ()),
+    ("examples.demo.evaluate", "--model X --load X --data DATA --tokenizer-model TOKENIZER", ()),
+    ("examples.demo.evaluate", "--model tiny --load X --data DATA --tokenizer-model TOKENIZER", ()),
+    ("examples.demo.evaluate", "--model tiny --load X --data X --tokenizer-model X", ()),
     ("compare_runs", "--baseline X --run X", ()),
     ("level_packs", "X --data-parallel-size 2", ()),
     ("report", "--run X --output OUT", ()),
@@ -223,7 +223,7 @@ def answer(tool: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(sys, "argv", [f"{tool}.py", *words])
     monkeypatch.setattr(check, "run_to_end", check_here)
     try:
-        import_module(f"tools.{tool}").main()
+        import_module(tool if "." in tool else f"tools.{tool}").main()
     except UserError as error:
         return str(error)
     except OSError as error:  # `run_tool` makes a line of it

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Ints = NDArray[np.int64]
+from omnibal_ext.arrays import Ints
 
 
 class Route:

@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.vlm.microbatch import Cut, FeatureRoute, Microbatch, Share
+from omnibal_ext.arrays import Ints
 from omnibal_ext.packing.shares import Shares, Span
-
-Ints = NDArray[np.int64]
 
 
 def with_filler(

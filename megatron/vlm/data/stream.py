@@ -19,15 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.vlm.data.batches import IGNORED, boundaries, join_words
 from megatron.vlm.data.exchange import Route, exchange
+from omnibal_ext.arrays import Ints
 from omnibal_ext.rebalance.phases import Phase
 from omnibal_ext.rebalance.plan import Need, Placed, plan_step
-
-Ints = NDArray[np.int64]
 
 VISION, LANGUAGE = "vision", "language"
 BYTES_A_NUMBER = 4.0

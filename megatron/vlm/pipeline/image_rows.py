@@ -17,12 +17,10 @@ from functools import cached_property
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.vlm import platform
-
-Ints = NDArray[np.int64]
+from omnibal_ext.arrays import Ints
 
 
 @dataclass(frozen=True)

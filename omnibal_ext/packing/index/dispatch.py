@@ -6,14 +6,13 @@ The packs of an iteration depend on the global batch alone: any data-parallel si
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.epoch_order import EMPTY_PACK, EpochOrder
 from omnibal_ext.packing.index.level_again import Levelled, Ranks, read_levelled
 from omnibal_ext.packing.index.packed_index import PackedIndex, Teams
 from omnibal_ext.packing.ordering.deal_to_ranks import deal, deal_level
 from omnibal_ext.packing.ordering.seats import deal_seats
-
-Ints = NDArray[np.int64]
 
 __all__ = ["EMPTY_PACK", "PackStream", "deal", "epoch_iterations"]
 

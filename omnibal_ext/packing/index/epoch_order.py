@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from omnibal_ext.arrays import Ints
 
 EMPTY_PACK = -1  # stands for a pack of zero weight: no samples, no loss
 

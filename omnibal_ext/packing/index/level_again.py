@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
 from omnibal_ext.packing.index.epoch_order import EpochOrder
@@ -23,9 +23,6 @@ from omnibal_ext.packing.ordering.deal_to_ranks import stored_order
 from omnibal_ext.packing.ordering.level_ranks import level_ranks
 from omnibal_ext.packing.ordering.order_iterations import order_iterations
 from omnibal_ext.reading.arrays import map_array
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 EFFORT = 1.0  # nominal seconds; counts steps
 REMEDY = "remove it and level the index again"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.index.dispatch import PackStream, epoch_iterations
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -14,9 +15,6 @@ from omnibal_ext.packing.ordering import metrics
 from omnibal_ext.packing.ordering.spread import Features, missing_kinds, over, pack_features, random_spread, spread_of
 from omnibal_ext.packing.packs import ATTENTION, TILES, TOKENS, Packs, pack_loads
 from omnibal_ext.packing.share_loads import tokens_cut
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MOST_SAMPLES = 200_000  # by which a random order of samples is known well enough
 

@@ -2,10 +2,8 @@
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from omnibal_ext.arrays import Floats, Ints
 
 ROUNDS = 6  # swaps tried for each rank of an iteration
 PARTNERS = 32  # ranks that a pack may be swapped with at a time

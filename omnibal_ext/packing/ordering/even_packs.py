@@ -11,14 +11,11 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.ordering.places import Places, packs_of, places_of, put
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.packing.random_bits import below
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 STEPS_A_SECOND = 400_000_000  # exchanges that are looked at
 LEAST_STEPS, MOST_STEPS = 512, 60_000  # of a pack: fewer are not worth the while, more bring next to nothing

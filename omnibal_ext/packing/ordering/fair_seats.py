@@ -16,14 +16,11 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.ordering.even_packs import even_packs
 from omnibal_ext.packing.ordering.seats import EMPTY_SEAT, Seated, Table, deal_tables
 from omnibal_ext.packing.packs import Packs, offsets_of
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 FULL = 0.985  # of what a rank's narrow packs hold, as samples are dealt without a look at how they fill packs
 LESS = 0.985  # so many times as full, where samples found no room

@@ -2,10 +2,8 @@
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from omnibal_ext.arrays import Floats, Ints
 
 
 @numba.njit(cache=True)

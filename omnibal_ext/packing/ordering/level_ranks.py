@@ -8,11 +8,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.ordering.kd_tree import halve
 from omnibal_ext.packing.random_bits import below
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SWAPS_A_SECOND = 4_000_000  # looked at
 LEAST_SWAPS = 32  # of a pack, however little time there is

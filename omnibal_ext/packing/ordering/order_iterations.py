@@ -9,14 +9,11 @@ Loops run so many steps as the sizes say, never so many as a clock says: the sam
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.ordering.kd_tree import halve
 from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.packing.ordering.swap_packs import swap_packs
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 UNLIKE = 0.005, 0.001, 0.0  # share of time that ranks which stand for each other would wait; tried in turn
 SPENT = 0.95  # of what may be waited: samples that change places have the rest

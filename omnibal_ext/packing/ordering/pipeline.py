@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.costs import PackCosts
 from omnibal_ext.packing.options import PackOptions
@@ -17,9 +18,6 @@ from omnibal_ext.packing.ordering.order_iterations import order_iterations
 from omnibal_ext.packing.ordering.spread import Features, pack_features
 from omnibal_ext.packing.ordering.swap_samples import Samples, swap_samples, worth_swapping
 from omnibal_ext.packing.packs import LOADS, Packs, pack_loads, sample_loads
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SPENT = 0.96  # of what may be waited: what the last iteration of an epoch waits is an estimate
 OF_PACKS = 0.5  # share of the time for evening, where ranks run several

@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.packing.packs import Packs, offsets_of
-
-Ints = NDArray[np.int64]
 
 
 class Places(NamedTuple):

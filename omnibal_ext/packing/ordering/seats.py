@@ -12,12 +12,9 @@ import heapq
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.packs import Packs
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 EMPTY_SEAT = -1
 

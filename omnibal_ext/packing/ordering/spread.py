@@ -6,11 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.corpus import Corpus
 from omnibal_ext.packing.packs import Packs
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 MOST_SOURCES = 8  # the largest ones; more are spread as well as chance does
 

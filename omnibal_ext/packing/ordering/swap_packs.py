@@ -2,8 +2,8 @@
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.ordering.kd_tree import halve
 from omnibal_ext.packing.ordering.waiting import (
     ROUNDS,
@@ -16,9 +16,6 @@ from omnibal_ext.packing.ordering.waiting import (
     waited,
 )
 from omnibal_ext.packing.random_bits import below
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SWAPS_A_SECOND = 12_000_000  # looked at
 LEAST_SWAPS, MOST_SWAPS = 16, 2_000  # of a pack: fewer are not worth the while, more bring next to nothing

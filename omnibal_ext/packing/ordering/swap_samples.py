@@ -14,6 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.ordering.places import Places, packs_of, places_of, put, still_fit
 from omnibal_ext.packing.ordering.waiting import (
     ROUNDS,
@@ -27,9 +28,6 @@ from omnibal_ext.packing.ordering.waiting import (
 )
 from omnibal_ext.packing.packs import Packs
 from omnibal_ext.packing.random_bits import below
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 LOOKS_A_SECOND = 5_000_000  # at two samples
 LEAST_LOOKS, MOST_LOOKS = 8, 50  # of a sample: fewer are not worth the while, more bring little

@@ -8,6 +8,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.packing.ordering.metrics import lower_bound_packs
 from omnibal_ext.packing.packers.fill import Aim, Grid, Plan, Seeds, fill_packs
 from omnibal_ext.packing.packers.first_fit import pack_first_fit
@@ -15,8 +16,6 @@ from omnibal_ext.packing.packers.patterns import COARSE, FINE, Classes, Detail, 
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.packing.random_bits import below
 from omnibal_ext.sizes import Sizes
-
-Ints = NDArray[np.int64]
 
 NO_BUDGETS: Mapping[str, int] = MappingProxyType({})
 AT_THE_BOUND = 1.0005

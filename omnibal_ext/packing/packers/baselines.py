@@ -2,12 +2,10 @@
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
 from omnibal_ext.packing.packs import Packs, offsets_of
 from omnibal_ext.sizes import Sizes
-
-Ints = NDArray[np.int64]
 
 WINDOW_PACKS = 50  # packs whose samples are sorted together; Hugging Face's trainer uses the same
 

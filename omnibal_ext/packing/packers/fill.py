@@ -10,8 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from omnibal_ext.arrays import Floats, Ints
 
 PHASES = 3  # wishes tried for each row of the grid, see _wish
 GOOD_ENOUGH = 1e-3  # waste of a pack at which the search for a better one stops

@@ -7,12 +7,9 @@ filled                      5.0 5.0 5.0 5.0        the dearest stays as it is, t
 import heapq
 
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.packers.isf import FILTER_TOKENS
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 LOOKED = 16  # at so many samples of a pool, for one that fits
 

@@ -6,12 +6,9 @@ looking at all packs (Johnson, 1974). Work and memory grow with the samples, not
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.packing.packs import Packs, offsets_of
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 PART = 100_000  # samples that are packed together: the more packs there are, the longer it takes to find the first fit
 

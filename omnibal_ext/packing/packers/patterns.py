@@ -15,8 +15,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from omnibal_ext.arrays import Floats, Ints
 
 TOLERANCE = 1e-7
 

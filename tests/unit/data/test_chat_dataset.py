@@ -10,11 +10,11 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from PIL import Image
 
+from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.pixels import normalise
-from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe

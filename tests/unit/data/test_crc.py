@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.formats import table
 from megatron.vlm.data.manifest import read_images
 from megatron.vlm.data.media.crc import crc_of
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import Shard, open_job
 from megatron.vlm.preprocessing.preprocess import merge_shards, preprocess, preprocess_shard
 from megatron.vlm.preprocessing.samples import Recipe

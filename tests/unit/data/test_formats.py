@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.inputs import read_inputs
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess

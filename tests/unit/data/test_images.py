@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from examples.demo.data import train_tokenizer
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media import images
 from megatron.vlm.data.media.images import image_size, load_rgb, path_below_root
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
-from megatron.vlm.preprocessing.demo import train_tokenizer
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe

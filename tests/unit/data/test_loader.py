@@ -17,15 +17,15 @@ import sentencepiece
 import torch
 from PIL import Image
 
-from megatron.vlm import generate
+from examples.demo import evaluate
+from examples.demo.data import make_demo_data
+from examples.demo.evaluate import answers_of
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches, samples_before
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources, short_names
 from megatron.vlm.evaluation import HeldOutPass
-from megatron.vlm.generate import answers_of
-from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
@@ -194,7 +194,7 @@ def test_a_pack_of_gemmas_says_where_each_image_begins(tmp_path: Path, seed: int
     told = PackDataset(data, pack_of(samples), Needs(pixels=False, tokens=False, labels=False))[0]
     assert told.image_starts == batch.image_starts
     assert told.grids == ()
-    asked = generate._pack(data, [answer for sample in samples.tolist() for answer in answers_of(data, sample)])
+    asked = evaluate._pack(data, [answer for sample in samples.tolist() for answer in answers_of(data, sample)])
     assert asked.input_ids is not None
     shown = (asked.input_ids == data.manifest["image_token_id"]).nonzero().squeeze(1).tolist()
     assert sorted(place for start in asked.image_starts for place in range(start, start + 4)) == shown
@@ -224,7 +224,7 @@ def test_a_pack_of_paligemmas_says_where_each_answer_begins(tmp_path: Path, pad:
     told = PackDataset(data, index, Needs(pixels=False, tokens=False, labels=False), sequence_multiple=64)[0]
     assert told.prefixes == batch.prefixes
     answers = [answer for sample in samples.tolist() for answer in answers_of(data, sample)]
-    assert generate._pack(data, answers).prefixes == batch.prefixes
+    assert evaluate._pack(data, answers).prefixes == batch.prefixes
 
 
 def test_an_empty_pack_counts_no_token(dataset: ChatDataset, index: PackedIndex) -> None:

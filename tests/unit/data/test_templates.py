@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.data import train_tokenizer
 from megatron.vlm.data.dataset import expand_images
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.templates import chat_template, render_chat
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message
-from megatron.vlm.preprocessing.demo import train_tokenizer
 from megatron.vlm.preprocessing.samples import tokenize
 from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, load_tokenizer
 from omnibal_ext.errors import UserError

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from examples.demo.data import exact_grids
 from megatron.vlm.data.media.tiles import (
     TiledImage,
     Tiling,
@@ -15,7 +16,6 @@ from megatron.vlm.data.media.tiles import (
     internvl_grids,
     tile_image,
 )
-from megatron.vlm.preprocessing.demo import exact_grids
 from omnibal_ext.errors import UserError
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.films import Film
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.hf import check
 from megatron.vlm.hf.check import largest
 from megatron.vlm.hf.check_samples import CheckSample, samples_of
-from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe

@@ -309,10 +309,10 @@ def test_hosts_and_megatron_alone_are_asked_whether_a_step_is_sound(
 
 @pytest.mark.parametrize("what", ["vanished", "is another one"])
 def test_a_pack_with_a_broken_image_has_black_tiles_of_the_same_shape(tmp_path: Path, what: str) -> None:
+    from examples.demo.data import make_demo_data
     from megatron.vlm.data.dataset import ChatDataset
     from megatron.vlm.data.loader import Needs, PackDataset
     from megatron.vlm.data.media.tiles import Tiling
-    from megatron.vlm.preprocessing.demo import make_demo_data
     from megatron.vlm.preprocessing.job import open_job
     from megatron.vlm.preprocessing.preprocess import preprocess
     from megatron.vlm.preprocessing.samples import Recipe

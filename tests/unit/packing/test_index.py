@@ -15,7 +15,7 @@ from omnibal_ext.packing.corpus import Corpus, Source
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex, write_index
 from omnibal_ext.packing.options import PackOptions
-from omnibal_ext.packing.pack_epoch import pack_epoch
+from omnibal_ext.packing.pack_epoch import Epoch, pack_epoch
 from omnibal_ext.sizes import Sizes
 
 SIZES = Sizes.from_arrays([1, 2, 3, 4, 9, 1, 0, 2], [10, 20, 30, 40, 20, 70, 5, 101])
@@ -115,17 +115,17 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         ({"method": "random"}, "method is 'isf', not 'random'"),
     ],
 )
-def test_an_index_of_other_content_is_not_written_over(
-    index: PackedIndex, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], field: str
-) -> None:
+def test_an_index_of_other_content_is_not_written_over(index: PackedIndex, change: dict[str, Any], field: str) -> None:
     """A run on it could never be resumed. It is said before any packing."""
     before = {path.name: path.read_bytes() for path in index.folder.iterdir()}
-    with monkeypatch.context() as patched:
-        patched.setattr("omnibal_ext.packing.build.pack_epoch", None)
-        with pytest.raises(UserError, match=f"packs: holds an index whose {field}, .* choose another --output-dir"):
-            build_index(CORPUS, index.folder, replace(OPTIONS, **change), {"corpus": "eight"})
-        with pytest.raises(UserError, match=r"built_from.corpus is 'eight', not 'nine'"):
-            build_index(CORPUS, index.folder, OPTIONS, {"corpus": "nine"})
+
+    def never(*_: Any) -> Epoch:
+        raise AssertionError
+
+    with pytest.raises(UserError, match=f"packs: holds an index whose {field}, .* choose another --output-dir"):
+        build_index(CORPUS, index.folder, replace(OPTIONS, **change), {"corpus": "eight"}, packer=never)
+    with pytest.raises(UserError, match=r"built_from.corpus is 'eight', not 'nine'"):
+        build_index(CORPUS, index.folder, OPTIONS, {"corpus": "nine"}, packer=never)
     assert {path.name: path.read_bytes() for path in index.folder.iterdir()} == before
     build_index(CORPUS, index.folder, OPTIONS, {"corpus": "eight"})
     assert {path.name: path.read_bytes() for path in index.folder.iterdir()} == before

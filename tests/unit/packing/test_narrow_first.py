@@ -122,7 +122,8 @@ def test_what_may_help_is_tried_without_them(tmp_path: Path) -> None:
 
 def test_what_has_no_narrow_packs_is_refused_and_what_has_no_others_is_as_it_is(tmp_path: Path) -> None:
     for more, says in (
-        ({"method": "hbp"}, "--method balanced"), ({"widths": (2, 4)}, "width 1 among"), ({"narrow_first": -1}, "0"),
+        ({"method": "isf", "widths": (4,)}, "--method balanced"), ({"widths": (2, 4)}, "width 1 among"),
+        ({"narrow_first": -1}, "0"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=f"--narrow-first .*{says}"):
             replace(OPTIONS, **more)  # type: ignore[arg-type]

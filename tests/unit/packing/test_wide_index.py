@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.hierarchical import hierarchical_epoch
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus, Source
@@ -320,8 +321,8 @@ def test_a_manifest_that_cannot_be_is_refused_by_its_field(change: dict[str, Any
 
 
 def test_hbp_has_levels_of_equal_attention_and_random_order_has_none(tmp_path: Path) -> None:
-    hbp = replace(OPTIONS, method="hbp", widths=(1, 8))
-    index, summary = build_index(SIZES, tmp_path / "hbp", hbp, costs=COSTS)
+    hbp = replace(OPTIONS, widths=(1, 8))
+    index, summary = build_index(SIZES, tmp_path / "hbp", hbp, costs=COSTS, packer=hierarchical_epoch)
     tables = PackStream(index, 8, 1).iterations(0, summary.iterations)
     check_tables(index, tables)
     widths = [{index.width(pack) for pack in np.unique(table[table >= 0]).tolist()} for table in tables]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.demo.data import train_tokenizer
 from megatron.vlm.preflight.dataset import check_dataset, check_lengths, longest_positions
-from megatron.vlm.preprocessing.demo import train_tokenizer
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer
 from omnibal_ext.architectures.language import RopeScaling
 from omnibal_ext.architectures.presets import preset

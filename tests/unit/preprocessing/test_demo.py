@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 from PIL import Image
 
-from megatron.vlm.preprocessing.demo import (
+from examples.demo.data import (
     LETTERS,
     draw_picture,
     label_picture,
@@ -17,6 +17,8 @@ from megatron.vlm.preprocessing.demo import (
     make_demo_data,
     train_tokenizer,
 )
+from omnibal_ext.errors import UserError
+from tools import make_demo_data as by_its_name
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +96,10 @@ def test_one_seed_gives_one_result(demo: Path, tmp_path: Path) -> None:
     make_demo_data(tmp_path, samples=800, heldout_samples=60, seed=3)
     for path in demo.rglob("*.*"):
         assert path.read_bytes() == (tmp_path / path.relative_to(demo)).read_bytes()
+
+
+def test_an_installed_package_says_where_the_demo_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tools lie beside no examples."""
+    monkeypatch.setattr(by_its_name, "PROGRAM", tmp_path / "examples/demo/data.py")
+    with pytest.raises(UserError, match=r"examples/demo/data\.py: is not there; take a copy of the repository"):
+        by_its_name.main()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from examples.demo.data import train_tokenizer
 from megatron.vlm.data.media.films import VideoRule
 from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.preprocessing.demo import train_tokenizer
 from megatron.vlm.preprocessing.job import LOOKS, Job, open_job
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.errors import UserError

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from examples.demo.data import train_tokenizer
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.tiles import RULES, Tiling, native_grid
 from megatron.vlm.data.templates import TEMPLATES
-from megatron.vlm.preprocessing.demo import train_tokenizer
 from megatron.vlm.preprocessing.folder_files import folder_choices
 from megatron.vlm.preprocessing.model_recipe import USUAL, check_tokenizer, needs, with_pixels
 from megatron.vlm.preprocessing.model_recipe import settle as settle_with_origins

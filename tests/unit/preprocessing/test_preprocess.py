@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import reject_limit
-from megatron.vlm.preprocessing.demo import make_demo_data
 from megatron.vlm.preprocessing.job import Job, Shard, open_job
 from megatron.vlm.preprocessing.preprocess import look, merge_shards, preprocess, preprocess_shard
 from megatron.vlm.preprocessing.samples import Recipe

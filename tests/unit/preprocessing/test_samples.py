@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from examples.demo.data import train_tokenizer
 from megatron.vlm.data.dataset import ChatDataset, expand_images
 from megatron.vlm.data.formats.rows import Row
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import chat_template
-from megatron.vlm.preprocessing.demo import train_tokenizer
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe, SampleMaker

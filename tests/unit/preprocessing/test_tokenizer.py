@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from megatron.vlm.preprocessing.demo import train_tokenizer
+from examples.demo.data import train_tokenizer
 from megatron.vlm.preprocessing.tokenizer import Encoding, load_tokenizer
 from omnibal_ext.errors import UserError
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.demo.evaluate import share_right
 from omnibal_ext.costs.profile import PackSizes
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import find_layouts
@@ -30,7 +31,6 @@ from omnibal_ext.units import GIB
 from tests.unit.layout.instances import make_profile, random_problem
 from tools import compare_runs
 from tools.compare_runs import summary
-from tools.evaluate_demo import share_right
 
 COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens": 0.1, "attention": 1e-4}})
 

@@ -35,9 +35,8 @@ from megatron.vlm.models.norm import build_norm, normalised_heads
 from megatron.vlm.models.vit.layers import join_rows, share_rows, shared_rows
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.vision import NativeResolution, VisionArchitecture
+from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

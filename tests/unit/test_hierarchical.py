@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from omnibal_ext.packing.packers.hierarchical import hierarchical_iterations, pack_hierarchical
+from benchmarks.hierarchical import hierarchical_iterations, pack_hierarchical
 from omnibal_ext.packing.packs import Packs, pack_loads
 from omnibal_ext.sizes import Sizes
 

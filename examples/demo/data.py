@@ -1,4 +1,6 @@
-"""A small task that a tiny model learns in minutes, from real handwriting: read the digits of a picture.
+"""Demo data: pictures of handwritten digits to be read, as chat JSONL and PNG, and a tokenizer for them.
+
+    python tools/make_demo_data.py --output-dir demo [--samples 1600]
 
 A picture is a grid of cells, and a cell is exactly one tile of the tiny preset (32 x 32 pixels): a handwritten digit
 (scikit-learn's 8 x 8 pixels, three times as large) and, in the border above it, a letter that names the cell.
@@ -14,9 +16,12 @@ and conversations without any make tiles and tokens as uneven as they are in ins
 out show digits that no training picture shows.
 """
 
+import argparse
 import io
 import json
 import string
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,15 +29,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sentencepiece
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
 
-from megatron.vlm.data.markup import MARKUPS
-from megatron.vlm.data.media.tiles import Grid, internvl_grid
-from megatron.vlm.data.templates import TEMPLATES
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from omnibal_ext.console import print_json, print_table
+from omnibal_ext.errors import faults_in_a_line, run_tool
 from omnibal_ext.families.markup import IMAGE_MARK
+from omnibal_ext.flags import Numbers, ToolParser
 
+with faults_in_a_line():
+    import sentencepiece
+    from PIL import Image, ImageDraw, ImageFont
+
+    from megatron.vlm.data.markup import MARKUPS
+    from megatron.vlm.data.media.tiles import Grid, internvl_grid
+    from megatron.vlm.data.templates import TEMPLATES
+
+NUMBERS = (Numbers("[1, 1e9]", "samples heldout_samples"), Numbers("[0, 4294967295]", "seed"))
 TILE = 32  # pixels a side of a cell, a tile of the tiny preset
 MAX_TILES = 32  # what the demo is preprocessed with
 MAX_DIGITS = 30  # in one picture
@@ -196,3 +210,31 @@ def make_demo_data(folder: Path, samples: int, heldout_samples: int, seed: int) 
     DemoWriter(folder, digits.take(order[kept:]), generator).write("train", samples)
     DemoWriter(folder, digits.take(order[:kept]), generator).write("heldout", heldout_samples)
     (folder / "tokenizer.model").write_bytes(train_tokenizer())
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = ToolParser(numbers=NUMBERS, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--samples", type=int, default=1600, help="training conversations (default %(default)s)")
+    parser.add_argument("--heldout-samples", type=int, default=100, help="of digits never trained on (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the tool."""
+    arguments = parse_arguments()
+    started = time.perf_counter()
+    make_demo_data(arguments.output_dir, arguments.samples, arguments.heldout_samples, arguments.seed)
+    seconds = round(time.perf_counter() - started, 3)
+    counts = {"samples": arguments.samples, "heldout_samples": arguments.heldout_samples}
+    if arguments.json:
+        print_json({"output_dir": str(arguments.output_dir), **counts, "seconds": seconds})
+    else:
+        print_table(f"Demo data {arguments.output_dir}", ("", "count"), list(counts.items()))
+
+
+if __name__ == "__main__":
+    run_tool(main)

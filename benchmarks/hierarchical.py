@@ -12,11 +12,30 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from omnibal_ext.arrays import Ints
+from omnibal_ext.packing.corpus import Corpus
+from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.packing.options import PackOptions
+from omnibal_ext.packing.pack_epoch import Epoch
 from omnibal_ext.packing.packers.isf import pack_isf
-from omnibal_ext.packing.packs import ATTENTION, Packs
+from omnibal_ext.packing.packs import ATTENTION, Packs, pack_loads
+from omnibal_ext.packing.widths import sample_widths
 from omnibal_ext.sizes import Sizes
 
-Ints = NDArray[np.int64]
+
+def hierarchical_epoch(
+    corpus: Corpus, reasons: NDArray[np.int8], options: PackOptions, costs: PackCosts, epoch: int
+) -> Epoch:
+    """Pack and seat an epoch of samples that may all share packs; in place of `pack_epoch`, without its costs."""
+    seed, samples = options.seed + epoch, np.flatnonzero(reasons == 0)
+    sizes = corpus.sizes.take(samples)
+    of_samples = sample_widths(sizes, options, options.widths)
+    budgets = options.vit_budget, options.llm_budget
+    packs, widths = pack_hierarchical(sizes, *budgets, options.widths, of_samples, seed=seed)
+    packs = Packs(packs.pack_offsets, samples[packs.sample_ids])
+    loads = pack_loads(packs, corpus.sizes)
+    seats = hierarchical_iterations(loads, widths, options.data_parallel_size, options.micro_batches, seed)
+    return Epoch(packs, loads, [len(seats)], packs, widths, seats)
 
 
 def pack_hierarchical(

@@ -1,0 +1,1 @@
+"""Programs to start from: loops of others on balanced packs, and the demo."""
