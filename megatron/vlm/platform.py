@@ -22,6 +22,7 @@ import torch
 import typing_extensions
 from torch.overrides import TorchFunctionMode
 
+from megatron.vlm.compiling import for_any_rows
 from omnibal_ext.costs.analytic import OVERHEAD_BYTES
 from omnibal_ext.flags import given_to
 
@@ -315,6 +316,7 @@ def prepare() -> None:
         sys.modules.setdefault("transformer_engine", None)  # type: ignore[arg-type]
     if HAS_CUDA:
         _meet_on_own_devices()
+        torch.compile = for_any_rows(torch.compile)  # before core decorates its functions with it
     else:
         _stand_in_for_cuda()
 

@@ -142,6 +142,12 @@ class Trainer:
         self.images.add(False, evaluated, whole.of_rank(rank), whole.global_batch // args.data_parallel_size)
         return packs, evaluated, None
 
+    def close(self) -> None:
+        """End the processes that read ahead, which the end of Python would wait for one by one."""
+        for packs in (*self.packs[True], *self.packs[False]):
+            packs.close()
+        self.images.close()
+
     def _dataset(self, data: str, packs: str, vp_stage: int | None) -> PackDataset:
         first, end = self.plan.stages[stage_number(self.plan.placement, vp_stage)].layers
         return PackDataset(
@@ -268,14 +274,15 @@ def train(trainer: Trainer, exports: Beside | None = None) -> None:
     install(trainer.forward_backward)
     provider = partial(trainer.datasets)
     setattr(provider, "is_distributed", True)  # noqa: B010 (every rank builds its own iterators)
-    pretrain(
-        pretrain_cfg_container_from_args(args),
-        provider,
-        ModelType.encoder_or_decoder,
-        trainer.forward_step,
-        model_provider=trainer.model,
-        get_embedding_ranks=embedding_ranks(trainer.plan),
-    )
+    with contextlib.closing(trainer):
+        pretrain(
+            pretrain_cfg_container_from_args(args),
+            provider,
+            ModelType.encoder_or_decoder,
+            trainer.forward_step,
+            model_provider=trainer.model,
+            get_embedding_ranks=embedding_ranks(trainer.plan),
+        )
     if trainer.iteration < args.train_iters and not args.skip_train:
         raise UnfinishedError(
             f"the run ended after iteration {trainer.iteration} of {args.train_iters}; nothing says why"

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 FLOORS = [
     ("omnibal_ext",),
     (
+        "megatron.vlm.compiling",
         "megatron.vlm.platform",
         "megatron.vlm.log_noise",
         "megatron.vlm.ending",

@@ -10,7 +10,9 @@ from megatron.vlm.arguments import read_arguments
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("scripts/train_internvl_chat_1_5.sh", "scripts/slurm/train.sbatch")
-SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "NCCL_NVLS_ENABLE", "OMP_NUM_THREADS")
+EVERYWHERE = ("PYTORCH_CUDA_ALLOC_CONF", "NCCL_NVLS_ENABLE", "OMP_NUM_THREADS")
+OF_A_CLUSTER = ("TORCHINDUCTOR_CACHE_DIR",)
+SETTINGS = (*EVERYWHERE, *OF_A_CLUSTER)
 SPEAK = f'#!/bin/bash\nprintf "%s\\n" "$@" > $SAID\nenv | grep -E "^({"|".join(SETTINGS)})=" > $SAID.env || true\n'
 """Stands for python, srun and scontrol: says what it was called with."""
 
@@ -46,13 +48,20 @@ def test_its_flags_are_taken_and_overlap_what_can_be(script: str, tmp_path: Path
     assert args.bf16
     assert args.seed == 5
     assert "--sequence-parallel" in flags  # without meaning on the one tensor-parallel rank here
-    assert set(settings) == set(SETTINGS)
+    assert set(settings) == set(SETTINGS if "slurm" in script else EVERYWHERE)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_what_the_user_has_set_stays(script: str, tmp_path: Path) -> None:
     _, settings = called(script, tmp_path, **dict.fromkeys(SETTINGS, "7"))
     assert settings == dict.fromkeys(SETTINGS, "7")
+
+
+@pytest.mark.parametrize(("given", "folder"), [({}, "home/.cache"), ({"XDG_CACHE_HOME": "/scratch/me"}, "/scratch/me")])
+def test_what_is_compiled_lies_where_all_nodes_find_it(given: dict[str, str], folder: str, tmp_path: Path) -> None:
+    """Not in /tmp, where a fresh node has nothing."""
+    _, settings = called("scripts/slurm/train.sbatch", tmp_path, HOME="home", **{"XDG_CACHE_HOME": "", **given})
+    assert settings["TORCHINDUCTOR_CACHE_DIR"] == f"{folder}/omnibal/torchinductor"
 
 
 def test_the_quickstart_shows_no_figures_of_other_epochs(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -262,12 +262,16 @@ class Packs:
         """Forget the packs taken before."""
         self.taken.clear()
 
+    def close(self) -> None:
+        """End the processes that read ahead; there are no more packs then."""
+        self._batches.close()
+
     def again(self) -> Iterator[Microbatch]:
         """The packs taken since, read once more."""
         return (self.dataset[pack] for pack in tuple(self.taken))
 
 
-def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Iterator[Microbatch]:
+def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Generator[Microbatch, None, None]:
     """The microbatches of a rank's packs, on the host, for `Arrivals` to take.
 
     Images are read ahead by `num_workers` processes; the rest is read here, which takes less than to hand it over.

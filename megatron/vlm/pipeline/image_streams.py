@@ -69,6 +69,11 @@ class ImageStreams:
         keys = [*((pack, number) for number, pack in enumerate(packs)), *following]
         return self._images((stream.dataset[key] for key in keys), saw, iteration)
 
+    def close(self) -> None:
+        """End the processes that read ahead."""
+        for stream in self._streams.values():
+            stream.close()
+
     def _images(self, parts: Iterator[Microbatch], saw: Saw, iteration: int) -> dict[str, Images]:
         def told() -> Iterator[Microbatch]:
             for part in parts:

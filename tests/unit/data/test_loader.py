@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +21,15 @@ from examples.demo import evaluate
 from examples.demo.data import make_demo_data
 from examples.demo.evaluate import answers_of
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.loader import Needs, PackDataset, PackOrder, first_iteration, microbatches, samples_before
+from megatron.vlm.data.loader import (
+    Needs,
+    PackDataset,
+    PackOrder,
+    Packs,
+    first_iteration,
+    microbatches,
+    samples_before,
+)
 from megatron.vlm.data.media.tiles import Tiling
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources, short_names
@@ -372,6 +380,19 @@ def test_workers_are_forks_of_one_process_that_sees_no_gpu(monkeypatch: pytest.M
     assert len(parents) == 1
     assert not {os.getpid()} & (parents | readers)
     assert {batch.lengths for batch in (*training, *evaluation)} == {(True, False)}
+
+
+@pytest.mark.starts
+def test_workers_end_when_their_packs_are_closed() -> None:
+    """And before that no pack is missing; what is closed without a pack taken has started none."""
+    opened = Packs(cast(Any, Worker()), count(), num_workers=2)
+    workers = {next(opened).samples for _ in range(6)}
+    assert len(workers) == 2
+    assert all(map(psutil.pid_exists, workers))
+    opened.close()
+    assert not any(map(psutil.pid_exists, workers))
+    assert next(opened, None) is None
+    Packs(cast(Any, Worker()), count(), num_workers=2).close()
 
 
 RANK = """

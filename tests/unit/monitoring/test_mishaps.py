@@ -5,10 +5,11 @@ import time
 import types
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -61,6 +62,16 @@ class Written(list[Microbatch]):
     """A dataset of packs that are there already."""
 
     reads_images = False
+
+
+class Opened:
+    """Something that reads ahead."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def packs() -> list[Microbatch]:
@@ -425,3 +436,32 @@ def test_a_constant_scale_cannot_fall_whatever_the_least_one_is(case: tuple[Trai
     trainer.bad_steps._overflowed(torch.tensor([64.0]), config)
     assert "under a loss scale of 64, which falls no further" in said[-1]
     assert trainer.bad_steps.in_a_row == 1
+
+
+@pytest.mark.parametrize("ending", [None, SystemExit(0), UserError("broken")])
+def test_what_reads_ahead_ends_with_the_training(
+    case: tuple[Trainer, Any, list[str]], monkeypatch: pytest.MonkeyPatch, ending: BaseException | None
+) -> None:
+    """Also where Megatron leaves, at a signal or in time: the end of Python would wait for its workers one by one."""
+    trainer, _, _ = case
+    opened, alive = [Opened() for _ in range(3)], []
+
+    def train(*_: Any, **__: Any) -> None:
+        alive.extend(one.closed for one in opened)
+        if ending:
+            raise ending
+
+    for name in ("guard", "rates", "log_noise", "install", "pretrain_cfg_container_from_args", "embedding_ranks"):
+        monkeypatch.setattr(pretrain, name, MagicMock())
+    for name in ("barrier", "destroy_process_group"):
+        monkeypatch.setattr(pretrain.torch.distributed, name, lambda *_: None)
+    monkeypatch.setattr(pretrain, "pretrain", train)
+    monkeypatch.setattr(trainer.args, "skip_train", True)
+    monkeypatch.setattr(trainer, "packs", {True: opened[:1], False: opened[1:2]})
+    monkeypatch.setattr(trainer, "images", opened[2])
+    monkeypatch.setattr(trainer, "recorder", Opened())
+    monkeypatch.setattr(trainer, "bad_steps", MagicMock())
+    with pytest.raises(type(ending)) if ending else nullcontext():
+        pretrain.train(trainer)
+    assert alive == [False] * 3
+    assert [one.closed for one in opened] == [True] * 3

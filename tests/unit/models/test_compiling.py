@@ -1,0 +1,61 @@
+"""Small functions are compiled once for packs of all sizes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from megatron.vlm.compiling import for_any_rows
+from tests.programs import ROOT, environment
+
+
+def graphs(*words: str) -> list[int]:
+    """Compiled until the end of each pack."""
+    command = [sys.executable, "-P", "-W", "ignore", str(ROOT / "tests/unit/models/compiling.py"), *words]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr[-3000:]
+    found: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.starts
+@pytest.mark.parametrize(("model", "most", "of_one_tile"), [("small", 13, 0), ("gemma", 20, 4)])
+def test_the_first_pack_compiles_for_all(model: str, most: int, of_one_tile: int) -> None:
+    """Seven functions of the first model, with gradients and, where layers are computed again, without; torch by itself
+    compiles 27. The other has norms of many forms: of one function more than torch by itself would compile."""
+    found = graphs(model)
+    assert len(found) == 8
+    assert found[0] <= most
+    assert set(found[:-1]) == {found[0]}
+    assert found[-1] <= found[0] + of_one_tile
+
+
+@pytest.mark.long
+@pytest.mark.starts
+def test_torch_by_itself_compiles_again() -> None:
+    """Else there is nothing to be told it."""
+    found = graphs("small", "as it comes")
+    assert found[-2] > 1.5 * found[0]
+
+
+def test_what_is_not_compiled_stays_as_it_is() -> None:
+    """Where the compiler is off, and modules; options and calls are handed on."""
+
+    def double(x: torch.Tensor, *, by: float = 2.0) -> torch.Tensor:
+        return x * by
+
+    asked: list[dict[str, object]] = []
+
+    def compiler(function: object, **options: object) -> object:
+        asked.append(options)
+        return function if isinstance(function, torch.nn.Module) or options else lambda *a, **k: double(*a, **k) + 1
+
+    compiled, module = for_any_rows(compiler), torch.nn.Identity()
+    assert compiled(module) is module
+    assert compiled(mode="default")(double) is double
+    launched = compiled(double)
+    assert launched.__name__ == "double"
+    assert launched(torch.ones(2), by=3.0).tolist() == [4.0, 4.0]
+    assert asked == [{}, {"mode": "default"}, {}]
