@@ -30,8 +30,6 @@ class RankOptions:
 
     def __init__(self, problem: LayoutProblem) -> None:
         self.problem = problem
-        self.exact = True
-        """False once a rank had too many counts to list and only some were looked at."""
         self._known: dict[tuple[int, bytes], list[Ints]] = {}
         self._seconds = problem.tables.recompute.sum(axis=(1, 2))
 
@@ -61,7 +59,6 @@ class RankOptions:
         axes = list(zip(*(places.tolist() for places in np.nonzero(layers)), strict=True))
         shape = tuple(int(layers[axis]) + 1 for axis in axes)
         if not axes or np.prod(shape) > LARGEST_GRID:
-            self.exact &= not axes
             return [] if not axes else list(self._first_of_greedy(rank, held, axes))
         counts = np.zeros((int(np.prod(shape)), *nothing.shape), dtype=np.int64)
         for (chunk, way), index in zip(axes, np.indices(shape).reshape(len(axes), -1), strict=True):
