@@ -20,6 +20,7 @@ from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.analytic import analytic_profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.towers.sizes import LANGUAGE_MODELS, VISION_TOWERS
+from omnibal_ext.layout.frontier import fits
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import METHODS, find_layouts
 from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE
@@ -73,7 +74,7 @@ def test_bytes_are_those_of_playing_every_action(seed: int, schedule: str, pick:
     for rank in range(problem.ranks * (problem.chunks == 1)):
         for memory in (played[rank] * (1 - 1e-9), played[rank] * (1 + 1e-9)):
             limited = replace(problem, memory_bytes=float(memory))
-            assert limited.stage_fits(rank, held[rank], again[rank]) == (memory > played[rank])
+            assert fits(limited.stage_bytes[rank], held[rank], again[rank]) == (memory > played[rank])
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.schedules.actions import Action, check_packs, check_schedule, in_flight_limits
+from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule, has_weight_gradients
 from omnibal_ext.schedules.schedule import (
     INSTEAD,
     OFFERED,
@@ -20,6 +20,19 @@ from omnibal_ext.schedules.schedule import (
     placement_of,
     zero_bubble,
 )
+
+
+def in_flight_limits(schedule: Schedule) -> list[list[int]]:
+    """Per rank and chunk: the most microbatches whose activations are held at once."""
+    release, chunks = "W" if has_weight_gradients(schedule) else "B", {a.chunk for a in schedule[0]}
+    signs = {"F": 1, release: -1}
+    return [
+        [
+            max(itertools.accumulate(signs.get(a.kind, 0) for a in actions if a.chunk == chunk))
+            for chunk in sorted(chunks)
+        ]
+        for actions in schedule
+    ]
 
 
 @given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 6), st.integers(1, 13), st.integers(1, 4))
