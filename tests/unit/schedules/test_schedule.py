@@ -24,15 +24,12 @@ from omnibal_ext.schedules.schedule import (
 
 def in_flight_limits(schedule: Schedule) -> list[list[int]]:
     """Per rank and chunk: the most microbatches whose activations are held at once."""
-    release, chunks = "W" if has_weight_gradients(schedule) else "B", {a.chunk for a in schedule[0]}
-    signs = {"F": 1, release: -1}
-    return [
-        [
-            max(itertools.accumulate(signs.get(a.kind, 0) for a in actions if a.chunk == chunk))
-            for chunk in sorted(chunks)
-        ]
-        for actions in schedule
-    ]
+    signs = {"F": 1, "W" if has_weight_gradients(schedule) else "B": -1}
+    limits = []
+    for actions in schedule:
+        of_chunks = [[a for a in actions if a.chunk == chunk] for chunk in sorted({a.chunk for a in actions})]
+        limits.append([max(itertools.accumulate(signs.get(a.kind, 0) for a in mine)) for mine in of_chunks])
+    return limits
 
 
 @given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 6), st.integers(1, 13), st.integers(1, 4))
