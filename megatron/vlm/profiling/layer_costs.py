@@ -13,7 +13,7 @@ from megatron.training.training import get_megatron_optimizer_config
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.pipeline.stage import Stage, set_selective_recompute
+from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.step import SplitBackward, Step, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, Timer
@@ -24,7 +24,7 @@ from omnibal_ext.costs.profile import Fit, LayerCost
 SAMPLES = 4  # of the pack that is measured at the budgets
 LAYERS = 2  # of a kind that the chain has several of: caches and wrappers then weigh about as in a real stage
 CHEAP = "recompute_cheap"
-MODES = ("recompute", "recompute_attention", "recompute_mlp", CHEAP)
+MODES = ("recompute", CHEAP)
 
 
 class KindMeasurement:
@@ -130,7 +130,7 @@ class KindMeasurement:
         """The layers, put into one of `MODES`, or "" for none: what `Stage` sets up when it is built."""
         if mode == CHEAP:
             return self.cheap
-        recompute(self.stage, mode)
+        recompute(self.stage, mode == "recompute")
         return self.module
 
     def _run(self, mode: str, pack: Microbatch, timer: Timer | None = None) -> Run:
@@ -176,7 +176,7 @@ class KindMeasurement:
             step.forward()
             if step.entering is not None and self.mode != "idle":
                 kept.hold(step.entering.untyped_storage())
-        recompute(self.stage, "")
+        recompute(self.stage, False)
         return (kept.bytes - self._beside(step)) / self.count
 
     def _beside(self, step: Step) -> float:
@@ -196,12 +196,9 @@ class KindMeasurement:
         return whole * self.chain.hidden_shape_before(self.stage.end, step.pack)[0] / len(step.output)
 
 
-def recompute(stage: Stage, mode: str) -> None:
-    """Put all layers of a stage into one of `MODES` but the cheap one, or "" for none."""
-    stage.recompute = frozenset(range(stage.first, stage.end) if mode == "recompute" else ())
-    for kind, link in zip(stage.kinds, stage.links.values(), strict=True):
-        if kind in RECOMPUTABLE_KINDS:
-            set_selective_recompute(link, mode == "recompute_attention", mode == "recompute_mlp")
+def recompute(stage: Stage, again: bool) -> None:
+    """Recompute all layers of a stage whole, or none."""
+    stage.recompute = frozenset(range(stage.first, stage.end) if again else ())
 
 
 def _some(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
