@@ -24,9 +24,9 @@ from transformers_packs import (
 )
 
 from megatron.vlm.data.dataset import ChatDataset
-from omnibal_ext.errors import faults_in_a_line, run_tool
+from omnibal_ext.errors import exit_on_user_error, run_tool
 
-with faults_in_a_line():
+with exit_on_user_error():
     import deepspeed
 
 

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 from transformers_packs import HAS_CUDA, leave, load_model, loader, loss_of, parser, start_ranks
 
 from megatron.vlm.data.dataset import ChatDataset
-from omnibal_ext.errors import faults_in_a_line, run_tool
+from omnibal_ext.errors import exit_on_user_error, run_tool
 
-with faults_in_a_line():
+with exit_on_user_error():
     import accelerate  # noqa: F401  # `Trainer` wants it
     from transformers import Trainer, TrainingArguments
 

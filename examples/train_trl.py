@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 from transformers_packs import HAS_CUDA, leave, load_model, loader, parser, start_ranks
 
 from megatron.vlm.data.dataset import ChatDataset
-from omnibal_ext.errors import UserError, faults_in_a_line, run_tool
+from omnibal_ext.errors import UserError, exit_on_user_error, run_tool
 
-with faults_in_a_line():
+with exit_on_user_error():
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 

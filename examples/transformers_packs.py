@@ -21,11 +21,11 @@ from megatron.vlm.data.batches import IGNORED
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.hf.packs import JoinPack
 from megatron.vlm.platform import HAS_CUDA  # without CUDA, `torch.cuda.is_available` is one of Megatron's stand-ins
-from omnibal_ext.errors import UserError, faults_in_a_line
+from omnibal_ext.errors import UserError, exit_on_user_error
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.index.sampler import PackBatchSampler
 
-with faults_in_a_line():
+with exit_on_user_error():
     from transformers import AutoModelForImageTextToText, InternVLConfig, PreTrainedModel
     from transformers.utils import is_flash_attn_2_available
 

@@ -16,7 +16,7 @@ from typing import Any
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import DENSE, KIND_OF, LINEAR, PART_OF, PARTS
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import Need, Numbers
+from omnibal_ext.flags import Interval, Need
 from omnibal_ext.matrices import Matrix, matrices_of
 
 SUFFIX = "_adapter"
@@ -87,8 +87,8 @@ def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]
     }
 
 
-def adapter_numbers(architecture: Architecture, adapters: Adapters, tensor: int = 1) -> dict[str, float]:
-    """Numbers in the adapters of one layer of each kind, on one of `tensor` tensor-parallel ranks."""
+def adapter_parameters(architecture: Architecture, adapters: Adapters, tensor: int = 1) -> dict[str, float]:
+    """Interval in the adapters of one layer of each kind, on one of `tensor` tensor-parallel ranks."""
     return {
         kind: sum(matrix.numbers(adapters.rank, tensor) for matrix in matrices)
         for kind, matrices in adapted_matrices(architecture).items()
@@ -117,7 +117,7 @@ def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
             )
 
 
-NUMBERS = (Numbers("[1, 65536]", "lora_rank"),)
+NUMBERS = (Interval("[1, 65536]", "lora_rank"),)
 NEEDS = (
     Need("lora_targets", "--lora-rank", lambda arguments: arguments.lora_rank),
     Need("freeze", "no --lora-rank beside it, which freezes all but the adapters", lambda args: not args.lora_rank),

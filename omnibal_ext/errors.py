@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from omnibal_ext.output import lost_output, printable, say, steady_output
-from omnibal_ext.packages import lacking
+from omnibal_ext.output import ignore_lost_output, output_error, printable, say
+from omnibal_ext.packages import missing_package
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What a disk without room, or a user without, answers."""
@@ -37,7 +37,7 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
-def of_the_system(error: OSError) -> UserError:
+def from_os_error(error: OSError) -> UserError:
     """What the system answered about a file: a disk that is full, a folder where a file should be."""
     remedy = "make room and start again" if error.errno in FULL else "choose another path, or mend what is there"
     where = f"{error.filename}: " if error.filename is not None else ""
@@ -49,21 +49,21 @@ def run_tool(main: Callable[[], None]) -> None:
 
     So does what the system says of a file. What a program that ends well has said must have come to its reader.
     """
-    steady_output()
-    with faults_in_a_line():
+    ignore_lost_output()
+    with exit_on_user_error():
         main()
         sys.stdout.flush()
-        if reason := lost_output():
+        if reason := output_error():
             raise UserError(f"stdout: {reason}: not all of it is written; give it to another file")
 
 
 @contextmanager
-def faults_in_a_line() -> Iterator[None]:
+def exit_on_user_error() -> Iterator[None]:
     """End the program as `run_tool` does; by itself around what a program imports and not every user has installed."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if not (package := lacking(error.name or "")):
+        if not (package := missing_package(error.name or "")):
             raise
         say(f"error: this needs {package}", error=True)
         sys.exit(2)
@@ -73,7 +73,7 @@ def faults_in_a_line() -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL and error.filename is None:
             raise
-        say(f"error: {of_the_system(error)}", error=True)
+        say(f"error: {from_os_error(error)}", error=True)
         sys.exit(2)
     except KeyboardInterrupt as stop:
         number = stop.number if isinstance(stop, Stopped) else signal.SIGINT

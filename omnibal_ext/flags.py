@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NoReturn
 
-from omnibal_ext.called_here import CALLED_HERE, named_otherwise
 from omnibal_ext.errors import UserError
+from omnibal_ext.flag_synonyms import SYNONYMS, suggestion
 
 INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([])])")
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Interval:
     """Flags that take the numbers of an interval, written as in mathematics: "[0, 1)" is 0 and all below 1.
 
     `names` are attribute names, separated by white space. What is not a number is in no interval.
@@ -62,7 +62,7 @@ class Need:
     holds: Callable[[Namespace], bool]
 
 
-class _HandOn(argparse.Action):
+class _Forwarded(argparse.Action):
     """A flag of the program that is started: it is kept as any other, and joins the words behind --."""
 
     def __init__(self, of: argparse.Action) -> None:
@@ -90,7 +90,7 @@ class ToolParser(ArgumentParser):
     """How the user has called it, where that was not by its file."""
 
     def __init__(
-        self, *, numbers: Sequence[Numbers] = (), needs: Sequence[Need] = (), behind: str = "", **named: Any
+        self, *, numbers: Sequence[Interval] = (), needs: Sequence[Need] = (), behind: str = "", **named: Any
     ) -> None:
         super().__init__(**{"prog": self.program, **named})
         self.numbers, self.needs, self.behind = tuple(numbers), tuple(needs), behind
@@ -99,17 +99,17 @@ class ToolParser(ArgumentParser):
         """What argparse finds wrong."""
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
-    def hand_on(self, title: str, add: Callable[[ArgumentParser], None]) -> None:
+    def add_forwarded(self, title: str, add: Callable[[ArgumentParser], None]) -> None:
         """Take the flags that `add` gives a parser, in a group of that title, for the program whose flags follow --."""
         declared, group = ArgumentParser(add_help=False), self.add_argument_group(title)
         add(declared)
         for action in declared._actions:
-            group._add_action(_HandOn(action))
+            group._add_action(_Forwarded(action))
 
     @property
-    def handed_on(self) -> set[str]:
+    def forwarded(self) -> set[str]:
         """The flags that may as well stand behind --."""
-        return {word for action in self._actions if isinstance(action, _HandOn) for word in action.option_strings}
+        return {word for action in self._actions if isinstance(action, _Forwarded) for word in action.option_strings}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, once all words are known; then the tables hold."""
@@ -124,7 +124,7 @@ class ToolParser(ArgumentParser):
         if rest:
             raise UserError(f"{' '.join(rest)!r} belongs to no flag; see --help")
         given = {name: value for name, value in vars(found).items() if value != self.get_default(name)}
-        refuse(numbers_outside(vars(found), self.numbers, self.written))
+        refuse(outside_intervals(vars(found), self.numbers, self.written))
         refuse(needs_missing(given, found, self.needs, self.written))
         return found
 
@@ -138,9 +138,9 @@ class ToolParser(ArgumentParser):
             known = flag in options if self.behind else any(option.startswith(flag) for option in options)
             if known or not flag.startswith("--"):
                 continue
-            ours = CALLED_HERE.get(flag, "").partition(" ")[0] in options
+            ours = SYNONYMS.get(flag, "").partition(" ")[0] in options
             follow = f"flags of {self.behind.title()}'s follow --" if self.behind and not ours else ""
-            hints = ", ".join(filter(None, (named_otherwise(flag, options), follow)))
+            hints = ", ".join(filter(None, (suggestion(flag, options), follow)))
             refusals.append(f"{flag}: no such flag; {hints or 'see --help'}")
         refuse(refusals)
 
@@ -162,13 +162,13 @@ def refuse_unprintable(words: Iterable[str]) -> None:
             raise UserError(f"{word[:200]}: has characters that are not to be seen in a log; rename it")
 
 
-def written_with_dashes(name: str) -> str:
+def flag_name(name: str) -> str:
     """How the flag of an attribute is written, unless it was named otherwise."""
     return f"--{name.replace('_', '-')}"
 
 
-def numbers_outside(
-    given: Mapping[str, Any], table: Iterable[Numbers], written: Callable[[str], str] = written_with_dashes
+def outside_intervals(
+    given: Mapping[str, Any], table: Iterable[Interval], written: Callable[[str], str] = flag_name
 ) -> list[str]:
     """A line for every given value that lies outside its flag's interval."""
     intervals = {name: numbers for numbers in table for name in numbers.names.split()}
@@ -189,7 +189,7 @@ def needs_missing(
     `given` are those that the user set to something else than it would be anyway, `values` those of all flags.
     """
     return [
-        f"{as_given(written(name), given[name])} needs {need.needs}"
+        f"{flag_with_value(written(name), given[name])} needs {need.needs}"
         for need in table
         for name in need.names.split()
         if name in given and not need.holds(values)
@@ -205,7 +205,7 @@ def shown(value: object) -> str:
     return value.name if isinstance(value, Enum) else str(value)
 
 
-def as_given(flag: str, value: object) -> str:
+def flag_with_value(flag: str, value: object) -> str:
     """A flag and its value or values, as they are written."""
     if isinstance(value, list):
         return " ".join([flag, *map(shown, value)])
@@ -214,7 +214,7 @@ def as_given(flag: str, value: object) -> str:
 
 def as_flags(values: Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Flags that another program takes as this one does, and their values; those that are None are left out."""
-    return {written_with_dashes(name): value for name in names if (value := getattr(values, name)) is not None}
+    return {flag_name(name): value for name in names if (value := getattr(values, name)) is not None}
 
 
 @contextmanager
@@ -230,7 +230,7 @@ def without_defaults(parser: ArgumentParser) -> Iterator[None]:
             action.default = default
 
 
-def given_to(flag: str, words: Sequence[str]) -> str | None:
+def flag_value(flag: str, words: Sequence[str]) -> str | None:
     """What a command line gives a flag that takes one word, "" where that is left out; the last time counts."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(flag, dest="given", nargs="?", const="")
@@ -243,6 +243,6 @@ def takes_numbers(action: argparse.Action) -> bool:
     return action.type in (int, float) and action.choices is None
 
 
-def is_whole(number: float) -> bool:
+def is_integer(number: float) -> bool:
     """Whether a number that was written as any is a whole one."""
     return math.isfinite(number) and number == int(number)

@@ -4,35 +4,37 @@ The most of everything is far beyond any run, and little enough for a list of it
 """
 
 from omnibal_ext.chain import KINDS, PARTS
-from omnibal_ext.reading.checks import anything, finite, flag, listing, mapping, maybe, one_of, record, text, whole
+from omnibal_ext.reading.checks import anything, finite, flag, integer, listing, mapping, maybe, one_of, record, text
 
 MOST_LAYERS, MOST_RANKS, MOST_MICROBATCHES = 2**14, 2**14, 2**16
 MOST_BUDGET = 2**31
 MOST_LORA_RANK = 2**16
-OF_A_PART = ("recompute_attention", "recompute_mlp")
+OLD_RECOMPUTE = ("recompute_attention", "recompute_mlp")
 """Of stages in older plans: layers of which a part alone was recomputed, which are recomputed whole now."""
 
 PLAN_COUNTS = {
-    "num_microbatches": whole(1, MOST_MICROBATCHES),
-    "pipeline_model_parallel_size": whole(1, MOST_RANKS),
-    "virtual_pipeline_model_parallel_size": whole(1, MOST_LAYERS),
-    "tensor_model_parallel_size": whole(1, MOST_RANKS),
-    "expert_model_parallel_size": whole(1, MOST_RANKS),
-    "vit_budget": whole(0, MOST_BUDGET),
-    "llm_budget": whole(0, MOST_BUDGET),
-    "lora_rank": whole(0, MOST_LORA_RANK),
+    "num_microbatches": integer(1, MOST_MICROBATCHES),
+    "pipeline_model_parallel_size": integer(1, MOST_RANKS),
+    "virtual_pipeline_model_parallel_size": integer(1, MOST_LAYERS),
+    "tensor_model_parallel_size": integer(1, MOST_RANKS),
+    "expert_model_parallel_size": integer(1, MOST_RANKS),
+    "vit_budget": integer(0, MOST_BUDGET),
+    "llm_budget": integer(0, MOST_BUDGET),
+    "lora_rank": integer(0, MOST_LORA_RANK),
 }
 _CHAIN = listing(one_of(*KINDS), least=1, most=MOST_LAYERS)
-_LAYER = whole(0, MOST_LAYERS)
+_LAYER = integer(0, MOST_LAYERS)
 _LAYERS = listing(_LAYER, most=MOST_LAYERS)
-_STAGE = record({"layers": listing(_LAYER, 2, 2)}, dict.fromkeys(("recompute", "recompute_cheap", *OF_A_PART), _LAYERS))
+_STAGE = record(
+    {"layers": listing(_LAYER, 2, 2)}, dict.fromkeys(("recompute", "recompute_cheap", *OLD_RECOMPUTE), _LAYERS)
+)
 _STAGES = listing(_STAGE, least=1, most=MOST_LAYERS)
 TOWER_MODES = ("first", "bubbles", "ahead")
 _TOWER = record(
     {
-        "links": whole(1, MOST_LAYERS),
-        "owners": listing(whole(0, MOST_RANKS**2), least=1, most=MOST_LAYERS),
-        "parts": listing(listing(whole(0, MOST_RANKS), least=1, most=MOST_RANKS), least=1, most=MOST_MICROBATCHES),
+        "links": integer(1, MOST_LAYERS),
+        "owners": listing(integer(0, MOST_RANKS**2), least=1, most=MOST_LAYERS),
+        "parts": listing(listing(integer(0, MOST_RANKS), least=1, most=MOST_RANKS), least=1, most=MOST_MICROBATCHES),
         "mode": one_of(*TOWER_MODES),
     },
     {"recompute": _LAYERS, "again": flag},
@@ -61,7 +63,7 @@ PLAN = record(
         "frozen": listing(one_of(*PARTS)),
         "lora_targets": listing(one_of(*PARTS)),
         "lists": listing(text, most=MOST_RANKS),
-        "stage_ranks": listing(whole(0, MOST_RANKS), most=MOST_LAYERS),
+        "stage_ranks": listing(integer(0, MOST_RANKS), most=MOST_LAYERS),
         "tower": _TOWER,
         "predicted": _PREDICTED,
         "alternatives": listing(_ALTERNATIVE, most=2**10),
@@ -72,17 +74,17 @@ PLAN = record(
 MEASURED = record({}, {"layers": mapping(mapping(anything))})
 """Some lines of a profile, to be put in another one's place."""
 PROFILE_COUNTS = {
-    "vit_budget": whole(1, MOST_BUDGET),
-    "llm_budget": whole(1, MOST_BUDGET),
-    "tensor_model_parallel_size": whole(1, MOST_RANKS),
-    "expert_model_parallel_size": whole(1, MOST_RANKS),
+    "vit_budget": integer(1, MOST_BUDGET),
+    "llm_budget": integer(1, MOST_BUDGET),
+    "tensor_model_parallel_size": integer(1, MOST_RANKS),
+    "expert_model_parallel_size": integer(1, MOST_RANKS),
     "transfer_seconds_per_byte": finite(),
     "transfer_latency_seconds": finite(),
     "overhead_bytes": finite(),
     "action_seconds": finite(),
     "host_action_seconds": finite(),
     "iteration_seconds": finite(),
-    "lora_rank": whole(0, MOST_LORA_RANK),
+    "lora_rank": integer(0, MOST_LORA_RANK),
     "image_tiles": finite(),
     "supervised_share": finite(0.0, 1.0),
     "replica_seconds_per_byte": finite(),
@@ -96,13 +98,13 @@ PROFILE = record(
         **{name: PROFILE_COUNTS[name] for name in ("vit_budget", "llm_budget")},
     },
     {
-        "parameters": mapping(whole()),
+        "parameters": mapping(integer()),
         "whole_layers": mapping(mapping(anything)),
         "frozen": listing(one_of(*PARTS)),
         "lora_targets": listing(one_of(*PARTS)),
         "feature_layers": _LAYERS,
         "features_joined": flag,
-        "carried_after": listing(whole(0, 2**16)),
+        "carried_after": listing(integer(0, 2**16)),
         "layers_apart": mapping(_LAYERS),
         "full_layers": _LAYERS,
         "linear_layers": _LAYERS,

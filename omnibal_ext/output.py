@@ -26,7 +26,7 @@ def say(*lines: str, error: bool = False) -> None:
     print(*map(printable, lines), sep="\n", file=sys.stderr if error else sys.stdout, flush=True)
 
 
-def steady_output() -> None:
+def ignore_lost_output() -> None:
     """From here on nobody has to read what this program says: the first thing that a program does.
 
     A pipe whose reader has gone, a disk that is full and a closed terminal take what is written, and lose it. A stream
@@ -41,7 +41,7 @@ def steady_output() -> None:
             setattr(sys, name, _steady(number, stream))
 
 
-def lost_output() -> str:
+def output_error() -> str:
     """Why something said on stdout is lost to whoever waits for it; "" if nothing is, or nobody does."""
     lost: OSError | None = getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "lost", None)
     return "" if lost is None or lost.errno == errno.EPIPE else str(lost.strerror)

@@ -14,16 +14,16 @@ EXTRAS = {
     "png": ("matplotlib",),
 }
 """The modules of each extra of setup.py."""
-BY_THEMSELVES = ("accelerate", "datasets", "deepspeed", "peft", "trl")
+NOT_IN_EXTRAS = ("accelerate", "datasets", "deepspeed", "peft", "trl")
 """Frameworks of examples/, which no extra brings."""
 
 
-def lacking(module: str) -> str:
+def missing_package(module: str) -> str:
     """The name of a module that is missing, and how to have it; "" if it is there, or none that we ask for."""
     root = module.partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if root in modules), "")
     module = "megatron.core" if root == "megatron" else root  # a namespace, of which a part is ours
-    if not (extra or root in BY_THEMSELVES) or find_spec(module):
+    if not (extra or root in NOT_IN_EXTRAS) or find_spec(module):
         return ""
     remedy = f"pip install 'omnibal[{extra}]'" if extra else f"pip install {root}"
     if module == "megatron.core" and sys.version_info < (3, 12):

@@ -10,16 +10,16 @@ checks it in any case, and names the layer at fault.
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
-from omnibal_ext.formats import OF_A_PART, PLAN, PLAN_COUNTS
+from omnibal_ext.formats import OLD_RECOMPUTE, PLAN, PLAN_COUNTS
 from omnibal_ext.output import say
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.reading.seal import check_if_sealed, sealed
@@ -31,7 +31,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StagePlan:
     """A contiguous slice of the chain: layer ids first .. end - 1, and those among them to be recomputed.
 
     A layer is recomputed whole, or its cheap outputs are, those of norms and of the activation function.
@@ -52,7 +52,7 @@ class Plan:
     """What the trainer obeys. Stages are in the order the data flows; see `placement`."""
 
     chain: tuple[str, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[StagePlan, ...]
     num_microbatches: int
     pipeline_model_parallel_size: int
     virtual_pipeline_model_parallel_size: int = 1
@@ -106,7 +106,7 @@ class Plan:
         edges = (tower.links if tower else 0, *cuts, len(chain))
         nothing: list[tuple[int, ...]] = [()] * (len(edges) - 1)
         ids = zip(pairwise(edges), recompute or nothing, recompute_cheap or nothing, strict=True)
-        stages = tuple(Stage(layers, tuple(whole), tuple(cheap)) for layers, whole, cheap in ids)
+        stages = tuple(StagePlan(layers, tuple(whole), tuple(cheap)) for layers, whole, cheap in ids)
         ranks = len(stages) // virtual_pipeline_model_parallel_size
         placement = placement_of(fields.get("schedule", "1f1b"), ranks, virtual_pipeline_model_parallel_size)
         plan = cls(
@@ -129,7 +129,7 @@ class Plan:
             check_if_sealed(record, "plan again")
             plan = cls.from_record(record)
             plan.validate()
-            parts = {name for stage in record["stages"] for name in OF_A_PART if stage.get(name)}
+            parts = {name for stage in record["stages"] for name in OLD_RECOMPUTE if stage.get(name)}
             if parts and os.environ.get("RANK", "0") == "0":
                 say(f"{path}: layers in {', '.join(sorted(parts))} are recomputed whole", error=True)
             return plan
@@ -321,18 +321,28 @@ def _actions(rank: int, words: str) -> list[Action]:
         raise UserError(f"lists: of rank {rank}, {error}") from None
 
 
+def layer_ranges(names: Sequence[str], layers: Iterable[int]) -> str:
+    """Layer ids in words, neighbours of one kind together: "patch_embed, vit.0-3"; `names` are the chain's."""
+    words = []
+    for _, group in groupby(enumerate(sorted(layers)), key=lambda one: (one[1] - one[0], names[one[1]].split(".")[0])):
+        ids = [layer for _, layer in group]
+        last = names[ids[-1]].rpartition(".")[2]
+        words.append(names[ids[0]] if len(ids) == 1 else f"{names[ids[0]]}-{last}")
+    return ", ".join(words)
+
+
 def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:
     """A plan that holds the whole chain on one rank."""
     return Plan.from_cuts(chain, (), **fields)
 
 
-def _stages(record: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+def _stages(record: Sequence[Mapping[str, Any]]) -> tuple[StagePlan, ...]:
     """Of entries {"layers": [first, last + 1], "recompute": [layer ids]}, checked before."""
     return tuple(map(_stage, record))
 
 
-def _stage(entry: Mapping[str, Any]) -> Stage:
+def _stage(entry: Mapping[str, Any]) -> StagePlan:
     whole, cheap = tuple(entry.get("recompute", ())), tuple(entry.get("recompute_cheap", ()))
-    parts = {layer for name in OF_A_PART for layer in entry.get(name, ())} - {*whole}
+    parts = {layer for name in OLD_RECOMPUTE for layer in entry.get(name, ())} - {*whole}
     first, end = entry["layers"]
-    return Stage((first, end), (*whole, *sorted(parts)), tuple(layer for layer in cheap if layer not in parts))
+    return StagePlan((first, end), (*whole, *sorted(parts)), tuple(layer for layer in cheap if layer not in parts))

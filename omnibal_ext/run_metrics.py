@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import Check, finite, is_number, listing, mapping, maybe, record, text, whole
+from omnibal_ext.reading.checks import Check, finite, integer, is_number, listing, mapping, maybe, record, text
 from omnibal_ext.reading.document import decode, read_json
 from omnibal_ext.reading.files import open_plain
 
@@ -32,11 +32,11 @@ PROFILE_CHECK = "profile_check"
 _CHECKED = {
     "model_hash": text,
     "profile_hash": text,
-    "iterations": listing(whole(), least=1),
+    "iterations": listing(integer(), least=1),
     "parts": listing(record(_COMPARED)),
 }
 LINE: Check[dict[str, Any]] = record(
-    {"iteration": whole()},
+    {"iteration": integer()},
     {**_LOSSES, **_RATES, "evaluation": record({}, _LOSSES), PROFILE_CHECK: record(_CHECKED)},
 )
 """What programs read of a line."""

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, _ArgumentGroup
 from collections.abc import Callable
 
 from omnibal_ext import adapters
-from omnibal_ext.flags import Numbers
+from omnibal_ext.flags import Interval
 
 Group = ArgumentParser | _ArgumentGroup
 PARTS_WITH_RATES = ("vit", "projector")
@@ -85,27 +85,27 @@ def _add_megatron(group: Group) -> None:
     add("--sequence-parallel", action="store_true", help="tensor-parallel ranks share what is between matrices")
 
 
-OWN: dict[str, Callable[[Group], None]] = {
+TRAINER_FLAGS: dict[str, Callable[[Group], None]] = {
     "what is trained": _add_trained,
     "rates of parts, and the loss": _add_rates,
     "what may go wrong": _add_mishaps,
     "what is recorded": _add_records,
 }
 """Our flags that no other place decides, by what they are about."""
-HANDED_ON = {**OWN, "of Megatron's, those that most runs give (all others: behind --)": _add_megatron}
+FORWARDED_FLAGS = {**TRAINER_FLAGS, "of Megatron's, those that most runs give (all others: behind --)": _add_megatron}
 """What the launcher takes for the trainer."""
 OWN_NUMBERS = (
     *adapters.NUMBERS,
-    Numbers("(0, 1e30]", "lora_alpha"),
-    Numbers("[0, 1e30]", " ".join((*RATES, *DECAYS))),
-    Numbers("[0, inf)", "max_bad_samples max_bad_steps timelines"),
+    Interval("(0, 1e30]", "lora_alpha"),
+    Interval("[0, 1e30]", " ".join((*RATES, *DECAYS))),
+    Interval("[0, inf)", "max_bad_samples max_bad_steps timelines"),
 )
 MEGATRON_NUMBERS = (
-    Numbers("[0, 1e30]", "lr min_lr weight_decay clip_grad"),  # products of a few are numbers in single precision
-    Numbers("[0, inf)", "lr_warmup_iters"),
-    Numbers("[0, 1)", "lr_warmup_fraction"),
-    Numbers("[1, inf)", "train_iters save_interval save_retain_interval eval_interval log_interval"),
-    Numbers("[0, 128]", "num_workers"),  # processes of a rank
-    Numbers("[1, 2147483647]", "seed"),
+    Interval("[0, 1e30]", "lr min_lr weight_decay clip_grad"),  # products of a few are numbers in single precision
+    Interval("[0, inf)", "lr_warmup_iters"),
+    Interval("[0, 1)", "lr_warmup_fraction"),
+    Interval("[1, inf)", "train_iters save_interval save_retain_interval eval_interval log_interval"),
+    Interval("[0, 128]", "num_workers"),  # processes of a rank
+    Interval("[1, 2147483647]", "seed"),
 )
 NUMBERS = (*OWN_NUMBERS, *MEGATRON_NUMBERS)

@@ -29,7 +29,7 @@ from omnibal_ext.costs.analytic import DEVICES
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import refuse_within, refuse_without_manifest
 from omnibal_ext.files.locks import only_job
-from omnibal_ext.flags import ToolParser, refuse_unprintable, written_with_dashes
+from omnibal_ext.flags import ToolParser, flag_name, refuse_unprintable
 from omnibal_ext.launch.candidates import print_trials, trial_flags
 from omnibal_ext.launch.check import Report, check
 from omnibal_ext.launch.command import RANKS, torchrun_words, trainer_words
@@ -45,8 +45,8 @@ from omnibal_ext.launch.conversations import (
     say_unused,
 )
 from omnibal_ext.launch.flags import NEEDS, NUMBERS, flags_in, refuse_misplaced, save_in_run
-from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, put_aside, refuse_used
-from omnibal_ext.launch.longest import longest_said
+from omnibal_ext.launch.folder import LOCK, LOG, METRICS, PLAN, number_old_files, refuse_used
+from omnibal_ext.launch.longest import longest_sample
 from omnibal_ext.launch.planning import SWITCHES, Planning, measured_best, provisional_plan
 from omnibal_ext.launch.processes import GRACE_SECONDS, error_of, run_ranks, stoppable
 from omnibal_ext.launch.replanning import corrected_profile
@@ -59,7 +59,7 @@ from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.schedule import OFFERED, offered
-from omnibal_ext.trainer_flags import HANDED_ON
+from omnibal_ext.trainer_flags import FORWARDED_FLAGS
 from omnibal_ext.units import GIB
 
 TOOLS = Path(__file__).parent
@@ -83,7 +83,7 @@ def main() -> None:
         if report.weights and report.weights["kind"] == "unconverted":
             _convert(arguments)
         if arguments.repack and not arguments.plan:
-            planning = planning.packed_again()
+            planning = planning.repacked()
             arguments.packs = str(planning.index.folder)
         if not arguments.json and not planning.is_planned():
             say(_longest_said(arguments, planning))
@@ -147,7 +147,7 @@ def _name_weights(arguments: argparse.Namespace) -> None:
 
 def _longest_said(arguments: argparse.Namespace, planning: Planning) -> str:
     is_native, is_limited = planning.architecture.vision.native is not None, arguments.max_tiles or arguments.max_pixels
-    return longest_said(Path(arguments.data), planning.index, is_native, bool(is_limited))
+    return longest_sample(Path(arguments.data), planning.index, is_native, bool(is_limited))
 
 
 def _convert(arguments: argparse.Namespace) -> None:
@@ -277,7 +277,7 @@ def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
     """Those of Megatron's flags and the trainer's that costs depend on."""
     parser = ToolParser(add_help=False, allow_abbrev=False)
     for name in SWITCHES:
-        parser.add_argument(written_with_dashes(name), action="store_true")
+        parser.add_argument(flag_name(name), action="store_true")
     add_trained_flags(parser)
     return parser.parse_known_args(arguments.megatron)[0]
 
@@ -291,7 +291,7 @@ def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, rep
     """Run the ranks to their end; their exit code. What another run left in the folder is put aside, never lost."""
     run_dir.mkdir(parents=True, exist_ok=True)
     if not report.resumes:
-        put_aside(run_dir)
+        number_old_files(run_dir)
     # Ranks that save when they are told to end take as long as that takes.
     grace = None if "--exit-signal-handler" in arguments.megatron else GRACE_SECONDS
     if not arguments.progress:
@@ -362,8 +362,8 @@ def _parser() -> ToolParser:
         "--measure-top-k", type=int, default=0, help="run the K best layouts for 3 steps, keep the fastest"
     )
     plan.add_argument("--memory-gib", type=float, help="of one device; no limit unless given")
-    for title, add in HANDED_ON.items():
-        parser.hand_on(title, add)
+    for title, add in FORWARDED_FLAGS.items():
+        parser.add_forwarded(title, add)
     parser.add_argument("--check", action="store_true", help="check everything, start nothing; exit code 2 if refused")
     parser.add_argument("--dry-run", action="store_true", help="plan and print the command, start nothing")
     parser.add_argument("--progress", action="store_true", help="show progress; the output goes to RUN/train.log")

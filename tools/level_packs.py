@@ -8,14 +8,14 @@ import argparse
 
 from omnibal_ext.console import print_json, print_table
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.flags import Numbers, ToolParser
+from omnibal_ext.flags import Interval, ToolParser
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.level_again import Ranks, level_again, write_levelled
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import LAST_ITERATION
 from omnibal_ext.packing.ordering.metrics import wait
 
-NUMBERS = (Numbers("[1, 65536]", "data_parallel_size"), Numbers("[0, inf)", "iteration"))
+NUMBERS = (Interval("[1, 65536]", "data_parallel_size"), Interval("[0, inf)", "iteration"))
 MEASURED = 1000
 """Iterations, from the first one on, of which waiting is measured."""
 

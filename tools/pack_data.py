@@ -14,7 +14,7 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.checksums import sha256_of, verify_checksums
 from omnibal_ext.files.records import write_text
-from omnibal_ext.flags import Need, Numbers, ToolParser
+from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.output import say
 from omnibal_ext.packing.build import build_index, reject_reasons
 from omnibal_ext.packing.choices import Choice, choices, faults
@@ -50,16 +50,16 @@ def named_budget(text: str) -> tuple[str, int]:
 
 
 NUMBERS = (
-    Numbers("(0, 1e6]", "weights"),
-    Numbers("[0, 1e9]", "vit_budget"),
-    Numbers("[1, 1e9]", "llm_budget max_llm_budget samples_per_pack"),
-    Numbers("[0, inf)", "max_rejects narrow_first"),
-    Numbers("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size node_ranks"),
-    Numbers("[1, 10000]", "epochs"),
-    Numbers("[0, 1e6]", "seconds"),
-    Numbers("[0, 1)", "wait"),
-    Numbers("(0, 1)", "held_out"),
-    Numbers("[0, 4294967295]", "seed"),
+    Interval("(0, 1e6]", "weights"),
+    Interval("[0, 1e9]", "vit_budget"),
+    Interval("[1, 1e9]", "llm_budget max_llm_budget samples_per_pack"),
+    Interval("[0, inf)", "max_rejects narrow_first"),
+    Interval("[1, 65536]", "data_parallel_size micro_batches pipeline_model_parallel_size node_ranks"),
+    Interval("[1, 10000]", "epochs"),
+    Interval("[0, 1e6]", "seconds"),
+    Interval("[0, 1)", "wait"),
+    Interval("(0, 1)", "held_out"),
+    Interval("[0, 4294967295]", "seed"),
 )
 NEEDS = (
     Need(

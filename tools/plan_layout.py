@@ -10,8 +10,8 @@
 
 import argparse
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 from omnibal_ext.architectures.presets import MODEL_FLAGS, preset
@@ -20,7 +20,7 @@ from omnibal_ext.console import print_json, print_table, track
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.flags import Need, Numbers, ToolParser
+from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.roads import ROADS, plan_road
 from omnibal_ext.layout.search import METHODS, RECOMPUTE_RULES, make_plan
@@ -29,7 +29,7 @@ from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.output import say
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.packers.budgets import budgets_for
-from omnibal_ext.plan import Plan, Stage
+from omnibal_ext.plan import Plan, StagePlan, layer_ranges
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.schedules.schedule import OFFERED, offered
 from omnibal_ext.sizes import Sizes
@@ -183,15 +183,15 @@ def _schedules(text: str) -> list[str]:
     return [offered(word) for word in text.split(",")]
 
 
-def _recomputed(plan: Plan, stage: Stage) -> str:
-    """Whole layers, and those of which it is what norms and activation functions give."""
-    cheap = _spans(plan, stage.recompute_cheap)
-    return ", ".join(filter(None, (_spans(plan, stage.recompute), cheap and f"cheap: {cheap}"))) or "-"
+def _recomputed(names: Sequence[str], stage: StagePlan) -> str:
+    """The layers recomputed entirely, and those of which only norms and activation functions are ("cheap")."""
+    cheap = layer_ranges(names, stage.recompute_cheap)
+    return ", ".join(filter(None, (layer_ranges(names, stage.recompute), cheap and f"cheap: {cheap}"))) or "-"
 
 
 def print_plan(plan: Plan) -> None:
-    """The plan as people read it: a row a stage, the next-best layouts, the distance from the ideal."""
-    predicted = plan.predicted
+    """Print a table with a row a stage, the next-best layouts, and the distance from the ideal step."""
+    predicted, names = plan.predicted, layer_names(plan.chain)
     rows: list[tuple[Any, ...]] = []
     for number, stage in enumerate(plan.stages):
         rank, chunk = plan.placement.rank_and_chunk(number)
@@ -199,8 +199,8 @@ def print_plan(plan: Plan) -> None:
         rows.append(
             (
                 where,
-                _spans(plan, range(*stage.layers)),
-                _recomputed(plan, stage),
+                layer_ranges(names, range(*stage.layers)),
+                _recomputed(names, stage),
                 f"{predicted['stage_forward_seconds'][number] * 1e3:.2f}",
                 f"{predicted['stage_backward_seconds'][number] * 1e3:.2f}",
                 in_bytes(predicted["stage_peak_bytes"][rank]),
@@ -229,18 +229,19 @@ def print_plan(plan: Plan) -> None:
         f"{predicted['fraction_of_ideal']:.1%} of the ideal {predicted['ideal_seconds'] * 1e3:.2f} ms"
     )
     if "tower" in predicted:
-        say(_road_said(predicted["tower"]))
+        say(_tower_choice(predicted["tower"]))
 
 
 def _tower_row(plan: Plan, tower: Tower) -> tuple[str, ...]:
-    """The tower beside the pipeline among the stages."""
-    again = "all" if tower.again else _spans(plan, tower.recompute) or "-"
+    """The replicated vision tower, as a row among the stages."""
+    names = layer_names(plan.chain)
+    recomputed = "all" if tower.again else layer_ranges(names, tower.recompute) or "-"
     forward, backward = (f"{seconds * 1e3:.2f}" for seconds in plan.predicted["tower_seconds"])
-    return f"beside, {tower.mode}", _spans(plan, range(tower.links)), again, forward, backward, "", ""
+    return f"beside, {tower.mode}", layer_ranges(names, range(tower.links)), recomputed, forward, backward, "", ""
 
 
-def _road_said(said: dict[str, Any]) -> str:
-    """Why the tower stands where it does."""
+def _tower_choice(said: dict[str, Any]) -> str:
+    """The predicted steps of a cut and of a replicated vision tower, by which one was chosen."""
     steps = [(name, said.get(f"{name}_step_seconds"), said.get(f"no_plan_{name}")) for name in ("cut", "beside")]
     priced = [one for one in steps if one[1] or one[2]]
     words = [f"{name} {step * 1e3:.2f} ms" if step else f"{name}: {reason}" for name, step, reason in priced]
@@ -248,31 +249,20 @@ def _road_said(said: dict[str, Any]) -> str:
     return f"vision tower: {said['road']} ({', '.join(words)}){share}"
 
 
-def _spans(plan: Plan, layers: range | tuple[int, ...]) -> str:
-    """Layer ids as people say them: "patch_embed, vit.0-3"."""
-    names = layer_names(plan.chain)
-    words = []
-    for _, group in groupby(enumerate(sorted(layers)), key=lambda pair: (pair[1] - pair[0], plan.chain[pair[1]])):
-        ids = [layer for _, layer in group]
-        last = names[ids[-1]].rpartition(".")[2]
-        words.append(names[ids[0]] if len(ids) == 1 else f"{names[ids[0]]}-{last}")
-    return ", ".join(words)
-
-
 NUMBERS = (
-    Numbers(
+    Interval(
         "[1, 16384]",
         """
         pipeline_model_parallel_size virtual_pipeline_model_parallel_size tensor_sizes expert_sizes pipeline_sizes
         chunks
         """,
     ),
-    Numbers("[1, 1e6]", "num_microbatches pack_iterations gpus"),
-    Numbers("[1, 1e9]", "global_batch_samples"),
-    Numbers("[1, 10000]", "top_k"),
-    Numbers("[0, 10000]", "radius"),
-    Numbers("(0, inf]", "memory_gib"),
-    Numbers("[0, 1e6]", "seconds"),
+    Interval("[1, 1e6]", "num_microbatches pack_iterations gpus"),
+    Interval("[1, 1e9]", "global_batch_samples"),
+    Interval("[1, 10000]", "top_k"),
+    Interval("[0, 10000]", "radius"),
+    Interval("(0, inf]", "memory_gib"),
+    Interval("[0, 1e6]", "seconds"),
 )
 NEEDS = (
     Need(

@@ -11,11 +11,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from omnibal_ext.architectures.presets import MODEL_FLAGS
 from omnibal_ext.console import print_json, print_table
-from omnibal_ext.errors import faults_in_a_line, run_tool
-from omnibal_ext.flags import Need, Numbers, ToolParser
+from omnibal_ext.errors import exit_on_user_error, run_tool
+from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.output import say
 
-with faults_in_a_line():
+with exit_on_user_error():
     from megatron.vlm.data.markup import MARKUPS
     from megatron.vlm.data.media.images import NORMALIZATIONS
     from megatron.vlm.data.media.tiles import RULES, Tiling
@@ -30,10 +30,10 @@ with faults_in_a_line():
 LINES_LOOKED_AT = 32
 """Of every input, by --check."""
 NUMBERS = (
-    Numbers("[1, inf)", "tile_size tokens_per_tile min_tiles max_tiles max_pixels video_max_frames max_tokens"),
-    Numbers("(0, inf)", "video_fps"),
-    Numbers("[1, 1024]", "workers"),
-    Numbers("[0, inf)", "max_rejects"),
+    Interval("[1, inf)", "tile_size tokens_per_tile min_tiles max_tiles max_pixels video_max_frames max_tokens"),
+    Interval("(0, inf)", "video_fps"),
+    Interval("[1, 1024]", "workers"),
+    Interval("[0, inf)", "max_rejects"),
 )
 NEEDS = (
     Need("max_pixels", "no --max-tiles beside it: pixels of patches", lambda arguments: arguments.max_tiles is None),

@@ -30,7 +30,7 @@ from omnibal_ext.costs.measured import measured_device
 from omnibal_ext.costs.profile import Profile
 from omnibal_ext.costs.works import IMAGE_PATCHES
 from omnibal_ext.errors import UserError, run_tool
-from omnibal_ext.flags import Need, Numbers, ToolParser
+from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.output import say
 from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
@@ -233,12 +233,12 @@ def _show(profile: Profile, output: str) -> None:
 
 
 NUMBERS = (
-    Numbers("[0, 1e9]", "vit_budget"),
-    Numbers("[1, 1e9]", "llm_budget"),
-    Numbers("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size data_parallel_size"),
-    Numbers("[1, 1000]", "steps"),
-    Numbers("(0, 1]", "supervised_share"),
-    Numbers("[0, 268435456]", "replica_ranks"),
+    Interval("[0, 1e9]", "vit_budget"),
+    Interval("[1, 1e9]", "llm_budget"),
+    Interval("[1, 16384]", "tensor_model_parallel_size expert_model_parallel_size data_parallel_size"),
+    Interval("[1, 1000]", "steps"),
+    Interval("(0, 1]", "supervised_share"),
+    Interval("[0, 268435456]", "replica_ranks"),
     *adapter_flags.NUMBERS,
 )
 NEEDS = (

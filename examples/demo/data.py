@@ -34,11 +34,11 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from omnibal_ext.console import print_json, print_table
-from omnibal_ext.errors import faults_in_a_line, run_tool
+from omnibal_ext.errors import exit_on_user_error, run_tool
 from omnibal_ext.families.markup import IMAGE_MARK
-from omnibal_ext.flags import Numbers, ToolParser
+from omnibal_ext.flags import Interval, ToolParser
 
-with faults_in_a_line():
+with exit_on_user_error():
     import sentencepiece
     from PIL import Image, ImageDraw, ImageFont
 
@@ -46,7 +46,7 @@ with faults_in_a_line():
     from megatron.vlm.data.media.tiles import Grid, internvl_grid
     from megatron.vlm.data.templates import TEMPLATES
 
-NUMBERS = (Numbers("[1, 1e9]", "samples heldout_samples"), Numbers("[0, 4294967295]", "seed"))
+NUMBERS = (Interval("[1, 1e9]", "samples heldout_samples"), Interval("[0, 4294967295]", "seed"))
 TILE = 32  # pixels a side of a cell, a tile of the tiny preset
 MAX_TILES = 32  # what the demo is preprocessed with
 MAX_DIGITS = 30  # in one picture

@@ -31,7 +31,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.flags import refuse
 from omnibal_ext.plan import Plan, single_stage_plan
 from omnibal_ext.schedules.schedule import splits_backward
-from omnibal_ext.trainer_flags import OWN
+from omnibal_ext.trainer_flags import TRAINER_FLAGS
 
 Made = TypeVar("Made")
 SPLITS_SINCE = "2.8.0"
@@ -91,7 +91,7 @@ def add_vlm_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument("--from-scratch", action="store_true", help="start from random weights")
     group.add_argument("--fresh", action="store_true", help="refuse to go on with a run: --save must hold none")
     group.add_argument("--save-hf", action="store_true", help="write Hugging Face's weights beside every save")
-    for add in OWN.values():
+    for add in TRAINER_FLAGS.values():
         add(group)
     return parser
 

@@ -29,8 +29,8 @@ from typing import NoReturn
 from torch.distributed import TCPStore
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.lifeline import end_with
-from omnibal_ext.output import say, steady_output
+from omnibal_ext.output import ignore_lost_output, say
+from omnibal_ext.parent_watch import kill_with_parent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 UNSAID = "Megatron ended the run without an exit code; why, if it has said so, is in its last lines above"
@@ -47,8 +47,8 @@ def run_rank(main: Callable[[], None]) -> None:
     os.environ["PYTHONWARNINGS"] = ",".join([os.environ.get("PYTHONWARNINGS", ""), "ignore:resource_tracker"]).strip(
         ","
     )
-    end_with(os.getppid())
-    steady_output()
+    kill_with_parent(os.getppid())
+    ignore_lost_output()
     stopped = _watch_signals()
     try:
         main()

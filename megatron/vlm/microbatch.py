@@ -182,7 +182,7 @@ class Microbatch:
     # said of samples one by one is of the whole pack
     units: tuple[
         int, ...
-    ] = ()  # of what a rank encodes of a pack: tiles of each unit of all of it (`omnibal_ext.tower`)
+    ] = ()  # of what a rank encodes of a pack: tiles of each unit of all of it (`omnibal_ext.tower_encoding`)
     own: tuple[bool, ...] = ()  # which of these units it encodes
 
     def pin_memory(self) -> "Microbatch":
@@ -196,7 +196,7 @@ class Microbatch:
         return sum(self.lengths)
 
     def units_of_images(self) -> tuple[int, ...]:
-        """Tiles, or patches, of each unit of the pack's images (`omnibal_ext.tower`), in order."""
+        """Tiles, or patches, of each unit of the pack's images (`omnibal_ext.tower_encoding`), in order."""
         return tuple(steps * rows * columns for steps, rows, columns in self.grids) or (1,) * self.tiles
 
     @property

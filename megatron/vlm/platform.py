@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from megatron.vlm.compiling import for_any_rows
 from omnibal_ext.costs.analytic import OVERHEAD_BYTES
-from omnibal_ext.flags import given_to
+from omnibal_ext.flags import flag_value
 
 
 def _choose_queues(words: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ def _choose_queues(words: Sequence[str]) -> None:
     An exchange that is asked for before a kernel then starts before it, and so runs beside it; up to Hopper Megatron
     insists on that. Elsewhere it only harms: a kernel that waits in its stream keeps back all that come after it.
     """
-    if given_to("--tensor-model-parallel-size", words) not in (None, "1"):
+    if flag_value("--tensor-model-parallel-size", words) not in (None, "1"):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 

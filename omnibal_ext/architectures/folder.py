@@ -8,7 +8,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import anything, mapping, record, shown, text
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.files import is_plain_name
-from omnibal_ext.reading.tensors import read_tensor_places
+from omnibal_ext.reading.tensors import read_tensor_entries
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -51,7 +51,7 @@ def weight_files(folder: Path) -> dict[str, str]:
         return weights
     if not (folder / SINGLE_FILE).exists():
         return {}
-    return dict.fromkeys(read_tensor_places(folder / SINGLE_FILE), SINGLE_FILE)
+    return dict.fromkeys(read_tensor_entries(folder / SINGLE_FILE), SINGLE_FILE)
 
 
 def weight_file(place: str, value: Any) -> str:

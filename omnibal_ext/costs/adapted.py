@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_numbers
+from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import KIND_OF
 from omnibal_ext.costs.work import BYTES, Work
@@ -30,7 +30,7 @@ def adapters_works(
     architecture: Architecture, adapters: Adapters, works: Mapping[str, Work], t: int
 ) -> dict[str, AdaptersWork]:
     """Of one layer of each kind in `works` that has adapters, on one of `t` tensor-parallel ranks."""
-    matrices, numbers, found = adapted_matrices(architecture), adapter_numbers(architecture, adapters, t), {}
+    matrices, numbers, found = adapted_matrices(architecture), adapter_parameters(architecture, adapters, t), {}
     for kind, work in works.items():
         if (plain := kind if kind in numbers else KIND_OF.get(kind, kind)) not in numbers:
             continue

@@ -11,7 +11,7 @@ counted, token by token, whatever chunks a kernel computes it in.
 from collections import Counter
 from dataclasses import dataclass
 
-from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_numbers
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.chain import KIND_OF, VISION_KINDS, gradient_mode
 from omnibal_ext.costs.analytic import DEVICES
@@ -37,7 +37,7 @@ class ModelOperations:
         cls, model: Architecture, frozen: tuple[str, ...] = (), adapters: Adapters = NO_ADAPTERS
     ) -> "ModelOperations":
         """Count a model's layers, some of whose parts may be frozen, and adapters."""
-        works, added, frozen = layer_works(model, 1, 1, 1), adapter_numbers(model, adapters), adapters.frozen(frozen)
+        works, added, frozen = layer_works(model, 1, 1, 1), adapter_parameters(model, adapters), adapters.frozen(frozen)
         units = dict.fromkeys(("tile", "token", "square", "counted"), 0.0)
         counts = Counter(kind if kind in works else KIND_OF[kind] for kind in model.cost_kinds)
         for kind, layers in counts.items():

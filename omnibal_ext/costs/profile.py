@@ -38,7 +38,7 @@ from omnibal_ext.chain import (
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
 from omnibal_ext.formats import MEASURED, PROFILE, PROFILE_COUNTS
-from omnibal_ext.reading.checks import is_number, listing, shown, whole
+from omnibal_ext.reading.checks import integer, is_number, listing, shown
 from omnibal_ext.reading.seal import check_if_sealed, sealed
 
 SCHEMA_VERSION = 1
@@ -48,7 +48,7 @@ OLDER = {"full_layers": FULL, "linear_layers": LINEAR}
 """Fields of older files that `layers_apart` has, and by what name."""
 RENAMED = {f"least_{name}_seconds": f"host_{name}_seconds" for name in ("forward", "backward")}
 """Costs of a layer in older files, and what they are called now."""
-LEFT_OUT = tuple(f"recompute_{part}_{what}" for part in ("attention", "mlp") for what in ("seconds", "kept_bytes"))
+DROPPED_FLAGS = tuple(f"recompute_{part}_{what}" for part in ("attention", "mlp") for what in ("seconds", "kept_bytes"))
 """Costs of a layer that older files have, and nothing asks for."""
 IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share",
             "host_action_seconds", "corrected_by")  # fmt: skip
@@ -259,7 +259,7 @@ class Profile:
         if others := sorted(set(self.whole_layers) - set(VISION_KINDS)):
             raise UserError(f"whole_layers: {others[0]} is no kind of a tower; those are {', '.join(VISION_KINDS)}")
         carried = len(self.chain) if self.carried_after else 0
-        listing(whole(0, 2**16), carried, carried)("carried_after", list(self.carried_after))
+        listing(integer(0, 2**16), carried, carried)("carried_after", list(self.carried_after))
         for name, check in PROFILE_COUNTS.items():
             check(name, getattr(self, name))
 
@@ -388,7 +388,7 @@ def _layer_cost(kind: str, record: Mapping[str, Any]) -> LayerCost:
     for name, entry in fields.items():
         if entry.default is dataclasses.MISSING and name not in record:
             raise UserError(f"layer {kind}: {name} is missing; profile again")
-    record = {RENAMED.get(name, name): value for name, value in record.items() if name not in LEFT_OUT}
+    record = {RENAMED.get(name, name): value for name, value in record.items() if name not in DROPPED_FLAGS}
     unknown = sorted(set(record) - set(fields))
     if unknown:
         raise UserError(f"layer {kind}: {unknown[0]} is not a known cost; known are {', '.join(fields)}")

@@ -9,7 +9,7 @@ from typing import Any
 from omnibal_ext.output import say
 
 
-class Lines:
+class JsonLines:
     """What cannot be written is lost and said once: a log that nobody can keep ends no run.
 
     The file holds whole lines at any time, but for the moment of writing one: half a line, which a full disk or the end

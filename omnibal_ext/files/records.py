@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omnibal_ext.errors import UserError, of_the_system
+from omnibal_ext.errors import UserError, from_os_error
 from omnibal_ext.reading.checks import Value, shown
 from omnibal_ext.reading.document import read_json
 
@@ -36,7 +36,7 @@ def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise of_the_system(error) from None
+        raise from_os_error(error) from None
     write_text(target, json.dumps(record, indent=1) + "\n")
 
 
@@ -55,4 +55,4 @@ def write_text(target: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise of_the_system(OSError(error.errno, error.strerror, str(target))) from None
+        raise from_os_error(OSError(error.errno, error.strerror, str(target))) from None

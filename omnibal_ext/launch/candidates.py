@@ -13,7 +13,7 @@ from omnibal_ext.run_metrics import training_intervals
 
 STEPS = 3
 """Of a trial; the first one warms up."""
-LEFT_OUT = (
+DROPPED_FLAGS = (
     # saves and loads
     "--save", "--save-hf", "--load", "--from", "--from-scratch", "--pretrained-checkpoint", "--finetune",
     "--save-interval",
@@ -40,7 +40,7 @@ LEFT_OUT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class LayoutTrial:
     """A layout, and what one step of it took."""
 
     plan: Plan
@@ -54,11 +54,11 @@ def layouts(plan: Plan, count: int) -> list[Plan]:
 
 
 def trial_flags(words: Sequence[str]) -> list[str]:
-    """Megatron's flags for a trial: those of the run, less `LEFT_OUT` and their values, ending after `STEPS`."""
+    """Megatron's flags for a trial: those of the run, less `DROPPED_FLAGS` and their values, ending after `STEPS`."""
     kept, skipping = [], False
     for word in words:
         if word.startswith("--"):
-            skipping = word.partition("=")[0] in LEFT_OUT
+            skipping = word.partition("=")[0] in DROPPED_FLAGS
         if not skipping:
             kept.append(word)
     return [*kept, "--from-scratch", "--log-interval", "1", "--exit-interval", str(STEPS)]
@@ -72,7 +72,7 @@ def measured_seconds(metrics: Path) -> float | None:
     return statistics.median(line["seconds"] for line in lines[1:STEPS])
 
 
-def keep_fastest(trials: Sequence[Trial]) -> Plan:
+def keep_fastest(trials: Sequence[LayoutTrial]) -> Plan:
     """The fastest layout's plan, with the figures of all. Raises UserError if none ran to the end."""
     ran = [trial for trial in trials if trial.measured_seconds is not None]
     if not ran:

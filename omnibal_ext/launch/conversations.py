@@ -19,9 +19,9 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.files.folders import refuse_no_images
 from omnibal_ext.files.records import write_record
-from omnibal_ext.flags import as_flags, written_with_dashes
+from omnibal_ext.flags import as_flags, flag_name
 from omnibal_ext.launch.flags import flags_in
-from omnibal_ext.launch.folder import make_way
+from omnibal_ext.launch.folder import remove_unused
 from omnibal_ext.launch.planning import run_our_tool
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.output import say
@@ -99,7 +99,7 @@ def refuse_sizes_alone(model: str) -> None:
 
 def say_unused(arguments: argparse.Namespace) -> None:
     """Name the flags that only say how conversations are read, where there are none to read."""
-    unused = [written_with_dashes(name) for name, usual in HOW_READ.items() if getattr(arguments, name) != usual]
+    unused = [flag_name(name) for name, usual in HOW_READ.items() if getattr(arguments, name) != usual]
     if unused and not arguments.input and not arguments.json:
         say(f"{', '.join(unused)}: not used, the dataset {arguments.data} is made")
 
@@ -196,7 +196,7 @@ def _asked_of_data(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _limits(arguments: argparse.Namespace) -> dict[str, int | None]:
-    return {written_with_dashes(name): getattr(arguments, name) for name in LIMITS}
+    return {flag_name(name): getattr(arguments, name) for name in LIMITS}
 
 
 def _shorten(arguments: argparse.Namespace) -> list[str]:
@@ -212,7 +212,7 @@ def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
     asked, note = _asked_of_data(arguments), _note(arguments, "data")
     _say(arguments, f"conversations -> {arguments.data}")
     if _made_from(note) not in (None, asked):
-        make_way(Path(arguments.run_dir), Path(arguments.data))
+        remove_unused(Path(arguments.run_dir), Path(arguments.data))
     words = ["--input", *arguments.input, *_shorten(arguments)]
     run_our_tool(tools / "preprocess_data.py", _data_flags(arguments), arguments.json, words)
     write_record(note, asked)
@@ -254,7 +254,7 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
         return
     for made, named in zip(_folders(arguments), (flags, held_out), strict=False):
         _say(arguments, f"dataset -> {made}")
-        make_way(run_dir, made)
+        remove_unused(run_dir, made)
         run_our_tool(tools / "pack_data.py", named, arguments.json)
     write_record(inputs, asked)
 

@@ -6,26 +6,26 @@ from pathlib import Path
 
 from omnibal_ext import trainer_flags
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import Need, Numbers, ToolParser
+from omnibal_ext.flags import Interval, Need, ToolParser
 from omnibal_ext.launch.folder import CHECKPOINTS, SAVE_INTERVAL
 
 NUMBERS = (
     *trainer_flags.NUMBERS,
-    Numbers(
+    Interval(
         "[1, 16384]",
         """
         nproc_per_node nnodes tensor_model_parallel_size expert_model_parallel_size pipeline_model_parallel_size
         virtual_pipeline_model_parallel_size micro_batches
         """,
     ),
-    Numbers("(0, 1e6]", "epochs memory_gib"),
-    Numbers("[0, 1000]", "measure_top_k"),
-    Numbers("[1, 1024]", "workers"),
-    Numbers("[0, inf)", "max_rejects"),
-    Numbers("[1, inf)", "max_tiles max_pixels max_tokens"),
-    Numbers("[0, 1e9]", "vit_budget"),
-    Numbers("[1, 1e9]", "llm_budget"),
-    Numbers("(0, 1)", "held_out"),
+    Interval("(0, 1e6]", "epochs memory_gib"),
+    Interval("[0, 1000]", "measure_top_k"),
+    Interval("[1, 1024]", "workers"),
+    Interval("[0, inf)", "max_rejects"),
+    Interval("[1, inf)", "max_tiles max_pixels max_tokens"),
+    Interval("[0, 1e9]", "vit_budget"),
+    Interval("[1, 1e9]", "llm_budget"),
+    Interval("(0, 1)", "held_out"),
 )
 
 
@@ -82,7 +82,7 @@ NEEDS = (
 
 def refuse_misplaced(parser: ToolParser, words: Sequence[str]) -> None:
     """Raise UserError for flags of the launcher's own among those that go to Megatron as they are."""
-    own = {option for action in parser._actions for option in action.option_strings} - parser.handed_on
+    own = {option for action in parser._actions for option in action.option_strings} - parser.forwarded
     if misplaced := [flag for word in words if (flag := word.partition("=")[0]) in own]:
         raise UserError(
             *(f"{flag} stands behind --, where Megatron's flags are; give it before, so that the plan, the packs and "

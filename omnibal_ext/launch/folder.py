@@ -23,7 +23,7 @@ def refuse_used(folder: Path) -> None:
         )
 
 
-def make_way(folder: Path, made: Path) -> None:
+def remove_unused(folder: Path, made: Path) -> None:
     """Remove a dataset or packs made in a run's folder, so that others can be; not those a run was started on there.
 
     It may have to go on with them: then it is for the user to remove them.
@@ -32,7 +32,7 @@ def make_way(folder: Path, made: Path) -> None:
         shutil.rmtree(made)
 
 
-def put_aside(folder: Path) -> list[Path]:
+def number_old_files(folder: Path) -> list[Path]:
     """Number what another run left in the folder: metrics.jsonl becomes metrics.1.jsonl, then .2; return the new names.
 
     Several nodes may do so at the same time.

@@ -17,7 +17,7 @@ MAX_PIXELS = 1280 * 28**2
 """Of an image, as trainers of models that see images near their own size usually have it."""
 
 
-def longest_said(data: Path, index: PackedIndex, is_native: bool, is_limited: bool) -> str:
+def longest_sample(data: Path, index: PackedIndex, is_native: bool, is_limited: bool) -> str:
     """The most tiles and tokens of a sample in the packs, as shares of a pack's budgets.
 
     Where images are near their own size (`is_native`), nobody limits them (`is_limited`) and one stands out, also how

@@ -16,9 +16,9 @@ from omnibal_ext.costs.profile import Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.files.records import write_record
-from omnibal_ext.flags import as_flags, written_with_dashes
-from omnibal_ext.launch.candidates import Trial, keep_fastest, layouts, measured_seconds
-from omnibal_ext.launch.folder import PLAN, make_way
+from omnibal_ext.flags import as_flags, flag_name
+from omnibal_ext.launch.candidates import LayoutTrial, keep_fastest, layouts, measured_seconds
+from omnibal_ext.launch.folder import PLAN, remove_unused
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.layout.partition import even_edges
 from omnibal_ext.packing.corpus import Corpus
@@ -38,7 +38,7 @@ PLANNED = (
 """Those that tools/plan_layout.py takes as they are."""
 SWITCHES = ("bf16", "use_distributed_optimizer", "sequence_parallel")
 """Flags of Megatron's that costs depend on, beside those of what is trained."""
-AS_GIVEN = ("built_from", "sources", *(field.name for field in fields(PackOptions)))
+KEPT_OPTIONS = ("built_from", "sources", *(field.name for field in fields(PackOptions)))
 """What the packs of a run have of those that it was given, where the run itself says nothing else."""
 
 
@@ -123,11 +123,11 @@ class Planning:
                 f"profile {self.profile_path}: is of {found}, not of {wanted}; leave --profile out to have one measured"
             )
 
-    def packed_again(self) -> "Planning":
+    def repacked(self) -> "Planning":
         """The same, on packs made as these were but level in the profile's seconds; the profile is made if missing."""
         self._ensure_profile()
         folder = self.run_dir / "packs"
-        if self._is_packed_again(folder):
+        if self._is_repacked(folder):
             return replace(self, index=PackedIndex.open(folder))
         flags = {
             "--data": self.flags.data,
@@ -138,17 +138,17 @@ class Planning:
             "--pipeline-model-parallel-size": self.flags.pipeline_model_parallel_size,
             "--output-dir": folder,
         }
-        make_way(self.run_dir, folder)
+        remove_unused(self.run_dir, folder)
         run_our_tool(self.tools / "pack_data.py", flags, self.flags.json)
         return replace(self, index=PackedIndex.open(folder))
 
-    def _is_packed_again(self, folder: Path) -> bool:
+    def _is_repacked(self, folder: Path) -> bool:
         """Whether these packs are there, made as the given ones but for this profile and these ranks."""
         if not (folder / "manifest.json").exists():
             return False
         given, made = self.index.manifest, PackedIndex.open(folder).manifest
         wanted = {
-            **{name: given[name] for name in AS_GIVEN if name in given},
+            **{name: given[name] for name in KEPT_OPTIONS if name in given},
             "costs": PackCosts.of_profile(Profile.load(self.profile_path)).to_record(),
             "data_parallel_size": self.data_parallel,
             "micro_batches": self.micro_batches,
@@ -182,7 +182,7 @@ class Planning:
         if (learnt := Corpus.of_dataset(self.flags.data).supervised_share) is not None:
             flags["--supervised-share"] = f"{learnt:.3f}"
         flags |= self._tower_flags()
-        switches = [written_with_dashes(name) for name in SWITCHES if getattr(self.job, name)]
+        switches = [flag_name(name) for name in SWITCHES if getattr(self.job, name)]
         trained = ["--freeze", *self.job.freeze] if self.job.freeze else self.adapters.size_flags
         if "--tower-profile" in flags:
             alone = {"--tensor-model-parallel-size": 1, "--expert-model-parallel-size": 1}
@@ -280,5 +280,5 @@ def measured_best(plan: Plan, count: int, folder: Path, command: Callable[[Path,
         metrics.unlink(missing_ok=True)  # of a trial that was stopped
         with (here / "log").open("w") as log:
             run_to_end(command(here / "plan.json", metrics), stdout=log, stderr=log)
-        trials.append(Trial(candidate, measured_seconds(metrics)))
+        trials.append(LayoutTrial(candidate, measured_seconds(metrics)))
     return keep_fastest(trials)

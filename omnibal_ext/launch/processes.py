@@ -19,8 +19,8 @@ from typing import IO, Any
 import psutil
 
 from omnibal_ext.errors import Stopped
-from omnibal_ext.lifeline import ending_with_us
 from omnibal_ext.output import say
+from omnibal_ext.parent_watch import kill_with_this_process
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """SIGUSR1 is what a batch system may send before the time is up."""
@@ -81,7 +81,7 @@ def end_tree(child: subprocess.Popen[str]) -> None:
 
 def _started(command: Sequence[str], streams: dict[str, Any]) -> subprocess.Popen[str]:
     """A child that ends with us; no thread runs yet that could hold what it needs."""
-    before, streams = ending_with_us(), {"errors": "replace", **streams}
+    before, streams = kill_with_this_process(), {"errors": "replace", **streams}
     return subprocess.Popen(command, start_new_session=True, text=True, preexec_fn=before, **streams)  # noqa: PLW1509
 
 

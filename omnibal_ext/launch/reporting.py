@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omnibal_ext.files.records import write_record
-from omnibal_ext.flags import given_to
+from omnibal_ext.flags import flag_value
 from omnibal_ext.launch.planning import Planning
 from omnibal_ext.launch.processes import run_to_end
 from omnibal_ext.launch.versions import check_versions
@@ -23,7 +23,7 @@ def note_inputs(planning: Planning, words: Sequence[str]) -> None:
     """Write down where the run's plan, profile, packs and figures are, and its versions, for those who read its folder
     later."""
     paths = {"plan": planning.plan_path, "profile": profile_of(planning), "packs": planning.index.folder}
-    paths |= {name: Path(path) for name, flag in WRITTEN.items() if (path := given_to(flag, words))}
+    paths |= {name: Path(path) for name, flag in WRITTEN.items() if (path := flag_value(flag, words))}
     record = {name: str(path.resolve()) for name, path in paths.items()}
     write_record(planning.run_dir / INPUTS, record | {"versions": check_versions()})
 

@@ -14,7 +14,7 @@ import sys
 import psutil
 
 from omnibal_ext.launch.processes import SIGNALS, descendants
-from omnibal_ext.output import say, steady_output
+from omnibal_ext.output import ignore_lost_output, say
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import main as torchrun
 
-    steady_output()
+    ignore_lost_output()
     logging.disable(logging.ERROR)
     told: list[int] = []
     for number in SIGNALS:  # a handler, as what is ignored stays ignored in the ranks

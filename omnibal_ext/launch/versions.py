@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from packaging.specifiers import SpecifierSet
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packages import lacking
+from omnibal_ext.packages import missing_package
 
 SUPPORTED = {"torch": ">=2.8,<3", "megatron-core": ">=0.19.2,<0.20"}
 PYTHON = ">=3.11,<3.14"
@@ -21,7 +21,7 @@ def check_versions() -> str:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            needed = lacking(package.replace("-", ".")) or f"{package} {wanted}"
+            needed = missing_package(package.replace("-", ".")) or f"{package} {wanted}"
             raise UserError(f"training needs {needed}; in a clone run scripts/setup.sh and enter .venv") from None
         if not SpecifierSet(wanted).contains(found[package], prereleases=True):
             raise UserError(f"{package} is {found[package]}; {wanted} is needed: run scripts/setup.sh and enter .venv")

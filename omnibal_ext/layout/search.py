@@ -15,7 +15,7 @@ from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weigh
 from omnibal_ext.layout.problem import Edges, Layout, LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
 from omnibal_ext.layout.tables import KIND_OF_WAY, WHOLE
-from omnibal_ext.plan import Plan, Stage
+from omnibal_ext.plan import Plan, StagePlan
 from omnibal_ext.schedules.schedule import build_schedule
 from omnibal_ext.units import GIB
 
@@ -219,7 +219,7 @@ def _alternative(problem: LayoutProblem, best: Candidate, other: Candidate) -> d
     why += f", {cheap:+d} of which it is what is cheap" * bool(cheap)
     layout = other.layout.moved(problem.links_beside)
     edges = pairwise(layout.edges)
-    stages = [Stage(layers, *layout.of_stage(number)).to_record() for number, layers in enumerate(edges)]
+    stages = [StagePlan(layers, *layout.of_stage(number)).to_record() for number, layers in enumerate(edges)]
     predicted = predictions(problem, other.layout)
     return {"stages": stages, "step_seconds": other.step_seconds, "why": why, "predicted": predicted}
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from omnibal_ext.arrays import Ints
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.folders import refuse_without_manifest
-from omnibal_ext.reading.checks import finite, listing, mapping, record, text, whole
+from omnibal_ext.reading.checks import finite, integer, listing, mapping, record, text
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed_by
 from omnibal_ext.sizes import Sizes, column_names
@@ -21,7 +21,7 @@ from omnibal_ext.sizes import Sizes, column_names
 MOST_EPOCHS = 10  # packed apart for the sake of fractional weights
 DATASET_SOURCES = sealed_by(
     record(
-        {"sources": listing(record({"file": text, "samples": whole()}, {"weight": finite()}))},
+        {"sources": listing(record({"file": text, "samples": integer()}, {"weight": finite()}))},
         {"checksums": mapping(text)},
     )
 )

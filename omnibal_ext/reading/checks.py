@@ -31,18 +31,18 @@ def shown(value: object) -> str:
     return _short.repr(value)
 
 
-def refuse(place: str, wanted: str, value: object) -> UserError:
+def _wrong(place: str, wanted: str, value: object) -> UserError:
     """What to raise for a value that is not as it must be."""
     return UserError(f"{place or 'it'} must be {wanted}, got {shown(value)}")
 
 
-def whole(least: int = 0, most: int = 2**53) -> Check[int]:
+def integer(least: int = 0, most: int = 2**53) -> Check[int]:
     """A whole number; true and false are none."""
     wanted = f"a whole number from {least} to {most}" if most < 2**53 else f"a whole number of at least {least}"
 
     def check(place: str, value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise refuse(place, wanted, value)
+            raise _wrong(place, wanted, value)
         return value
 
     return check
@@ -54,7 +54,7 @@ def finite(least: float = 0.0, most: float = LARGEST) -> Check[float]:
 
     def check(place: str, value: Any) -> float:
         if not is_number(value) or not least <= value <= most:
-            raise refuse(place, wanted, value)
+            raise _wrong(place, wanted, value)
         return float(value)
 
     return check
@@ -70,7 +70,7 @@ def is_number(value: object) -> bool:
 def text(place: str, value: Any) -> str:
     """A text that can be written down again, and be a file's name: without NUL and halves of surrogate pairs."""
     if not isinstance(value, str) or len(value) > MOST_TEXT or not is_writable(value):
-        raise refuse(place, "a text", value)
+        raise _wrong(place, "a text", value)
     return value
 
 
@@ -86,7 +86,7 @@ def is_writable(value: str) -> bool:
 def flag(place: str, value: Any) -> bool:
     """true or false."""
     if not isinstance(value, bool):
-        raise refuse(place, "true or false", value)
+        raise _wrong(place, "true or false", value)
     return value
 
 
@@ -95,7 +95,7 @@ def one_of(*choices: str | int) -> Check[Any]:
 
     def check(place: str, value: Any) -> Any:
         if not any(type(value) is type(choice) and value == choice for choice in choices):
-            raise refuse(place, f"one of {', '.join(map(str, choices))}", value)
+            raise _wrong(place, f"one of {', '.join(map(str, choices))}", value)
         return value
 
     return check
@@ -121,7 +121,7 @@ def listing(item: Check[Value], least: int = 0, most: int = MOST_ITEMS) -> Check
 
     def check(place: str, value: Any) -> list[Value]:
         if not isinstance(value, list) or not least <= len(value) <= most:
-            raise refuse(place, f"{wanted} items", value)
+            raise _wrong(place, f"{wanted} items", value)
         return [item(f"{place}[{number}]", one) for number, one in enumerate(value)]
 
     return check
@@ -132,7 +132,7 @@ def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value
 
     def check(place: str, value: Any) -> dict[str, Value]:
         if not isinstance(value, dict) or len(value) > most:
-            raise refuse(place, f"a JSON object of at most {most} fields", value)
+            raise _wrong(place, f"a JSON object of at most {most} fields", value)
         return {text(f"a name in {place}", name): item(_inside(place, name), one) for name, one in value.items()}
 
     return check
@@ -143,7 +143,7 @@ def record(required: Mapping[str, Check[Any]], optional: Mapping[str, Check[Any]
 
     def check(place: str, value: Any) -> Any:
         if not isinstance(value, dict):
-            raise refuse(place, "a JSON object", value)
+            raise _wrong(place, "a JSON object", value)
         for name, field in required.items():
             if name not in value:
                 raise UserError(f"{place + ': ' if place else ''}field {name!r} is missing")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import anything, listing, mapping, one_of, record, text, whole
+from omnibal_ext.reading.checks import anything, integer, listing, mapping, one_of, record, text
 from omnibal_ext.reading.document import decode
 from omnibal_ext.reading.files import PathLike, open_plain, size_of
 
@@ -23,14 +23,14 @@ _METADATA = mapping(text)
 _TENSOR = record(
     {
         "dtype": one_of(*ITEM_BYTES),
-        "shape": listing(whole(0, 2**48), most=8),
-        "data_offsets": listing(whole(), 2, 2),
+        "shape": listing(integer(0, 2**48), most=8),
+        "data_offsets": listing(integer(), 2, 2),
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
-class TensorPlace:
+class TensorEntry:
     """A tensor of a file: its type by safetensors' name, its shape, and its first byte behind the header."""
 
     dtype: str
@@ -43,7 +43,7 @@ class TensorPlace:
         return self.start + math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
-def read_tensor_places(path: PathLike) -> dict[str, TensorPlace]:
+def read_tensor_entries(path: PathLike) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file by name, none of them read.
 
     Raises UserError naming the file, and the tensor at fault, unless the tensors fill the file without gap or overlap.
@@ -63,16 +63,16 @@ def read_tensor_places(path: PathLike) -> dict[str, TensorPlace]:
     return places
 
 
-def _place(name: str, entry: Any) -> TensorPlace:
+def _place(name: str, entry: Any) -> TensorEntry:
     fields = _TENSOR(name, entry)
     start, end = fields["data_offsets"]
-    place = TensorPlace(fields["dtype"], tuple(fields["shape"]), start)
+    place = TensorEntry(fields["dtype"], tuple(fields["shape"]), start)
     if place.end != end:
         raise UserError(f"{name}: bytes {start} to {end} are not those of {place.dtype} {list(place.shape)}")
     return place
 
 
-def _check_filled(places: dict[str, TensorPlace], size: int) -> None:
+def _check_filled(places: dict[str, TensorEntry], size: int) -> None:
     position = 0
     for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].end)):
         if place.start != position:

@@ -1,4 +1,4 @@
-"""What the profile of a plan says of iterations that were recorded, beside what they took."""
+"""Seconds that the profile predicts for recorded iterations, and seconds that they took."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,18 @@ PARTS = ("vit", "projector", "llm", "head", OTHER, EXCHANGE, UPDATE, WHOLE)
 
 
 def against_profile(plan: Plan, profile: Profile, records: Sequence[Mapping[str, Any]]) -> list[Compared]:
-    """Seconds of a rank and iteration, mean over `records`, lines of timeline.jsonl; predicted for the packs they ran.
+    """Predicted and measured seconds of a rank and iteration by part and phase, mean over `records` (lines of
+    timeline.jsonl); predicted for the packs that they ran.
 
-    Gradients of weights that come apart (W) are recorded as a whole: they are dealt over the parts as planned. A tower
-    beside the pipeline is predicted as a whole: its projector counts as its ViT.
+    Separate weight gradients (W) are recorded without parts: they are divided among the parts as predicted. A
+    replicated vision tower is predicted as one part: its projector counts as "vit".
     """
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for record in records:
         for side, timeline in enumerate(Subject("", plan, profile, records=(dict(record),)).timelines):
             for (part, phase), seconds in _seconds(timeline).items():
-                whole = "vit" if plan.tower and part == "projector" else part
-                found[whole, phase][side] += seconds / len(records)
+                named = "vit" if plan.tower and part == "projector" else part
+                found[named, phase][side] += seconds / len(records)
     weights = [both for (_, phase), both in found.items() if phase == "weight"]
     planned, measured = (sum(both[side] for both in weights) for side in (0, 1))
     for both in weights if planned else ():
@@ -34,6 +35,6 @@ def against_profile(plan: Plan, profile: Profile, records: Sequence[Mapping[str,
 
 
 def _seconds(timeline: Timeline) -> dict[tuple[str, str], float]:
-    """Of a rank, by part and phase; and of the whole iteration."""
-    totals = {**timeline.totals(), (UPDATE, UPDATE): sum(lane.end - lane.updates for lane in timeline.lanes)}
+    """Seconds by part and phase, mean over ranks; and those of the whole iteration."""
+    totals = {**timeline.totals(), (UPDATE, UPDATE): sum(lane.end - lane.update_at for lane in timeline.lanes)}
     return {**{key: total / len(timeline.lanes) for key, total in totals.items()}, (WHOLE, WHOLE): timeline.seconds}

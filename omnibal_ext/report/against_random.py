@@ -1,6 +1,6 @@
-"""Balanced beside random: the load of ranks over the steps, and what each kind of balance brings.
+"""Balanced packs against random batches: the load of ranks over the steps, and the gain of each kind of balance.
 
-Random batches are of the same samples, as many an iteration, padded, as a loader without a packer makes them.
+Random batches have the same samples, as many an iteration, padded as a loader without a packer pads them.
 """
 
 from dataclasses import dataclass, replace
@@ -24,14 +24,14 @@ from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.sizes import Sizes
 
 MOST_SAMPLES = 20_000
-"""Of a large corpus, packed at random for the comparison."""
+"""Largest sample of a corpus that is packed at random for the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
-    """Seconds of work that each worker has in every step, float64 [steps, workers].
+class StepLoads:
+    """Seconds of work of every worker in every step, float64 [steps, workers].
 
-    Workers are data-parallel ranks; with one of them, the microbatches of its pipeline.
+    Workers are data-parallel ranks or, where there is one only, the microbatches of its pipeline.
     """
 
     workers: str
@@ -41,18 +41,18 @@ class Loads:
 
     @property
     def spread(self) -> float:
-        """Share of the workers' time that is waiting for the fullest."""
+        """Share of the workers' time in which they wait for the slowest."""
         return wait(self.seconds[..., None])
 
 
 def sizes_of(index: PackedIndex) -> Sizes | None:
-    """The sizes that an index was packed from, where the files are still there."""
+    """The sizes that an index was packed from; None if the files are gone."""
     paths = list(index.manifest["built_from"].get("sizes", ()))
     return Sizes.load(paths) if paths and all(Path(path).exists() for path in paths) else None
 
 
 def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:
-    """The same corpus in random padded batches, for the same ranks and about as many samples an iteration."""
+    """The same corpus in random padded batches, for the same ranks, with about as many samples an iteration."""
     if len(sizes) > MOST_SAMPLES:
         chosen = np.random.default_rng(0).choice(len(sizes), MOST_SAMPLES, replace=False)
         sizes = sizes.take(np.sort(chosen))
@@ -69,8 +69,8 @@ def random_index(index: PackedIndex, sizes: Sizes, folder: Path) -> PackedIndex:
     return build_index(sizes, folder, options, costs=index.costs)[0]
 
 
-def loads_of(index: PackedIndex, costs: PackCosts, replicas: int, steps: int = 200) -> Loads:
-    """The first steps of epoch 0, of so many data-parallel ranks."""
+def loads_of(index: PackedIndex, costs: PackCosts, replicas: int, steps: int = 200) -> StepLoads:
+    """The loads of the first steps of epoch 0, on `replicas` data-parallel ranks."""
     stream = PackStream(index, replicas, index.global_batch // replicas)
     iterations = epoch_iterations(stream)[:steps]
     loads = np.asarray(index.loads[np.maximum(iterations, 0).ravel()])
@@ -78,13 +78,13 @@ def loads_of(index: PackedIndex, costs: PackCosts, replicas: int, steps: int = 2
     seconds = np.where(iterations >= 0, seconds, 0.0)
     samples = np.where(iterations >= 0, np.diff(index.pack_offsets)[iterations], 0).sum(axis=(1, 2)).mean()
     if replicas > 1:
-        return Loads("data-parallel rank", seconds.sum(axis=2), float(samples))
-    return Loads("microbatch", seconds[:, 0], float(samples))
+        return StepLoads("data-parallel rank", seconds.sum(axis=2), float(samples))
+    return StepLoads("microbatch", seconds[:, 0], float(samples))
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A way to train, and its predicted samples a second."""
+    """A setup with some kinds of balance, and its predicted samples a second."""
 
     name: str
     samples_per_second: float
@@ -95,9 +95,10 @@ class Contribution:
 def contributions(
     problem: LayoutProblem, layout: Layout, index: PackedIndex, random: PackedIndex
 ) -> list[Contribution]:
-    """From random batches, cut by parameters, all recomputed, one kind of balance after the other to the plan.
+    """Predictions from random batches, cuts by parameters and full recomputation on, adding one kind of balance at a
+    time until the plan.
 
-    Ways that do not fit the memory are left out. A tower beside the pipeline comes with the plan's cuts.
+    Setups that exceed the memory are left out. A replicated vision tower counts as part of the plan's cuts.
     """
     ours = replace(problem, packs=packs_of_index(index, problem.profile, problem.microbatches, 8))
     cut = replace(ours, profile=problem.whole_profile, beside=None, lists=None) if problem.beside else ours
@@ -105,14 +106,14 @@ def contributions(
     costs = PackCosts.of_profile(problem.whole_profile)
     samples = [loads_of(one, costs, one.global_batch // problem.microbatches).samples for one in (random, index)]
     needed_a_sample = ours.ideal_seconds() * problem.ranks / samples[1]
-    ways = (
+    setups = (
         ("random batches, cut by parameters, all recomputed", theirs, samples[0], "parameters"),
         ("+ data: packs", cut, samples[1], "parameters"),
         ("+ model: the plan's cuts", ours, samples[1], "plan"),
         ("+ memory: the plan", ours, samples[1], "whole plan"),
     )
     found = []
-    for name, one, count, how in ways:
+    for name, one, count, how in setups:
         try:
             step = one.step_seconds(_layout(one, layout, how))
         except UserError:
@@ -122,7 +123,7 @@ def contributions(
 
 
 def _wide_packs(random: PackedIndex, problem: LayoutProblem) -> PackSizes:
-    """Padded batches exceed the budgets that the profile is of; only bytes are limited by those, seconds are not."""
+    """The packs of padded batches, which exceed the profile's budgets: those of a copy of the profile are raised."""
     wide = replace(problem.profile, vit_budget=random.vit_budget, llm_budget=random.llm_budget)
     return packs_of_index(random, wide, problem.microbatches, 8)
 

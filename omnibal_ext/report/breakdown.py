@@ -1,19 +1,19 @@
-"""Where the time of an iteration goes, what limits it, and what changing that is predicted to give.
+"""Where the time of an iteration goes, what limits it, and what changes are predicted to gain.
 
-All ranks' time (lanes x length of the iteration) is divided into what is needed and what is not:
+All ranks' time (lanes x length of the iteration) is divided by cause:
 
     needed             forwards and backwards of the layers, once
-    recomputation      forwards again
-    executor           between layers: what an action takes beside them
-    exchange           ranks that run a pack together send each other parts of it, and wait for each other there
+    recomputation      repeated forwards
+    executor           time of an action outside its layers
+    exchange           ranks that share a pack send each other tensors, and wait for each other to do so
     late data or host  the iteration takes longer because a rank waits for its packs, or for its own host
     uneven stages      ranks wait because the slowest rank works longer than they do
-    fill and drain     ranks wait for the first microbatch, behind the last, and for tensors between
+    fill and drain     ranks wait for their first microbatch, after their last, and for tensors between
     update             gradients are reduced and weights updated
     other replicas     data-parallel ranks wait for the slowest of them
 
-A late pack holds up all ranks, but costs nothing where its rank would have waited for others: the iteration is played
-again without it (`on_time`). What it is shorter by is that cause, and the others are those of what is left.
+A late pack costs nothing where its rank would have waited for others anyway. So the iteration is simulated without late
+packs (`on_time`): "late data or host" is the time saved, and the other causes divide the rest.
 """
 
 from collections import defaultdict
@@ -32,32 +32,32 @@ NEEDED, RECOMPUTED, EXECUTOR, LATE = "needed", "recomputation", "executor", "lat
 UNEVEN, FILL, UPDATE, REPLICAS = "uneven stages", "fill and drain", "update", "other replicas"
 CAUSES = (NEEDED, RECOMPUTED, EXECUTOR, EXCHANGE, LATE, UNEVEN, FILL, UPDATE, REPLICAS)
 WORTH_TRYING = 0.01
-"""Predicted gain from which a change is named."""
+"""Least predicted gain of a change that is suggested."""
 
 
 def breakdown(timeline: Timeline) -> dict[str, float]:
     """Shares of all ranks' time by cause, in the order of `CAUSES`; they add up to 1."""
     found, lanes_seconds = dict.fromkeys(CAUSES, 0.0), timeline.seconds * len(timeline.lanes)
+    causes = {OTHER: EXECUTOR, EXCHANGE: EXCHANGE}
     for (part, phase), seconds in timeline.totals().items():
-        apart = {OTHER: EXECUTOR, EXCHANGE: EXCHANGE}
-        found[apart.get(part, RECOMPUTED if phase == "recompute" else NEEDED)] += seconds
+        found[causes.get(part, RECOMPUTED if phase == "recompute" else NEEDED)] += seconds
     prompt = on_time(timeline)
     found[LATE] = late_seconds(timeline) * len(timeline.lanes)
     for lanes in replicas(prompt).values():
-        end, slowest = max(lane.end for lane in lanes), max(lane.worked for lane in lanes)
-        last = max(lane.last for lane in lanes)
+        end, slowest = max(lane.end for lane in lanes), max(lane.work_seconds for lane in lanes)
+        last = max(lane.last_end for lane in lanes)
         for lane in lanes:
-            through = min(last, lane.updates)  # its replica is, or it does not wait for that
-            uneven = slowest - lane.worked
+            done = min(last, lane.update_at)  # when its replica is, or earlier if it does not wait for that
+            uneven = slowest - lane.work_seconds
             found[UNEVEN] += uneven
-            found[FILL] += through - lane.worked - uneven + end - lane.end
-            found[UPDATE] += lane.end - lane.updates
-            found[REPLICAS] += prompt.seconds - end + lane.updates - through
+            found[FILL] += done - lane.work_seconds - uneven + end - lane.end
+            found[UPDATE] += lane.end - lane.update_at
+            found[REPLICAS] += prompt.seconds - end + lane.update_at - done
     return {cause: seconds / lanes_seconds for cause, seconds in found.items()}
 
 
 def late_seconds(timeline: Timeline) -> float:
-    """By which an iteration would have been shorter had data and hosts been in time."""
+    """Seconds by which the iteration would have been shorter without waits for data and host."""
     return max(0.0, timeline.seconds - on_time(timeline).seconds)
 
 
@@ -71,27 +71,26 @@ def replicas(timeline: Timeline) -> dict[int, list[Lane]]:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What the first screen says: the rank that paces the pipeline, and by how much."""
+    """The slowest rank of the pipeline, and the cause (of `CAUSES`) that costs most, with its share of the time."""
 
     lane: Lane
     stages: tuple[int, ...]
     others: float
-    """Mean seconds that the other ranks of its pipeline work."""
+    """Mean seconds of work of the other ranks of its pipeline."""
     cause: str
-    """The greatest loss, of `CAUSES`."""
     share: float
 
     @property
     def more(self) -> float:
-        """Share by which it works longer than the others do on average."""
-        return self.lane.worked / self.others - 1 if self.others else 0.0
+        """Share by which the rank works longer than the others do on average."""
+        return self.lane.work_seconds / self.others - 1 if self.others else 0.0
 
 
 def limit_of(timeline: Timeline) -> Limit:
     """The rank that works longest in the replica that ends last, and what costs most."""
     last = max(replicas(timeline).values(), key=lambda lanes: max(lane.end for lane in lanes))
-    slowest = max(last, key=lambda lane: lane.worked)
-    others = [lane.worked for lane in last if lane is not slowest]
+    slowest = max(last, key=lambda lane: lane.work_seconds)
+    others = [lane.work_seconds for lane in last if lane is not slowest]
     shares = breakdown(timeline)
     cause = max(CAUSES[1:], key=lambda name: shares[name])
     stages = tuple(sorted({span.stage for span in slowest.spans}))
@@ -100,34 +99,34 @@ def limit_of(timeline: Timeline) -> Limit:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something to try: what, how, and the predicted gain in samples a second (0.1: a tenth more)."""
+    """A suggestion: what to change, how, and the predicted gain in samples a second (0.1: 10% more)."""
 
     what: str
     how: str
     gain: float
 
 
-def in_time(timeline: Timeline) -> Change | None:
-    """What packs that are there in time would have gained in a recorded iteration; None where that is not worth it."""
+def faster_data(timeline: Timeline) -> Change | None:
+    """What a recorded iteration would have gained without waits for data and host; None: less than `WORTH_TRYING`."""
     gain = timeline.seconds / (timeline.seconds - late_seconds(timeline)) - 1
     how = "tools/launch.py -- --num-workers N, or smaller images"
     return Change("data and host in time", how, gain) if gain >= WORTH_TRYING else None
 
 
 def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
-    """What the simulator says of other schedules, more microbatches and no recomputation; the best first.
+    """Simulated gains of other schedules, twice the microbatches and no recomputation; the best first.
 
-    Beside a tower only the last: the others' lists would have to be planned anew.
+    With a replicated vision tower only no recomputation: anything else needs a new plan.
     """
     now, found = problem.step_seconds(layout), []
-    anew = problem.ranks > 1 and problem.beside is None
+    can_reschedule = problem.ranks > 1 and problem.beside is None
     for name in ("1f1b", "zb_h1"):
-        if name != problem.schedule_name and anew:
+        if name != problem.schedule_name and can_reschedule:
             other = replace(problem, schedule_name=name, lists=None)
             if other.fits(layout):
                 gain = now / other.step_seconds(layout) - 1
                 found.append(Change(f"schedule {name}", f"tools/launch.py --schedule {name}", gain))
-    if anew:
+    if can_reschedule:
         many = replace(problem, microbatches=2 * problem.microbatches, packs=_twice(problem.packs), lists=None)
         gain = 2 * now / many.step_seconds(layout) - 1
         words = f"{many.microbatches} microbatches an iteration"
@@ -141,7 +140,7 @@ def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
 
 
 def _keeping_all(problem: LayoutProblem) -> LayoutProblem:
-    """The problem, of a tower beside the pipeline with all that it keeps from E to V."""
+    """The problem without recomputation in a replicated vision tower."""
     beside = problem.beside
     if beside is None or not (beside.tower.again or beside.tower.recompute):
         return problem

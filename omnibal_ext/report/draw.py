@@ -1,4 +1,4 @@
-"""Draws data as SVG: widths in percent, so that a page stretches a drawing sideways without stretching its words.
+"""Draws data as SVG: widths in percent, so that drawings follow the page's width and text keeps its size.
 
 Colours come from the page's style sheet, by class. Every function returns markup that needs no escaping.
 """
@@ -9,24 +9,25 @@ from math import ceil, floor, log10
 
 from markupsafe import Markup, escape
 
+from omnibal_ext.plan import layer_ranges
 from omnibal_ext.report.timeline import Lane, Span, Timeline, waits
 from omnibal_ext.schedules.actions import VISION
 
 ROW, GAP, AXIS = 34, 10, 26
-"""Pixels: of a lane, between lanes, of the axis below."""
+"""Heights in pixels of a lane, of the gap between lanes, and of the axis below."""
 TEAM = 5
-"""Pixels: of the mark on what is done for a pack of several ranks."""
+"""Height in pixels of the mark on actions for a pack of several ranks."""
 PLOT, MARGIN = 170, 24
 LAST_LABEL = 0.8
-"""Share of the axis behind which a label ends at its mark: on a phone it would be cut off."""
+"""Share of the axis from which labels stand left of their mark, so that a phone does not cut them off."""
 STAGE_WIDTH = 0.06
-"""Share of the drawing that a stage's number needs on a phone."""
+"""Least width of a stage, as a share of the drawing, for its number to fit on a phone."""
 LABEL_WIDTH = 0.9
-"""Percent of the drawing below which a microbatch's number is left out until the reader zooms in."""
+"""Least width of an action, in percent of the drawing, for its number to be shown without zooming in."""
 
 
 def timeline_svg(timeline: Timeline, seconds: float) -> Markup:
-    """The lanes of one iteration under each other, on an axis of so many seconds."""
+    """The lanes of one iteration under each other, on an axis of `seconds`."""
     rows = [_lane(lane, number, seconds) for number, lane in enumerate(timeline.lanes)]
     arrows = [_arrow(timeline, *transfer, seconds) for transfer in timeline.transfers()]
     height = len(timeline.lanes) * (ROW + GAP) + AXIS
@@ -40,13 +41,13 @@ def _lane(lane: Lane, number: int, seconds: float) -> Markup:
     drawn += [_rect("read", start, end - start, seconds, top, ROW, "waits for a pack") for start, end in lane.reads]
     for span in lane.spans:
         drawn.append(_span(span, lane, seconds, top))
-    if lane.end > lane.updates:
-        drawn.append(_rect("step", lane.updates, lane.end - lane.updates, seconds, top, ROW, "gradients and weights"))
+    if (update := lane.end - lane.update_at) > 0:
+        drawn.append(_rect("step", lane.update_at, update, seconds, top, ROW, "gradients and weights"))
     return Markup("<g>{}</g>").format(Markup("").join(drawn))
 
 
 def _span(span: Span, lane: Lane, seconds: float, top: int) -> Markup:
-    """One action as a group of boxes, one a piece; the group is what the keyboard goes through."""
+    """One action: a group, which the keyboard can focus, of a box for each part."""
     boxes, at = [], span.start
     for piece in span.pieces:
         boxes.append(_rect(f"{piece.part} {piece.phase}", at, piece.seconds, seconds, top, ROW))
@@ -107,7 +108,7 @@ def ticks(most: float, count: int = 8) -> list[float]:
 
 
 def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], unit: str, limit: float = 0.0) -> Markup:
-    """Horizontal bars: (label, [(class, value) laid end to end]); `limit` is a line across, 0: none."""
+    """Horizontal bars (label, [(CSS class, value), ...]) of values end to end; a line at `limit`, 0: none."""
     most = ticks(max([limit, *(sum(value for _, value in parts) for _, parts in rows)]))[-1]
     drawn = []
     for number, (label, parts) in enumerate(rows):
@@ -129,7 +130,7 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float]]]], un
 def lines(
     title: str, curves: Mapping[str, Sequence[tuple[float, float]]], unit: str, across: str, most: float = 0.0
 ) -> Markup:
-    """Curves of (x, y) by name over one axis; y from 0 to the largest, or `most` where that is more."""
+    """Named curves of (x, y) on shared axes; y goes from 0 to the largest value, at least to `most`."""
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return Markup("")
@@ -155,7 +156,7 @@ def lines(
 
 
 def histogram(title: str, values: Sequence[float], limit: float = 0.0, bins: int = 40) -> Markup:
-    """How often values occur, from 0; with median and percentiles in words; `limit` is a line across, 0: none."""
+    """Counts of values from 0, captioned with mean and percentiles; a line at `limit`, 0: none."""
     ordered = sorted(values)
     if not ordered:
         return Markup("")
@@ -186,15 +187,17 @@ def histogram(title: str, values: Sequence[float], limit: float = 0.0, bins: int
 def chain_svg(
     names: Sequence[str], edges: Sequence[int], recomputed: Mapping[str, Collection[int]], weights: Sequence[float]
 ) -> Markup:
-    """The layer chain as boxes as wide as their seconds, cut into stages, which are listed below; recomputed layers, by
-    what is recomputed of them in words, hatched."""
+    """The layer chain as boxes, as wide as `weights` (seconds), cut at `edges` into stages, which are listed below.
+
+    `recomputed` has layer ids by what of them is recomputed, in words; these are hatched.
+    """
     total, at, drawn = sum(weights) or 1.0, 0.0, []
     for layer, (name, weight) in enumerate(zip(names, weights, strict=True)):
         part = name.split(".")[0]
-        again = [what for what, layers in recomputed.items() if layer in layers]
-        kind = f"{part} again" if again else part
+        recompute = [what for what, layers in recomputed.items() if layer in layers]
+        kind = f"{part} recomputed" if recompute else part
         width = 100 * weight / total
-        words = ", ".join([f"{name}: {weight / total:.1%} of the work", *again])
+        words = ", ".join([f"{name}: {weight / total:.1%} of the work", *recompute])
         box = "<rect class='link {}' x='{:.4f}%' width='{:.4f}%' y='22' height='34'><title>{}</title></rect>"
         drawn.append(Markup(box).format(kind, at, width, words))
         if layer in edges:
@@ -205,21 +208,9 @@ def chain_svg(
                 text = "<text class='stage' x='{:.4f}%' dx='6' y='14'>{}</text>"
                 drawn.append(Markup(text).format(at, stage))
         at += width
-    stages = [Markup("<li>{}</li>").format(spoken(names[slice(*ends)])) for ends in pairwise(edges)]
+    stages = [Markup("<li>{}</li>").format(layer_ranges(names, range(*ends))) for ends in pairwise(edges)]
     listed = Markup("<ol class='stages' start='0'>{}</ol>").format(Markup("").join(stages))
     return _svg("the layers, where they are cut", 64, drawn, "chain") + listed
-
-
-def spoken(names: Sequence[str]) -> str:
-    """Layer names as people say them: "patch_embed, vit.0-3"."""
-    groups: list[list[str]] = []
-    for name in names:
-        kind, _, number = name.partition(".")
-        if groups and number and groups[-1][0].split(".")[0] == kind:
-            groups[-1] = [groups[-1][0], name]
-        else:
-            groups.append([name])
-    return ", ".join(g[0] if len(g) == 1 else f"{g[0]}-{g[1].partition('.')[2]}" for g in groups)
 
 
 def _level(value: float, most: float, unit: str) -> Markup:

@@ -1,4 +1,4 @@
-"""What a plan or run was: model, device, ranks, date, versions, pace; as far as its files say."""
+"""The first lines of a report: model, device, ranks, date, versions and TFLOP/s, as far as they are known."""
 
 from omnibal_ext.report.subject import Subject
 
@@ -17,34 +17,34 @@ def heading(subject: Subject) -> list[tuple[str, str]]:
         ("pack", f"at most {plan.vit_budget:,} tiles and {plan.llm_budget:,} tokens"),
         ("run" if subject.metrics else "plan", subject.date),
         ("versions", subject.versions),
-        ("model's own work", _pace(subject)),
+        ("model's own work", _speed(subject)),
     ]
     return [(what, value) for what, value in found if value]
 
 
 def _adapters(subject: Subject) -> list[str]:
-    """Those that were trained, if any."""
+    """The adapters that were trained, if any."""
     plan = subject.plan
     return [f"adapters of rank {plan.lora_rank} on {' and '.join(plan.lora_targets)}"] if plan.lora_rank else []
 
 
 def _tower(subject: Subject) -> str:
-    """Where it stands; of either road that was planned the predicted iteration, and its share of the speed of the
-    language model alone."""
-    said = subject.plan.predicted.get("tower")
-    if not said:
+    """Whether the vision tower is cut or replicated ("beside"); of both, the predicted iteration and its share of the
+    speed of the language model alone."""
+    predicted = subject.plan.predicted.get("tower")
+    if not predicted:
         return ""
-    words, alone = [], said.get("text_only_step_seconds")
-    for road in ("cut", "beside"):
-        if step := said.get(f"{road}_step_seconds"):
-            share = f", {alone / step:.1%} of text-only speed" if alone else ""
-            words.append(f"{road} {step * 1e3:,.1f} ms{share}")
+    words, text_only = [], predicted.get("text_only_step_seconds")
+    for choice in ("cut", "beside"):
+        if step := predicted.get(f"{choice}_step_seconds"):
+            share = f", {text_only / step:.1%} of text-only speed" if text_only else ""
+            words.append(f"{choice} {step * 1e3:,.1f} ms{share}")
     mode = f", {subject.plan.tower.mode}" if subject.plan.tower else ""
-    return f"{said['road']}{mode} (predicted: {'; '.join(words)})"
+    return f"{predicted['road']}{mode} (predicted: {'; '.join(words)})"
 
 
 def _ranks(subject: Subject) -> str:
-    """Parallel sizes; that of data where packs or a record say it."""
+    """Parallel sizes; the data-parallel one where packs or a recorded iteration tell it."""
     plan = subject.plan
     sizes = {
         "tensor": plan.tensor_model_parallel_size,
@@ -60,8 +60,8 @@ def _ranks(subject: Subject) -> str:
     return ", ".join(words)
 
 
-def _pace(subject: Subject) -> str:
-    """Of the whole run, by the seconds of its intervals."""
+def _speed(subject: Subject) -> str:
+    """TFLOP/s and MFU of the entire run: means over its intervals, weighted by their seconds."""
     lines = [line for line in subject.intervals if "model_tflops" in line]
     if not lines:
         return ""

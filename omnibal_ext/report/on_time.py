@@ -1,4 +1,4 @@
-"""A recorded iteration as it would have been, had data and hosts been in time.
+"""A recorded iteration as it would have been without waits for packs and for the host.
 
 as it was    rank 0  reads.....F0 F1 B0 B1      without  rank 0  F0 F1 B0 B1
              rank 1            F0 B0 F1 B1               rank 1     F0 B0 F1 B1
@@ -12,16 +12,15 @@ from omnibal_ext.schedules.actions import givers
 
 
 def on_time(timeline: Timeline) -> Timeline:
-    """The same actions, each as long as it was, without the waits for packs and hosts.
+    """The same actions with unchanged durations, started as early as their inputs allow.
 
-    1. An action that takes a tensor of another rank begins as long as it did after the tensor is made and its own rank
-       is through with what came before; waiting for a pack is no part of that.
-    2. One that takes none begins at once: what it waited for was a pack, or its own host.
-    3. The update begins as long as it did after the last action of all ranks, which meet in it.
+    1. An action that receives a tensor keeps its recorded delay after the tensor was sent and its rank was free, less
+       the time in which the rank waited for a pack.
+    2. Any other action starts when the one before it ends: it can only have waited for a pack or for its host.
+    3. The update keeps its recorded delay after the last action of all ranks.
     """
     made = {(*_place(lane), span.action): span.end for lane in timeline.lanes for span in lane.spans}
-    would = dict(made)
-    """When each action ends, in time."""
+    moved_ends = dict(made)
     spans: dict[tuple[int, int], list[Span]] = {_place(lane): [] for lane in timeline.lanes}
     for lane, before, span in sorted(_steps(timeline.lanes), key=lambda step: step[2].start):
         place = _place(lane)
@@ -31,19 +30,19 @@ def on_time(timeline: Timeline) -> Timeline:
         if tensors:
             ready = before + _read(lane, before, span.start)
             late = span.start - max(ready, *(made[tensor] for tensor in tensors))
-            start = max(start, *(would[tensor] for tensor in tensors)) + late
+            start = max(start, *(moved_ends[tensor] for tensor in tensors)) + late
         moved = replace(span, start=start, end=start + span.end - span.start)
-        would[*place, span.action] = moved.end
+        moved_ends[*place, span.action] = moved.end
         spans[place].append(moved)
     lanes = [replace(lane, spans=tuple(spans[_place(lane)]), reads=()) for lane in timeline.lanes]
-    earlier = max(lane.last for lane in timeline.lanes) - max(lane.last for lane in lanes)
+    earlier = max(lane.last_end for lane in timeline.lanes) - max(lane.last_end for lane in lanes)
     return replace(timeline, lanes=tuple(_earlier(lane, earlier) for lane in lanes))
 
 
 def _earlier(lane: Lane, seconds: float) -> Lane:
-    """The lane with its update so much earlier, but not before its last action."""
-    meets = None if lane.meets is None else max(lane.last, lane.meets - seconds)
-    return replace(lane, end=max(lane.last, lane.end - seconds), meets=meets)
+    """The lane with its update so many seconds earlier, but not before its last action."""
+    barrier = None if lane.barrier is None else max(lane.last_end, lane.barrier - seconds)
+    return replace(lane, end=max(lane.last_end, lane.end - seconds), barrier=barrier)
 
 
 def _steps(lanes: tuple[Lane, ...]) -> Iterator[tuple[Lane, float, Span]]:

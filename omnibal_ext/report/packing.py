@@ -1,8 +1,8 @@
-"""What a report says of a packed index: sizes before and after, waste, what was tried, what was left out."""
+"""What a report shows of a packed index: sizes before and after packing, waste, budgets tried, samples left out."""
 
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from omnibal_ext.report.against_random import loads_of, random_index
 from omnibal_ext.sizes import Sizes
 
 SHOWN = 8
-"""Examples of what was left out; budgets that were tried."""
+"""Most samples left out, and most budgets tried, that are listed."""
 
 REJECT = record({"reason": text})
 
@@ -43,20 +43,20 @@ class PackingView:
 
     @classmethod
     def of_index(cls, index: PackedIndex, sizes: Sizes | None) -> "PackingView":
-        """What can be said from the index, and the sizes where they are known."""
+        """Of an index alone, with the sizes of its samples where they are known."""
         return cls(index, sizes)
 
     @classmethod
     def of_summary(
         cls, index: PackedIndex, corpus: Corpus, summary: Summary, tried: Sequence[dict[str, Any]]
     ) -> "PackingView":
-        """All that packing has found; random batches are packed beside it to say what is saved."""
+        """Of all that packing has measured; packs random batches too, to say what is saved."""
         measures = [(name.replace("_", " "), value) for name, value in asdict(summary).items() if np.isscalar(value)]
         return cls(index, corpus.sizes, measures, waste_by_kind(summary), tried[:SHOWN], _saved(index, corpus.sizes))
 
     @property
     def headline(self) -> str:
-        """In one sentence."""
+        """The index in one sentence."""
         manifest = self.index.manifest
         packs = int(manifest["epoch_packs"][0])
         samples = int(self.index.pack_offsets[packs])
@@ -83,18 +83,16 @@ class PackingView:
     @property
     def rejects(self) -> list[dict[str, Any]]:
         """The first samples that were left out."""
-        path = self.index.folder / "rejected.jsonl"
-        if not path.exists():
-            return []
-        return list(islice(read_lines(path, REJECT, REMEDY), SHOWN))
+        return list(islice(self._rejected(), SHOWN))
 
     @property
     def reasons(self) -> list[tuple[str, int]]:
         """Why samples were left out, and how many."""
+        return Counter(line["reason"] for line in self._rejected()).most_common()
+
+    def _rejected(self) -> Iterator[dict[str, Any]]:
         path = self.index.folder / "rejected.jsonl"
-        if not path.exists():
-            return []
-        return Counter(line["reason"] for line in read_lines(path, REJECT, REMEDY)).most_common()
+        return read_lines(path, REJECT, REMEDY) if path.exists() else iter(())
 
     @property
     def sources(self) -> list[tuple[str, int, float]]:
@@ -103,7 +101,8 @@ class PackingView:
 
 
 def _saved(index: PackedIndex, sizes: Sizes) -> str:
-    """Time against random padded batches, in the seconds of the index's costs: each step lasts as its fullest rank."""
+    """Time saved against random padded batches by the index's costs; a step takes as long as its slowest rank. "": the
+    index pads too."""
     if index.pad:
         return ""
     replicas = int(index.manifest["data_parallel_size"])

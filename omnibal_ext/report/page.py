@@ -11,10 +11,11 @@ from markupsafe import Markup
 
 from omnibal_ext.chain import layer_names
 from omnibal_ext.packing.costs import PackCosts
+from omnibal_ext.plan import layer_ranges
 from omnibal_ext.report import draw
 from omnibal_ext.report.against_random import (
     Contribution,
-    Loads,
+    StepLoads,
     contributions,
     loads_of,
     random_index,
@@ -29,7 +30,7 @@ from omnibal_ext.report.breakdown import (
     Limit,
     breakdown,
     changes,
-    in_time,
+    faster_data,
     late_seconds,
     limit_of,
 )
@@ -46,11 +47,11 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 STALLED = 0.5
-"""Of a usual iteration: what another one must have lost to be named."""
+"""Share of a typical iteration that another one must have lost to late data or host to be named."""
 BECAUSE = {
     "needed": "forwards and backwards of the layers, once",
     "recomputation": "layers are run again to save memory",
-    "executor": "actions cost time beside the layers: packs are small for this model",
+    "executor": "actions take time outside the layers: packs are small for this model",
     EXCHANGE: "ranks that run a pack together send each other parts of it",
     LATE: "ranks wait for packs that are read late, or for their own host",
     UNEVEN: "stages are not equally long",
@@ -62,18 +63,18 @@ BECAUSE = {
 
 @dataclass(frozen=True)
 class SubjectView:
-    """What the template shows of a plan or run; everything drawn."""
+    """All that the template shows of a plan or run, drawn."""
 
     subject: Subject
     scale: float
     """Seconds of the time axis, shared by the subject's timelines."""
-    against: tuple[Loads, Loads] | None
+    against: tuple[StepLoads, StepLoads] | None
     contributions: Sequence[Contribution]
     packing: PackingView | None
 
     @classmethod
     def of(cls, subject: Subject) -> "SubjectView":
-        """Compare with random batches where the samples are known, and draw."""
+        """Of a plan or run, compared with random batches where the sizes of its samples are known."""
         index, scale = subject.index, max(timeline.seconds for timeline in subject.timelines) * 1.001
         sizes = sizes_of(index) if index else None
         if index is None or sizes is None:
@@ -91,7 +92,7 @@ class SubjectView:
 
     @property
     def limit(self) -> Limit:
-        """What paces the pipeline."""
+        """The rank that limits the pipeline."""
         return limit_of(self.subject.seen)
 
     @property
@@ -99,11 +100,11 @@ class SubjectView:
         """The first sentences of the report."""
         limit, plan = self.limit, self.subject.plan
         names = layer_names(plan.chain)
-        layers = ", ".join(draw.spoken(names[slice(*plan.stages[stage].layers)]) for stage in limit.stages)
+        layers = ", ".join(layer_ranges(names, range(*plan.stages[stage].layers)) for stage in limit.stages)
         shares = breakdown(self.subject.seen)
-        said, whole = [], self.subject.seen.seconds * 1e3
+        said, iteration = [], self.subject.seen.seconds * 1e3
         if limit.cause == LATE:
-            lost = f"Of {whole:,.0f} ms an iteration {shares[LATE] * whole:,.0f} ms are waits for data or host"
+            lost = f"Of {iteration:,.0f} ms an iteration {shares[LATE] * iteration:,.0f} ms are waits for data or host"
             said.append(f"{lost}: more --num-workers, or smaller images, would help.")
         said.append(f"Of all ranks' time {shares['needed']:.0%} is needed work ({self.how}).")
         if plan.pipeline_model_parallel_size > 1:
@@ -115,11 +116,10 @@ class SubjectView:
 
     @property
     def stall(self) -> list[str]:
-        """The recorded iteration that lost most to late data or a host, where that is as much as a usual one's half."""
+        """A sentence on the recorded iteration that lost most to late data or host, if it lost enough (`STALLED`)."""
         late = [(late_seconds(self.subject.measured_of(record)), record) for record in self.subject.records]
         most, worst = max(late, key=lambda one: one[0], default=(0.0, None))
-        usual = self.subject.seen.seconds
-        if worst is None or worst is self.subject.typical or most < STALLED * usual:
+        if worst is None or worst is self.subject.typical or most < STALLED * self.subject.seen.seconds:
             return []
         return [f"Iteration {worst['iteration']} waited {most * 1e3:,.0f} ms for data or host."]
 
@@ -131,25 +131,25 @@ class SubjectView:
 
     @property
     def how(self) -> str:
-        """What the verdict is about."""
+        """Whether the verdict's figures are measured or predicted."""
         if self.subject.measured:
             return "measured"
         return "predicted" if self.subject.index else "predicted for packs that fill both budgets; --packs names others"
 
     @property
     def heading(self) -> list[tuple[str, str]]:
-        """What was run or planned."""
+        """(what, value) of the plan or run."""
         return heading(self.subject)
 
     @property
     def changes(self) -> list[Change]:
-        """What to try."""
+        """Suggested changes."""
         found = changes(self.subject.problem, self.subject.layout)
-        return [*filter(None, [in_time(self.subject.seen)]), *found]
+        return [*filter(None, [faster_data(self.subject.seen)]), *found]
 
     @property
     def timelines(self) -> list[tuple[Timeline, Markup]]:
-        """Each with its drawing."""
+        """Timelines, each with its drawing."""
         return [(timeline, draw.timeline_svg(timeline, self.scale)) for timeline in self.subject.timelines]
 
     @property
@@ -167,18 +167,18 @@ class SubjectView:
         plan, profile = self.subject.plan, self.subject.profile
         costs = [profile.layers[kind] for kind in profile.cost_kinds]
         weights = [cost.forward_seconds + cost.backward_seconds for cost in costs]
-        again = {
+        recomputed = {
             "recomputed": {layer for stage in plan.stages for layer in stage.recompute},
             "norms and activation recomputed": {layer for stage in plan.stages for layer in stage.recompute_cheap},
         }
         if plan.tower:
-            again["recomputed"] |= set(range(plan.tower.links) if plan.tower.again else plan.tower.recompute)
+            recomputed["recomputed"] |= set(range(plan.tower.links) if plan.tower.again else plan.tower.recompute)
         edges = self.subject.layout.moved(self.subject.problem.links_beside).edges
-        return draw.chain_svg(layer_names(plan.chain), edges, again, weights)
+        return draw.chain_svg(layer_names(plan.chain), edges, recomputed, weights)
 
     @property
     def memory(self) -> Markup:
-        """Bytes of every rank: predicted at the budgets, and the most that was recorded."""
+        """Most bytes of every rank: predicted at full budgets, and recorded."""
         problem, layout = self.subject.problem, self.subject.layout
         peaks = problem.stage_peak_bytes(layout)
         rows: list[tuple[str, list[tuple[str, float]]]] = []
@@ -205,7 +205,7 @@ class SubjectView:
 
     @property
     def loads(self) -> list[Markup]:
-        """Fullest and emptiest worker over the iterations, balanced and random, on one scale."""
+        """Most and least loaded worker over the iterations, balanced and random, on one scale."""
         if self.against is None:
             return []
         found, most = [], 1e3 * max(float(loads.seconds.max()) for loads in self.against)
@@ -220,7 +220,7 @@ class SubjectView:
 
     @property
     def brought(self) -> Markup:
-        """Samples a second, one kind of balance after the other."""
+        """Predicted samples a second as kinds of balance are added."""
         rows = [(one.name, [("data", one.samples_per_second)]) for one in self.contributions]
         return draw.bars("Predicted samples a second", rows, "samples/s") if rows else Markup("")
 
@@ -247,12 +247,12 @@ class SubjectView:
 
 
 def report(subjects: Sequence[Subject]) -> str:
-    """The page about plans and runs, side by side where there are several."""
+    """The HTML page about plans and runs, next to each other where there are several."""
     return render([SubjectView.of(subject) for subject in subjects], [])
 
 
 def packing_report(packing: PackingView) -> str:
-    """The page about a packed index alone."""
+    """The HTML page about a packed index alone."""
     return render([], [packing])
 
 
@@ -265,12 +265,12 @@ def render(views: Sequence[SubjectView], packings: Iterable[PackingView]) -> str
 
 
 def _faster(views: Sequence[SubjectView]) -> list[str]:
-    """How many times as many samples a second each run trains as the slowest of the page; "-": no run."""
+    """Speed of each run as a multiple of the slowest run's ("1.50x"); "-" for a plan."""
     speeds = [view.subject.samples_per_second() or 0.0 for view in views]
     slowest = min(filter(None, speeds), default=0.0)
     return [f"{speed / slowest:.2f}x" if speed else "-" for speed in speeds]
 
 
 def _css(cause: str) -> str:
-    """A cause as a class of the style sheet."""
+    """The CSS class of a cause."""
     return "cause-" + cause.replace(" ", "-")

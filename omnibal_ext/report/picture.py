@@ -10,7 +10,7 @@ from omnibal_ext.report.timeline import Timeline
 COLOURS = {"vit": "#009e73", "projector": "#e69f00", "llm": "#0072b2", "head": "#56b4e9", "exchange": "#cc79a7",
            "other": "#999999"}  # fmt: skip
 DARKER = 0.68
-"""Of a backward's colour, as in the style sheet."""
+"""Brightness of a backward's colour, as in the style sheet."""
 PALE = {"weight": 0.55, "recompute": 0.75}
 
 
@@ -35,7 +35,7 @@ def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
                     axis.barh(row, piece.seconds * 1e3, left=at * 1e3, height=0.8, color=shade, hatch=hatch,
                               edgecolor="white", linewidth=0.3)  # fmt: skip
                     at += piece.seconds
-            axis.barh(row, (lane.end - lane.updates) * 1e3, left=lane.updates * 1e3, height=0.8, color="#cccccc")
+            axis.barh(row, (lane.end - lane.update_at) * 1e3, left=lane.update_at * 1e3, height=0.8, color="#cccccc")
         names = [f"replica {lane.data_parallel_rank} rank {lane.rank}" for lane in timeline.lanes]
         axis.set_yticks(range(len(names)), names)
         axis.invert_yaxis()
@@ -47,15 +47,15 @@ def write_png(path: str | Path, timelines: Sequence[Timeline]) -> None:
     drawn = {piece.part for span in spans for piece in span.pieces}
     patches = [Patch(color=colour(part, "forward"), label=part) for part in COLOURS if part in drawn]
     patches.append(Patch(color=colour("llm", "backward"), label="darker: backward"))
-    again = colour("llm", "recompute")
-    patches.append(Patch(facecolor=again, edgecolor="white", hatch="////", label="striped: recomputed"))
+    pale = colour("llm", "recompute")
+    patches.append(Patch(facecolor=pale, edgecolor="white", hatch="////", label="striped: recomputed"))
     axes[0].legend(handles=patches, ncols=len(patches), loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
     figure.tight_layout()
     figure.savefig(path, format="png", dpi=150)
 
 
 def colour(part: str, phase: str) -> tuple[float, float, float, float]:
-    """Red, green, blue and opacity of a piece of an action."""
+    """Red, green, blue and opacity (0 to 1) of a part of an action."""
     value = COLOURS[part].lstrip("#")
     shade = DARKER if phase == "backward" else 1.0
     red, green, blue = (int(value[at : at + 2], 16) / 255 * shade for at in (0, 2, 4))

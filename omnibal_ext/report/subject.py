@@ -1,8 +1,8 @@
-"""What a report is about: a plan, or a run's folder, with all that lies beside it.
+"""What a report is about: a plan, or a run's folder with its files.
 
-RUN/plan.json        what was obeyed            RUN/timeline.jsonl   what some iterations did, on every rank
-RUN/profile.json     what layers cost           RUN/metrics.jsonl    rates and losses
-RUN/inputs.json      where plan, profile and packs are that the run was started with
+RUN/plan.json        the plan                   RUN/timeline.jsonl   what every rank did in some iterations
+RUN/profile.json     costs of layers            RUN/metrics.jsonl    rates and losses
+RUN/inputs.json      paths of the plan, the profile and the packs that the run was started with
 """
 
 from collections.abc import Callable, Mapping
@@ -32,15 +32,15 @@ from omnibal_ext.report.timeline import (
 from omnibal_ext.run_metrics import TIMELINE, complete_lines, evaluations, noted_inputs, training_intervals
 
 Curves = dict[str, list[tuple[float, float]]]
-"""By name, points (x, y)."""
+"""Points (x, y) by name of the curve."""
 
 WARM = 3
-"""Iterations after which a recorded one is typical."""
+"""The last iteration of the warm-up."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A plan or run, read."""
+    """A plan or run, as its files tell."""
 
     name: str
     plan: Plan
@@ -50,19 +50,22 @@ class Subject:
     """Lines of timeline.jsonl, see `megatron.vlm.monitoring.recorder`."""
     metrics: Path | None = None
     date: str = ""
-    """Of the run's last figures, or of the plan."""
+    """When the run's last metrics, or the plan, were written."""
     versions: str = ""
-    """What the run was started with; "": not noted."""
+    """Versions of Python, torch and megatron-core that the run was started with; "": unknown."""
 
     @classmethod
     def of_plan(cls, plan: Path, profile: Path | None, packs: Path | None) -> "Subject":
-        """A plan alone; the profile is the one beside it unless given. Raises UserError where none is its own."""
-        found = Plan.load(plan)
-        costs = Profile.load(profile or plan.with_name("profile.json"))
+        """A plan alone; `profile` is by default the profile.json in its folder.
+
+        Raises UserError where the plan was made from another profile.
+        """
+        found, profile = Plan.load(plan), profile or plan.with_name("profile.json")
+        costs = Profile.load(profile)
         if found.profile_hash and found.profile_hash != costs.hash:
             raise UserError(
                 f"{plan}: was made from another profile (hash {found.profile_hash}) than "
-                f"{profile or plan.with_name('profile.json')} (hash {costs.hash}); give its own with --profile"
+                f"{profile} (hash {costs.hash}); give its own with --profile"
             )
         index = PackedIndex.open(packs) if packs else None
         return cls(str(plan), found, costs, index, date=_date_of(plan))
@@ -71,8 +74,8 @@ class Subject:
     def of_run(
         cls, folder: Path, plan: Path | None = None, profile: Path | None = None, packs: Path | None = None
     ) -> "Subject":
-        """A run's folder, with what it was started with unless given; with a plan that is given goes the profile beside
-        it. Raises UserError where there is no plan."""
+        """A run's folder; by default with the plan, the profile and the packs that it was started with. A `plan` comes
+        with the profile in its folder. Raises UserError where there is no plan."""
         noted = noted_inputs(folder)
         if packs is None and Path(noted.get("packs", folder / "none")).exists():
             packs = Path(noted["packs"])
@@ -92,14 +95,14 @@ class Subject:
 
     @cached_property
     def typical(self) -> dict[str, Any] | None:
-        """Of the recorded iterations behind the warm-up the one of median length; None where none was recorded."""
+        """The recorded iteration of median length, warm-up left out; None where none was recorded."""
         warm = [r for r in self.records if r["iteration"] > WARM] or list(self.records)
         ordered = sorted(warm, key=lambda record: max(lane["end"] for lane in record["lanes"]))
         return ordered[len(ordered) // 2] if ordered else None
 
     @cached_property
     def problem(self) -> LayoutProblem:
-        """What predictions are made for: the packs of the recorded iteration, or some of the index, or full ones."""
+        """The plan's problem, on the packs of the typical iteration, else on some of the index, else on full packs."""
         packs: PackSizes | None = None
         if self.typical:
             packs = packs_of_record(self.typical)
@@ -109,7 +112,7 @@ class Subject:
 
     @cached_property
     def predicted(self) -> Timeline:
-        """One iteration as the simulator plays it."""
+        """One simulated iteration."""
         return predicted(self.problem, self.layout)
 
     @cached_property
@@ -128,23 +131,23 @@ class Subject:
 
     @property
     def seen(self) -> Timeline:
-        """What verdicts are about: the measured iteration, or else the predicted one."""
+        """The measured iteration, or else the predicted one."""
         return self.measured or self.predicted
 
     def stage_seconds(self) -> Curves:
-        """Seconds that every rank worked in each recorded iteration, per microbatch: curves of (iteration, ms)."""
-        return self._of_ranks(lambda lane: lane.worked / self.plan.num_microbatches * 1e3)
+        """Work of every rank per microbatch in each recorded iteration: curves of (iteration, ms)."""
+        return self._of_ranks(lambda lane: lane.work_seconds / self.plan.num_microbatches * 1e3)
 
     def read_seconds(self) -> Curves:
-        """Seconds that every rank waited for packs in each recorded iteration: curves of (iteration, ms)."""
+        """Wait of every rank for packs in each recorded iteration: curves of (iteration, ms)."""
         return self._of_ranks(lambda lane: sum(end - start for start, end in lane.reads) * 1e3)
 
     def held_bytes(self) -> Curves:
-        """The most bytes that every rank held in each recorded iteration: curves of (iteration, MiB)."""
+        """Most bytes that every rank held in each recorded iteration: curves of (iteration, MiB)."""
         return self._of_ranks(lambda lane: max(held for _, held in lane.held) / 2**20 if lane.held else None)
 
     def _of_ranks(self, figure: Callable[[Lane], float | None]) -> Curves:
-        """A figure of every pipeline rank of the first replica in each recorded iteration, where there is one."""
+        """`figure` of every pipeline rank of the first replica in each recorded iteration, where it is not None."""
         curves: Curves = {}
         for record in self.records:
             for lane in self.measured_of(record).lanes:
@@ -154,23 +157,23 @@ class Subject:
 
     @cached_property
     def intervals(self) -> list[dict[str, Any]]:
-        """The run's metrics, an interval each."""
+        """Metrics of the run's intervals."""
         return training_intervals(self.metrics) if self.metrics else []
 
     def samples_per_second(self) -> float | None:
-        """Of the whole run."""
+        """Mean over the entire run; None without metrics."""
         if not self.intervals:
             return None
         samples, seconds = (np.sum([line[name] for line in self.intervals]) for name in ("samples", "seconds"))
         return float(samples / seconds)
 
     def samples_per_iteration(self) -> float | None:
-        """Of the whole run, on average."""
+        """Mean over the entire run; None without metrics."""
         lines = self.intervals
         return sum(line["samples"] for line in lines) / lines[-1]["iteration"] if lines else None
 
     def curves(self) -> dict[str, Curves]:
-        """Loss and samples a second over iterations."""
+        """Loss (training and held out) and samples a second: curves over iterations."""
         if not self.metrics:
             return {}
         names = {"loss": "training", "samples_per_second": "samples/s"}
@@ -182,10 +185,10 @@ class Subject:
 
 
 def _date_of(path: Path) -> str:
-    """When a file was last written to."""
+    """When a file was last written."""
     return datetime.fromtimestamp(path.stat().st_mtime).astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def _curve(lines: Mapping[int, Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    """A figure over iterations, where there is one."""
+    """Points (iteration, figure) of the lines in which the figure is not null."""
     return [(float(iteration), line[name]) for iteration, line in sorted(lines.items()) if line[name] is not None]

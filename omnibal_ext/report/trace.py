@@ -1,7 +1,7 @@
 """Timelines in Chrome's Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A process a timeline, a thread a lane; actions enclose their pieces, arrows are transfers, counters bytes. Times are
-whole microseconds: Perfetto drops a slice that crosses another's end, were it by the last bit of a float.
+Timelines are processes, lanes are threads; actions enclose their parts, arrows are transfers, counters bytes. Times are
+integer microseconds: Perfetto drops a slice that ends after the one around it, even by a rounding error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from omnibal_ext.report.timeline import Lane, Timeline
 
 
 def trace(timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """The whole file, to be written as JSON; times in microseconds."""
+    """The content of the file, to be written as JSON; times in microseconds."""
     events = [event for number, timeline in enumerate(timelines) for event in _events(timeline, number)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
@@ -24,7 +24,7 @@ def _events(timeline: Timeline, process: int) -> Iterator[dict[str, Any]]:
     threads = {id(lane): thread for thread, lane in enumerate(timeline.lanes)}
     for number, (made, source, taken, target) in enumerate(timeline.transfers()):
         flow = {"cat": "transfer", "name": "transfer", "id": process * 10**6 + number, "pid": process}
-        # An arrow starts and ends inside slices: a moment before the one ends, where the other begins.
+        # Perfetto binds an arrow to the slices around its ends: start it just before the sending slice ends.
         inside = max(_micro(made.start), _micro(made.end) - 1)
         yield {**flow, "ph": "s", "tid": threads[id(source)], "ts": inside}
         yield {**flow, "ph": "f", "bp": "e", "tid": threads[id(target)], "ts": _micro(taken.start)}
@@ -43,8 +43,8 @@ def _lane_events(lane: Lane, process: int, thread: int) -> Iterator[dict[str, An
             at = end
     for start, end in lane.reads:
         yield _slice("waits for a pack", "read", start, end, process, thread, {})
-    if lane.end > lane.updates:
-        yield _slice("gradients and weights", "step", lane.updates, lane.end, process, thread, {})
+    if lane.end > lane.update_at:
+        yield _slice("gradients and weights", "step", lane.update_at, lane.end, process, thread, {})
     for seconds, held in lane.held:
         name = f"bytes of replica {lane.data_parallel_rank}, rank {lane.rank}"
         yield {"ph": "C", "name": name, "pid": process, "ts": _micro(seconds), "args": {"held": held}}

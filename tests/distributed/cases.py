@@ -13,7 +13,7 @@ from omnibal_ext.costs.profile import LayerCost
 from omnibal_ext.layout.lists import build_lists
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.search import BUILT
-from omnibal_ext.plan import Plan, Stage
+from omnibal_ext.plan import Plan, StagePlan
 from omnibal_ext.schedules.actions import Schedule
 from tests.programs import ENGINE, PLAIN
 from tests.unit.layout.instances import make_profile
@@ -139,12 +139,12 @@ class Case:
         layout = Layout((0, *(stage.layers[1] for stage in plan.stages)), ((),) * len(plan.stages))
         return build_lists(problem, layout, seconds=0.05, seed=self.seed % 1000, movable=False)[0].lists
 
-    def _stage(self, chain: tuple[str, ...], first: int, end: int, generator: random.Random) -> Stage:
+    def _stage(self, chain: tuple[str, ...], first: int, end: int, generator: random.Random) -> StagePlan:
         layers = [layer for layer in range(first, end) if chain[layer] in RECOMPUTABLE_KINDS]
         ways = dict.fromkeys(layers, self.recompute)
         if self.recompute == "mixed":
             ways = {layer: generator.choice(RECOMPUTE[:-1]) for layer in layers}
-        return Stage(
+        return StagePlan(
             (first, end),
             tuple(layer for layer in layers if ways[layer] == "full"),
             tuple(layer for layer in layers if ways[layer] == "cheap"),

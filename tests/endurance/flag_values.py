@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from omnibal_ext.flags import Numbers
+from omnibal_ext.flags import Interval
 
 MANY = ("--freeze", "--lora-targets", "--profile-ranks", "--moe-aux-loss-coeff", "--input")
 """Flags that take several words."""
@@ -143,7 +143,7 @@ def all_flags() -> dict[str, Flag]:
             action.option_strings[0],
             allowed,
             launcher=name not in trainer,
-            both=name in ours and name in trainer and name not in launcher.handed_on,
+            both=name in ours and name in trainer and name not in launcher.forwarded,
             switch=action.nargs == 0,
             inside=inside,
             outside=beyond(interval) if interval else ("nothing-of-this-name",),
@@ -151,15 +151,15 @@ def all_flags() -> dict[str, Flag]:
     return found
 
 
-def within(numbers: Numbers, whole: bool) -> tuple[str, ...]:
+def within(numbers: Interval, whole: bool) -> tuple[str, ...]:
     """A few numbers of an interval, its ends among them."""
     _, low, high, _ = numbers.ends
     tried = [float(low), float(low) + (1 if whole else 1e-6), min(float(high), 5.0), min(float(high), 1e9)]
     return tuple(str(int(value) if whole else value) for value in tried if numbers.holds(value))
 
 
-def beyond(numbers: Numbers) -> tuple[str, ...]:
-    """Numbers that are not in it."""
+def beyond(numbers: Interval) -> tuple[str, ...]:
+    """Interval that are not in it."""
     _, low, high, _ = numbers.ends
     tried = [float(low), float(low) - 1, -1e9, float(high), float(high) * 2, float("nan"), float("inf")]
     return tuple(f"{value:g}" for value in tried if not numbers.holds(value))

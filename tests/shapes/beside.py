@@ -97,7 +97,7 @@ class Weighed:
 
 def plan_of(model: Any, ranks: tuple[int, int], frozen: tuple[str, ...], again: bool) -> Any:
     """Owners in turn, every pack on all ranks, E and V in time."""
-    from omnibal_ext.plan import Plan, Stage
+    from omnibal_ext.plan import Plan, StagePlan
     from omnibal_ext.plan_tower import Tower
     from omnibal_ext.schedules.placement import Placement
     from omnibal_ext.schedules.schedule import build_schedule
@@ -114,7 +114,7 @@ def plan_of(model: Any, ranks: tuple[int, int], frozen: tuple[str, ...], again: 
         chain, tuple(edges[1:-1]), num_microbatches=MICROBATCHES, tensor_model_parallel_size=tensor, frozen=frozen,
         predicted={"stage_seconds": [1.0] * pipeline},
     )  # fmt: skip
-    stages = tuple(Stage((first, end)) for first, end in pairwise(edges))
+    stages = tuple(StagePlan((first, end)) for first, end in pairwise(edges))
     words = tuple(" ".join(action.word for action in actions) for actions in lists)
     return replace(plan, stages=stages, tower=tower, lists=words)
 
@@ -125,10 +125,10 @@ def part_of(plan: Any, pack: Any, microbatch: int, tensor: int) -> Any:
     from megatron.core import parallel_state
 
     from megatron.vlm.microbatch import Microbatch
-    from omnibal_ext.tower import Worker
+    from omnibal_ext.tower_encoding import EncoderRank
 
     here, units = parallel_state.get_pipeline_model_parallel_rank(), pack.units_of_images()
-    takes = Worker(plan.tower.parts, here, 0, tensor).takes(units, microbatch)
+    takes = EncoderRank(plan.tower.parts, here, 0, tensor).takes(units, microbatch)
     tiles = sum(size for size, own in zip(units, takes, strict=True) if own)
     grids = tuple(grid for grid, own in zip(pack.grids, takes, strict=False) if own)
     pixels = torch.empty(tiles, *pack.pixels.shape[1:], device="cuda")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_numbers
+from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_parameters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import FAR, FAR_TAKING, LINEAR, PARTS, TAKING
 from omnibal_ext.costs.analytic import analytic_profile
@@ -140,7 +140,7 @@ def test_plans_count_what_adapters_keep_and_compute(machine: tuple[str, dict[str
     for name in machine[1]:
         tensor, tiles, tokens = MODELS[name]
         profile = analytic_profile(preset(name), "h100", tiles, tokens, tensor, adapters=adapters)
-        for kind, numbers in adapter_numbers(preset(name), adapters, tensor).items():
+        for kind, numbers in adapter_parameters(preset(name), adapters, tensor).items():
             found, work = machine[1][name][kind]["adapted"], layer_works(preset(name), tiles, tokens, tensor)[kind]
             assert profile.layers[kind].kept_bytes == pytest.approx(found["kept"], rel=0.05), (name, kind)
             products = 2 * work.tokens * (2 * work.matrix_weights / tensor + 3 * numbers)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_numbers, check_adapters
+from omnibal_ext.adapters import Adapters, adapted_matrices, adapter_parameters, check_adapters
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.chain import KINDS, PARTS, gradient_mode
 from omnibal_ext.costs.analytic import DEVICES, analytic_profile
@@ -43,11 +43,11 @@ def test_gradients_begin_with_the_first_adapters(targets: tuple[str, ...], modes
 def test_numbers_are_those_of_the_published_layers() -> None:
     """InternVL3-8B: InternViT-300M (1024 wide, 4096 inside), Qwen2.5-7B (3584 wide, 28 heads of 128, 4 groups, 18944
     inside). Every query, key, value, gate and up has an A of its own."""
-    r, numbers = 16, adapter_numbers(INTERNVL, BOTH)
+    r, numbers = 16, adapter_parameters(INTERNVL, BOTH)
     assert numbers["vit"] == r * (3 * (1024 + 1024) + (1024 + 1024) + (1024 + 4096) + (4096 + 1024))
     attention = (3584 + 3584) + 2 * (3584 + 512) + (3584 + 3584)
     assert numbers["llm"] == r * (attention + 3 * (3584 + 18944))
-    on_two = adapter_numbers(INTERNVL, BOTH, 2)
+    on_two = adapter_parameters(INTERNVL, BOTH, 2)
     columns = 3 * 3584 + 3584 / 2 + 2 * 3584 + 18944 / 2  # A of a column-parallel layer is whole on every rank
     assert on_two["llm"] == r * (columns + (3584 + 2 * 512) / 2 + 3584 + 2 * 18944 / 2 + 3584)
     assert set(numbers) == {"vit", "llm"}
@@ -67,7 +67,7 @@ def test_a_layer_with_adapters_trains_them_alone() -> None:
     sizes["llm"] = (3584 + 2 * 512 + 3584 + 2 * 18944 + 3584, 3584 + 3584 + 3584 + 18944)
     for kind, parts in (("vit", 6), ("llm", 7)):
         tokens, (rows, columns) = (9 * 1025 if kind == "vit" else 4096), sizes[kind]
-        cost, trained, numbers = adapted.layers[kind], whole.layers[kind], adapter_numbers(INTERNVL, BOTH)[kind]
+        cost, trained, numbers = adapted.layers[kind], whole.layers[kind], adapter_parameters(INTERNVL, BOTH)[kind]
         assert cost.weight_bytes == pytest.approx(2 * whole.parameters[kind] + 18 * numbers)
         inner = 16 * 2 * tokens * parts
         scaled = 2 * tokens * 2 * 1024 if kind == "vit" else 0  # both branches, for the gradient of LayerScale
@@ -88,7 +88,7 @@ def test_a_layer_with_adapters_trains_them_alone() -> None:
 
 def test_state_of_adapters_is_shared_out_by_the_distributed_optimizer() -> None:
     alone, shared = (analytic_profile(INTERNVL, "h100", 9, 4096, 2, d, adapters=BOTH).layers["llm"] for d in (1, 4))
-    numbers = adapter_numbers(INTERNVL, BOTH, 2)["llm"]
+    numbers = adapter_parameters(INTERNVL, BOTH, 2)["llm"]
     assert alone.weight_bytes - shared.weight_bytes == pytest.approx(numbers * 12 * 3 / 4)
     assert DEVICES["h100"].memory_bytes > shared.weight_bytes
 
@@ -96,7 +96,7 @@ def test_state_of_adapters_is_shared_out_by_the_distributed_optimizer() -> None:
 def test_operations_count_the_matrices_twice_and_the_adapters_three_times() -> None:
     frozen, adapted = (ModelOperations.of(TINY, adapters=Adapters(4, 8.0, (part,))) for part in ("projector", "llm"))
     whole = ModelOperations.of(TINY)
-    numbers = adapter_numbers(TINY, Adapters(4, 8.0, ("llm",)))["llm"] * TINY.language.layers
+    numbers = adapter_parameters(TINY, Adapters(4, 8.0, ("llm",)))["llm"] * TINY.language.layers
     assert adapted.token == pytest.approx(whole.token * 2 / 3 + 6 * numbers)
     assert frozen.token == pytest.approx(whole.token * 2 / 3)
     assert adapted.tile < frozen.tile < whole.tile

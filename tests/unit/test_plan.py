@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omnibal_ext.adapters import NO_ADAPTERS, Adapters
 from omnibal_ext.chain import PARTS, layer_chain, layer_names
 from omnibal_ext.errors import UserError
-from omnibal_ext.plan import Plan, Stage, single_stage_plan
+from omnibal_ext.plan import Plan, StagePlan, single_stage_plan
 from omnibal_ext.plan_tower import Tower
 
 CHAIN = layer_chain(3, 2)
@@ -141,7 +141,7 @@ def test_a_tower_that_cannot_be_is_refused(tower: dict[str, Any], fields: dict[s
 
 
 def test_links_of_the_tower_are_on_no_stage(tmp_path: Path) -> None:
-    stages = (Stage((4, 7)), Stage((7, 9)))
+    stages = (StagePlan((4, 7)), StagePlan((7, 9)))
     with pytest.raises(UserError, match=r"stage 0 holds projector \(id 4\), which stands beside .* layers \[0, 5\)"):
         dataclasses.replace(_beside(), stages=stages).validate()
     record = _beside().to_record()
@@ -156,25 +156,25 @@ def test_links_of_the_tower_are_on_no_stage(tmp_path: Path) -> None:
             Plan.load(tmp_path / "plan.json")
 
 
-def _with_stages(*stages: Stage) -> Plan:
+def _with_stages(*stages: StagePlan) -> Plan:
     return Plan(chain=CHAIN, stages=stages, num_microbatches=1, pipeline_model_parallel_size=len(stages))
 
 
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([Stage((0, 2)), Stage((3, 9))], r"layer vit.1 \(id 2\) is lost"),
-        ([Stage((0, 7)), Stage((6, 9))], r"layer llm.0 \(id 6\) is doubled: 2 stages"),
-        ([Stage((0, 8))], "layer head .* is lost"),
-        ([Stage((4, 9)), Stage((0, 4))], "order the data flows"),
-        ([Stage((0, 9)), Stage((9, 9))], "stage 1: layers .*at least one layer"),
-        ([Stage((0, 9), (4,))], "recomputes projector: only ViT and LLM"),
-        ([Stage((0, 5), (6,)), Stage((5, 9))], "stage 0 recomputes llm.0 .* does not hold"),
-        ([Stage((0, 9), (1, 1))], "twice"),
-        ([Stage((0, 9), (1,), (2, 1))], "names vit.0 twice"),
+        ([StagePlan((0, 2)), StagePlan((3, 9))], r"layer vit.1 \(id 2\) is lost"),
+        ([StagePlan((0, 7)), StagePlan((6, 9))], r"layer llm.0 \(id 6\) is doubled: 2 stages"),
+        ([StagePlan((0, 8))], "layer head .* is lost"),
+        ([StagePlan((4, 9)), StagePlan((0, 4))], "order the data flows"),
+        ([StagePlan((0, 9)), StagePlan((9, 9))], "stage 1: layers .*at least one layer"),
+        ([StagePlan((0, 9), (4,))], "recomputes projector: only ViT and LLM"),
+        ([StagePlan((0, 5), (6,)), StagePlan((5, 9))], "stage 0 recomputes llm.0 .* does not hold"),
+        ([StagePlan((0, 9), (1, 1))], "twice"),
+        ([StagePlan((0, 9), (1,), (2, 1))], "names vit.0 twice"),
     ],
 )
-def test_bad_stages_are_refused_by_layer_name(stages: list[Stage], message: str) -> None:
+def test_bad_stages_are_refused_by_layer_name(stages: list[StagePlan], message: str) -> None:
     with pytest.raises(UserError, match=message):
         _with_stages(*stages).validate()
 
@@ -182,15 +182,15 @@ def test_bad_stages_are_refused_by_layer_name(stages: list[Stage], message: str)
 def test_an_older_plan_with_parts_of_layers_recomputes_them_whole_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = _with_stages(Stage((0, 9), (1,), (6, 7))).to_record()
+    record = _with_stages(StagePlan((0, 9), (1,), (6, 7))).to_record()
     record["predicted"] = {"proven_best": True}
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(record))
-    assert Plan.load(path).stages == (Stage((0, 9), (1,), (6, 7)),)
+    assert Plan.load(path).stages == (StagePlan((0, 9), (1,), (6, 7)),)
     assert capsys.readouterr().err == ""
     record["stages"][0] |= {"recompute_attention": [2, 6], "recompute_mlp": [2]}
     path.write_text(json.dumps(record))
-    assert Plan.load(path).stages == (Stage((0, 9), (1, 2, 6), (7,)),)
+    assert Plan.load(path).stages == (StagePlan((0, 9), (1, 2, 6), (7,)),)
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == f"{path}: layers in recompute_attention, recompute_mlp are recomputed whole\n"

@@ -11,7 +11,7 @@ import pytest
 
 from omnibal_ext import flags
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import ToolParser, numbers_outside
+from omnibal_ext.flags import ToolParser, outside_intervals
 from tests.unit.flags.test_numbers import edges
 from tools.__main__ import COMMANDS
 
@@ -142,13 +142,13 @@ def test_every_number_has_one_interval_and_is_held_to_it(tool: str, monkeypatch:
         for name in numbers.names.split():
             inside, outside = edges(numbers, actions[name].type is not float)
             default = actions[name].default
-            assert numbers_outside({name: None if default == "auto" else default}, parser.numbers) == []
+            assert outside_intervals({name: None if default == "auto" else default}, parser.numbers) == []
             for value in inside:
-                assert numbers_outside({name: value}, parser.numbers) == []
+                assert outside_intervals({name: value}, parser.numbers) == []
             if math.isinf(float(numbers.ends[2])) and numbers.ends[3] == "]":
                 outside = [value for value in outside if value != math.inf]
             for value in outside:
-                assert "must be " in "".join(numbers_outside({name: value}, parser.numbers))
+                assert "must be " in "".join(outside_intervals({name: value}, parser.numbers))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from megatron.vlm.preprocessing.preprocess import preprocess
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.costs.analytic import analytic_profile
-from omnibal_ext.errors import UserError, of_the_system
+from omnibal_ext.errors import UserError, from_os_error
 from omnibal_ext.launch import check
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.corpus import Corpus
@@ -227,7 +227,7 @@ def answer(tool: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys:
     except UserError as error:
         return str(error)
     except OSError as error:  # `run_tool` makes a line of it
-        return str(of_the_system(error)) if error.filename else f"wrong: {error!r}"
+        return str(from_os_error(error)) if error.filename else f"wrong: {error!r}"
     except SystemExit as end:
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
         return lines[0] if end.code == 2 and lines else f"wrong: exit code {end.code}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async
 
-from omnibal_ext.lifeline import end_with, end_with_starter
+from omnibal_ext.parent_watch import exit_with_parent, kill_with_parent
 
 _LOOP = async_utils.PersistentAsyncCaller.async_loop
 _PREPARE = filesystem_async.FileSystemWriterAsync.prepare_write_data
@@ -30,7 +30,7 @@ def install(asynchronous: bool) -> None:
 
 def write(*arguments: Any) -> None:
     """What the process beside a rank does."""
-    end_with_starter()
+    exit_with_parent()
     _LOOP(*arguments)
 
 
@@ -47,5 +47,5 @@ def _results_queue(asynchronous: bool) -> Any:
     if not asynchronous:
         return queue.SimpleQueue()  # the writer is this process
     manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
-    manager.start(end_with, (os.getpid(),))
+    manager.start(kill_with_parent, (os.getpid(),))
     return manager.Queue()

@@ -21,7 +21,7 @@ from typing import Any
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import sha256_of
 from omnibal_ext.files.records import write_text
-from omnibal_ext.reading.checks import anything, mapping, record, text, whole
+from omnibal_ext.reading.checks import anything, integer, mapping, record, text
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.files import read_bytes
 from omnibal_ext.reading.seal import sealed, sealed_by
@@ -37,7 +37,7 @@ SMALL = 2**26
 """Bytes of a file that is read whole wherever a save is looked at; data files are read before they are loaded."""
 OLDER = "take an older save, or make it anew"
 _FACTS = sealed_by(
-    record({"files": mapping(text), "sizes": mapping(whole()), "run": mapping(anything)}, {"save": text})
+    record({"files": mapping(text), "sizes": mapping(integer()), "run": mapping(anything)}, {"save": text})
 )
 
 

@@ -29,10 +29,10 @@ from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.dealing import deal
 from omnibal_ext.errors import UserError
-from omnibal_ext.lifeline import end_with_starter
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.parent_watch import exit_with_parent
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Ge
         multiprocessing_context="forkserver" if workers else None,
         persistent_workers=workers > 0,
         pin_memory=platform.HAS_CUDA,
-        worker_init_fn=end_with_starter,
+        worker_init_fn=exit_with_parent,
         generator=torch.Generator(),  # for the workers' seeds: torch's own is dropout's where there is no CUDA
     )
     yield from loader

@@ -17,6 +17,7 @@ from omnibal_ext.reading.checks import (
     anything,
     finite,
     flag,
+    integer,
     listing,
     mapping,
     maybe,
@@ -24,7 +25,6 @@ from omnibal_ext.reading.checks import (
     record,
     shown,
     text,
-    whole,
 )
 from omnibal_ext.reading.document import decode
 from omnibal_ext.reading.seal import check_seal
@@ -39,29 +39,36 @@ MOST_WORDS = 2**24
 MOST_IMAGES = 2**10
 MOST_TILES = 2**20  # patches, at native resolution
 
-_ID = whole(0, MOST_WORDS)
+_ID = integer(0, MOST_WORDS)
 _TOKENIZER = record(
-    {"path": text, "sha256": text, "type": text, "vocabulary": record({"size": whole(0, MOST_WORDS), "sha256": text})}
+    {"path": text, "sha256": text, "type": text, "vocabulary": record({"size": integer(0, MOST_WORDS), "sha256": text})}
 )
-_TILES = whole(1, MOST_TILES)
+_TILES = integer(1, MOST_TILES)
 _SOURCE = record(
-    {"file": text, "samples": whole(), "rejected": whole(), "weight": finite(), "path": text, "image_root": maybe(text)}
+    {
+        "file": text,
+        "samples": integer(),
+        "rejected": integer(),
+        "weight": finite(),
+        "path": text,
+        "image_root": maybe(text),
+    }
 )
 _MANIFEST: Check[dict[str, Any]] = record(
     {
-        "samples": whole(1),
-        "rejected": whole(),
+        "samples": integer(1),
+        "rejected": integer(),
         "sources": listing(_SOURCE, least=1),
         "image_root": maybe(text),
         "tokenizer": _TOKENIZER,
-        "vocab_size": whole(1, MOST_WORDS),
+        "vocab_size": integer(1, MOST_WORDS),
         "special_tokens": mapping(_ID),
         "image_markup": one_of(*MARKUPS),
         "image_token_id": _ID,
         "pad_token_id": _ID,
         "eos_token_id": _ID,
         "chat_template": one_of(*TEMPLATES),
-        "tile_size": whole(1, 2**14),
+        "tile_size": integer(1, 2**14),
         "tokens_per_tile": finite(1 / 64, 2**16),
         "tiling": record({"rule": one_of(*RULES), "min_tiles": _TILES, "max_tiles": _TILES, "thumbnail": flag}),
         "normalization": one_of(*NORMALIZATIONS),
@@ -69,7 +76,7 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),
     },
     # Of datasets made before there were videos: none.
-    {"video_token_id": maybe(_ID), "video_files": whole(), "video_reading": whole()},
+    {"video_token_id": maybe(_ID), "video_files": integer(), "video_reading": integer()},
 )
 
 
@@ -112,7 +119,7 @@ def _place(place: str, value: Any) -> Any:
     kind, *where = listing(anything, most=4)(place, value) or [None]
     if kind is not None:
         one_of("bytes", "base64", "cell")(f"{place}[0]", kind)
-        rest = (text, whole(), whole(-1)) if kind == "cell" else (whole(), whole())
+        rest = (text, integer(), integer(-1)) if kind == "cell" else (integer(), integer())
         for check, one in zip(rest, listing(anything, len(rest), len(rest))(place, where), strict=True):
             check(place, one)
     return value
@@ -121,7 +128,7 @@ def _place(place: str, value: Any) -> Any:
 _FILM = maybe(
     record(
         {
-            "frames": listing(whole(0, MOST_FRAMES), 1, MOST_FRAMES_SEEN),
+            "frames": listing(integer(0, MOST_FRAMES), 1, MOST_FRAMES_SEEN),
             "times": listing(finite(0), 1, MOST_FRAMES_SEEN),
             "seconds": finite(0),
             "apart": flag,
@@ -130,8 +137,8 @@ _FILM = maybe(
     )
 )
 _FIELDS = tuple(field.name for field in fields(TiledImage))
-_PIXELS = whole(0, 2**31)
-_CRCS = listing(whole(0, LARGEST), most=MOST_FRAMES_SEEN)
+_PIXELS = integer(0, 2**31)
+_CRCS = listing(integer(0, LARGEST), most=MOST_FRAMES_SEEN)
 _IMAGES: Check[list[dict[str, Any]]] = listing(
     record(
         {"path": text, "columns": _TILES, "rows": _TILES, "thumbnail": flag},

@@ -15,7 +15,7 @@ from megatron.vlm.data.media.videos import as_films
 from megatron.vlm.microbatch import Grid, Microbatch
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.tower import Worker
+from omnibal_ext.tower_encoding import EncoderRank
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PartDataset(Dataset):
 
     reads_images = True
 
-    def __init__(self, data: ChatDataset, index: PackedIndex, worker: Worker) -> None:
+    def __init__(self, data: ChatDataset, index: PackedIndex, worker: EncoderRank) -> None:
         self.data, self.index, self.worker = data, index, worker
 
     def __getitem__(self, place: tuple[int, int]) -> Microbatch:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import Check, record, text, whole
+from omnibal_ext.reading.checks import Check, integer, record, text
 from omnibal_ext.reading.document import read_lines
 
 FEW, ONE_IN = 10, 100
@@ -49,7 +49,7 @@ REMEDIES = {
     "too_many_tokens": "raise --max-tokens, or have longer ones made to fit: --shorten fewer-tiles truncate",
 }
 """What mends the input, by the reason for which lines are rejected."""
-REJECT: Check[dict[str, Any]] = record({"file": text, "line": whole(1), "reason": text, "detail": text})
+REJECT: Check[dict[str, Any]] = record({"file": text, "line": integer(1), "reason": text, "detail": text})
 """A line of `rejected.jsonl`."""
 
 

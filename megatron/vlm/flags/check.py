@@ -6,7 +6,7 @@ from megatron.vlm.flags.lists import ONLY, SET_BY, UNTESTED, each
 from megatron.vlm.flags.needs import NEEDS
 from megatron.vlm.flags.numbers import NUMBERS
 from megatron.vlm.flags.parser import Parser
-from omnibal_ext.flags import as_given, needs_missing, numbers_outside, shown
+from omnibal_ext.flags import flag_with_value, needs_missing, outside_intervals, shown
 
 
 def refused_values(given: Namespace, parser: Parser, is_model_known: bool = True) -> list[str]:
@@ -15,7 +15,7 @@ def refused_values(given: Namespace, parser: Parser, is_model_known: bool = True
     `parser` has the defaults that preset, plan, machine and trainer set; of a model not known all are refused.
     """
     refusals = [_refusal(name, value, parser, is_model_known) for name, value in vars(given).items()]
-    return [*filter(None, refusals), *numbers_outside(vars(given), NUMBERS, parser.written)]
+    return [*filter(None, refusals), *outside_intervals(vars(given), NUMBERS, parser.written)]
 
 
 def missing_needs(given: Namespace, args: Namespace, parser: Parser) -> list[str]:
@@ -31,7 +31,7 @@ def untested(given: Namespace, parser: Parser) -> tuple[str, ...]:
 
 def _refusal(name: str, value: object, parser: Parser, is_model_known: bool) -> str:
     """Why this value of a flag is refused; "" where it is not."""
-    flag = as_given(parser.written(name), value)
+    flag = flag_with_value(parser.written(name), value)
     if name in ONLY and value not in ONLY[name]:
         return f"{flag}: only {' or '.join(map(shown, ONLY[name]))}; others were not tried"
     by, default = SET_BY.get(name, ""), parser.get_default(name)

@@ -1,7 +1,7 @@
 """What to do instead of giving a flag of Megatron's that is not obeyed: of those that its users' scripts have.
 
 Each sentence stands for the flags that match one of its patterns, as they are written; the first that matches counts.
-`omnibal_ext.called_here` has those that are only called otherwise.
+`omnibal_ext.flag_synonyms` has those that are only called otherwise.
 """
 
 from fnmatch import fnmatchcase

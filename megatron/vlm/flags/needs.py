@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from megatron.vlm import platform, rates
 from omnibal_ext import adapters
-from omnibal_ext.flags import Need, is_whole, written_with_dashes
+from omnibal_ext.flags import Need, flag_name, is_integer
 
 
 def decay_iterations(args: Namespace) -> int:
@@ -74,7 +74,7 @@ OF_A_START = (
 NEEDS = (
     *adapters.NEEDS,
     *rates.NEEDS,
-    *(Need(names, written_with_dashes(name), attrgetter(name)) for name, names in ON.items()),
+    *(Need(names, flag_name(name), attrgetter(name)) for name, names in ON.items()),
     # learning rate
     Need("lr_warmup_iters", "a later end of the decay: --lr-decay-iters, which are --train-iters unless given",
          lambda args: args.lr_warmup_iters < decay_iterations(args)),
@@ -101,7 +101,7 @@ NEEDS = (
          lambda args: args.fp16 and not args.loss_scale),
     Need("initial_loss_scale min_loss_scale", "a --min-loss-scale that is no higher than --initial-loss-scale",
          lambda args: args.min_loss_scale <= args.initial_loss_scale),
-    Need("loss_scale_window", "to be a whole number", lambda args: is_whole(args.loss_scale_window)),
+    Need("loss_scale_window", "to be a whole number", lambda args: is_integer(args.loss_scale_window)),
     Need("fp8_recipe first_last_layers_bf16", "--fp8-format", lambda args: args.fp8),
     Need("moe_router_dtype", "a --model with experts", lambda args: args.num_experts),
     # evaluation and checkpoints

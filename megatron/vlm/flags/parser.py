@@ -13,8 +13,8 @@ from megatron.training.arguments import add_megatron_arguments
 
 from megatron.vlm.flags.instead import instead_of
 from megatron.vlm.flags.lists import ALLOWED, SET_BY
-from omnibal_ext.called_here import CALLED_HERE, named_otherwise
 from omnibal_ext.errors import UserError
+from omnibal_ext.flag_synonyms import SYNONYMS, suggestion
 from omnibal_ext.flags import refuse_unprintable, without_defaults
 
 USAGE = "torchrun ... -m megatron.vlm.pretrain --model NAME --plan F --data D --packs P --train-iters N --lr L [flags]"
@@ -93,11 +93,11 @@ class Parser(ArgumentParser):
         allowed = [word for action in self._actions if action.help != SUPPRESS for word in action.option_strings]
         action = self._option_string_actions.get(flag)
         if action is None:
-            return f"{flag}: no such flag; {named_otherwise(flag, allowed) or 'see --help'}"
+            return f"{flag}: no such flag; {suggestion(flag, allowed) or 'see --help'}"
         if action.dest in self.own or action.dest in ALLOWED or action.dest in SET_BY:
             return ""
-        hint = "" if flag in CALLED_HERE else instead_of(flag)
-        hint = hint or named_otherwise(flag, allowed, near=0.75) or "leave it out (docs/flags.md has those that are)"
+        hint = "" if flag in SYNONYMS else instead_of(flag)
+        hint = hint or suggestion(flag, allowed, near=0.75) or "leave it out (docs/flags.md has those that are)"
         return f"{' '.join(words)}: not obeyed; {hint}"
 
 

@@ -8,7 +8,7 @@ from megatron.vlm.flags.lists import OBEYED, ONLY, SET, UNTESTED
 from megatron.vlm.flags.needs import NEEDS
 from megatron.vlm.flags.numbers import NUMBERS
 from megatron.vlm.flags.parser import megatron_actions
-from omnibal_ext.flags import shown, written_with_dashes
+from omnibal_ext.flags import flag_name, shown
 
 HEAD = """# Flags of Megatron
 
@@ -55,7 +55,7 @@ def _said(reason: str) -> str:
 
 def _written(names: str, options: Mapping[str, list[str]]) -> str:
     """Flags as they are written, with the values that they are held to; our own are no options of Megatron's."""
-    found = [(name, options.get(name, [name if "-" in name else written_with_dashes(name)])) for name in names.split()]
+    found = [(name, options.get(name, [name if "-" in name else flag_name(name)])) for name in names.split()]
     return ", ".join(f"`{option}`{_only(name)}" for name, written in found for option in written)
 
 

@@ -16,8 +16,8 @@ from megatron.vlm.hf.convert import LISTING, to_hugging_face
 from omnibal_ext.architectures.folder import weight_files
 from omnibal_ext.errors import UserError, run_tool
 from omnibal_ext.files.folders import building
-from omnibal_ext.lifeline import end_with
 from omnibal_ext.output import say
+from omnibal_ext.parent_watch import kill_with_parent
 
 
 class Beside:
@@ -70,7 +70,7 @@ def check_like(folder: Path | None) -> Path:
 
 def main() -> None:
     """Export one save."""
-    end_with(os.getppid())
+    kill_with_parent(os.getppid())
     save, like = map(Path, sys.argv[1:])
     with building(exported(save)) as folder:
         to_hugging_face(save.parent, folder, like, int(save.name.removeprefix("iter_")))

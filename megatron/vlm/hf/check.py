@@ -33,7 +33,7 @@ from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
 from omnibal_ext.output import say
-from omnibal_ext.packages import lacking
+from omnibal_ext.packages import missing_package
 
 TOLERANCE = 1e-4
 
@@ -50,7 +50,9 @@ def check_possible(theirs: Path, with_adapters: bool = False) -> None:
         try:
             import_module(package)
         except ImportError as error:
-            raise UserError(f"--check needs {lacking(package) or f'{package}: pip install {package}'}") from error
+            raise UserError(
+                f"--check needs {missing_package(package) or f'{package}: pip install {package}'}"
+            ) from error
 
 
 @dataclass(frozen=True)

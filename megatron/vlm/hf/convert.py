@@ -30,7 +30,7 @@ from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import MODELS
 from omnibal_ext.output import say
-from omnibal_ext.reading.checks import anything, listing, mapping, one_of, whole
+from omnibal_ext.reading.checks import anything, integer, listing, mapping, one_of
 from omnibal_ext.reading.document import read_json
 
 SIDE = "huggingface"
@@ -45,7 +45,7 @@ def _listed(place: str, value: Any) -> Any:
     file, dtype, shape = listing(anything, 3, 3)(place, value)
     weight_file(f"{place}[0]", file)
     one_of(*DTYPES)(f"{place}[1]", dtype)
-    listing(whole(0, 2**48), most=8)(f"{place}[2]", shape)
+    listing(integer(0, 2**48), most=8)(f"{place}[2]", shape)
     return value
 
 

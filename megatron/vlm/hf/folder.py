@@ -16,7 +16,7 @@ from torch import Tensor
 
 from omnibal_ext.architectures.folder import INDEX, weight_files
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.tensors import read_tensor_places
+from omnibal_ext.reading.tensors import read_tensor_entries
 
 DTYPES = {
     "F64": torch.float64,
@@ -73,7 +73,7 @@ class WeightFolder:
 
 def stored_weights(path: Path) -> dict[str, Stored]:
     """The weights of one safetensors file, none of them read. Raises UserError naming the file and the weight."""
-    return {name: Stored(path.name, place.dtype, place.shape) for name, place in read_tensor_places(path).items()}
+    return {name: Stored(path.name, place.dtype, place.shape) for name, place in read_tensor_entries(path).items()}
 
 
 def write_weights(path: Path, stored: Mapping[str, Stored], tensors: Iterable[tuple[str, Tensor]]) -> None:

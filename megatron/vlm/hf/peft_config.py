@@ -16,7 +16,7 @@ from megatron.vlm.hf.names import table_name
 from omnibal_ext.adapters import Adapters
 from omnibal_ext.architectures.folder import ADAPTER
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import finite, flag, mapping, maybe, record, shown, whole
+from omnibal_ext.reading.checks import finite, flag, integer, mapping, maybe, record, shown
 from omnibal_ext.reading.document import read_json
 
 PREFIX = "base_model.model."
@@ -24,11 +24,11 @@ ENDS = (".lora_A.weight", ".lora_B.weight")
 REMEDY = "give a folder that peft saved"
 MERGE = "merge it with peft (merge_and_unload), and give the merged model alone"
 LARGEST_RANK = 2**16
-NEEDED = {"r": whole(1, LARGEST_RANK), "lora_alpha": finite(1e-30)}
+NEEDED = {"r": integer(1, LARGEST_RANK), "lora_alpha": finite(1e-30)}
 OPTIONAL = {
     "use_rslora": maybe(flag),
     "lora_dropout": finite(0, 1),
-    "rank_pattern": maybe(mapping(whole(1, LARGEST_RANK))),
+    "rank_pattern": maybe(mapping(integer(1, LARGEST_RANK))),
     "alpha_pattern": maybe(mapping(finite(1e-30))),
 }
 NUMBERS = (*NEEDED, *OPTIONAL)

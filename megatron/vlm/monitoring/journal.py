@@ -11,7 +11,7 @@ import torch
 from megatron.training import get_tensorboard_writer, get_wandb_writer, print_rank_last
 
 from omnibal_ext.costs.corrected import WHOLE, Compared
-from omnibal_ext.files.lines import Lines
+from omnibal_ext.files.lines import JsonLines
 from omnibal_ext.output import printable, say
 from omnibal_ext.run_metrics import PROFILE_CHECK, loss_text
 
@@ -27,7 +27,7 @@ class Journal:
     """Writes what the meters report; the last rank writes, as with Megatron's own figures."""
 
     def __init__(self, metrics_file: str | None) -> None:
-        self.metrics = Lines(Path(metrics_file)) if metrics_file else None
+        self.metrics = JsonLines(Path(metrics_file)) if metrics_file else None
 
     def training(self, iteration: int, report: Mapping[str, Any]) -> None:
         """An interval that ended with this iteration, see `meters.TrainingMeter`."""

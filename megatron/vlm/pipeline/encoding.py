@@ -24,7 +24,7 @@ from megatron.vlm.pipeline.communicator import Communicator, Receive
 from megatron.vlm.pipeline.image_rows import ImageRows
 from megatron.vlm.pipeline.tower import Tower
 from omnibal_ext.dealing import deal
-from omnibal_ext.tower import parts_of
+from omnibal_ext.tower_encoding import parts_of
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs,
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.posting import Post, Postings, with_posts
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
-from omnibal_ext.tower import encoded_in_time, parts_of
+from omnibal_ext.tower_encoding import parts_of, with_encoding
 
 
 def install(executor: Callable[..., Any]) -> None:
@@ -197,7 +197,7 @@ class Executor:
         key = (placement.ranks, num_microbatches, placement.chunks)
         if key not in self._in_time_postings:
             beside = Beside(tuple(parts_of(self.tower.parts, number) for number in range(num_microbatches)))
-            lists = encoded_in_time(build_schedule(self.schedule_name, *key), beside)
+            lists = with_encoding(build_schedule(self.schedule_name, *key), beside)
             self._in_time_postings[key] = with_posts(lists, num_microbatches, placement, beside)
         return self._in_time_postings[key]
 

@@ -12,7 +12,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pipeline.encoding import Images
 from omnibal_ext.errors import UserError
 from omnibal_ext.plan_tower import Tower
-from omnibal_ext.tower import Worker
+from omnibal_ext.tower_encoding import EncoderRank
 
 Saw = Callable[[Microbatch], None]
 
@@ -47,7 +47,7 @@ class ImageStreams:
             )
         tensor = parallel_state.get_tensor_model_parallel_group()
         here = parallel_state.get_pipeline_model_parallel_rank()
-        worker = Worker(self.tower.parts, here, tensor.rank(), tensor.size())
+        worker = EncoderRank(self.tower.parts, here, tensor.rank(), tensor.size())
         dataset = PartDataset(packs.dataset.data, index, worker)
         self._streams[training] = Packs(dataset, Numbered(order, microbatches), self.num_workers, reading)
         self._microbatches[training] = microbatches

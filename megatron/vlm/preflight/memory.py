@@ -7,7 +7,7 @@ import psutil
 
 from megatron.vlm import platform
 from megatron.vlm.preflight.findings import Note
-from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_numbers
+from omnibal_ext.adapters import NO_ADAPTERS, Adapters, adapter_parameters
 from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.expert_ranks import expert_shares
 from omnibal_ext.chain import KIND_OF, gradient_mode
@@ -23,7 +23,7 @@ def parameters(
 ) -> tuple[int, int]:
     """Parameters of the model, and those of them that are trained (biases of linear layers left out)."""
     of_kind, frozen = analytic_profile(architecture, "h100", 1, 1).parameters, adapters.frozen(frozen)
-    added = adapter_numbers(architecture, adapters)
+    added = adapter_parameters(architecture, adapters)
     kinds = [kind if kind in of_kind else KIND_OF[kind] for kind in architecture.cost_kinds]
     more = sum(int(added.get(kind, added.get(KIND_OF.get(kind, kind), 0))) for kind in kinds)
     total = sum(of_kind[kind] for kind in kinds)

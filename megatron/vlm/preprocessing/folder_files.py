@@ -25,7 +25,7 @@ from omnibal_ext.architectures.architecture import Architecture
 from omnibal_ext.architectures.folder import CONFIG, read_config
 from omnibal_ext.architectures.vision import VisionArchitecture
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import shown, whole
+from omnibal_ext.reading.checks import integer, shown
 
 LLAVA_SIDE = 224
 """Pixels of a side that LLaVA-1.5's processor makes where its file does not say."""
@@ -167,7 +167,7 @@ def _patches(processor: Mapping[str, Any], where: Path, architecture: Architectu
     if tokens := processor.get("max_soft_tokens"):
         return {
             "max-tiles": Choice(
-                whole(1, 2**20)(f"{where}: max_soft_tokens", tokens) * vision.native.merge**2, where.name
+                integer(1, 2**20)(f"{where}: max_soft_tokens", tokens) * vision.native.merge**2, where.name
             )
         }
     sides, found, pair = processor.get("size") or {}, {}, vision.patch_size**2
@@ -186,14 +186,14 @@ def _patches(processor: Mapping[str, Any], where: Path, architecture: Architectu
 def _soft_tokens(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
     """The same where a patch is a whole square of what the file calls patches (Gemma 4 without towers)."""
     usual = {"patch_size": 16, "pooling_kernel_size": 3}
-    patch, square = (whole(1, 2**14)(f"{where}: {name}", processor.get(name) or usual[name]) for name in usual)
+    patch, square = (integer(1, 2**14)(f"{where}: {name}", processor.get(name) or usual[name]) for name in usual)
     if processor and patch * square != architecture.vision.patch_size:
         raise UserError(
             f"{where}: patches of {patch} pixels, {square} a side, the model of {CONFIG} has "
             f"{architecture.vision.patch_size} pixels"
         )
     tokens = processor.get("max_soft_tokens")
-    return {"max-tiles": Choice(whole(1, 2**20)(f"{where}: max_soft_tokens", tokens), where.name)} if tokens else {}
+    return {"max-tiles": Choice(integer(1, 2**20)(f"{where}: max_soft_tokens", tokens), where.name)} if tokens else {}
 
 
 def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:

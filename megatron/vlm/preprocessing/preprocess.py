@@ -24,7 +24,7 @@ from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.locks import working_on
-from omnibal_ext.lifeline import ending_with_us
+from omnibal_ext.parent_watch import kill_with_this_process
 
 Value = TypeVar("Value")
 Rejections = list[dict[str, Any]]
@@ -171,7 +171,7 @@ def _each(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers:
         return
     # Forked: a fresh interpreter would spend seconds importing torch before its first line.
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=ending_with_us()) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=kill_with_this_process()) as pool:
         futures = [pool.submit(work, *task) for task in tasks]
         try:
             for future in as_completed(futures):

@@ -17,10 +17,10 @@ import tokenizers
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.reading.checks import Check, anything, mapping, record, text, whole
+from omnibal_ext.reading.checks import Check, anything, integer, mapping, record, text
 from omnibal_ext.reading.document import read_json
 
-TOKEN_ID = whole(0, 2**24)
+TOKEN_ID = integer(0, 2**24)
 
 
 def _decoder_of_ids(place: str, value: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.tiles import siglip
-from omnibal_ext.reading.checks import flag, record, shown, whole
+from omnibal_ext.reading.checks import flag, integer, record, shown
 
 ROPES = record({}, {SLIDING: ROPE, FULL: ROPE})
 ROPE_KINDS = ("default", "linear")
@@ -54,7 +54,7 @@ def read_gemma3(name: str, config: Section) -> Architecture:
 
 def _square(config: Section, vision: VisionArchitecture) -> int:
     """Patches a side of the square whose mean becomes one token."""
-    tokens, side = config.take("mm_tokens_per_image", whole(1, 2**20)), vision.image_size // vision.patch_size
+    tokens, side = config.take("mm_tokens_per_image", integer(1, 2**20)), vision.image_size // vision.patch_size
     root = isqrt(tokens)
     if root**2 != tokens or side % root:
         raise UserError(
@@ -101,7 +101,7 @@ def _language(section: Section) -> LanguageArchitecture:
 
 def _near_layers(section: Section, layers: int) -> tuple[int, ...]:
     """Layers that slide a window: all but each sixth, unless the file says otherwise."""
-    pattern = section.take_if("sliding_window_pattern", whole(1, 2**10)) or 6
+    pattern = section.take_if("sliding_window_pattern", integer(1, 2**10)) or 6
     kinds = kinds_of_layers(section, layers, lambda number: SLIDING if (number + 1) % pattern else FULL)
     return tuple(number for number, kind in enumerate(kinds) if kind == SLIDING)
 

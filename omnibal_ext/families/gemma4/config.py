@@ -36,7 +36,7 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.native import check_heads
-from omnibal_ext.reading.checks import finite, flag, mapping, maybe, record, shown, text, whole
+from omnibal_ext.reading.checks import finite, flag, integer, mapping, maybe, record, shown, text
 
 PATTERN = 6
 """Every so many layers one is global, where the file does not list them; the last one is always."""
@@ -62,7 +62,7 @@ def read_gemma4(name: str, config: Section) -> Architecture:
         name,
         _vision(tower),
         read_language(language),
-        shuffle=tower.take("pooling_kernel_size", whole(1, 2**5)),
+        shuffle=tower.take("pooling_kernel_size", integer(1, 2**5)),
         pools=True,
         projector_norm=False,
         tied=tied(config),
@@ -101,7 +101,7 @@ def _vision(tower: Section) -> VisionArchitecture:
         standardized=tower.take("standardize", flag),
         pixels="half",
         native=NativeResolution(
-            merge=tower.take("pooling_kernel_size", whole(1, 2**5)),
+            merge=tower.take("pooling_kernel_size", integer(1, 2**5)),
             frames=1,
             theta=float(rope.get("rope_theta") or 100.0),
             axis_positions=tower.take("position_embedding_size", WIDTH),
@@ -161,7 +161,7 @@ def read_language(section: Section) -> LanguageArchitecture:
 def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
     """What every layer reads beside its hidden states; 0 wide, and there is nothing."""
     names = ("vocab_size_per_layer_input", "pad_token_id")
-    if not (width := section.take_if("hidden_size_per_layer_input", whole(0, 2**16))):
+    if not (width := section.take_if("hidden_size_per_layer_input", integer(0, 2**16))):
         section.asked.update(names)  # without effect then
         return None
     own, blank = section.take(names[0], WORDS), section.take_if(names[1], TOKEN)
@@ -176,7 +176,7 @@ def _layer_inputs(section: Section, words: int) -> LayerInputs | None:
 def _shared_keys(section: Section, layers: int, near: tuple[int, ...]) -> SharedKeys | None:
     """The last layers that take keys and values of others, in front of which there is one of each kind."""
     widens = section.take_if("use_double_wide_mlp", flag) or False
-    if not (count := section.take_if("num_kv_shared_layers", whole(0, 2**16)) or 0):
+    if not (count := section.take_if("num_kv_shared_layers", integer(0, 2**16)) or 0):
         return None
     own = {number in near for number in range(layers - count)}
     if count >= layers or own != {True, False}:

@@ -8,7 +8,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.families.gemma4.config import read_language
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import EPSILON, TOKEN, WIDTH, tied
-from omnibal_ext.reading.checks import shown, whole
+from omnibal_ext.reading.checks import integer, shown
 
 NOT_HERE = ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers")
 """Fields of Gemma 4's language model that transformers' class of this one lacks, or that are not done for it here."""
@@ -42,7 +42,7 @@ def read_gemma4_unified(name: str, config: Section) -> Architecture:
 
 def _patches(section: Section) -> VisionArchitecture:
     """What its processor calls a square of patches is one patch here: it enters as a whole, and becomes one token."""
-    side = section.take("patch_size", WIDTH) * section.take("pooling_kernel_size", whole(1, 2**5))
+    side = section.take("patch_size", WIDTH) * section.take("pooling_kernel_size", integer(1, 2**5))
     width = section.take("mm_embed_dim", WIDTH)
     section.must(model_patch_size=side, output_proj_dims=width)
     vision = VisionArchitecture(

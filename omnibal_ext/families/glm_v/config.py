@@ -25,7 +25,7 @@ from omnibal_ext.families.towers.llama import (
     tied,
 )
 from omnibal_ext.families.towers.native import ACTIVATIONS, SIDE, check_heads, rotary_base
-from omnibal_ext.reading.checks import anything, finite, flag, mapping, whole
+from omnibal_ext.reading.checks import anything, finite, flag, integer, mapping
 
 FILES, PROCESSOR = ("processor_config.json", "preprocessor_config.json"), "Glm46VProcessor"
 """Where a folder says which processor it has, and the later one."""
@@ -101,7 +101,7 @@ def _vision(tower: Section, out: int) -> VisionArchitecture:
         layer_scale=False,
         pixels="clip",
         native=NativeResolution(
-            frames=tower.take("temporal_patch_size", whole(1, 2**10)),
+            frames=tower.take("temporal_patch_size", integer(1, 2**10)),
             theta=rotary_base(tower),
             learned_positions=tower.take("image_size", SIDE) // patch,
             bicubic=True,
@@ -184,7 +184,7 @@ def _experts(section: Section, layers: int) -> Experts:
             f"{section.where}: {chosen} of {count} experts, {chosen_groups} of {groups} groups (n_group, topk_group); "
             "supported: one group, or groups of one size, of which half as many are chosen as experts"
         )
-    dense = section.take("first_k_dense_replace", whole(0, 2**10))
+    dense = section.take("first_k_dense_replace", integer(0, 2**10))
     if dense >= layers:
         raise UserError(f"{section.where}.first_k_dense_replace is {dense}; supported: fewer than the {layers} layers")
     inner = section.take("moe_intermediate_size", WIDTH)
@@ -193,7 +193,7 @@ def _experts(section: Section, layers: int) -> Experts:
         count,
         chosen,
         balance=section.take("router_aux_loss_coef", finite(0, 1e3)),
-        shared=inner * section.take("n_shared_experts", whole(0, 2**10)),
+        shared=inner * section.take("n_shared_experts", integer(0, 2**10)),
         shared_gate=False,
         sigmoids=True,
         groups=groups,

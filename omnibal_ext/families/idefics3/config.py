@@ -10,14 +10,14 @@ from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.languages import read_language
 from omnibal_ext.families.towers.llama import LAYERS, TOKEN, WORDS, tied
 from omnibal_ext.families.towers.tiles import siglip
-from omnibal_ext.reading.checks import whole
+from omnibal_ext.reading.checks import integer
 
 PUBLISHED = (
     "_flash_attn_2_enabled", "is_llama_config", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor",
     "use_resampler",
 )  # fmt: skip
 """Published beside Llama's fields, where nothing reads them."""
-SQUARE = whole(1, 64)
+SQUARE = integer(1, 64)
 TEMPLATES = {128259: "idefics3"}
 """By the words of a Llama: Idefics 3's own; all others are SmolVLM's."""
 

@@ -21,7 +21,7 @@ from omnibal_ext.families.towers.llama import (
     rotary_share,
     rotation_fields,
 )
-from omnibal_ext.reading.checks import finite, listing, shown, text, whole
+from omnibal_ext.reading.checks import finite, integer, listing, shown, text
 
 LINEAR, FULL = "linear_attention", "full_attention"
 ROTATION = Rotation(sections=(11, 11, 10), interleaved=True)
@@ -76,7 +76,7 @@ def _rotated(section: Section, rope: dict[str, Any], head_size: int) -> int:
 
 def _linear(section: Section, layers: int) -> LinearAttention | None:
     """None where all layers are full attention."""
-    interval = section.take_if("full_attention_interval", whole(1, 2**10)) or 4
+    interval = section.take_if("full_attention_interval", integer(1, 2**10)) or 4
     kinds = section.take_if("layer_types", listing(text))
     kinds = kinds or [FULL if (number + 1) % interval == 0 else LINEAR for number in range(layers)]
     if len(kinds) != layers or set(kinds) - {LINEAR, FULL} or FULL not in kinds:
@@ -93,7 +93,7 @@ def _linear(section: Section, layers: int) -> LinearAttention | None:
         heads=heads,
         key_width=section.take("linear_key_head_dim", WIDTH),
         value_width=section.take("linear_value_head_dim", WIDTH),
-        kernel=section.take("linear_conv_kernel_dim", whole(1, 2**10)),
+        kernel=section.take("linear_conv_kernel_dim", integer(1, 2**10)),
     )
     return linear if linear.layers else None
 

@@ -15,11 +15,11 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section, part_type
 from omnibal_ext.families.towers.llama import tied
 from omnibal_ext.families.towers.native import check_heads
-from omnibal_ext.reading.checks import anything, finite, flag, listing, mapping, record, shown, whole
+from omnibal_ext.reading.checks import anything, finite, flag, integer, listing, mapping, record, shown
 
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
 NORM_EPSILON = 1e-6  # of every norm of the ViT, whatever the config says
-SIZE, LAYERS, RATIO = whole(1, 2**20), listing(whole(0, 2**10), most=2**10), finite(1e-3, 1e3)
+SIZE, LAYERS, RATIO = integer(1, 2**20), listing(integer(0, 2**10), most=2**10), finite(1e-3, 1e3)
 ROPE = record({}, {"rope_theta": finite(1, 1e12)})
 OUTER = (
     "model_type", "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id",
@@ -58,7 +58,7 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
     check_heads(tower, width, heads)
     tower.must(spatial_patch_size=patch, spatial_merge_size=2)
     vision = VisionArchitecture(
-        layers=tower.take("depth", whole(1, 2**10)),
+        layers=tower.take("depth", integer(1, 2**10)),
         hidden_size=width,
         heads=heads,
         ffn_hidden_size=tower.take("intermediate_size", SIZE) if later else int(width * tower.take("mlp_ratio", RATIO)),
@@ -75,7 +75,7 @@ def read_qwen(name: str, config: Section, code: Generation) -> Architecture:
         feature_layers=tuple(tower.take("deepstack_visual_indexes", LAYERS)) if code.featured else (),
     )
     tower.refuse_unread()
-    prompt = PromptFormat(code.markup, config.take("image_token_id", whole(0, 2**24)), code.template, "native")
+    prompt = PromptFormat(code.markup, config.take("image_token_id", integer(0, 2**24)), code.template, "native")
     types = (kind, f"{kind}_text")
     return Architecture(
         name, vision, model, shuffle=2, projector_norm=False, tied=_tied(config), prompt=prompt, types=types

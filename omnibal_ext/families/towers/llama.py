@@ -9,8 +9,8 @@ from omnibal_ext.architectures.folder import weight_files
 from omnibal_ext.architectures.language import Experts, LanguageArchitecture, RopeScaling
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
-from omnibal_ext.reading.checks import finite, flag, listing, maybe, record, shown, text, whole
-from omnibal_ext.reading.tensors import read_tensor_places
+from omnibal_ext.reading.checks import finite, flag, integer, listing, maybe, record, shown, text
+from omnibal_ext.reading.tensors import read_tensor_entries
 
 ROPE_FIELDS = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
@@ -19,13 +19,13 @@ ROPE_FIELDS = (
 )  # fmt: skip
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-LAYERS = whole(1, 2**10)
-WIDTH = whole(1, 2**20)
-HEADS = whole(1, 2**12)
-WORDS = whole(1, 2**24)
-TOKEN = whole(0, 2**24)
-POSITIONS = whole(1, 2**40)
-EXPERTS = whole(1, 2**12)
+LAYERS = integer(1, 2**10)
+WIDTH = integer(1, 2**20)
+HEADS = integer(1, 2**12)
+WORDS = integer(1, 2**24)
+TOKEN = integer(0, 2**24)
+POSITIONS = integer(1, 2**40)
+EXPERTS = integer(1, 2**12)
 EPSILON = finite(0, 1)
 SHARE = finite(0, 1)
 BASE = finite(1, 1e12)
@@ -123,7 +123,7 @@ def _slides(section: Section, always: bool) -> bool:
     kinds = section.take_if("layer_types", listing(text))
     if set(kinds or ()) - ({FULL, SLIDING} if slides else {FULL}):
         section.faults.append(f"{section.where}.layer_types has others than {FULL!r}; supported: that alone")
-    first = section.take_if("max_window_layers", whole(0, 2**20))
+    first = section.take_if("max_window_layers", integer(0, 2**20))
     if not slides or first is None:
         return slides
     return SLIDING in kinds if kinds else first < section.take("num_hidden_layers", LAYERS)
@@ -237,7 +237,7 @@ def rotary_sections(section: Section, rope: Mapping[str, Any], code: Rotation) -
             f"{section.where}.mrope_interleaved is {shown(rope['mrope_interleaved'])}; supported: {code.interleaved}"
         )
     given = rope.get("mrope_section") or list(code.sections)
-    return tuple(listing(whole(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given))
+    return tuple(listing(integer(0, 2**20), 3, 3)(f"{section.where}.mrope_section", given))
 
 
 def rotary_share(section: Section, rope: Mapping[str, Any], usual: float) -> float:
@@ -267,5 +267,5 @@ def tied(config: Section, inside: bool = False) -> bool:
     model's section (`inside`), unless the weights hold a head of their own."""
     folder = Path(config.where).parent
     heads = {name: folder / file for name, file in weight_files(folder).items() if name.endswith("lm_head.weight")}
-    has_head = any(file.exists() and name in read_tensor_places(file) for name, file in heads.items())
+    has_head = any(file.exists() and name in read_tensor_entries(file) for name, file in heads.items())
     return (config.take("tie_word_embeddings", flag) or inside) and not has_head

@@ -3,10 +3,10 @@
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.section import Section
 from omnibal_ext.families.towers.llama import BASE, ROPE
-from omnibal_ext.reading.checks import whole
+from omnibal_ext.reading.checks import integer
 
 ACTIVATIONS = {one: one for one in ("silu", "quick_gelu", "gelu")} | {"gelu_pytorch_tanh": "gelu_tanh"}
-SIDE = whole(1, 2**14)
+SIDE = integer(1, 2**14)
 
 
 def check_heads(tower: Section, width: int, heads: int) -> None:

@@ -9,10 +9,10 @@ from omnibal_ext.families.fields import GENERAL
 from omnibal_ext.families.section import Part, Section
 from omnibal_ext.families.towers.llama import EPSILON, HEADS, LAYERS, WIDTH
 from omnibal_ext.families.weights import Weight, embedding, linear, norm, split_qkv
-from omnibal_ext.reading.checks import listing, shown, whole
+from omnibal_ext.reading.checks import integer, listing, shown
 
 ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-SIDE = whole(1, 2**14)
+SIDE = integer(1, 2**14)
 
 
 TOWERS = {

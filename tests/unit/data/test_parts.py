@@ -16,7 +16,7 @@ from megatron.vlm.data.loader import PackDataset
 from megatron.vlm.data.parts import Numbered, PartDataset
 from megatron.vlm.microbatch import Microbatch
 from omnibal_ext.dealing import deal
-from omnibal_ext.tower import Worker
+from omnibal_ext.tower_encoding import EncoderRank
 from tests.unit.data.clips import TURNS, noise, write_frames
 from tests.unit.data.test_loader import ALL, dataset, pack_of  # noqa: F401 (a fixture)
 from tests.unit.data.test_sharing import as_film
@@ -31,7 +31,9 @@ TENSOR = 2
 def parts_of(data: ChatDataset, samples: np.ndarray, microbatch: int) -> dict[tuple[int, int], Microbatch]:
     """By (pipeline, tensor) rank, what it reads of the pack of these samples."""
     ranks = product(range(3), range(TENSOR))
-    return {rank: PartDataset(data, pack_of(samples), Worker(PARTS, *rank, TENSOR))[5, microbatch] for rank in ranks}
+    return {
+        rank: PartDataset(data, pack_of(samples), EncoderRank(PARTS, *rank, TENSOR))[5, microbatch] for rank in ranks
+    }
 
 
 def put_together(parts: dict[tuple[int, int], Microbatch]) -> Iterator[torch.Tensor]:
@@ -101,10 +103,10 @@ def test_a_rank_opens_its_own_images_alone_and_says_which_are_broken(
 
     original = reading.load_rgb
     monkeypatch.setattr(reading, "load_rgb", load)
-    found = PartDataset(dataset, pack_of(samples), Worker(((0,),), 1, 0, 1))[5, 0]
+    found = PartDataset(dataset, pack_of(samples), EncoderRank(((0,),), 1, 0, 1))[5, 0]
     assert not found.tiles
     assert not opened
-    parts = [PartDataset(dataset, pack_of(samples), Worker(((0, 1),), rank, 0, 1))[5, 0] for rank in (0, 1)]
+    parts = [PartDataset(dataset, pack_of(samples), EncoderRank(((0, 1),), rank, 0, 1))[5, 0] for rank in (0, 1)]
     images = {Path(image.path).name for sample in samples for image in dataset.images(int(sample))}
     assert set(opened) == images
     assert len(opened) <= len(images) + 1  # one may lie on either side
@@ -120,7 +122,7 @@ def test_a_rank_opens_its_own_images_alone_and_says_which_are_broken(
 
 def test_a_pack_without_images_and_an_empty_one_are_parts_of_nothing(dataset: ChatDataset) -> None:  # noqa: F811
     texts = np.flatnonzero(dataset.sizes.tiles == 0)[:2]
-    worker = Worker(((0,),), 0, 0, 1)
+    worker = EncoderRank(((0,),), 0, 0, 1)
     for pack in (5, -1):
         found = PartDataset(dataset, pack_of(texts), worker)[pack, 0]
         assert (found.tiles, found.units, found.own, found.pixels) == (0, (), (), None)

@@ -11,7 +11,7 @@ import pytest
 
 from megatron.vlm.monitoring.journal import spare_the_run
 from omnibal_ext.errors import UserError
-from omnibal_ext.files.lines import Lines
+from omnibal_ext.files.lines import JsonLines
 from omnibal_ext.files.records import write_record
 from omnibal_ext.run_metrics import complete_lines
 
@@ -33,7 +33,7 @@ def iterations(path: Path) -> list[int]:
 
 def test_a_full_disk_loses_lines_and_keeps_whole_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run/metrics.jsonl"
-    lines = Lines(path)
+    lines = JsonLines(path)
     lines.append({"iteration": 1})
     with room(path.stat().st_size + 7):
         for number in (2, 3):
@@ -53,14 +53,14 @@ def test_half_a_line_of_before_is_taken_out(tmp_path: Path, length: int) -> None
     path = tmp_path / "metrics.jsonl"
     for whole in ('{"iteration": 1}\n', ""):
         path.write_text(whole + "x" * length)
-        Lines(path).append({"iteration": 2})
+        JsonLines(path).append({"iteration": 2})
         assert path.read_text() == whole + '{"iteration": 2}\n'
 
 
 def test_a_place_that_cannot_be_written_to_is_no_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
-    Lines(tmp_path / "file/metrics.jsonl").append({})
-    Lines(tmp_path).append({})
+    JsonLines(tmp_path / "file/metrics.jsonl").append({})
+    JsonLines(tmp_path).append({})
     assert capsys.readouterr().out.count("warning: ") == 2
 
 

@@ -11,7 +11,7 @@ from megatron.vlm.flags.instead import INSTEAD
 from megatron.vlm.flags.lists import ALLOWED, OBEYED, ONLY, SET, SET_BY, UNTESTED
 from megatron.vlm.flags.parser import Parser, megatron_actions
 from megatron.vlm.flags.table import document
-from omnibal_ext.called_here import CALLED_HERE
+from omnibal_ext.flag_synonyms import SYNONYMS
 
 ROOT = Path(__file__).parents[3]
 LISTED = Counter(flag for table in (OBEYED, SET, UNTESTED) for flags in table.values() for flag in flags.split())
@@ -35,7 +35,7 @@ def test_every_flag_of_the_installed_parser_is_in_one_list_or_refused() -> None:
 def test_what_is_said_instead_names_flags_that_there_are() -> None:
     theirs = {option for action in ACTIONS if action.dest in ALLOWED or action.dest in SET_BY
               for option in action.option_strings}  # fmt: skip
-    said = [*INSTEAD, *CALLED_HERE.values(), *Parser(add_vlm_arguments, REFUSED).refused]
+    said = [*INSTEAD, *SYNONYMS.values(), *Parser(add_vlm_arguments, REFUSED).refused]
     named = {flag for line in said for flag in re.findall(r"--[a-z0-9-]+", line.partition("not obeyed; ")[2] or line)}
     assert sorted(named - theirs - OURS) == []
     patterns = [pattern for many in INSTEAD.values() for pattern in many.split()]

@@ -10,7 +10,7 @@ from megatron.vlm.flags.lists import ALLOWED
 from megatron.vlm.flags.numbers import NUMBERS
 from megatron.vlm.flags.parser import Parser
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import Numbers, numbers_outside, takes_numbers
+from omnibal_ext.flags import Interval, outside_intervals, takes_numbers
 
 COMPLETE = "--preset tiny --lr 1e-3 --train-iters 8"
 PARSER = Parser(add_vlm_arguments, [])
@@ -22,7 +22,7 @@ def test_every_number_that_may_be_given_has_one_interval() -> None:
     assert Counter(name for numbers in NUMBERS for name in numbers.names.split()) == Counter(GIVEN)
 
 
-def edges(numbers: Numbers, whole: bool) -> tuple[list[float], list[float]]:
+def edges(numbers: Interval, whole: bool) -> tuple[list[float], list[float]]:
     """Values inside and outside an interval: at its ends, a little and much beyond them, and what is no number."""
     (left, least, most, right), little = numbers.ends, 1 if whole else 1e-9
     low, high = float(least), float(most)
@@ -46,12 +46,12 @@ def test_every_interval_is_held_at_both_ends_and_beyond() -> None:
         many = ACTIONS[name].nargs == "+"
         inside, outside = edges(numbers, ACTIONS[name].type is int)
         taken = {name: [*inside, *outside]} if many else None
-        said = numbers_outside(taken, NUMBERS) if taken else [
-            line for value in (*inside, *outside) for line in numbers_outside({name: value}, NUMBERS)
+        said = outside_intervals(taken, NUMBERS) if taken else [
+            line for value in (*inside, *outside) for line in outside_intervals({name: value}, NUMBERS)
         ]  # fmt: skip
         if [line.rpartition("got ")[2] for line in said] != [str(value) for value in outside]:
             wrong.append(name)
-        wrong += [f"{name}, unless given" for _ in numbers_outside({name: ACTIONS[name].default}, NUMBERS)]
+        wrong += [f"{name}, unless given" for _ in outside_intervals({name: ACTIONS[name].default}, NUMBERS)]
     assert wrong == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import given_to
+from omnibal_ext.flags import flag_value
 
 
 def parsed(monkeypatch: pytest.MonkeyPatch, *words: object, run_dir: object = "run") -> Namespace:
@@ -103,7 +103,7 @@ def test_a_run_does_not_write_into_what_it_reads(monkeypatch: pytest.MonkeyPatch
 
 def test_the_last_value_of_a_flag_counts() -> None:
     words = ["--save", "a", "--save=b", "--saver", "c"]
-    assert given_to("--save", words) == "b"
-    assert given_to("--save", [*words, "--save", "d"]) == "d"
-    assert given_to("--load", words) is None
-    assert given_to("--save", ["--save", "--load", "b"]) == ""
+    assert flag_value("--save", words) == "b"
+    assert flag_value("--save", [*words, "--save", "d"]) == "d"
+    assert flag_value("--load", words) is None
+    assert flag_value("--save", ["--save", "--load", "b"]) == ""

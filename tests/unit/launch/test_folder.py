@@ -13,20 +13,20 @@ from omnibal_ext import console, packages
 from omnibal_ext.console import follow_metrics
 from omnibal_ext.errors import UserError
 from omnibal_ext.launch import versions
-from omnibal_ext.launch.folder import make_way, put_aside, refuse_used
+from omnibal_ext.launch.folder import number_old_files, refuse_used, remove_unused
 from omnibal_ext.launch.weights import converted_folder
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_what_another_run_left_is_numbered_and_kept(tmp_path: Path) -> None:
-    assert put_aside(tmp_path) == []
+    assert number_old_files(tmp_path) == []
     for number in (1, 2):
         (tmp_path / "metrics.jsonl").write_text(f"run {number}")
         (tmp_path / "tensorboard").mkdir()
         if number == 2:
             (tmp_path / "train.log").write_text("log 2")
-        put_aside(tmp_path)
+        number_old_files(tmp_path)
     left = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
     assert left == {"metrics.1.jsonl": "run 1", "metrics.2.jsonl": "run 2", "train.2.log": "log 2"}
     assert (tmp_path / "tensorboard.1").is_dir()
@@ -43,7 +43,7 @@ def test_whatever_a_run_writes_is_put_aside_and_refused_to_a_fresh_one(name: str
         (tmp_path / name).write_text(f"run {number}")
         with pytest.raises(UserError, match=f"has {name} of an earlier run"):
             refuse_used(tmp_path)
-        assert put_aside(tmp_path) == [tmp_path / f"{stem}.{number}{dot}{ending}"]
+        assert number_old_files(tmp_path) == [tmp_path / f"{stem}.{number}{dot}{ending}"]
         assert not (tmp_path / name).exists()
     assert [(tmp_path / f"{stem}.{n}{dot}{ending}").read_text() for n in (1, 2)] == ["run 1", "run 2"]
     refuse_used(tmp_path)
@@ -176,13 +176,13 @@ def test_packs_make_way_unless_a_run_was_started_on_them(tmp_path: Path) -> None
     packs = tmp_path / "packs"
     packs.mkdir()
     (packs / "thesis.tex").touch()
-    make_way(tmp_path, packs)
+    remove_unused(tmp_path, packs)
     assert (packs / "thesis.tex").exists()
     (packs / "manifest.json").touch()
     (tmp_path / "inputs.json").touch()
-    make_way(tmp_path, packs)
+    remove_unused(tmp_path, packs)
     assert (packs / "manifest.json").exists()
     (tmp_path / "inputs.json").unlink()
-    make_way(tmp_path, packs)
+    remove_unused(tmp_path, packs)
     assert not packs.exists()
-    make_way(tmp_path, packs)
+    remove_unused(tmp_path, packs)

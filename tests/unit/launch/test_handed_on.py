@@ -8,13 +8,13 @@ from megatron.vlm.arguments import add_vlm_arguments
 from megatron.vlm.flags.lists import ALLOWED
 from megatron.vlm.flags.parser import Parser, megatron_actions
 from omnibal_ext.errors import UserError
-from omnibal_ext.trainer_flags import OWN
+from omnibal_ext.trainer_flags import TRAINER_FLAGS
 from tools import launch
 
 RUN = ["--model", "tiny", "--run-dir", "run", "--data", "data", "--packs", "packs"]
 TRAINER = Parser(add_vlm_arguments, [])
 LAUNCHER = launch._parser()
-HANDED_ON = [action for action in LAUNCHER._actions if set(action.option_strings) <= LAUNCHER.handed_on]
+FORWARDED_FLAGS = [action for action in LAUNCHER._actions if set(action.option_strings) <= LAUNCHER.forwarded]
 
 
 def value_of(action: Action) -> list[str]:
@@ -36,7 +36,7 @@ def test_every_flag_of_our_trainer_is_a_flag_of_the_launcher() -> None:
     assert ours - known == set()
 
 
-@pytest.mark.parametrize("action", HANDED_ON, ids=lambda action: action.option_strings[0])
+@pytest.mark.parametrize("action", FORWARDED_FLAGS, ids=lambda action: action.option_strings[0])
 def test_a_flag_means_before_the_dashes_what_it_means_behind(action: Action) -> None:
     words = [action.option_strings[0], *value_of(action)]
     before, behind = parsed(*words).megatron, parsed("--", *words).megatron
@@ -50,7 +50,7 @@ def test_a_flag_means_before_the_dashes_what_it_means_behind(action: Action) -> 
 def test_what_the_launcher_says_of_megatron_s_flags_is_so() -> None:
     """Types and numbers of words as Megatron's parser has them; none that a run may not give."""
     theirs = {action.dest: action for action in megatron_actions()}
-    lifted = [action for action in HANDED_ON if action.dest not in TRAINER.own]
+    lifted = [action for action in FORWARDED_FLAGS if action.dest not in TRAINER.own]
     assert lifted
     for action in lifted:
         real = theirs[action.dest]
@@ -62,7 +62,7 @@ def test_what_the_launcher_says_of_megatron_s_flags_is_so() -> None:
 
 def test_help_shows_them_by_what_they_are_about() -> None:
     said = LAUNCHER.format_help()
-    for title in OWN:
+    for title in TRAINER_FLAGS:
         assert f"\n{title}:\n" in said
     assert "--lora-rank R" in said
     assert "--lr RATE" in said

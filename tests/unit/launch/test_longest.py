@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnibal_ext.launch.longest import MAX_PIXELS, longest_said
+from omnibal_ext.launch.longest import MAX_PIXELS, longest_sample
 from omnibal_ext.packing.build import build_index
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
@@ -24,7 +24,7 @@ def packed(folder: Path, tiles: list[int], max_tiles: int = 16384) -> PackedInde
 def test_the_longest_sample_is_a_share_of_the_budget_and_a_photo_has_a_remedy(tmp_path: Path) -> None:
     """Tokens are 10 and a fourth of the patches; samples without images count in no median of patches."""
     index = packed(tmp_path, [0, 0, 0, 40, 80, 60, 800])
-    said = longest_said(tmp_path, index, is_native=True, is_limited=False)
+    said = longest_sample(tmp_path, index, is_native=True, is_limited=False)
     assert "800 patches, 80% of a pack's budget (median 70)" in said
     assert "210 tokens, 42% of a pack's budget (median 20)" in said
     assert f"--max-pixels {MAX_PIXELS} makes large images smaller" in said
@@ -42,11 +42,11 @@ def test_the_longest_sample_is_a_share_of_the_budget_and_a_photo_has_a_remedy(tm
 def test_no_remedy_where_none_stands_out_or_it_was_given(
     tiles: list[int], native: bool, limited: bool, tmp_path: Path
 ) -> None:
-    said = longest_said(tmp_path, packed(tmp_path, tiles), native, limited)
+    said = longest_sample(tmp_path, packed(tmp_path, tiles), native, limited)
     assert "--max-pixels" not in said
     assert ("patches" in said, " tiles" in said) == (native and any(tiles), not native)
 
 
 def test_what_is_offered_is_less_than_what_the_model_allows(tmp_path: Path) -> None:
     index = packed(tmp_path, [4, 4, 4, 64], max_tiles=64)
-    assert f"--max-pixels {64 * 28**2 // 4} makes" in longest_said(tmp_path, index, is_native=True, is_limited=False)
+    assert f"--max-pixels {64 * 28**2 // 4} makes" in longest_sample(tmp_path, index, is_native=True, is_limited=False)

@@ -313,8 +313,8 @@ def repacked(start: Planning) -> Path:
 
 def test_packs_are_packed_again_once(start: Planning, calls: Calls) -> None:
     folder = repacked(start)
-    assert start._is_packed_again(folder)
-    assert start.packed_again().index.folder == folder
+    assert start._is_repacked(folder)
+    assert start.repacked().index.folder == folder
     assert [tool for tool, _, _ in calls] == ["profile_layers.py"], "which knows by itself what it has measured"
 
 
@@ -322,8 +322,8 @@ def test_packs_are_packed_again_once(start: Planning, calls: Calls) -> None:
 def test_another_input_of_packs_has_them_packed_again(name: str, start: Planning, calls: Calls) -> None:
     folder = repacked(start)
     other = OF_PACKS[name](start)
-    assert not other._is_packed_again(folder)
-    other.packed_again()
+    assert not other._is_repacked(folder)
+    other.repacked()
     tool, found, _ = calls[-1]
     assert tool == "pack_data.py"
     assert found == {

@@ -19,7 +19,7 @@ from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.monitoring.recorder import WARM_UP, Recorder, Timed, aligned, recorded_iterations
 from megatron.vlm.platform import Moment
 from megatron.vlm.pretrain import Trainer
-from omnibal_ext.plan import Plan, Stage
+from omnibal_ext.plan import Plan, StagePlan
 from omnibal_ext.report.breakdown import breakdown
 from omnibal_ext.report.timeline import packs_of_record, recorded
 from omnibal_ext.schedules.actions import Action
@@ -68,7 +68,7 @@ def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Iterations 4 to 8 of a trainer of one stage, of which 5 and 7 are recorded; the line of 5."""
     folder = tmp_path_factory.mktemp("recorder")
     Plan(
-        chain=CHAIN, stages=(Stage((0, len(CHAIN)), request.param),), num_microbatches=MICROBATCHES,
+        chain=CHAIN, stages=(StagePlan((0, len(CHAIN)), request.param),), num_microbatches=MICROBATCHES,
         pipeline_model_parallel_size=1, model="small", model_hash=harness.SMALL.hash,
     ).save(folder / "plan.json")  # fmt: skip
     with megatron_alone("small", "--plan", str(folder / "plan.json")) as inputs, pytest.MonkeyPatch.context() as patch:

@@ -21,7 +21,7 @@ from omnibal_ext.reading.arrays import UNPACKED, array_names, map_array, read_ar
 from omnibal_ext.reading.columns import column_lengths
 from omnibal_ext.reading.document import MOST_DEPTH, decode, read_json, read_lines
 from omnibal_ext.reading.seal import check_seal, sealed
-from omnibal_ext.reading.tensors import read_tensor_places
+from omnibal_ext.reading.tensors import read_tensor_entries
 from omnibal_ext.sizes import Sizes
 
 
@@ -52,7 +52,7 @@ def test_what_is_no_json_is_refused_by_every_reader(
     refused(read, path, "not JSON|must be|is a text")
 
 
-@pytest.mark.parametrize("read", [*READERS, read_tensor_places, lambda path: map_array(path, "mend it")])
+@pytest.mark.parametrize("read", [*READERS, read_tensor_entries, lambda path: map_array(path, "mend it")])
 def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     refused(read, tmp_path / "pipe.json", "no regular file")
@@ -181,7 +181,7 @@ F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 )  # fmt: skip
 def test_tensors_must_fill_their_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    refused(read_tensor_places, tmp_path / "model.safetensors", "download it again")
+    refused(read_tensor_entries, tmp_path / "model.safetensors", "download it again")
 
 
 @pytest.mark.parametrize(

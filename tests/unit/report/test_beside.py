@@ -95,7 +95,7 @@ def test_the_chain_is_cut_behind_the_tower(subject: Subject) -> None:
     assert not any("vit" in stage for stage in stages)
     plan = replace(subject.plan, tower=replace(tower, recompute=(), again=True))
     page = report([replace(subject, plan=plan)])
-    assert len(re.findall("class='link (?:patch_embed|vit|projector) again'", page)) == tower.links
+    assert len(re.findall("class='link (?:patch_embed|vit|projector) recomputed'", page)) == tower.links
 
 
 def test_both_roads_are_said_with_their_shares_of_text_only_speed(subject: Subject) -> None:

@@ -19,10 +19,10 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.plan import Plan
 from omnibal_ext.report.against_random import contributions, loads_of, random_index
-from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, in_time, limit_of
+from omnibal_ext.report.breakdown import CAUSES, WORTH_TRYING, breakdown, changes, faster_data, limit_of
 from omnibal_ext.report.on_time import on_time
 from omnibal_ext.report.packing import PackingView, _saved
-from omnibal_ext.report.timeline import Lane, Piece, Span, Timeline, predicted, recorded
+from omnibal_ext.report.timeline import Lane, Span, SpanPart, Timeline, predicted, recorded
 from omnibal_ext.schedules.actions import Action, Schedule, check_schedule, dependencies
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import build_schedule, placement_of
@@ -38,7 +38,7 @@ COSTS = PackCosts({"vision": {"tiles": 3.0, "pack": 2.0}, "language": {"tokens":
 def lane(replica: int, rank: int, work: tuple[tuple[str, str, str, float, float], ...], end: float) -> Lane:
     """Spans of one piece each: action, part, phase, start and end."""
     spans = [
-        Span(Action.of_word(word), rank, start, stop, (Piece(part, phase, stop - start),))  # type: ignore[arg-type]
+        Span(Action.of_word(word), rank, start, stop, (SpanPart(part, phase, stop - start),))  # type: ignore[arg-type]
         for word, part, phase, start, stop in work
     ]
     return Lane(replica, rank, tuple(spans), end)
@@ -94,11 +94,11 @@ def test_ranks_that_meet_in_the_update_have_waited_for_each_other_before_it() ->
     alone = recorded(
         {**record, "lanes": [{**record["lanes"][0], "end": 12.5}, *record["lanes"][1:]]}, Placement.interleaved(2)
     )
-    assert {lane.updates for lane in alone.lanes} == {12.0}
+    assert {lane.update_at for lane in alone.lanes} == {12.0}
     early = recorded(
         {**record, "lanes": [*record["lanes"][:3], {**record["lanes"][3], "end": 9.5}]}, Placement.interleaved(2)
     )
-    assert [lane.updates for lane in early.lanes] == [12, 9, 7, 9]  # one has not waited: each begins alone
+    assert [lane.update_at for lane in early.lanes] == [12, 9, 7, 9]  # one has not waited: each begins alone
 
 
 def late(timeline: Timeline, seconds: float) -> Timeline:
@@ -116,10 +116,10 @@ def test_what_late_packs_cost_is_no_other_cause_s() -> None:
     assert shares["late data or host"] == pytest.approx(2 / whole)
     rest = {cause: share * 13 / whole for cause, share in before.items() if cause != "late data or host"}
     assert {cause: shares[cause] for cause in rest} == pytest.approx(rest)
-    change = in_time(late(by_hand(), 2.0))
+    change = faster_data(late(by_hand(), 2.0))
     assert change is not None
     assert change.gain == pytest.approx(whole / 13 - 1)
-    assert in_time(by_hand()) is None
+    assert faster_data(by_hand()) is None
 
 
 def test_a_rank_without_a_pipeline_waits_for_its_host_and_never_for_a_pipeline() -> None:
@@ -183,7 +183,7 @@ def test_the_limit_is_the_rank_that_works_longest_in_the_replica_that_ends_last(
     assert found.cause == "fill and drain"
     assert found.share == pytest.approx((4 + 2 + 0 + 2.5) / 52)
     assert by_hand().seconds == 13
-    assert [lane.worked for lane in by_hand().lanes] == [8, 5, 7, 4]
+    assert [lane.work_seconds for lane in by_hand().lanes] == [8, 5, 7, 4]
     assert by_hand().totals()["vit", "forward"] == 10
 
 

@@ -17,8 +17,8 @@ from omnibal_ext.plan import Plan
 from omnibal_ext.report.breakdown import CAUSES, EXECUTOR, FILL, NEEDED, RECOMPUTED, REPLICAS, breakdown, limit_of
 from omnibal_ext.report.timeline import (
     OTHER,
-    Piece,
     Span,
+    SpanPart,
     Timeline,
     layout_of,
     predicted,
@@ -49,7 +49,7 @@ def test_pieces_make_up_actions_and_shares_the_whole(seed: int, schedule: str) -
     for lane in timeline.lanes:
         for span in lane.spans:
             assert sum(piece.seconds for piece in span.pieces) == pytest.approx(span.end - span.start)
-        assert lane.worked + sum(end - start for start, end in waits(lane)) == pytest.approx(lane.last)
+        assert lane.work_seconds + sum(end - start for start, end in waits(lane)) == pytest.approx(lane.last_end)
     shares = breakdown(timeline)
     assert tuple(shares) == CAUSES
     assert sum(shares.values()) == pytest.approx(1.0)
@@ -77,7 +77,7 @@ def test_equal_stages_lose_the_bubble_of_1f1b_and_nothing_else(ranks: int, micro
 
 def test_the_slowest_replica_and_rank_are_named() -> None:
     def span(kind: str, start: float, end: float) -> Span:
-        return Span(Action(kind, 0), 0, start, end, (Piece("llm", "forward", end - start),))
+        return Span(Action(kind, 0), 0, start, end, (SpanPart("llm", "forward", end - start),))
 
     lanes = [("F", 0.0, 1.0, 0), ("F", 0.0, 4.0, 1)]
     timeline = recorded(
@@ -179,7 +179,7 @@ def test_the_trace_has_every_action_once_with_its_pieces_inside(seed: int) -> No
         assert made == taken
         assert next_stage - stage == (1 if made.startswith("F") else -1)
     work = sum(event["dur"] for event in pieces if event["pid"] == 0) / 1e6
-    assert work == pytest.approx(sum(lane.worked for lane in timeline.lanes), abs=1e-6 * len(pieces))
+    assert work == pytest.approx(sum(lane.work_seconds for lane in timeline.lanes), abs=1e-6 * len(pieces))
 
 
 def begins_in(action: dict, event: dict) -> bool:

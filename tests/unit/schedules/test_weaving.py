@@ -12,7 +12,7 @@ from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_packs,
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
 from omnibal_ext.schedules.weaving import first_and_last, in_time, woven
-from omnibal_ext.tower import encoded_in_time, parts_of
+from omnibal_ext.tower_encoding import parts_of, with_encoding
 from tests.unit.drawn import drawn_lists, drawn_parts, placements
 
 names = st.sampled_from(SCHEDULE_NAMES)
@@ -49,7 +49,7 @@ def test_evaluations_of_any_length_encode_a_little_ahead(
     drawn = drawn_parts(ranks, planned, seed)
     beside = Beside(tuple(drawn[number % planned] for number in range(microbatches)))
     assert beside.parts == tuple(parts_of(drawn, number) for number in range(microbatches))
-    found = encoded_in_time(schedule, beside)
+    found = with_encoding(schedule, beside)
     check_schedule(found, microbatches, placement, beside)
     assert language_of(found) == schedule
     for actions in found:

@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron.vlm.data.formats.rows import InputFile, PartSource, Place, Row
 from omnibal_ext.errors import UserError
-from omnibal_ext.packages import lacking
+from omnibal_ext.packages import missing_package
 
 CONVERSATIONS, IMAGES, VIDEOS = ("conversations", "messages"), ("image", "images"), ("video", "videos")
 EDGE = 2**20
@@ -138,7 +138,7 @@ def _open(path: Path) -> _Parquet | _Arrow:
     try:
         import pyarrow
     except ImportError as error:
-        raise UserError(f"{path}: reading it needs {lacking('pyarrow') or error}") from error
+        raise UserError(f"{path}: reading it needs {missing_package('pyarrow') or error}") from error
     try:
         return _Parquet(path) if path.suffix == ".parquet" else _Arrow(path)
     except pyarrow.ArrowException as error:

@@ -12,7 +12,7 @@ from functools import partial
 PR_SET_PDEATHSIG = 1
 
 
-def end_with(parent: int) -> None:
+def kill_with_parent(parent: int) -> None:
     """Have this process killed when `parent`, which started it, ends; at once if it has ended already.
 
     To be precise, with the thread that started it: start what calls this from the main thread.
@@ -23,21 +23,21 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-def ending_with_us() -> Callable[[], None]:
+def kill_with_this_process() -> Callable[[], None]:
     """What a child of this process calls first (`preexec_fn` of a program, `initializer` of a worker)."""
-    return partial(end_with, os.getpid())
+    return partial(kill_with_parent, os.getpid())
 
 
-def end_with_starter(*_: object) -> None:
+def exit_with_parent(*_: object) -> None:
     """Have this process, one of `multiprocessing`, end when the one that asked for it has ended.
 
     Also where a server has forked it, whose end is all that the system would tell of, and which stays as long as it has
     forks. Takes what an initializer is given.
     """
-    threading.Thread(target=_wait_for_starter, daemon=True).start()
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
 
 
-def _wait_for_starter() -> None:
+def _wait_for_parent() -> None:
     starter = multiprocessing.parent_process()
     assert starter is not None
     starter.join()

@@ -52,13 +52,13 @@ _FLAGS = {
     "nothing: Megatron's --use-distributed-optimizer shards the optimizer": "--deepspeed",
     "RUN/checkpoints of tools/launch.py, unless it is told": "--save",
 }  # fmt: skip
-CALLED_HERE = {flag: here for here, flags in _FLAGS.items() for flag in flags.split()}
+SYNONYMS = {flag: here for here, flags in _FLAGS.items() for flag in flags.split()}
 """By a flag of others, what it is here."""
 
 
-def named_otherwise(flag: str, known: Iterable[str], near: float = 0.7) -> str:
+def suggestion(flag: str, known: Iterable[str], near: float = 0.7) -> str:
     """What to say of a flag that is none: what it is called here, or the nearest there are; "" where none is near."""
-    if flag in CALLED_HERE:
-        return f"here it is {CALLED_HERE[flag]}"
+    if flag in SYNONYMS:
+        return f"here it is {SYNONYMS[flag]}"
     nearest = difflib.get_close_matches(flag, [*known], 2, near)
     return f"the nearest is {' or '.join(nearest)}" if nearest else ""

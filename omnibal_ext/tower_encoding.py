@@ -11,7 +11,7 @@ from omnibal_ext.schedules.actions import Action, Beside, Schedule
 
 
 @dataclass(frozen=True)
-class Worker:
+class EncoderRank:
     """A rank of a replica that encodes images."""
 
     parts: tuple[tuple[int, ...], ...]
@@ -35,7 +35,7 @@ def parts_of(parts: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, 
     return parts[microbatch % len(parts)]
 
 
-def encoded_in_time(schedule: Schedule, beside: Beside) -> Schedule:
+def with_encoding(schedule: Schedule, beside: Beside) -> Schedule:
     """Lists for any number of microbatches: E as many in front of their F as there are ranks, V at the end.
 
     For what no plan has lists for: evaluations. Few image tokens wait at a time, and no rank for the next one's F.
