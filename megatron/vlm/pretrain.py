@@ -36,9 +36,9 @@ from megatron.vlm.hf.beside import Beside, check_like
 from megatron.vlm.loss import REDUCTIONS, token_weights, weigh_samples, weighted_loss
 from megatron.vlm.microbatch import Microbatch, sequence_multiple
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.monitoring.journal import Journal, spare_the_run
-from megatron.vlm.monitoring.meters import EvaluationMeter, Pace, Tally, TrainingMeter
-from megatron.vlm.monitoring.mishaps import BadSamples, BadSteps, Hosts
+from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps, Hosts
+from megatron.vlm.monitoring.journal import Journal, survive_write_errors
+from megatron.vlm.monitoring.meters import EvaluationMeter, Tally, Throughput, TrainingMeter
 from megatron.vlm.monitoring.profile_check import ProfileCheck
 from megatron.vlm.monitoring.recorder import Recorder, recorded_iterations
 from megatron.vlm.monitoring.stage_meter import StageMeter
@@ -72,7 +72,7 @@ class Trainer:
         self.args, self.architecture, self.plan = inputs.args, inputs.architecture, inputs.plan
         args, journal = self.args, Journal(self.args.metrics_file)
         operations = ModelOperations.of(self.architecture, tuple(args.freeze), Adapters.of(args))
-        pace = Pace(operations, args.world_size, peak_operations(platform.device_name()))
+        pace = Throughput(operations, args.world_size, peak_operations(platform.device_name()))
         self.meter = TrainingMeter(self.sources(args.data), args.log_interval, journal, pace)
         self.evaluation = EvaluationMeter(self.sources(args.eval_data), args.eval_iters, journal)
         self.stages = StageMeter(self.plan)
@@ -162,10 +162,10 @@ class Trainer:
     def forward_step(self, data: Iterator[Microbatch], model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
         """Run one microbatch through a stage."""
         batch = self.teams.join(next(data))
-        self.recorder.saw(batch)
-        self.bad_samples[model.training].saw(batch)
+        self.recorder.add_pack(batch)
+        self.bad_samples[model.training].note(batch)
         tally = self.meter.tally if model.training else self.evaluation.tally
-        batch = self.bad_samples[model.training].silence(batch)
+        batch = self.bad_samples[model.training].without_known(batch)
         batch = replace(batch, iteration=self.iteration + 1 if model.training else 0)
         return model(weigh_samples(self.args.loss_reduction, batch)), partial(self._loss, tally, batch)
 
@@ -173,7 +173,7 @@ class Trainer:
         weights = token_weights(batch, REDUCTIONS[self.args.loss_reduction])
         tally.add(batch, losses, weights)
         total, normaliser, record = weighted_loss(losses, weights)
-        return total, self.bad_steps.saw(batch, total, normaliser), record
+        return total, self.bad_steps.note_loss(batch, total, normaliser), record
 
     def forward_backward(self, **arguments: Any) -> list[Any]:
         """One iteration of training or of evaluation by the plan's schedule, metered."""
@@ -182,32 +182,32 @@ class Trainer:
         (self.meter if training else self.evaluation).begin_iteration()
         number = get_args().curr_iteration + 1 if training else 0
         with self.recorder.iteration(number, [*_list(arguments["model"]), *self.executor.copies]):
-            records = self._soundly({**arguments, "forward_step_func": self.forward_step}, training, number)
+            records = self._run_iteration({**arguments, "forward_step_func": self.forward_step}, training, number)
         if not training and self.evaluation.end_iteration():
             self._evaluated()
         return records
 
-    def _soundly(self, arguments: dict[str, Any], training: bool, number: int) -> list[Any]:
-        """One iteration; again, without the weight of samples that turned out to be broken (`mishaps`)."""
+    def _run_iteration(self, arguments: dict[str, Any], training: bool, number: int) -> list[Any]:
+        """Run one iteration, and rerun it as long as it meets new bad samples (`monitoring.bad_samples`)."""
         meter = self.meter if training else self.evaluation
         bad_samples, modules, before = self.bad_samples[training], _list(arguments["model"]), meter.tally.copy()
         for packs in self.packs[training]:
             packs.begin_iteration()
-        arguments |= self.images.begin(training, bad_samples.saw, number)
+        arguments |= self.images.begin(training, bad_samples.note, number)
         while True:
-            self.bad_steps.begin(number)
+            self.bad_steps.begin_iteration(number)
             with self.stages.iteration(training):
                 records = self.executor(**arguments)
             if not self.hosts.any(bool(bad_samples.found)):
                 return records
-            bad_samples.share()
+            bad_samples.exchange()
             meter.tally = before.copy()
             if training:
                 for module in modules:
                     module.zero_grad_buffer()
             packs_again = [packs.again() for packs in self.packs[training]]
             arguments = {**arguments, "data_iterator": packs_again if len(packs_again) > 1 else packs_again[0]}
-            arguments |= self.images.again(training, self.packs[training][0].taken, bad_samples.saw, number)
+            arguments |= self.images.again(training, self.packs[training][0].taken, bad_samples.note, number)
             self.executor.forget_images(training)
 
     @contextmanager
@@ -223,14 +223,14 @@ class Trainer:
         self.stages.end_iteration()
         more: dict[str, Any] = {}
         if self.meter.ends_interval(iteration):
-            mishaps = {"replaced_samples": len(self.bad_samples[True].known), "skipped_steps": self.bad_steps.total}
-            more = {**self.stages.end_interval(), **mishaps}
+            failures = {"replaced_samples": len(self.bad_samples[True].known), "skipped_steps": self.bad_steps.total}
+            more = {**self.stages.end_interval(), **failures}
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             self.meter.end_iteration(iteration, **more)
 
     def _evaluated(self) -> None:
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-            self.meter.leave_out(self.evaluation.end_pass(self.iteration))
+            self.meter.exclude(self.evaluation.end_pass(self.iteration))
         if self.iteration == self.args.train_iters:
             self.args.do_valid = False  # Megatron evaluates after training again: the same weights on the same packs
 
@@ -250,7 +250,7 @@ def _list(modules: Any) -> list[Any]:
 
 def main() -> None:
     """Train as the command line says."""
-    spare_the_run()
+    survive_write_errors()
     inputs = parse_arguments()
     run = Run(inputs)
     refuse(check_run(run))

@@ -103,7 +103,7 @@ def trainer_of(args: Any, model: Any, plan: Any) -> Any:
 
     from megatron.vlm import platform, pretrain
     from megatron.vlm.arguments import TrainingInputs
-    from megatron.vlm.monitoring.mishaps import Hosts
+    from megatron.vlm.monitoring.bad_samples import Hosts
     from megatron.vlm.monitoring.stage_meter import WARM_UP
 
     def ask(hosts: Hosts, flag: bool, really: Any = Hosts.any) -> bool:
