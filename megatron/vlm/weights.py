@@ -136,7 +136,7 @@ def check_weights(
         KeyMap.of(weights.folder, theirs.stored, theirs.absent)
         return None
     if weights.kind == "given":
-        Checkpoints(weights.folder).given(step, trust)
+        Checkpoints(weights.folder).first_weights(step, trust)
     checkpoint = OurCheckpoint(weights.folder, trust, step)
     _check_contents(checkpoint, architecture)
     _check_adapters(weights, checkpoint, adapters)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.vlm.arguments import TrainingInputs
-from megatron.vlm.checkpoint.run import check_goes_on
+from megatron.vlm.checkpoint.run import check_resumable
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import first_iteration
 from megatron.vlm.hf.beside import check_like
@@ -180,7 +180,7 @@ def _goes_on(run: Run, saved: dict[str, Any]) -> str:
     args, found = run.inputs.args, run.weights.describe()
     if saved:
         first_iteration(saved["consumed_packs"], args.global_batch_size)
-        if differ := check_goes_on(saved, args, run.inputs.architecture, run.inputs.plan, run.is_planned):
+        if differ := check_resumable(saved, args, run.inputs.architecture, run.inputs.plan, run.is_planned):
             found = Note(f"{found}; unlike the run so far: {', '.join(differ)}")
     if args.train_iters and run.weights.iteration >= args.train_iters:
         return Note(f"{found}, the end of --train-iters {args.train_iters}: nothing is left to train")
