@@ -43,7 +43,7 @@ def _prepare_copies(self: Any, *arguments: Any) -> None:
 
 
 def _results_queue(asynchronous: bool) -> Any:
-    """The queue on which the writer reports that it is done; Megatron's lives in a process that outlives a killed rank."""
+    """The writer's queue of results, in a process that ends with this rank; Megatron's outlives a killed rank."""
     if not asynchronous:
         return queue.SimpleQueue()  # the writer is this process
     manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
