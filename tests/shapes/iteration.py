@@ -67,7 +67,7 @@ def iteration(
     module = wrapped(args, chain, plan)
     get_model_config(module).finalize_model_grads_func = finalize_model_grads
     trainer, optimizer, packs = trainer_of(args, few, plan), Optimizer(), packs_of(few, tiles, tokens)
-    trainer.bad_steps.watch(optimizer, trainer.trained)
+    trainer.bad_steps.watch(optimizer, trainer.end_training_iteration)
     run = partial(trainer.forward_backward, model=[module], num_microbatches=MICROBATCHES)
     args.curr_iteration = 0
     run(data_iterator=[iter(packs)])

@@ -98,7 +98,7 @@ def optimizer_of(trainer: Trainer, model: Any, lr: float = 0.0, **settings: Any)
     """As Megatron makes it, with what the trainer installs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bad_samples.training, "get_megatron_optimizer", get_megatron_optimizer)
-        trainer.bad_steps.install(trainer.trained)
+        trainer.bad_steps.install(trainer.end_training_iteration)
         config = OptimizerConfig(lr=lr, params_dtype=torch.float32, clip_grad=0.0, **settings)
         return bad_samples.training.get_megatron_optimizer(config, model)
 
@@ -239,7 +239,7 @@ def test_gradients_that_overflow_alone_are_seen(
     said.clear()
     scaled = types.SimpleNamespace(prepare_grads=lambda: True, get_grad_norm=lambda: 1 / 0,  # fp16: it overflowed
                                    get_loss_scale=lambda: torch.tensor([2.0]), config=dynamic(1.0))  # fmt: skip
-    trainer.bad_steps.watch(scaled, trainer.trained)
+    trainer.bad_steps.watch(scaled, trainer.end_training_iteration)
     run(trainer, model, whole)
     assert scaled.prepare_grads()
     assert bool(said) == (at == "loss")
@@ -271,7 +271,7 @@ def test_steps_that_the_scaler_leaves_out_are_counted_and_limited_once_it_cannot
     optimizer = types.SimpleNamespace(
         prepare_grads=prepare, get_grad_norm=lambda: 1.0, get_loss_scale=lambda: scales[0], config=config
     )
-    trainer.bad_steps.watch(optimizer, trainer.trained)
+    trainer.bad_steps.watch(optimizer, trainer.end_training_iteration)
     for fall in range(falls):
         run(trainer, model, packs(), iteration=fall + 1)
         assert optimizer.prepare_grads()
@@ -424,7 +424,7 @@ def test_metering_takes_under_a_hundredth_of_a_step(case: tuple[Trainer, Any, li
             patch.setattr(owner, name, counted(getattr(owner, name)))
         for iteration in range(1, iterations + 1):
             run(trainer, model, whole)
-            trainer.trained(iteration, False)
+            trainer.end_training_iteration(iteration, False)
     assert len(training_intervals(metered)) == 1
     assert 0 < spent[0] / iterations / len(whole) < 0.01 * 0.1  # seconds; seen: a quarter of that
 

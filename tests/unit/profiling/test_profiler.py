@@ -219,7 +219,7 @@ def test_every_figure_of_a_profile_is_what_was_measured_for_it(
         "host_action_seconds": 0.125, "supervised_share": 0.0,
         "iteration_seconds": pytest.approx(0.75 + A_STEP), "measured_with": {"device": "a device", "torch": "2"},
         "notes": {"disturbed": {"vit": "1 of 9"}, "reduction_seconds_per_byte": 0.0003},
-        "whole_layers": {}, "image_tiles": 0.0, "replica_seconds_per_byte": 0.0,
+        "whole_layers": {}, "image_tiles": 0.0, "replica_seconds_per_byte": 0.0, "corrected_by": {},
     }  # fmt: skip
     assert {*wanted, "layers", "schema_version"} == {field.name for field in fields(Profile)}
     assert {name: getattr(found, name) for name in wanted} == wanted
