@@ -69,7 +69,7 @@ LIMITS = {
 """Largest differences: of gradients and losses relative to the largest, of bytes and seconds relative to those that
 were measured; of the loss, by how much it may rise. A card's clock after a minute of training is some percent below
 that of the seconds of a profile: 3 to 4.5% were seen."""
-MODES = ("recompute", "recompute_attention", "recompute_mlp", "recompute_cheap")
+MODES = ("recompute", "recompute_cheap")
 LARGE = 0.05
 """Share of a step from which on a part of it is judged."""
 LEAST = 5.0

@@ -4,8 +4,9 @@
 
 Analytic profiles of an H100 (no device needed), full packs, 1F1B. Both plans are of the same profile, sizes, memory and
 number of microbatches; the other one has patch embedding, ViT and projector in the first stage, as Megatron's own
-encoders are placed, and the language model cut as evenly as whole layers go. What is printed as faster is simulated.
-"Of text-only" is the speed over that of the language model alone, planned alike, without the tower's work.
+encoders are placed, and the language model cut as evenly as whole layers go. Beside it stands AdaPipe's plan of the
+same (`adapipe.py`). What is printed as faster is simulated. "Of text-only" is the speed over that of the language model
+alone, planned alike, without the tower's work.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.adapipe import adapipe_layout
 from omnibal_ext.architectures.presets import preset
 from omnibal_ext.console import print_table
 from omnibal_ext.costs.analytic import analytic_profile
@@ -80,13 +82,15 @@ def main() -> None:
         best = find_layouts(problem, "joint", seconds=arguments.seconds)[0]
         text = find_layouts(replace(problem, profile=language_profile(profile)), "joint", seconds=arguments.seconds)[0]
         shares = [f"{seconds / best.step_seconds:.1%}" for seconds in (problem.ideal_seconds(), text.step_seconds)]
-        first, told = vit_first(problem), "does not fit"
-        if first is not None:
-            ratios.append(first / best.step_seconds)
-            told = f"{ratios[-1]:.2f}x"
+        others = [
+            None if other is None else other / best.step_seconds for other in (vit_first(problem), adapipe(problem))
+        ]
+        ratios += [others[0]] if others[0] else []
+        told = ["does not fit" if ratio is None else f"{ratio:.2f}x" for ratio in others]
         cuts = " ".join(map(str, np.diff(best.layout.edges)))
-        rows.append((case.model, f"{case.tensor} x {case.pipeline}", cuts, *shares, told))
-    columns = ("model", "tensor x pipeline", "layers a stage", "of ideal", "of text-only", "faster than ViT first")
+        rows.append((case.model, f"{case.tensor} x {case.pipeline}", cuts, *shares, *told))
+    columns = ("model", "tensor x pipeline", "layers a stage", "of ideal", "of text-only", "faster than ViT first",
+               "than AdaPipe")  # fmt: skip
     print_table(f"joint plans, {DEVICE}, {MICROBATCHES} microbatches", columns, rows)
     print(f"joint against the whole ViT in the first stage: {min(ratios):.2f}x at least, {max(ratios):.2f}x at most")
 
@@ -99,6 +103,14 @@ def vit_first(problem: LayoutProblem) -> float | None:
     edges = (0, *(begin + edge for edge in language))
     try:
         return judge(problem, [edges])[0].step_seconds
+    except UserError:
+        return None
+
+
+def adapipe(problem: LayoutProblem) -> float | None:
+    """Seconds of an iteration with AdaPipe's layout; None where it finds none that fits."""
+    try:
+        return problem.step_seconds(adapipe_layout(problem))
     except UserError:
         return None
 

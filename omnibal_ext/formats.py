@@ -9,7 +9,8 @@ from omnibal_ext.reading.checks import anything, finite, flag, listing, mapping,
 MOST_LAYERS, MOST_RANKS, MOST_MICROBATCHES = 2**14, 2**14, 2**16
 MOST_BUDGET = 2**31
 MOST_LORA_RANK = 2**16
-SELECTIVE = ("recompute_attention", "recompute_mlp", "recompute_cheap")
+OF_A_PART = ("recompute_attention", "recompute_mlp")
+"""Of stages in older plans: layers of which a part alone was recomputed, which are recomputed whole now."""
 
 PLAN_COUNTS = {
     "num_microbatches": whole(1, MOST_MICROBATCHES),
@@ -24,7 +25,7 @@ PLAN_COUNTS = {
 _CHAIN = listing(one_of(*KINDS), least=1, most=MOST_LAYERS)
 _LAYER = whole(0, MOST_LAYERS)
 _LAYERS = listing(_LAYER, most=MOST_LAYERS)
-_STAGE = record({"layers": listing(_LAYER, 2, 2)}, dict.fromkeys(("recompute", *SELECTIVE), _LAYERS))
+_STAGE = record({"layers": listing(_LAYER, 2, 2)}, dict.fromkeys(("recompute", "recompute_cheap", *OF_A_PART), _LAYERS))
 _STAGES = listing(_STAGE, least=1, most=MOST_LAYERS)
 TOWER_MODES = ("first", "bubbles", "ahead")
 _TOWER = record(

@@ -19,7 +19,8 @@ from omnibal_ext.adapters import Adapters
 from omnibal_ext.chain import KINDS, PARTS, RECOMPUTABLE_KINDS, layer_names
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.records import check_version, read_record, write_record
-from omnibal_ext.formats import PLAN, PLAN_COUNTS, SELECTIVE
+from omnibal_ext.formats import OF_A_PART, PLAN, PLAN_COUNTS
+from omnibal_ext.output import say
 from omnibal_ext.plan_tower import Tower
 from omnibal_ext.reading.seal import check_if_sealed, sealed
 from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule
@@ -33,25 +34,17 @@ SCHEMA_VERSION = 1
 class Stage:
     """A contiguous slice of the chain: layer ids first .. end - 1, and those among them to be recomputed.
 
-    A layer is recomputed whole; or its attention core, its perceptron, or its cheap outputs, those of norms and of the
-    activation function.
+    A layer is recomputed whole, or its cheap outputs are, those of norms and of the activation function.
     """
 
     layers: tuple[int, int]
     recompute: tuple[int, ...] = ()
-    recompute_attention: tuple[int, ...] = ()
-    recompute_mlp: tuple[int, ...] = ()
     recompute_cheap: tuple[int, ...] = ()
 
-    @property
-    def recomputed(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """What is recomputed: whole layers, attention cores, perceptrons, cheap outputs."""
-        return self.recompute, self.recompute_attention, self.recompute_mlp, self.recompute_cheap
-
     def to_record(self) -> dict[str, list[int]]:
-        """What plan.json holds of a stage; the selective lists only where they name a layer."""
+        """What plan.json holds of a stage; the cheap list only where it names a layer."""
         record = {"layers": list(self.layers), "recompute": list(self.recompute)}
-        return record | {name: list(ids) for name in SELECTIVE if (ids := getattr(self, name))}
+        return record | ({"recompute_cheap": list(self.recompute_cheap)} if self.recompute_cheap else {})
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ class Plan:
         edges = (tower.links if tower else 0, *cuts, len(chain))
         nothing: list[tuple[int, ...]] = [()] * (len(edges) - 1)
         ids = zip(pairwise(edges), recompute or nothing, recompute_cheap or nothing, strict=True)
-        stages = tuple(Stage(layers, tuple(whole), recompute_cheap=tuple(cheap)) for layers, whole, cheap in ids)
+        stages = tuple(Stage(layers, tuple(whole), tuple(cheap)) for layers, whole, cheap in ids)
         ranks = len(stages) // virtual_pipeline_model_parallel_size
         placement = placement_of(fields.get("schedule", "1f1b"), ranks, virtual_pipeline_model_parallel_size)
         plan = cls(
@@ -136,6 +129,9 @@ class Plan:
             check_if_sealed(record, "plan again")
             plan = cls.from_record(record)
             plan.validate()
+            parts = {name for stage in record["stages"] for name in OF_A_PART if stage.get(name)}
+            if parts and os.environ.get("RANK", "0") == "0":
+                say(f"{path}: layers in {', '.join(sorted(parts))} are recomputed whole", error=True)
             return plan
 
         return read_record(path, "plan", "tools/plan_layout.py", build)
@@ -255,18 +251,17 @@ class Plan:
 
     def _validate_recompute(self, names: Sequence[str]) -> None:
         for number, stage in enumerate(self.stages):
-            for layer in sum(stage.recomputed, ()):
+            for layer in (*stage.recompute, *stage.recompute_cheap):
                 if not stage.layers[0] <= layer < stage.layers[1]:
                     name = names[layer] if 0 <= layer < len(names) else "no layer"
                     raise UserError(f"stage {number} recomputes {name} (id {layer}), which it does not hold")
                 if self.chain[layer] not in RECOMPUTABLE_KINDS:
                     raise UserError(f"stage {number} recomputes {names[layer]}: only ViT and LLM layers can be")
-            for part in SELECTIVE:
-                named = Counter((*stage.recompute, *getattr(stage, part)))
-                if twice := [names[layer] for layer, times in named.items() if times > 1]:
-                    raise UserError(
-                        f"stage {number} names {twice[0]} twice in `recompute` and `{part}`; once is enough"
-                    )
+            named = Counter((*stage.recompute, *stage.recompute_cheap))
+            if twice := [names[layer] for layer, times in named.items() if times > 1]:
+                raise UserError(
+                    f"stage {number} names {twice[0]} twice in `recompute` and `recompute_cheap`; once is enough"
+                )
 
     def check_model(self, model: str, model_hash: str, chain: Sequence[str]) -> None:
         """Raise UserError if the plan was made for another model, or its chain is not the model's."""
@@ -333,10 +328,11 @@ def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:
 
 def _stages(record: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
     """Of entries {"layers": [first, last + 1], "recompute": [layer ids]}, checked before."""
-    return tuple(
-        Stage(
-            (entry["layers"][0], entry["layers"][1]),
-            *(tuple(entry.get(name, ())) for name in ("recompute", *SELECTIVE)),
-        )
-        for entry in record
-    )
+    return tuple(map(_stage, record))
+
+
+def _stage(entry: Mapping[str, Any]) -> Stage:
+    whole, cheap = tuple(entry.get("recompute", ())), tuple(entry.get("recompute_cheap", ()))
+    parts = {layer for name in OF_A_PART for layer in entry.get(name, ())} - {*whole}
+    first, end = entry["layers"]
+    return Stage((first, end), (*whole, *sorted(parts)), tuple(layer for layer in cheap if layer not in parts))

@@ -58,7 +58,7 @@ from omnibal_ext.output import say
 from omnibal_ext.packing.index.dispatch import PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.plan import Plan
-from omnibal_ext.schedules.schedule import SCHEDULE_NAMES
+from omnibal_ext.schedules.schedule import OFFERED, offered
 from omnibal_ext.trainer_flags import HANDED_ON
 from omnibal_ext.units import GIB
 
@@ -355,7 +355,7 @@ def _parser() -> ToolParser:
     plan.add_argument("--plan", help="use this plan.json, whatever its profile")
     plan.add_argument("--virtual-pipeline-model-parallel-size", type=int, default=1)
     plan.add_argument("--method", choices=METHODS, default="joint", help="see tools/plan_layout.py")
-    plan.add_argument("--schedule", choices=SCHEDULE_NAMES, default="1f1b")
+    plan.add_argument("--schedule", type=offered, choices=OFFERED, default="1f1b")
     plan.add_argument("--tower", choices=ROADS, default="cut", help="the vision tower: see tools/plan_layout.py")
     plan.add_argument("--recompute", default="fewest", choices=("fewest", "full"))
     plan.add_argument(

@@ -31,7 +31,7 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.packers.budgets import budgets_for
 from omnibal_ext.plan import Plan, Stage
 from omnibal_ext.plan_tower import Tower
-from omnibal_ext.schedules.schedule import SCHEDULE_NAMES
+from omnibal_ext.schedules.schedule import OFFERED, offered
 from omnibal_ext.sizes import Sizes
 from omnibal_ext.units import GIB, in_bytes
 
@@ -179,6 +179,10 @@ def _budgets(text: str) -> list[tuple[int, int]]:
     return found
 
 
+def _schedules(text: str) -> list[str]:
+    return [offered(word) for word in text.split(",")]
+
+
 def _recomputed(plan: Plan, stage: Stage) -> str:
     """Whole layers, and those of which it is what norms and activation functions give."""
     cheap = _spans(plan, stage.recompute_cheap)
@@ -223,7 +227,6 @@ def print_plan(plan: Plan) -> None:
     say(
         f"step {predicted['step_seconds'] * 1e3:.2f} ms, bubble {predicted['bubble_fraction']:.1%}, "
         f"{predicted['fraction_of_ideal']:.1%} of the ideal {predicted['ideal_seconds'] * 1e3:.2f} ms"
-        + (", proven the fastest layout" if predicted["proven_best"] else "")
     )
     if "tower" in predicted:
         say(_road_said(predicted["tower"]))
@@ -305,7 +308,8 @@ def _parser() -> ToolParser:
     )
     parser.add_argument(
         "--schedule",
-        choices=SCHEDULE_NAMES,
+        type=offered,
+        choices=OFFERED,
         default="1f1b",
         help="order of forwards and backwards; zb_auto, zb_v_auto: lists of its own",
     )
@@ -338,7 +342,7 @@ def _parser() -> ToolParser:
     group.add_argument("--expert-sizes", type=_numbers, default=[1], help="with --analytic: ranks that experts lie on")
     group.add_argument("--pipeline-sizes", type=_numbers, default=[1, 2, 4, 8])
     group.add_argument("--chunks", type=_numbers, default=[1, 2])
-    group.add_argument("--schedules", type=lambda text: text.split(","), default=["1f1b"], help="names, comma between")
+    group.add_argument("--schedules", type=_schedules, default=["1f1b"], help="names, comma between")
     parser.add_argument("--output", required=True, help="plan.json to write")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     return parser

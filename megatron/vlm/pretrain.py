@@ -113,7 +113,7 @@ class Trainer:
         chain = Chain.of(self.args, self.architecture, config)
         stage = self.plan.stages[stage_number(self.plan.placement, vp_stage)]
         owned = owned_links(self.plan, vp_stage)
-        return Stage(chain, *stage.layers, *stage.recomputed, vp_stage, pg_collection, owned)
+        return Stage(chain, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, pg_collection, owned)
 
     def datasets(
         self, _: Any, vp_stage: int | None = None

@@ -48,6 +48,8 @@ OLDER = {"full_layers": FULL, "linear_layers": LINEAR}
 """Fields of older files that `layers_apart` has, and by what name."""
 RENAMED = {f"least_{name}_seconds": f"host_{name}_seconds" for name in ("forward", "backward")}
 """Costs of a layer in older files, and what they are called now."""
+LEFT_OUT = tuple(f"recompute_{part}_{what}" for part in ("attention", "mlp") for what in ("seconds", "kept_bytes"))
+"""Costs of a layer that older files have, and nothing asks for."""
 IF_KNOWN = ("whole_layers", "image_tiles", "replica_seconds_per_byte", "carried_after", "supervised_share",
             "host_action_seconds", "corrected_by")  # fmt: skip
 """Fields that a file has only where they say something."""
@@ -75,14 +77,6 @@ class LayerCost:
     """What a cut right after this layer carries, one way; each feature beside its output is as many again."""
     recompute_seconds: float | None = None
     """What recomputing adds to the backward; None: `forward_seconds`."""
-    recompute_attention_seconds: float | None = None
-    """What recomputing only the attention core adds to the backward; None: not measured, or the kind has none."""
-    recompute_attention_kept_bytes: float | None = None
-    """Saved when only the attention core is recomputed."""
-    recompute_mlp_seconds: float | None = None
-    """What recomputing only the perceptron adds to the backward."""
-    recompute_mlp_kept_bytes: float | None = None
-    """Saved when only the perceptron is recomputed."""
     recompute_cheap_seconds: float | None = None
     """What computing outputs of norms and of the activation function again adds to the backward; None: not offered."""
     recompute_cheap_kept_bytes: float | None = None
@@ -394,7 +388,7 @@ def _layer_cost(kind: str, record: Mapping[str, Any]) -> LayerCost:
     for name, entry in fields.items():
         if entry.default is dataclasses.MISSING and name not in record:
             raise UserError(f"layer {kind}: {name} is missing; profile again")
-    record = {RENAMED.get(name, name): value for name, value in record.items()}
+    record = {RENAMED.get(name, name): value for name, value in record.items() if name not in LEFT_OUT}
     unknown = sorted(set(record) - set(fields))
     if unknown:
         raise UserError(f"layer {kind}: {unknown[0]} is not a known cost; known are {', '.join(fields)}")

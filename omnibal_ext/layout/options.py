@@ -1,36 +1,28 @@
-"""Which recompute counts of a rank are worth looking at, exactly."""
-
-from collections.abc import Iterator
+"""Which recompute counts of a rank are worth looking at."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnibal_ext.arrays import Ints
 from omnibal_ext.layout.frontier import minimal
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, WAYS, WHOLE
 
-Axis = tuple[int, int]
-"""A chunk and a way."""
-LARGEST_GRID = 200_000
-
 
 class RankOptions:
-    """The minimal recompute counts with which a rank fits; what they leave out only costs time.
+    """Recompute counts with which a rank fits.
 
-    Step time grows with every count, so of the counts that fit only the minimal ones can be best. (More recomputation
-    may need more bytes: the layer that is run again comes on top where weight gradients keep it from falling away.)
+    Step time grows with every count. So of a rank with one stage the minimal counts that fit can be best, and no others
+    (`frontier`); if all microbatches are equal, the one that adds the least time. With virtual chunks there are too
+    many to look at, and cuts are worth more looks than they are. There it is one that is near the best:
 
-    1. Lay out all counts of the rank's stages as a grid, one axis a stage and way.
-    2. Mark where the bytes fit.
-    3. Keep the marked points whose neighbour one layer less, on every axis, is not marked; of these, those that take
-       least time in some kind of layer of some stage.
-    4. If all microbatches are equal and the rank has one stage, keep only the one that adds the least time.
+    1. Add layers one by one, first where they give back most bytes a second, until the rank fits. A layer recomputed
+       whole takes the place of one whose cheap outputs are.
+    2. Take back what was added last as far as the rank fits without it.
     """
 
     def __init__(self, problem: LayoutProblem) -> None:
         self.problem = problem
-        self.exact = True
-        """False once a rank had too many counts to list and only some were looked at."""
         self._known: dict[tuple[int, bytes], list[Ints]] = {}
         self._seconds = problem.tables.recompute.sum(axis=(1, 2))
 
@@ -43,73 +35,48 @@ class RankOptions:
         """int64 [chunks, ways] each, least time added first; none if the rank cannot fit. `held` [chunks, columns]."""
         key = (rank, held.tobytes())
         if key not in self._known:
-            found = self._minimal(rank, held)
-            found.sort(key=lambda again: float((again @ self._seconds).sum()))
-            level = self.problem.packs is None and self.problem.chunks == 1
-            self._known[key] = found[:1] if level else found
+            self._known[key] = self._of_one_stage(rank, held) if len(held) == 1 else self._of_many_stages(rank, held)
         return self._known[key]
 
-    def _minimal(self, rank: int, held: Ints) -> list[Ints]:
-        problem, nothing = self.problem, np.zeros((len(held), len(WAYS)), dtype=np.int64)
-        if len(held) == 1:
-            counts = minimal(problem.stage_bytes[rank], held[0], self._seconds, problem.tables.offered)
-            return [again[None] for again in counts]
-        if problem.rank_bytes(rank, held, nothing) <= problem.memory_bytes:
-            return [nothing]
-        layers = held[:, KIND_OF_WAY] * problem.tables.offered
-        axes = list(zip(*(places.tolist() for places in np.nonzero(layers)), strict=True))
-        shape = tuple(int(layers[axis]) + 1 for axis in axes)
-        if not axes or np.prod(shape) > LARGEST_GRID:
-            self.exact &= not axes
-            return [] if not axes else list(self._first_of_greedy(rank, held, axes))
-        counts = np.zeros((int(np.prod(shape)), *nothing.shape), dtype=np.int64)
-        for (chunk, way), index in zip(axes, np.indices(shape).reshape(len(axes), -1), strict=True):
-            counts[:, chunk, way] = index
-        there = (counts[..., WHOLE] + counts[..., ~WHOLE] <= held[:, KIND_OF_WAY[WHOLE]]).all(axis=(1, 2))
-        marked = (there & (problem.bytes_of_counts(rank, held, counts) <= problem.memory_bytes)).reshape(shape)
-        keep = marked.copy()
-        for axis in range(len(axes)):
-            less = np.roll(marked, 1, axis=axis)
-            np.moveaxis(less, axis, 0)[0] = False
-            keep &= ~less
-        return list(self._undominated(counts[keep.ravel()]))
+    def _of_one_stage(self, rank: int, held: Ints) -> list[Ints]:
+        problem = self.problem
+        counts = minimal(problem.stage_bytes[rank], held[0], self._seconds, problem.tables.offered)
+        found = sorted((again[None] for again in counts), key=lambda again: float((again @ self._seconds).sum()))
+        return found[:1] if problem.packs is None else found
 
-    def _undominated(self, counts: Ints) -> Ints:
-        """Those than which none takes less time in one kind of a stage and no more in any; of equals the first."""
-        taken = counts * self._seconds
-        taken = np.concatenate([*(taken[..., WHOLE] + taken[..., ~WHOLE]).swapaxes(0, 1)], axis=-1)
-        keep: list[int] = []
-        for one in np.lexsort(taken.T[::-1]).tolist():  # none is dominated by one that comes behind it
-            if not (taken[keep] <= taken[one]).all(axis=1).any():
-                keep.append(one)
-        return counts[sorted(keep)]
+    def _of_many_stages(self, rank: int, held: Ints) -> list[Ints]:
+        added = self._added(rank, held)
+        fitting = self._fits(rank, held, np.stack(added))
+        if not fitting.any():
+            return []
+        again = added[int(fitting.argmax())]
+        for chunk, way in reversed(self._axes(rank, held)):
+            less = np.repeat(again[None], again[chunk, way] + 1, axis=0)
+            less[:, chunk, way] = np.arange(again[chunk, way], -1, -1)
+            again = less[int(self._fits(rank, held, less).cumprod().sum()) - 1]
+        return [again]
 
-    def _first_of_greedy(self, rank: int, held: Ints, axes: list[Axis]) -> Iterator[Ints]:
-        """Too many to list: add layers where they give back most bytes a second, until the rank fits.
-
-        A layer recomputed whole takes the place of one whose cheap outputs are.
-        """
-        problem, saved, in_flight = self.problem, self.problem.tables.saved, self.problem.held[rank].max(axis=0)
+    def _added(self, rank: int, held: Ints) -> list[Ints]:
+        """Nothing, then a layer more each time."""
         again = np.zeros((len(held), len(WAYS)), dtype=np.int64)
-        axes = sorted(axes, key=lambda a: -in_flight[a[0]] * saved[a[1]] / max(self._seconds[a[1]], 1e-300))
-        for chunk, way in axes:
+        added = [again.copy()]
+        for chunk, way in self._axes(rank, held):
             layers = held[chunk, KIND_OF_WAY[way]]
-            others = np.flatnonzero((KIND_OF_WAY[way] == KIND_OF_WAY) & (np.arange(len(WAYS)) != way))
-            for count in range(1, int(layers) + 1):
-                if again[chunk, others].sum() + count > layers and not WHOLE[way]:
-                    break
+            (other,) = np.flatnonzero((KIND_OF_WAY[way] == KIND_OF_WAY) & (WHOLE[way] != WHOLE))
+            most = layers if WHOLE[way] else layers - again[chunk, other]
+            for count in range(1, int(most) + 1):
                 again[chunk, way] = count
-                again[chunk, others] = np.minimum(again[chunk, others], layers - count)
-                if problem.rank_bytes(rank, held, again) <= problem.memory_bytes:
-                    yield self._without_the_needless(rank, held, again, axes)
-                    return
+                again[chunk, other] = min(again[chunk, other], layers - count)
+                added.append(again.copy())
+        return added
 
-    def _without_the_needless(self, rank: int, held: Ints, again: Ints, axes: list[Axis]) -> Ints:
-        """Take back what was added last as far as the rank fits without it."""
-        for axis in reversed(axes):
-            while again[axis]:
-                again[axis] -= 1
-                if self.problem.rank_bytes(rank, held, again) > self.problem.memory_bytes:
-                    again[axis] += 1
-                    break
-        return again
+    def _axes(self, rank: int, held: Ints) -> list[tuple[int, int]]:
+        """(chunk, way) of what can be recomputed, that first which gives back most bytes a second."""
+        tables, in_flight = self.problem.tables, self.problem.held[rank].max(axis=0)
+        gains = in_flight[:, None] * tables.saved / np.maximum(self._seconds, 1e-300)
+        axes = np.argwhere(held[:, KIND_OF_WAY] * tables.offered).tolist()
+        return sorted(((chunk, way) for chunk, way in axes), key=lambda axis: -float(gains[axis]))
+
+    def _fits(self, rank: int, held: Ints, counts: Ints) -> NDArray[np.bool_]:
+        """Of counts [many, chunks, ways]: bool [many]."""
+        return np.asarray(self.problem.bytes_of_counts(rank, held, counts) <= self.problem.memory_bytes)

@@ -22,7 +22,7 @@ from omnibal_ext.chain import KINDS
 from omnibal_ext.costs.profile import PackSizes, Profile
 from omnibal_ext.errors import UserError
 from omnibal_ext.layout.beside import TowerBeside
-from omnibal_ext.layout.frontier import StageBytes, fits
+from omnibal_ext.layout.frontier import StageBytes
 from omnibal_ext.layout.tables import (
     APART,
     BY_KIND,
@@ -244,13 +244,9 @@ class LayoutProblem:
         in_backward = np.stack(in_chunks, axis=1) + self.transient(held, again)
         return np.asarray(fixed + np.maximum(between, in_backward.max(axis=1)))
 
-    def stage_fits(self, rank: int, held: Ints, again: Ints) -> bool:
-        """Whether a rank of one stage fits; counts [columns] and [ways]. `bytes_of_counts` as searches ask for it."""
-        return bool(fits(self.stage_bytes[rank], held, again))
-
     @cached_property
     def stage_bytes(self) -> list[StageBytes]:
-        """Of every rank, if it has one stage, what says whether that fits."""
+        """Of every rank, if it has one stage, what says whether that fits: `bytes_of_counts` as searches ask for it."""
         t, room = self.tables, float(self.memory_bytes - self.profile.overhead_bytes)
         found = []
         for between, in_backward, *_ in self.moments:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.adapipe import adapipe_layout
 from omnibal_ext.layout.joint import joint_search
 from omnibal_ext.layout.lists import build_lists, play_lists
 from omnibal_ext.layout.partition import bmp_candidates, even_edges, layer_weights
@@ -20,7 +19,7 @@ from omnibal_ext.plan import Plan, Stage
 from omnibal_ext.schedules.schedule import build_schedule
 from omnibal_ext.units import GIB
 
-METHODS = ("parameters", "layers", "profile", "bmp", "adapipe", "joint")
+METHODS = ("parameters", "layers", "profile", "bmp", "joint")
 RECOMPUTE_RULES: dict[str, Callable[[LayoutProblem, Edges], Layout]] = {
     "fewest": fewest_that_fit,
     "full": recompute_all,
@@ -39,8 +38,6 @@ class Candidate:
 
     layout: Layout
     step_seconds: float
-    proven: bool = False
-    """No layout of this problem, with its lists, is faster."""
 
 
 def find_layouts(
@@ -54,19 +51,16 @@ def find_layouts(
 ) -> list[Candidate]:
     """Layouts of a method that fit the memory, fastest first by simulation.
 
-    `recompute` is "fewest" (the paper's rule) or "full" (everything, what unbalanced training does); adapipe and joint
-    choose what to recompute themselves. `seconds` limits the joint search.
+    `recompute` is "fewest" (the paper's rule) or "full" (everything, what unbalanced training does); joint chooses what
+    to recompute itself. `seconds` limits the joint search.
     Raises UserError for an unknown method, a rule the method cannot follow, and where no candidate fits.
     """
     if method not in METHODS:
         raise UserError(f"layout method {method!r} is not known; choose one of {', '.join(METHODS)}")
-    if recompute != "fewest" and method in ("adapipe", "joint"):
-        raise UserError(f"method {method} chooses what to recompute itself: leave out --recompute {recompute}")
+    if recompute != "fewest" and method == "joint":
+        raise UserError(f"method joint chooses what to recompute itself: leave out --recompute {recompute}")
     if method == "joint":
         return _joint(problem, radius, top_k, seconds)
-    if method == "adapipe":
-        layout = adapipe_layout(problem)
-        return [Candidate(layout, problem.step_seconds(layout))]
     if method == "bmp":
         cuts = bmp_candidates(problem, radius, top_k)
     else:
@@ -106,8 +100,7 @@ def _layouts_for(
 ) -> list[Candidate]:
     """Layouts for the problem's new lists, of which `best` is one that fits; those of joint are searched anew."""
     if method == "joint":
-        found = joint_search(problem, [best.edges], [best], seconds)
-        return [Candidate(f.layout, f.step_seconds) for f in found[:top_k]]
+        return [Candidate(*one) for one in joint_search(problem, [best.edges], [best], seconds)[:top_k]]
     fitting = [c.layout for c in candidates if problem.fits(c.layout)]
     return sorted((Candidate(c, problem.step_seconds(c)) for c in fitting), key=lambda c: c.step_seconds)
 
@@ -126,11 +119,9 @@ def _fastest_start(
 def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> list[Candidate]:
     """The joint search from where all other methods end, and from cuts that are even in whole time, or lean."""
     layouts: list[Layout] = []
-    for method in METHODS[:-2]:
+    for method in METHODS[:-1]:
         with suppress(UserError):  # a method that finds nothing that fits, or lacks figures, gives no start
             layouts += [c.layout for c in find_layouts(problem, method, radius=radius, top_k=top_k)]
-    with suppress(UserError):
-        layouts.append(adapipe_layout(problem, min(map(problem.step_seconds, layouts), default=np.inf)))
     tables = problem.tables
     whole = (tables.forward + tables.backward).sum(axis=(1, 2))
     again = whole.copy()
@@ -138,8 +129,7 @@ def _joint(problem: LayoutProblem, radius: int, top_k: int, seconds: float) -> l
     weights = (whole, again)
     starts = [even_edges(problem.per_layer(weight), problem.stages) for weight in weights]
     starts.append(leanest_edges(problem))
-    found = joint_search(problem, starts, layouts, seconds)
-    return [Candidate(f.layout, f.step_seconds, f.proven) for f in found[:top_k]]
+    return [Candidate(*one) for one in joint_search(problem, starts, layouts, seconds)[:top_k]]
 
 
 def judge(problem: LayoutProblem, cuts: list[Edges], recompute: str = "fewest") -> list[Candidate]:
@@ -183,7 +173,7 @@ def make_plan(problem: LayoutProblem, candidates: list[Candidate], method: str) 
         llm_budget=profile.llm_budget,
         method=method,
         memory_gib=problem.memory_bytes / GIB if np.isfinite(problem.memory_bytes) else None,
-        predicted=predictions(problem, best.layout) | {"proven_best": best.proven},
+        predicted=predictions(problem, best.layout),
         alternatives=tuple(_alternative(problem, best, other) for other in candidates[1:]),
     )
 
@@ -229,15 +219,9 @@ def _alternative(problem: LayoutProblem, best: Candidate, other: Candidate) -> d
     why += f", {cheap:+d} of which it is what is cheap" * bool(cheap)
     layout = other.layout.moved(problem.links_beside)
     edges = pairwise(layout.edges)
-    stages = [Stage(layers, *_recomputed(layout, number)).to_record() for number, layers in enumerate(edges)]
-    predicted = predictions(problem, other.layout) | {"proven_best": False}
+    stages = [Stage(layers, *layout.of_stage(number)).to_record() for number, layers in enumerate(edges)]
+    predicted = predictions(problem, other.layout)
     return {"stages": stages, "step_seconds": other.step_seconds, "why": why, "predicted": predicted}
-
-
-def _recomputed(layout: Layout, stage: int) -> tuple[tuple[int, ...], ...]:
-    """As `Stage` takes it."""
-    whole, cheap = layout.of_stage(stage)
-    return whole, (), (), cheap
 
 
 def _rank_seconds(problem: LayoutProblem, layout: Layout) -> Any:

@@ -121,7 +121,7 @@ def changes(problem: LayoutProblem, layout: Layout) -> list[Change]:
     """
     now, found = problem.step_seconds(layout), []
     anew = problem.ranks > 1 and problem.beside is None
-    for name in ("1f1b", "zb_h1", "zb_h2"):
+    for name in ("1f1b", "zb_h1"):
         if name != problem.schedule_name and anew:
             other = replace(problem, schedule_name=name, lists=None)
             if other.fits(layout):

@@ -92,22 +92,6 @@ def counts_of(schedule: Schedule) -> tuple[int, int, int]:
     return len(schedule), 1 + max(a.microbatch for a in actions), 1 + max(a.chunk for a in actions)
 
 
-def in_flight_limits(schedule: Schedule) -> list[list[int]]:
-    """Per rank and chunk: the most microbatches whose activations are held at once (at the rank's own peak)."""
-    release = "W" if has_weight_gradients(schedule) else "B"
-    limits = []
-    for actions in schedule:
-        held: dict[int, int] = defaultdict(int)
-        most: dict[int, int] = defaultdict(int)
-        for action in actions:
-            if action.kind in VISION:
-                continue
-            held[action.chunk] += (action.kind == "F") - (action.kind == release)
-            most[action.chunk] = max(most[action.chunk], held[action.chunk])
-        limits.append([most[chunk] for chunk in range(max(most, default=0) + 1)])
-    return limits
-
-
 def check_schedule(
     schedule: Schedule, microbatches: int, placement: Placement | None = None, beside: Beside | None = None
 ) -> list[tuple[int, int]]:
@@ -200,6 +184,18 @@ def dependencies(
     own = [] if before is None else [(rank, Action(before, action.microbatch, action.chunk))]
     given = givers(action, rank, placement, beside)
     return own + [one for one in given if not (one[1].kind == "E" and beside and beside.ahead)]
+
+
+def by_second(
+    schedule: Schedule, order: list[tuple[int, int]], placement: Placement, beside: Beside | None = None
+) -> dict[tuple[int, Action], int]:
+    """When each (rank, action) ends, if every action takes a second; `order` as `check_schedule` gives it."""
+    clock, ends = [0] * len(schedule), dict[tuple[int, Action], int]()
+    for rank, position in order:
+        action = schedule[rank][position]
+        arrivals = (ends[needed] for needed in dependencies(action, rank, placement, beside))
+        clock[rank] = ends[rank, action] = max(clock[rank], *arrivals, 0) + 1
+    return ends
 
 
 def _of_neighbour(action: Action, rank: int, placement: Placement, step: int) -> list[tuple[int, Action]]:

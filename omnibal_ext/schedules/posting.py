@@ -15,7 +15,7 @@ at every step for all that it has posted: by induction over the order, no synchr
 
 from dataclasses import dataclass
 
-from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_schedule, dependencies, takers
+from omnibal_ext.schedules.actions import Action, Beside, Schedule, by_second, check_schedule, takers
 from omnibal_ext.schedules.placement import Placement
 
 
@@ -47,22 +47,10 @@ def with_posts(
     placement = placement or Placement.interleaved(len(schedule))
     postings: Postings = [[] for _ in schedule]
     order = check_schedule(schedule, microbatches, placement, beside)
-    for rank, action in _by_end(schedule, order, placement, beside):
+    ends = by_second(schedule, order, placement, beside)
+    for rank, action in sorted(ends, key=lambda place: (ends[place], place[0])):
         postings[rank].append(action)
         for receiver, taking in takers(action, rank, placement, beside):
             if receiver != rank:
                 postings[receiver].append(Post(taking, (rank, action)))
     return postings
-
-
-def _by_end(
-    schedule: Schedule, order: list[tuple[int, int]], placement: Placement, beside: Beside | None
-) -> list[tuple[int, Action]]:
-    """All (rank, action), by the second at which they end; `order` is any that respects what waits for what."""
-    clock = [0] * len(schedule)
-    ends: dict[tuple[int, Action], int] = {}
-    for rank, position in order:
-        action = schedule[rank][position]
-        arrivals = (ends[needed] for needed in dependencies(action, rank, placement, beside))
-        clock[rank] = ends[rank, action] = max(clock[rank], *arrivals, 0) + 1
-    return sorted(ends, key=lambda place: (ends[place], place[0]))

@@ -102,6 +102,9 @@ _BUILDERS: dict[str, Callable[[int, int, int], Schedule]] = {
     "zb_v_auto": zb_v,  # likewise
 }
 SCHEDULE_NAMES = tuple(_BUILDERS)
+INSTEAD = {"gpipe": "1f1b", "zb_h2": "zb_auto", "v_half": "zb_v_auto", "v_min": "zb_v_auto"}
+"""Those that no plan is fastest with, which older plans name; and what is offered in their place."""
+OFFERED = tuple(name for name in SCHEDULE_NAMES if name not in INSTEAD)
 V_SHAPED = ("zb_v", "v_half", "v_min", "zb_v_auto")
 """Those on a V-shaped placement."""
 
@@ -109,6 +112,15 @@ V_SHAPED = ("zb_v", "v_half", "v_min", "zb_v_auto")
 def placement_of(name: str, ranks: int, chunks: int = 1) -> Placement:
     """Where the stages of a schedule of that name sit."""
     return Placement.v_shaped(ranks, chunks) if name in V_SHAPED else Placement.interleaved(ranks, chunks)
+
+
+def offered(name: str) -> str:
+    """The name, of one that plans are made with. Raises UserError for others."""
+    if name in INSTEAD:
+        raise UserError(f"schedule {name} is run where a plan names it, but is never the fastest; use {INSTEAD[name]}")
+    if name not in OFFERED:
+        raise UserError(f"schedule {name!r} is not known; choose one of {', '.join(OFFERED)}")
+    return name
 
 
 def build_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:

@@ -14,11 +14,9 @@ first stage's B, a hop later where that is on another rank (`omnibal_ext.schedul
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import ArrayLike
 
 from omnibal_ext.arrays import Floats, Ints
 from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_schedule
@@ -90,23 +88,6 @@ class StageCosts:
     """[stages] Seconds once an iteration: data-parallel reduction and optimizer step."""
     host: Floats | None = None
     """[3, stages] Seconds in which the host launches F, B and W; None: 0. Ignored with a tower beside the pipeline."""
-
-    @classmethod
-    def uniform(cls, microbatches: int, forward: ArrayLike, backward: ArrayLike, **others: ArrayLike) -> "StageCosts":
-        """Equal microbatches: every argument is [stages]; `weight` is half of `backward` unless given, the rest 0."""
-        stages = np.atleast_1d(np.asarray(forward, dtype=np.float64)).size
-        given: dict[str, Any] = {"forward": forward, "backward": backward}
-        given["weight"] = np.asarray(backward, dtype=np.float64) / 2
-        given |= dict.fromkeys(("transfer", "kept", "transient", "fixed_bytes", "step"), 0.0)
-        given["late"] = others.get("kept", 0.0)
-        given |= others
-        per_stage = {name: np.broadcast_to(np.asarray(v, dtype=np.float64), stages) for name, v in given.items()}
-        return cls(
-            **{
-                name: value.copy() if name in ("fixed_bytes", "step") else np.tile(value[:, None], microbatches)
-                for name, value in per_stage.items()
-            }
-        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ there: the language model's actions keep theirs, and E, and V, go in the order o
 
 from itertools import pairwise
 
-from omnibal_ext.schedules.actions import Action, Beside, Schedule, check_schedule, dependencies
+from omnibal_ext.schedules.actions import Action, Beside, Schedule, by_second, check_schedule
 from omnibal_ext.schedules.placement import Placement
 
 Places = list[list[tuple[int, Action]]]
@@ -46,7 +46,7 @@ def in_time(
     B, those of `together` microbatches at once: what ranks do at the same time holds the pipeline up once. Where the
     tower is ahead, E stand where the F of the same microbatch does.
     """
-    ends = _ends(schedule, microbatches, placement)
+    ends = by_second(schedule, check_schedule(schedule, microbatches, placement), placement)
     (rank, chunk), places = placement.rank_and_chunk(0), []
     needed = [ends[rank, Action("F", m, chunk)] - 1 - early for m in range(microbatches)]
     given = [ends[rank, Action("B", m, chunk)] + early for m in range(microbatches)]
@@ -65,13 +65,3 @@ def in_time(
 
 def _in_order(beside: Beside, rank: int) -> list[Action]:
     return sorted(beside.work(rank), key=lambda action: (action.kind, action.microbatch))
-
-
-def _ends(schedule: Schedule, microbatches: int, placement: Placement) -> dict[tuple[int, Action], int]:
-    """When each (rank, action) ends, if every action takes a second."""
-    clock, ends = [0] * len(schedule), dict[tuple[int, Action], int]()
-    for rank, position in check_schedule(schedule, microbatches, placement):
-        action = schedule[rank][position]
-        arrivals = (ends[needed] for needed in dependencies(action, rank, placement))
-        clock[rank] = ends[rank, action] = max(clock[rank], *arrivals, 0) + 1
-    return ends

@@ -36,7 +36,7 @@ SCHEDULES = (
     ("zb_v_auto", 2),
 )
 """Name and chunks a rank."""
-RECOMPUTE = ("none", "full", "cheap", "attention", "mlp", "both", "mixed")
+RECOMPUTE = ("none", "full", "cheap", "mixed")
 FREEZE = ((), (), ("vit",), ("projector",), ("llm",), ("vit", "llm"), ("vit", "projector"), ("projector", "llm"))
 ADAPTED = (("llm",), ("llm",), ("vit",), ("projector",), ("vit", "projector", "llm"))
 """Parts with adapters, where nothing else is trained."""
@@ -147,8 +147,6 @@ class Case:
         return Stage(
             (first, end),
             tuple(layer for layer in layers if ways[layer] == "full"),
-            tuple(layer for layer in layers if ways[layer] in ("attention", "both")),
-            tuple(layer for layer in layers if ways[layer] in ("mlp", "both")),
             tuple(layer for layer in layers if ways[layer] == "cheap"),
         )
 

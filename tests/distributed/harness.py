@@ -415,7 +415,11 @@ def build_model(chain: Chain, plan: Plan) -> list[torch.nn.Module]:
     def provide(vp_stage: int | None = None, **_: object) -> Stage:
         stage = plan.stages[stage_number(plan.placement, vp_stage)]
         own = replace(chain, language=copy(chain.language))  # as Megatron's providers: every chunk has its own
-        return stirred(Stage(own, *stage.layers, *stage.recomputed, vp_stage, owned=owned_links(plan, vp_stage)))
+        return stirred(
+            Stage(
+                own, *stage.layers, stage.recompute, stage.recompute_cheap, vp_stage, owned=owned_links(plan, vp_stage)
+            )
+        )
 
     _regroup(chain, plan)
     model = get_model(provide, ModelType.encoder_or_decoder)

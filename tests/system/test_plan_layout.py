@@ -49,7 +49,6 @@ def test_judges_on_the_packs_of_an_index(profile: Path, tmp_path: Path) -> None:
     assert _run(*common, "--output", usual).returncode == 0
     assert _run(*common, "--packs", tmp_path / "packs", "--output", real).returncode == 0
     assert Plan.load(real).predicted["step_seconds"] < Plan.load(usual).predicted["step_seconds"]
-    assert Plan.load(real).predicted["proven_best"]
 
 
 def test_sweep_plans_the_fastest_setting_and_lists_the_others(tmp_path: Path) -> None:
@@ -100,6 +99,8 @@ def test_plans_a_model_on_an_analytic_device_and_says_what_of_the_ideal_it_reach
         (("--num-microbatches", 0), "--num-microbatches must be at least 1"),
         (("--num-microbatches", 1), "one microbatch keeps one of 2 pipeline ranks busy"),
         (("--method", "joint", "--recompute", "full"), "leave out --recompute full"),
+        (("--schedule", "gpipe"), "never the fastest; use 1f1b"),
+        (("--sweep", "--schedules", "zb_h1,v_min"), "never the fastest; use zb_v_auto"),
     ],
 )
 def test_what_cannot_be_planned_ends_with_one_line_and_code_2(

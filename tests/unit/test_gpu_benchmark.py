@@ -79,7 +79,7 @@ def test_every_kind_of_layer_has_its_figures(capsys: pytest.CaptureFixture[str])
     differences = {"bytes": gpu.byte_difference(full), "pipeline": float("nan")}
     assert len(gpu.out_of_limits(differences)) == 2
     gpu.show_layers({**found, "model": "tiny", "layers": figures})
-    assert "recompute_attention" in capsys.readouterr().out
+    assert "recompute_cheap" in capsys.readouterr().out
 
 
 def test_packs_are_as_conversations_are() -> None:

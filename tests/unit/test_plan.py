@@ -171,11 +171,33 @@ def _with_stages(*stages: Stage) -> Plan:
         ([Stage((0, 9), (4,))], "recomputes projector: only ViT and LLM"),
         ([Stage((0, 5), (6,)), Stage((5, 9))], "stage 0 recomputes llm.0 .* does not hold"),
         ([Stage((0, 9), (1, 1))], "twice"),
+        ([Stage((0, 9), (1,), (2, 1))], "names vit.0 twice"),
     ],
 )
 def test_bad_stages_are_refused_by_layer_name(stages: list[Stage], message: str) -> None:
     with pytest.raises(UserError, match=message):
         _with_stages(*stages).validate()
+
+
+def test_an_older_plan_with_parts_of_layers_recomputes_them_whole_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = _with_stages(Stage((0, 9), (1,), (6, 7))).to_record()
+    record["predicted"] = {"proven_best": True}
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(record))
+    assert Plan.load(path).stages == (Stage((0, 9), (1,), (6, 7)),)
+    assert capsys.readouterr().err == ""
+    record["stages"][0] |= {"recompute_attention": [2, 6], "recompute_mlp": [2]}
+    path.write_text(json.dumps(record))
+    assert Plan.load(path).stages == (Stage((0, 9), (1, 2, 6), (7,)),)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"{path}: layers in recompute_attention, recompute_mlp are recomputed whole\n"
+    record["stages"][0]["recompute_mlp"] = [4]
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="recomputes projector: only ViT and LLM"):
+        Plan.load(path)
 
 
 def test_a_plan_for_another_model_is_refused() -> None:

@@ -16,8 +16,8 @@ from tests.unit.flags.test_numbers import edges
 from tools.__main__ import COMMANDS
 
 TOOLS = sorted(path.stem for path in Path(flags.__file__).parents[1].glob("tools/[a-z]*.py"))
-CHECKED_AS_READ = {"budgets", "schedules", "widths"}
-"""Lists of which each item is checked by what reads the text."""
+CHECKED_AS_READ = {"budgets", "schedule", "schedules", "widths"}
+"""What is checked, item by item, by what reads the text."""
 NEEDS = {
     "launch": [
         ("--epochs 2 -- --train-iters 5", "--epochs 2.0 needs no --train-iters beside it"),

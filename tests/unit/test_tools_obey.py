@@ -113,7 +113,7 @@ OF_A_SWEEP: dict[str, tuple[str, str, Any]] = {
     "tensor_sizes": ("--tensor-sizes 2,4", "tensor_sizes", [2, 4]),
     "pipeline_sizes": ("--pipeline-sizes 2", "pipeline_sizes", [2]),
     "chunks": ("--chunks 3", "chunks", [3]),
-    "schedules": ("--schedules zb_h1,gpipe", "schedules", ["zb_h1", "gpipe"]),
+    "schedules": ("--schedules zb_h1,zb_v", "schedules", ["zb_h1", "zb_v"]),
     "budgets": ("--budgets 5x512,6x640", "budgets", [(5, 512), (6, 640)]),
     "expert_sizes": ("--expert-sizes 2", "expert_sizes", [2]),
     "global_batch_samples": ("--global-batch-samples 128", "global_batch", 128),

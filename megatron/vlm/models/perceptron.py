@@ -15,8 +15,6 @@ class Perceptron(MLP):
     That is fused with the bias before it where there is a compiler.
     """
 
-    adds_bias = False
-    """Whether the last bias is added here, and not returned."""
     activates_again = False
     """Whether what the activation function gives is computed again instead of kept."""
     activate: Callable[..., Tensor] | None = None
@@ -30,8 +28,8 @@ class Perceptron(MLP):
         activate = self.activate or (_gated if self.config.gated_linear_unit else _activated)
         arguments = (inner, bias, self.config.activation_func)
         activated = run_again(activate, *arguments) if self.activates_again else activate(*arguments)
-        out, last_bias = self.linear_fc2(activated)
-        return (out + last_bias, None) if self.adds_bias and last_bias is not None else (out, last_bias)
+        out: tuple[Tensor, Tensor | None] = self.linear_fc2(activated)
+        return out
 
 
 @jit_fuser

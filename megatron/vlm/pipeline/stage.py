@@ -19,16 +19,15 @@ from megatron.vlm.models.exchange import features_to_tokens
 from megatron.vlm.models.language_view import LanguageViewer
 from megatron.vlm.models.vit.native import View, Viewer
 from megatron.vlm.pipeline.tied import share_in_checkpoint, tie
-from omnibal_ext.chain import RECOMPUTABLE_KINDS, VISION_KINDS
+from omnibal_ext.chain import VISION_KINDS
 from omnibal_ext.schedules.placement import Placement
 
 
 class Stage(MegatronModule):
     """Links [first, end) of the chain; those in `recompute` keep only their input for the backward pass.
 
-    Those in `recompute_attention` do not keep what is inside the attention core, in `recompute_mlp` what is inside the
-    perceptron, in `recompute_cheap` what norms and activation functions give. The links sit under their chain names,
-    which are the same in every layout: a checkpoint written by one layout is read by any other.
+    Those in `recompute_cheap` do not keep what norms and activation functions give. The links sit under their chain
+    names, which are the same in every layout: a checkpoint written by one layout is read by any other.
 
     Links in `owned` are of a tower beside the pipeline: their weights are here, whole, to be trained and saved; others
     run them (`pipeline.tower`).
@@ -40,8 +39,6 @@ class Stage(MegatronModule):
         first: int,
         end: int,
         recompute: tuple[int, ...] = (),
-        recompute_attention: tuple[int, ...] = (),
-        recompute_mlp: tuple[int, ...] = (),
         recompute_cheap: tuple[int, ...] = (),
         vp_stage: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
@@ -64,9 +61,6 @@ class Stage(MegatronModule):
         # Those of others in front: their gradients come last, and no reduction waits for them.
         self.links = Links(others | own, whole=others)
         tie(chain, self.links)
-        for link, module in self.run_links:
-            if chain.kinds[link] in RECOMPUTABLE_KINDS:
-                set_selective_recompute(module, link in recompute_attention, link in recompute_mlp)
         if "llm" in self.kinds:
             self.language_viewer = LanguageViewer(chain.architecture, chain.language.params_dtype)
         vision = chain.architecture.vision
@@ -222,14 +216,6 @@ def _run(
     module: torch.nn.Module, batch: Microbatch, view: tuple[Any, ...], hidden: Tensor | None, *carried: Tensor
 ) -> Any:
     return module(hidden, batch, *view, *carried)
-
-
-def set_selective_recompute(layer: Any, attention: bool, mlp: bool) -> None:
-    """Switch on or off that the attention core or the perceptron of a layer is recomputed: core's own machinery."""
-    layer.self_attention.checkpoint_core_attention = attention
-    layer.recompute_mlp = mlp
-    # A bias that core's checkpoint returns would become part of its own graph, and backward never end.
-    layer.mlp.adds_bias = mlp
 
 
 def _pass_by(module: torch.nn.Module, hidden: Tensor | None, shape: tuple[int, ...]) -> Tensor:

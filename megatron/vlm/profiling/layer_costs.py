@@ -13,7 +13,7 @@ from megatron.training.training import get_megatron_optimizer_config
 
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.models.chain import Chain
-from megatron.vlm.pipeline.stage import Stage, set_selective_recompute
+from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.profiling.kept import KeptBytes
 from megatron.vlm.profiling.stage_pass import SplitBackward, StagePass, wrapped_stage
 from megatron.vlm.profiling.stopwatch import Run, Seconds, Timer
@@ -24,7 +24,7 @@ from omnibal_ext.costs.profile import Fit, LayerCost
 SAMPLES = 4  # of the pack that is measured at the budgets
 LAYERS = 2  # consecutive ones, if the chain has them: caches and the wrapper then matter as much as in a real stage
 CHEAP = "recompute_cheap"
-MODES = ("recompute", "recompute_attention", "recompute_mlp", CHEAP)
+MODES = ("recompute", CHEAP)
 
 
 class KindMeasurement:
@@ -130,7 +130,7 @@ class KindMeasurement:
         """The layers, set to one of `MODES`, or "" for no recomputation."""
         if mode == CHEAP:
             return self.cheap
-        recompute(self.stage, mode)
+        recompute(self.stage, mode == "recompute")
         return self.module
 
     def _run(self, mode: str, pack: Microbatch, timer: Timer | None = None) -> Run:
@@ -173,7 +173,7 @@ class KindMeasurement:
             step.forward()
             if step.entering is not None and self.mode != "idle":
                 kept.hold(step.entering.untyped_storage())
-        recompute(self.stage, "")
+        recompute(self.stage, False)
         return (kept.bytes - self._extra_input_bytes(step)) / self.count
 
     def _extra_input_bytes(self, step: StagePass) -> float:
@@ -193,12 +193,8 @@ class KindMeasurement:
         return total * self.chain.hidden_shape_before(self.stage.end, step.pack)[0] / len(step.output)
 
 
-def recompute(stage: Stage, mode: str) -> None:
-    """Set all layers of a stage to one of `MODES` except `CHEAP`, or "" for no recomputation."""
-    stage.recompute = frozenset(range(stage.first, stage.end) if mode == "recompute" else ())
-    for kind, link in zip(stage.kinds, stage.links.values(), strict=True):
-        if kind in RECOMPUTABLE_KINDS:
-            set_selective_recompute(link, mode == "recompute_attention", mode == "recompute_mlp")
+        recompute(self.stage, False)
+        return (kept.bytes - self._extra_input_bytes(step)) / self.count
 
 
 def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:

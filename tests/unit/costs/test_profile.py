@@ -135,6 +135,16 @@ def test_older_files_say_what_the_host_takes_under_another_name() -> None:
     assert (cost.host_forward_seconds, cost.host_backward_seconds) == (0.25, 0.5)
 
 
+def test_older_files_say_what_parts_of_layers_take() -> None:
+    profile = _profile()
+    record = profile.to_record()
+    record["layers"]["vit"] |= {
+        f"recompute_{part}_{what}": 1.0 for part in ("attention", "mlp") for what in ("seconds", "kept_bytes")
+    }
+    assert Profile.from_record(record) == profile
+    assert profile.replaced_by({"layers": {"vit": {"recompute_mlp_seconds": 1.0}}}).layers == profile.layers
+
+
 def test_missing_layers_are_named() -> None:
     layers = _profile().layers
     del layers["projector"]

@@ -106,7 +106,7 @@ OF_A_PLAN: dict[str, Callable[[Planning], Planning]] = {
     "tensor_model_parallel_size": lambda s: with_flag(s, "tensor_model_parallel_size", 2),
     "expert_model_parallel_size": lambda s: with_flag(s, "expert_model_parallel_size", 2),
     "method": lambda s: with_flag(s, "method", "bmp"),
-    "schedule": lambda s: with_flag(s, "schedule", "gpipe"),
+    "schedule": lambda s: with_flag(s, "schedule", "zb_v"),
     "memory_gib": lambda s: with_flag(s, "memory_gib", 64.0),
     "recompute": lambda s: with_flag(s, "recompute", "full"),
     "tower": lambda s: with_flag(s, "tower", "auto"),

@@ -9,9 +9,9 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
+from benchmarks.adapipe import adapipe_layout
 from omnibal_ext.chain import KINDS
 from omnibal_ext.errors import UserError
-from omnibal_ext.layout.adapipe import adapipe_layout
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import WAYS
 
@@ -87,16 +87,15 @@ def test_its_layout_takes_what_the_recursion_finds_least(seed: int) -> None:
     problem = random_problem(seed, chunks=1)
     least = least_time(problem)
     if least is None:
-        with pytest.raises(UserError, match="adapipe found no layout"):
+        with pytest.raises(UserError, match="AdaPipe finds no layout"):
             adapipe_layout(problem)
         return
     layout = adapipe_layout(problem)
     assert problem.fits(layout)
     assert list(pairwise(layout.edges))[-1][1] == len(problem.profile.chain)
     assert time_of(problem, layout) == pytest.approx(least)
-    assert adapipe_layout(problem, problem.step_seconds(layout) * 100).edges == layout.edges
 
 
 def test_chunks_are_refused() -> None:
-    with pytest.raises(UserError, match="no virtual chunks"):
+    with pytest.raises(UserError, match="virtual chunks"):
         adapipe_layout(LayoutProblem(random_problem(0).profile, 2, 2, chunks=2))

@@ -37,8 +37,6 @@ ELSEWHERE = {
     "replica_seconds_per_byte": "likewise",
     "supervised_share": "what the head's figures are of: test_profile.py",
 }
-NO_PLANNER = {f"recompute_{part}_{figure}" for part in ("attention", "mlp") for figure in ("seconds", "kept_bytes")}
-"""Shown to people; no planner recomputes parts by themselves."""
 
 
 KEYS = ("exchange_key_seconds", "exchange_groups")
@@ -213,7 +211,7 @@ def cost_fields() -> Iterator[tuple[str, str]]:
     for kind in ("vit", "llm"):
         for field in fields(LayerCost):
             vision_only = field.name == "empty_seconds" and kind == "llm"
-            if field.name not in NO_PLANNER and not vision_only:
+            if not vision_only:
                 yield kind, field.name
     for name in sorted({field.name for field in fields(Profile)} - WORDS - set(ELSEWHERE) - {"chain", "layers"}):
         yield "", name
@@ -283,4 +281,3 @@ def test_fields_left_out_here_are_fields() -> None:
     names = {field.name for field in fields(Profile)}
     assert set(ELSEWHERE) <= names
     assert names >= WORDS
-    assert {field.name for field in fields(LayerCost)} >= NO_PLANNER

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
+from omnibal_ext.layout.frontier import fits
 from omnibal_ext.layout.partition import even_edges, layer_weights
 from omnibal_ext.layout.problem import LayoutProblem
 from omnibal_ext.layout.recompute import fewest_that_fit, leanest_edges, recompute_all
@@ -92,8 +93,8 @@ def test_the_quick_answer_whether_a_stage_fits_is_the_exact_one(seed: int, sched
     whole = np.minimum(held[KIND_OF_WAY], random.integers(0, 4, len(WAYS))) * WHOLE
     again = whole + np.minimum(held[KIND_OF_WAY] - np.tile(whole[WHOLE], 2), random.integers(0, 4, len(WAYS))) * ~WHOLE
     needed = problem.rank_bytes(0, held[None], again[None])
-    assert replace(problem, memory_bytes=needed * 1.000001).stage_fits(0, held, again)
-    assert not replace(problem, memory_bytes=needed * 0.999999).stage_fits(0, held, again)
+    assert fits(replace(problem, memory_bytes=needed * 1.000001).stage_bytes[0], held, again)
+    assert not fits(replace(problem, memory_bytes=needed * 0.999999).stage_bytes[0], held, again)
 
 
 def test_a_shortfall_names_stage_bytes_and_remedy() -> None:

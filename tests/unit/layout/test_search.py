@@ -23,7 +23,7 @@ def test_every_plan_fits_and_predicts_what_is_simulated(seed: int, method: str, 
     try:
         candidates = find_layouts(problem, method, recompute=recompute)
     except UserError as error:
-        if not any(words in str(error) for words in ("over the limit", "no virtual chunks", "itself: leave out")):
+        if not any(words in str(error) for words in ("over the limit", "itself: leave out")):
             raise
         return
     assert [c.step_seconds for c in candidates] == sorted(c.step_seconds for c in candidates)
@@ -62,7 +62,6 @@ def test_a_frozen_tower_costs_no_backward_and_keeps_nothing() -> None:
     problem = LayoutProblem(profile, ranks=2, microbatches=4, memory_bytes=150.0)
     best = find_layouts(problem, "joint", seconds=10)[0]
     costs = problem.stage_costs(best.layout)
-    assert best.proven
     assert costs.backward.sum() == pytest.approx(4 * (4 * 4.0 + 3 * 0.2))
     assert make_plan(problem, [best], "joint").frozen == ("vit",)
 

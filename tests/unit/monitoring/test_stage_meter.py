@@ -14,7 +14,8 @@ from megatron.vlm.monitoring.stage_meter import DRIFT_WINDOW, StageMeter, bubble
 from omnibal_ext.chain import layer_chain
 from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Action
-from omnibal_ext.schedules.simulate import StageCosts, compile_schedule, simulate
+from omnibal_ext.schedules.simulate import compile_schedule, simulate
+from tests.unit.schedules.uniform import uniform
 
 REPORT = {"bubble": 0.3}
 
@@ -154,7 +155,7 @@ def played(costs: Sequence[float], microbatches: int) -> tuple[torch.Tensor, tor
     """worked, spans and the bubble of a 1F1B schedule as the simulator plays it; costs: seconds of F on each stage."""
     plan = Plan.from_cuts(layer_chain(2, 4), tuple(range(2, 1 + len(costs))), num_microbatches=microbatches)
     program = compile_schedule(plan.build_schedule(), microbatches)
-    play = simulate(program, StageCosts.uniform(microbatches, costs, [2 * cost for cost in costs]))
+    play = simulate(program, uniform(microbatches, costs, [2 * cost for cost in costs]))
     lines = [play.timeline(rank) for rank in range(len(costs))]
     worked = [[sum(end - start for _, start, end in line)] for line in lines]
     spans = [line[-1][2] - line[0][1] for line in lines]

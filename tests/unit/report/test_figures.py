@@ -198,7 +198,6 @@ def test_what_to_try_gives_what_the_simulator_says(seed: int) -> None:
     twice = packs and type(packs)(*(np.concatenate([a, a], -1) for a in (packs.tiles, packs.tokens, packs.squares)))
     gains = {
         "schedule zb_h1": now / replace(problem, schedule_name="zb_h1").step_seconds(layout) - 1,
-        "schedule zb_h2": now / replace(problem, schedule_name="zb_h2").step_seconds(layout) - 1,
         "8 microbatches an iteration": 2 * now / replace(problem, microbatches=8, packs=twice).step_seconds(layout) - 1,
         "nothing recomputed": now / problem.step_seconds(bare) - 1,
     }

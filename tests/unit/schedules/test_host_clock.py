@@ -11,6 +11,7 @@ import pytest
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import build_schedule
 from omnibal_ext.schedules.simulate import StageCosts, compile_schedule, simulate
+from tests.unit.schedules.uniform import uniform
 
 KERNELS = 400
 """Of an action."""
@@ -46,7 +47,7 @@ def test_a_step_is_predicted_whether_hosts_or_devices_set_the_pace(times: float,
     """To 2%, host seconds of 0 to 3 times the device's, packs that differ, backwards that are asked for quickly."""
     random, ranks, microbatches = np.random.default_rng(seed), 1 + seed, 8
     forward, backward = random.uniform(0.5, 1.5, (2, ranks, microbatches)) * np.array([[[1.0]], [[2.0]]])
-    costs = StageCosts.uniform(microbatches, [1.0] * ranks, [2.0] * ranks, transfer=[0.05] * ranks)
+    costs = uniform(microbatches, [1.0] * ranks, [2.0] * ranks, transfer=[0.05] * ranks)
     host = times * np.stack([np.full(ranks, 1.2), np.full(ranks, 1.0), np.zeros(ranks)])
     costs = replace(costs, forward=forward, backward=backward, host=host)
     schedule = build_schedule("1f1b", ranks, microbatches, 1)
@@ -64,7 +65,7 @@ def test_a_step_is_predicted_whether_hosts_or_devices_set_the_pace(times: float,
 def test_hosts_that_take_no_time_change_nothing() -> None:
     """To the bit."""
     random = np.random.default_rng(0)
-    costs = StageCosts.uniform(6, random.uniform(1, 2, 4), random.uniform(2, 4, 4), transfer=[0.1] * 4)
+    costs = uniform(6, random.uniform(1, 2, 4), random.uniform(2, 4, 4), transfer=[0.1] * 4)
     program = compile_schedule(build_schedule("zb_h1", 4, 6, 1), 6)
     with_none, with_zeros = (simulate(program, replace(costs, host=host)) for host in (None, np.zeros((3, 4))))
     assert np.array_equal(with_none.end, with_zeros.end)

@@ -10,14 +10,15 @@ from omnibal_ext.schedules.actions import check_packs, check_schedule, of_items
 from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.playing import Loads, played
 from omnibal_ext.schedules.schedule import build_schedule
-from omnibal_ext.schedules.simulate import Simulation, StageCosts, compile_schedule, simulate
+from omnibal_ext.schedules.simulate import Simulation, compile_schedule, simulate
 from tests.unit.drawn import placements
+from tests.unit.schedules.uniform import uniform
 
 
 def _of_equal_parts(name: str, p: int, m: int, v: int) -> tuple[float, float]:
     """Seconds that ranks wait where F, B and W take a second of a whole microbatch; the most microbatches held."""
     parts, placement = [1.0 / v] * p * v, Placement.v_shaped(p, v)
-    costs = StageCosts.uniform(m, parts, [2.0 / v] * p * v, weight=parts, kept=parts, late=parts)
+    costs = uniform(m, parts, [2.0 / v] * p * v, weight=parts, kept=parts, late=parts)
     found: Simulation = simulate(compile_schedule(build_schedule(name, p, m, v), m, placement), costs)
     return found.step_seconds - 3 * m, float(found.peak_bytes.max())
 
@@ -55,7 +56,7 @@ def test_playing_ends_in_any_room_for_one_microbatch_and_stays_in_it(
     check_schedule(schedule, microbatches, placement)
     check_packs(schedule, placement.chunks)
     backward = [b + w for b, w in zip(seconds["B"], seconds["W"], strict=True)]
-    costs = StageCosts.uniform(microbatches, seconds["F"], backward, weight=seconds["W"], kept=kept, late=late)
+    costs = uniform(microbatches, seconds["F"], backward, weight=seconds["W"], kept=kept, late=late)
     peaks = simulate(compile_schedule(schedule, microbatches, placement), costs).peak_bytes
     assert all(peak <= most * (1 + 1e-6) for peak, most in zip(peaks, room, strict=True))
     tight = [0.9 * sum(kept[s] for s in stages) for stages in placement.stages_of]

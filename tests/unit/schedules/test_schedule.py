@@ -7,16 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.schedules.actions import Action, check_packs, check_schedule, in_flight_limits
+from omnibal_ext.schedules.actions import Action, Schedule, check_packs, check_schedule, has_weight_gradients
 from omnibal_ext.schedules.schedule import (
+    INSTEAD,
+    OFFERED,
     SCHEDULE_NAMES,
     build_schedule,
     gpipe,
     interleaved_one_f_one_b,
+    offered,
     one_f_one_b,
     placement_of,
     zero_bubble,
 )
+
+
+def in_flight_limits(schedule: Schedule) -> list[list[int]]:
+    """Per rank and chunk: the most microbatches whose activations are held at once."""
+    signs = {"F": 1, "W" if has_weight_gradients(schedule) else "B": -1}
+    limits = []
+    for actions in schedule:
+        of_chunks = [[a for a in actions if a.chunk == chunk] for chunk in sorted({a.chunk for a in actions})]
+        limits.append([max(itertools.accumulate(signs.get(a.kind, 0) for a in mine)) for mine in of_chunks])
+    return limits
 
 
 @given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 6), st.integers(1, 13), st.integers(1, 4))
@@ -115,6 +128,16 @@ def test_lost_doubled_and_foreign_actions_are_named() -> None:
 def test_unknown_names_and_counts_under_one_are_refused(name: str, numbers: tuple[int, int, int]) -> None:
     with pytest.raises(UserError):
         build_schedule(name, *numbers)
+
+
+def test_what_no_plan_is_fastest_with_is_refused_by_name_and_run_by_name() -> None:
+    assert set(map(offered, OFFERED)) | {"gpipe", "zb_h2", "v_half", "v_min"} == set(SCHEDULE_NAMES)
+    for name, instead in INSTEAD.items():
+        with pytest.raises(UserError, match=f"schedule {name} .* use {offered(instead)}$"):
+            offered(name)
+        assert build_schedule(name, 2, 3, 2)
+    with pytest.raises(UserError, match="'2f2b' is not known"):
+        offered("2f2b")
 
 
 def test_built_lists_are_the_callers_own() -> None:

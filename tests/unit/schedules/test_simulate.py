@@ -14,13 +14,14 @@ from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, one_f_one_b, placement_of
 from omnibal_ext.schedules.simulate import StageCosts, compile_schedule, simulate, step_seconds
 from tests.unit.drawn import drawn_lists, placements
+from tests.unit.schedules.uniform import uniform
 
 seconds = st.floats(0.01, 10.0)
 
 
 @given(st.sampled_from(["1f1b", "gpipe"]), st.integers(1, 8), st.integers(1, 16), seconds, seconds)
 def test_equal_stages_take_m_plus_p_minus_1_rounds(name: str, p: int, m: int, f: float, b: float) -> None:
-    played = simulate(compile_schedule(build_schedule(name, p, m), m), StageCosts.uniform(m, [f] * p, [b] * p))
+    played = simulate(compile_schedule(build_schedule(name, p, m), m), uniform(m, [f] * p, [b] * p))
     assert played.step_seconds == pytest.approx((m + p - 1) * (f + b))
     assert played.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
 
@@ -30,7 +31,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks(p: int, extra: int, v: in
     """Narayanan et al. 2021: bubble (p - 1)(f + b) / v; here also for microbatches that the ranks do not divide."""
     m = p + extra
     program = compile_schedule(build_schedule("1f1b", p, m, v), m, Placement.interleaved(p, v))
-    costs = StageCosts.uniform(m, [f / v] * (p * v), [b / v] * (p * v))
+    costs = uniform(m, [f / v] * (p * v), [b / v] * (p * v))
     assert step_seconds(program, costs) == pytest.approx(m * (f + b) + (p - 1) * (f + b) / v)
 
 
@@ -39,19 +40,19 @@ def test_zero_bubble_waits_only_for_the_pipe_to_fill(name: str, p: int, extra: i
     """Qi et al. 2023 with f = b = w: H1's bubble is (p - 1)(f + b - w), the wait for the first input; with chunks and
     no more memory, one part of a group more at most."""
     m = p + extra
-    costs = StageCosts.uniform(m, [1.0] * p * v, [2.0] * p * v, weight=[1.0] * p * v)
+    costs = uniform(m, [1.0] * p * v, [2.0] * p * v, weight=[1.0] * p * v)
     seconds = step_seconds(compile_schedule(build_schedule(name, p, m, v), m, placement_of(name, p, v)), costs)
     least = 3 * m * v + (p - 1)
     assert seconds == pytest.approx(least) if v == 1 or name == "zb_h2" else least <= seconds + 1e-9 <= least + p
 
 
 def test_the_slowest_stage_paces_1f1b() -> None:
-    costs = StageCosts.uniform(4, [1, 3, 1], [2, 6, 2])
+    costs = uniform(4, [1, 3, 1], [2, 6, 2])
     assert step_seconds(compile_schedule(one_f_one_b(3, 4), 4), costs) == 1 + 4 * 9 + 2
 
 
 def test_transfers_delay_and_the_last_part_of_the_step_is_added() -> None:
-    costs = StageCosts.uniform(1, [1, 1], [2, 2], transfer=[0.5, 9], step=[0.25, 3])
+    costs = uniform(1, [1, 1], [2, 2], transfer=[0.5, 9], step=[0.25, 3])
     program = compile_schedule(one_f_one_b(2, 1), 1)
     assert step_seconds(program, costs) == max(1 + 0.5 + 3 + 0.5 + 2 + 0.25, 4.5 + 3)
     assert simulate(program, costs).step_seconds == step_seconds(program, costs)
@@ -131,7 +132,7 @@ def test_any_lists_on_any_placement_follow_the_definition(placement: Placement, 
 
 @given(st.integers(1, 6), st.integers(1, 12))
 def test_1f1b_holds_kept_bytes_of_the_microbatches_in_flight(p: int, m: int) -> None:
-    costs = StageCosts.uniform(m, [1.0] * p, [2.0] * p, kept=[5.0] * p, transient=[2.0] * p, fixed_bytes=[100.0] * p)
+    costs = uniform(m, [1.0] * p, [2.0] * p, kept=[5.0] * p, transient=[2.0] * p, fixed_bytes=[100.0] * p)
     played = simulate(compile_schedule(one_f_one_b(p, m), m), costs)
     assert played.peak_bytes.tolist() == [100 + 5 * min(p - s, m) + 2 for s in range(p)]
     assert [played.memory_timeline(s)[-1][1] for s in range(p)] == [100.0] * p
@@ -139,7 +140,7 @@ def test_1f1b_holds_kept_bytes_of_the_microbatches_in_flight(p: int, m: int) -> 
 
 def test_between_b_and_w_only_what_w_needs_is_held() -> None:
     schedule = [[Action("F", 0), Action("B", 0), Action("F", 1), Action("B", 1), Action("W", 0), Action("W", 1)]]
-    costs = StageCosts.uniform(2, [1.0], [2.0], kept=[10.0], late=[3.0], transient=[1.0])
+    costs = uniform(2, [1.0], [2.0], kept=[10.0], late=[3.0], transient=[1.0])
     played = simulate(compile_schedule(schedule, 2), costs)
     assert [held for _, held in played.memory_timeline(0)] == [10, 3, 13, 6, 3, 0]
     assert played.peak_bytes.tolist() == [14]
@@ -155,7 +156,7 @@ def test_a_deadlock_is_refused_before_playing() -> None:
 
 def test_16_ranks_256_microbatches_under_20_ms() -> None:
     schedule = one_f_one_b(16, 256)
-    costs = StageCosts.uniform(256, [1.0] * 16, [2.0] * 16)
+    costs = uniform(256, [1.0] * 16, [2.0] * 16)
     simulate(compile_schedule(schedule, 256), costs)
     program = compile_schedule(schedule, 256)
     took = []

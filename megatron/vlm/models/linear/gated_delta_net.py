@@ -76,9 +76,6 @@ def by_kernels(dtype: torch.dtype) -> bool:
 class GatedDeltaNet(MegatronModule):
     """This rank's rows [s, 1, width] -> the same. `into` and `out_of` are classes of its two projections."""
 
-    checkpoint_core_attention = False
-    """Nothing between the two projections is kept."""
-
     def __init__(
         self,
         config: TransformerConfig,
@@ -123,13 +120,7 @@ class GatedDeltaNet(MegatronModule):
     def forward(self, hidden: Tensor, packed_seq_params: Runs, **_: Any) -> tuple[Tensor, Tensor | None]:
         """This rank's rows [s, 1, width] -> the same, and no bias: as core's attention."""
         projected, _ = self.linear_qkv(hidden)
-
-        def core(rows: Tensor) -> Tensor:
-            return self._core(rows, packed_seq_params)
-
-        again = self.checkpoint_core_attention and self.training
-        inner = tensor_parallel.checkpoint(core, False, projected) if again else core(projected)
-        out: tuple[Tensor, Tensor | None] = self.linear_proj(inner)
+        out: tuple[Tensor, Tensor | None] = self.linear_proj(self._core(projected, packed_seq_params))
         return out
 
     def _core(self, projected: Tensor, runs: Runs) -> Tensor:

@@ -37,18 +37,15 @@ class _Tail:
     again: tuple[tuple[int, ...], ...]
 
 
-def adapipe_layout(problem: LayoutProblem, at_most: float = float("inf")) -> Layout:
-    """AdaPipe's layout. Raises UserError for virtual chunks, which it does not plan, and where nothing fits.
-
-    Stages whose work alone takes longer than a known step time, `at_most`, are left out.
-    """
+def adapipe_layout(problem: LayoutProblem) -> Layout:
+    """AdaPipe's layout. Raises UserError for virtual chunks, which it does not plan, and where nothing fits."""
     if problem.chunks > 1:
-        raise UserError("method adapipe plans no virtual chunks; use --method joint")
+        raise UserError("AdaPipe plans no virtual chunks")
     layers, stages = len(problem.profile.chain), problem.stages
     options = RankOptions(problem)
     tables = problem.tables
     forward, backward, again = (t.mean(axis=(1, 2)) for t in (tables.forward, tables.backward, tables.recompute))
-    both, kinds, received = forward + backward, problem.kind_counts, problem.received
+    kinds, received = problem.kind_counts, problem.received
     tails: dict[int, _Tail] = {layers: _Tail(0, 0, 0, 0, 0, 0, (layers,), ())}
     for s in range(stages - 1, -1, -1):
         longer: dict[int, _Tail] = {}
@@ -57,8 +54,6 @@ def adapipe_layout(problem: LayoutProblem, at_most: float = float("inf")) -> Lay
                 if j <= i:
                     continue
                 held = kinds[j] - kinds[i] + received[i]
-                if problem.microbatches * float(held @ both) > at_most:
-                    continue
                 choices = options.of(s, held[None])
                 if not choices:
                     continue
@@ -68,9 +63,7 @@ def adapipe_layout(problem: LayoutProblem, at_most: float = float("inf")) -> Lay
                     longer[i] = entry
         tails = longer
     if 0 not in tails:
-        raise UserError(
-            "method adapipe found no layout that is not over the limit of memory; --method joint says by how much"
-        )
+        raise UserError("AdaPipe finds no layout that fits the memory")
     best = tails[0]
     return problem.layout(best.edges, np.array(best.again))
 

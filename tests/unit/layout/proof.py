@@ -1,10 +1,12 @@
-"""Lower bounds on the step time of every layout that shares a part: what the exact search prunes with.
+"""Is a layout the fastest? Proven for pipelines without virtual chunks, far beyond what brute force could list.
 
-Both leave waits out and nothing else, so they hold for any schedule list and any packs:
+Depth-first over the cuts from the first stage on, with every recompute choice worth looking at. A branch is left when a
+lower bound on all layouts that share its part reaches the time to beat. The bounds leave waits out and nothing else, so
+they hold for any schedule list and any packs:
 
-* `slice_bounds`: one stage alone, without virtual chunks. Its rank waits for the first microbatch to come through the
-  layers before it, then does all its work, and the last gradient goes back through the layers before it; and it can
-  start its first backward only after that microbatch has been through the whole chain.
+* `slice_bounds`: one stage alone. Its rank waits for the first microbatch to come through the layers before it, then
+  does all its work, and the last gradient goes back through the layers before it; and it can start its first backward
+  only after that microbatch has been through the whole chain.
 * `prefix_bound`: the first stages played, the layers after them a delay of each microbatch, without any queue.
 """
 
@@ -12,7 +14,8 @@ import numpy as np
 from numba import njit
 
 from omnibal_ext.arrays import Floats, Ints
-from omnibal_ext.layout.problem import LayoutProblem
+from omnibal_ext.layout.options import RankOptions
+from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.tables import KIND_OF_WAY, prefix_sums
 from omnibal_ext.schedules.actions import Action
 from omnibal_ext.schedules.beside import BACKWARD, FORWARD
@@ -101,6 +104,51 @@ class Bounds:
         ends = _prefix_ends(problem.program.steps, problem.ranks, seconds, links, there_and_back)
         step = problem.placement.by_rank(np.pad(held @ t.step, (0, problem.stages - len(held))))
         return problem.over_cases((ends + step).max(axis=1))
+
+
+def faster_layout(problem: LayoutProblem, seconds: float, looks: int = 100_000) -> Layout | None:
+    """A layout without chunks that fits and takes less than `seconds`; None: it is proven that there is none.
+
+    Raises RuntimeError after so many `looks` at a stage.
+    """
+    return _Search(problem, seconds, looks).descend([0], [])
+
+
+class _Search:
+    def __init__(self, problem: LayoutProblem, seconds: float, looks: int) -> None:
+        assert problem.chunks == 1
+        self.problem, self.seconds, self.looks = problem, seconds, looks
+        self.bounds, self.options = Bounds(problem), RankOptions(problem)
+        self.allowed = self.bounds.slice_bounds()
+        """[stages, layers + 1, layers + 1]"""
+        self.least = np.full((problem.stages + 1, len(problem.profile.chain) + 1), np.inf)
+        """[stages + 1, layers + 1] The least worst bound of stages s .. end holding the layers from i on."""
+        self.least[-1, -1] = 0.0
+        for s in range(problem.stages - 1, -1, -1):
+            self.least[s] = np.maximum(self.allowed[s], self.least[s + 1][None, :]).min(axis=1)
+
+    def descend(self, edges: list[int], again: list[Ints]) -> Layout | None:
+        """A faster layout that begins with these stages."""
+        stage, first = len(edges) - 1, edges[-1]
+        if stage == self.problem.stages:
+            layout = self.problem.layout(edges, np.stack(again))
+            return layout if self.problem.step_seconds(layout) < self.seconds else None
+        bounds = np.maximum(self.allowed[stage, first], self.least[stage + 1])
+        for end in np.argsort(bounds, kind="stable").tolist():
+            if bounds[end] >= self.seconds:
+                break
+            path = [*edges, end]
+            held = self.problem.slices(path)
+            for choice in self.options.of(stage, held[-1:]):
+                self.looks -= 1
+                if self.looks < 0:
+                    raise RuntimeError("too many layouts for the bounds")
+                counts = [*again, choice[0]]
+                if self.bounds.prefix_bound(path, held, np.stack(counts)) < self.seconds:
+                    found = self.descend(path, counts)
+                    if found is not None:
+                        return found
+        return None
 
 
 def _steps(saved: Floats, seconds: Floats) -> list[tuple[float, float, int]]:
