@@ -41,7 +41,7 @@ def token_weights(batch: Microbatch, power: float) -> Tensor:
     if not power:
         return batch.loss_mask
     assert batch.segment_ids is not None
-    if batch.share is not None:  # other ranks hold tokens of its samples
+    if batch.shard is not None:  # other ranks hold tokens of its samples
         assert batch.targets is not None
         counts = batch.targets
     else:

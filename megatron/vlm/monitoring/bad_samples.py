@@ -69,7 +69,7 @@ class BadSamples:
             batch = replace(batch, targets=batch.targets.index_fill(0, rows, 0.0))
         if not segments or batch.loss_mask is None or batch.segment_ids is None:
             return batch
-        weights = torch.ones(len(batch.whole.lengths))
+        weights = torch.ones(len(batch.full_pack.lengths))
         weights[segments] = 0.0
         return replace(batch, loss_mask=batch.loss_mask * platform.to_device(weights)[batch.segment_ids])
 

@@ -163,7 +163,7 @@ class Recorder:
     def add_pack(self, batch: Microbatch) -> None:
         """Note the sizes of the pack whose forward begins."""
         if self._current is not None and self._current.action.kind == "F" and self._current.action.chunk == 0:
-            self.packs.append([batch.tiles, batch.tokens, batch.squares, batch.exchanged, batch.width])
+            self.packs.append([batch.tiles, batch.tokens, batch.squares, batch.sent_tokens, batch.width])
 
     def close(self) -> None:
         """Write what is left; training has ended."""

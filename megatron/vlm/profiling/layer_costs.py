@@ -193,8 +193,9 @@ class KindMeasurement:
         return total * self.chain.hidden_shape_before(self.stage.end, step.pack)[0] / len(step.output)
 
 
-        recompute(self.stage, False)
-        return (kept.bytes - self._extra_input_bytes(step)) / self.count
+def recompute(stage: Stage, enabled: bool) -> None:
+    """Set all layers of a stage to be recomputed entirely, or not at all."""
+    stage.recompute = frozenset(range(stage.first, stage.end) if enabled else ())
 
 
 def _consecutive(kind: str, kinds: Sequence[str]) -> tuple[int, int]:
