@@ -20,7 +20,7 @@ from omnibal_ext.plan import Plan
 from omnibal_ext.trainer_flags import DECAYS, RATES
 
 BEHIND = " (behind -- of tools/launch.py)"
-"""Where the launcher is given the flags that a line ends with."""
+"""Appended to remedies: tools/launch.py takes the trainer's flags there."""
 WITHOUT_EFFECT = {
     "save", "save_interval", "load", "log_interval", "tensorboard_dir", "num_workers", "logging_level",
     "eval_interval", "skip_train", "global_batch_size", "init_method_std", "embedding_init_method_std",

@@ -67,16 +67,16 @@ def _token_ids(
 ) -> Iterator[Mismatch]:
     """Differences in token ids: beyond the vocabulary, another image token, another tokenizer."""
     file = model_tokenizer(model_folder) if model_folder else None
-    mend = ("--tokenizer-model", file or "TOKENIZER_OF_THE_MODEL")
+    remedy = ("--tokenizer-model", file or "TOKENIZER_OF_THE_MODEL")
     ids = max(manifest["vocab_size"], manifest["image_token_id"] + 1)
     if ids > architecture.language.vocab_size:
-        yield Mismatch(f"token ids up to {ids - 1}, the vocabulary ends at {architecture.language.vocab_size}", *mend)
+        yield Mismatch(f"token ids up to {ids - 1}, the vocabulary ends at {architecture.language.vocab_size}", *remedy)
     named = image_token_id(read_config(model_folder / CONFIG)) if model_folder else None
     expected = architecture.prompt.image_token_id if named is None else named
     if expected not in (None, manifest["image_token_id"]):
-        yield Mismatch(f"image token {manifest['image_token_id']}, not {expected}", *mend)
+        yield Mismatch(f"image token {manifest['image_token_id']}, not {expected}", *remedy)
     if file and (difference := _tokenizer_difference(manifest, file)):
-        yield Mismatch(f"tokenizer {manifest['tokenizer']['path']}, not {file}: {difference}", *mend)
+        yield Mismatch(f"tokenizer {manifest['tokenizer']['path']}, not {file}: {difference}", *remedy)
 
 
 def _tokenizer_difference(manifest: Mapping[str, Any], file: Path) -> str:
@@ -131,11 +131,11 @@ def longest_positions(architecture: Architecture, model_folder: Path | None, pad
     Dynamic RoPE scaling depends on the sample's length. If only the folder has it, or padding hides the length, the
     limit is where scaling begins.
     """
-    own = architecture.language
-    models = [own, read_architecture(model_folder).language] if model_folder else [own]
+    language = architecture.language
+    models = [language, read_architecture(model_folder).language] if model_folder else [language]
     limits = [model.max_positions for model in models]
     for model in models:
         scaling = model.rope_scaling
-        if scaling and scaling.kind == "dynamic" and (padded or scaling != own.rope_scaling):
+        if scaling and scaling.kind == "dynamic" and (padded or scaling != language.rope_scaling):
             limits.append(scaling.original_positions)
     return min(filter(None, limits), default=None)
