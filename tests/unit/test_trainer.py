@@ -254,14 +254,14 @@ def test_two_runs_write_in_no_place_at_once(tmp_path: Path, monkeypatch: pytest.
     names = {"save": None, "metrics_file": None, "tensorboard_dir": None, "rank": 0}
     args = Namespace(**names | {place: str(tmp_path / "place")})
     flag = f"--{place.replace('_', '-')}"
-    with pretrain._writing_alone(args):
-        with pytest.raises(UserError, match=rf"{flag} .*place: in use by process"), pretrain._writing_alone(args):
+    with pretrain._write_locks(args):
+        with pytest.raises(UserError, match=rf"{flag} .*place: in use by process"), pretrain._write_locks(args):
             pass
-        with pretrain._writing_alone(Namespace(**{**vars(args), "rank": 1})):  # of the same run
+        with pretrain._write_locks(Namespace(**{**vars(args), "rank": 1})):  # of the same run
             pass
-        with pretrain._writing_alone(Namespace(**names | {place: str(tmp_path / "another")})):
+        with pretrain._write_locks(Namespace(**names | {place: str(tmp_path / "another")})):
             pass
-    with pretrain._writing_alone(args):
+    with pretrain._write_locks(args):
         pass
 
 
@@ -270,7 +270,7 @@ def test_what_the_collector_left_alone_is_freed_at_the_end(monkeypatch: pytest.M
     at_exit: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", at_exit.append)
     gc.unfreeze()  # of other tests' trainers
-    pretrain._keep_what_is_there.__wrapped__()
+    pretrain._freeze_garbage_collector.__wrapped__()
     assert gc.get_freeze_count() > 0
     for last in at_exit:
         last()
