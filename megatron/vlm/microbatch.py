@@ -181,7 +181,7 @@ class Microbatch:
     seconds: tuple[float, ...] = ()  # of each of `grids` between two temporal steps; (): no video
     shard: PackShard | None = None  # of a pack that several ranks run: tiles, lengths and tokens are then those here,
     # values per sample those of the entire pack
-    units: tuple[int, ...] = ()  # tiles of every unit of the entire pack, not only this rank's (`omnibal_ext.tower`)
+    units: tuple[int, ...] = ()  # tiles of every unit of the entire pack, not only this rank's (`tower_encoding`)
     encodes: tuple[bool, ...] = ()  # for each unit, whether this rank encodes it
 
     def pin_memory(self) -> "Microbatch":
@@ -195,7 +195,7 @@ class Microbatch:
         return sum(self.lengths)
 
     def units_of_images(self) -> tuple[int, ...]:
-        """Tiles or patches of each unit of the pack's images (`omnibal_ext.tower`), in order."""
+        """Tiles or patches of each unit of the pack's images (`tower_encoding`), in order."""
         return tuple(steps * rows * columns for steps, rows, columns in self.grids) or (1,) * self.tiles
 
     @property

@@ -24,7 +24,7 @@ from megatron.vlm.models import again
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
-from omnibal_ext.plan import Plan, StagePlan
+from omnibal_ext.plan import Plan
 from omnibal_ext.schedules.actions import Action
 from tests.distributed import harness
 from tests.distributed.harness import get_model

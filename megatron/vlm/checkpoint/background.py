@@ -30,7 +30,7 @@ def install(asynchronous: bool) -> None:
 
 def write(*arguments: Any) -> None:
     """The main function of a rank's writer process."""
-    end_with_starter()
+    exit_with_parent()
     _LOOP(*arguments)
 
 

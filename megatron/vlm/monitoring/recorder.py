@@ -32,7 +32,6 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.platform import Moment, allocated_bytes
 from megatron.vlm.profiling.kept import KeptBytes
 from omnibal_ext.chain import TIMED_PART_OF
-from omnibal_ext.files.lines import JsonLines
 from omnibal_ext.schedules.actions import Action
 
 WARM_UP = 3  # iterations
