@@ -24,7 +24,7 @@ from megatron.vlm.models import again
 from megatron.vlm.pretrain import Trainer
 from omnibal_ext.chain import PARTS
 from omnibal_ext.errors import UserError
-from omnibal_ext.plan import Plan
+from omnibal_ext.plan import Plan, StagePlan
 from omnibal_ext.schedules.actions import Action
 from tests.distributed import harness
 from tests.distributed.harness import get_model
@@ -46,7 +46,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A trainer as the command line makes it, and the model that Megatron gets from it."""
     frozen, reduction = CASES[request.param]
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    stage = Stage((0, len(CHAIN)), RECOMPUTED, CHEAP)
+    stage = StagePlan((0, len(CHAIN)), RECOMPUTED, CHEAP)
     Plan(
         chain=CHAIN,
         stages=(stage,),

@@ -32,6 +32,7 @@ from megatron.vlm.pipeline.stage import Stage
 from megatron.vlm.platform import Moment, allocated_bytes
 from megatron.vlm.profiling.kept import KeptBytes
 from omnibal_ext.chain import TIMED_PART_OF
+from omnibal_ext.files.lines import JsonLines
 from omnibal_ext.schedules.actions import Action
 
 WARM_UP = 3  # iterations
@@ -89,7 +90,7 @@ class Recorder:
 
     def __init__(self, path: Path | None, iterations: Collection[int], check: ProfileCheck | None = None) -> None:
         """Records `iterations` to `path`; for `check` those it wants that are not next to one of `iterations`."""
-        self.lines, self.check = Lines(path) if path else None, check
+        self.lines, self.check = JsonLines(path) if path else None, check
         self.iterations = frozenset(iterations if path else ())
         self.number = 0
         self.origin: Moment | None = None
