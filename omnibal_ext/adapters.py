@@ -1,11 +1,11 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): which matrices get one, of what sizes, and the flags that ask for them.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): which matrices have one, their sizes, and their flags.
 
 Of a frozen matrix W [rows, columns], A [rank, columns] and B [rows, rank] are trained:
 
     y = W x + alpha / rank * B (A x)
 
-A matrix of ours that is several at Hugging Face's (query, key and value; gate and up) has an A for each of them, so
-that the adapters are those that peft would train.
+Where Megatron's matrix is several of Hugging Face's (query, key and value; gate and up), each has its own A, as with
+peft.
 """
 
 from argparse import Namespace
@@ -20,22 +20,22 @@ from omnibal_ext.flags import Interval, Need
 from omnibal_ext.matrices import Matrix, matrices_of
 
 SUFFIX = "_adapter"
-"""Of an adapter's name, behind that of the layer that it belongs to."""
+"""An adapter is named as its linear layer, with this suffix."""
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """Which parts of a model have adapters, and what these are like; rank 0: there are none."""
+    """Rank and scale of the adapters, and the parts of the model that have them; rank 0: there are none."""
 
     rank: int = 0
     alpha: float = 0.0
-    """The adapters' product is scaled by alpha / rank."""
+    """The adapter's output is scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Of `omnibal_ext.chain.PARTS`."""
+    """Parts, of `omnibal_ext.chain.PARTS`."""
 
     @classmethod
     def of(cls, arguments: Namespace) -> "Adapters":
-        """As flags say: --lora-alpha is twice the rank, and --lora-targets the language model, unless given."""
+        """From flags; defaults: --lora-alpha twice the rank, --lora-targets llm."""
         if not arguments.lora_rank:
             return cls()
         targets = tuple(part for part in PARTS if part in (arguments.lora_targets or ("llm",)))
@@ -44,30 +44,30 @@ class Adapters:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> "Adapters":
-        """Of `to_record`."""
+        """The adapters of which `to_record` made a record."""
         return cls() if record is None else cls(record["rank"], record["alpha"], tuple(record["targets"]))
 
     def to_record(self) -> dict[str, Any] | None:
-        """What a save says of them; None where there are none."""
+        """What a checkpoint's manifest holds; None: no adapters."""
         return {"rank": self.rank, "alpha": self.alpha, "targets": list(self.targets)} if self.rank else None
 
     @property
     def scale(self) -> float:
-        """What the product of a matrix's adapters is multiplied with."""
+        """alpha / rank."""
         return self.alpha / self.rank
 
     def frozen(self, parts: Sequence[str]) -> tuple[str, ...]:
-        """The parts whose own weights are not trained: `parts`, or with adapters all."""
+        """The parts with frozen weights: those of --freeze (`parts`), and with adapters all."""
         return tuple(PARTS) if self.rank else tuple(parts)
 
     @property
     def size_flags(self) -> list[str]:
-        """The flags that ask for adapters of this size, as words; what they are scaled by costs nothing."""
+        """The flags that decide what adapters cost, as command-line words: all but --lora-alpha."""
         return ["--lora-rank", str(self.rank), "--lora-targets", *self.targets] if self.rank else []
 
     @property
     def flags(self) -> list[str]:
-        """The trainer's flags that ask for these, as words."""
+        """The trainer's flags for these adapters, as command-line words."""
         return [*self.size_flags, "--lora-alpha", repr(self.alpha).removesuffix(".0")] if self.rank else []
 
 
@@ -75,10 +75,9 @@ NO_ADAPTERS = Adapters()
 
 
 def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]]:
-    """The matrices that get adapters, by what costs stand under: all linear layers of transformer layers and projector.
+    """The matrices with adapters by kind of layer (`chain.cost_kinds`): linear ones of transformers and projector.
 
-    Experts get none, nor does their router: of a mixture those of the attention alone. Nor do matrices that join
-    squares of patches, or stand between that and a perceptron, nor those of what layers read beside hidden states.
+    Not those of experts and routers, patch merging, and per-layer inputs.
     """
     return {
         kind: tuple(matrix for matrix in found if matrix.is_adaptable)
@@ -88,7 +87,7 @@ def adapted_matrices(architecture: Architecture) -> dict[str, tuple[Matrix, ...]
 
 
 def adapter_parameters(architecture: Architecture, adapters: Adapters, tensor: int = 1) -> dict[str, float]:
-    """Interval in the adapters of one layer of each kind, on one of `tensor` tensor-parallel ranks."""
+    """Parameters in the adapters of one layer of each kind, on one of `tensor` tensor-parallel ranks."""
     return {
         kind: sum(matrix.numbers(adapters.rank, tensor) for matrix in matrices)
         for kind, matrices in adapted_matrices(architecture).items()
@@ -97,7 +96,7 @@ def adapter_parameters(architecture: Architecture, adapters: Adapters, tensor: i
 
 
 def check_adapters(adapters: Adapters, architecture: Architecture) -> None:
-    """Raise UserError for parts that cannot have adapters, and a rank that no matrix is as large as."""
+    """Raise UserError for parts that cannot have adapters, and for a rank that exceeds a side of a matrix."""
     if not adapters.rank:
         return
     if architecture.language.linear and "llm" in adapters.targets:
@@ -125,7 +124,7 @@ NEEDS = (
 
 
 def add_trained_flags(parser: Any) -> None:
-    """The flags that choose what of a model is trained, for a parser or a group of one's."""
+    """Add --freeze and the flags of adapters to a parser or an argument group."""
     parser.add_argument("--freeze", nargs="+", default=[], choices=tuple(PARTS), help="parts that are not trained")
     parser.add_argument("--lora-rank", type=int, metavar="R", help="train adapters of this rank, and nothing else")
     parser.add_argument(

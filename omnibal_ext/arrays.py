@@ -1,4 +1,4 @@
-"""Types of numpy's arrays, by what is in them."""
+"""Types of NumPy arrays."""
 
 import numpy as np
 from numpy.typing import NDArray

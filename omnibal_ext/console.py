@@ -1,4 +1,4 @@
-"""What our programs print: tables for people, one JSON object for scripts, progress on a terminal."""
+"""Output of our programs: tables for people, one JSON object for scripts, progress bars on a terminal."""
 
 import json
 import sys
@@ -28,9 +28,9 @@ Item = TypeVar("Item")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> None:
-    """Print a table to stdout; the first column is left-aligned, the others, numbers, `right`-aligned.
+    """Print a table to stdout: the first column is left-aligned, the others, if `right`, right-aligned as numbers are.
 
-    What stands in it may be others' text: it is printable, and no markup.
+    Cells are escaped: they may quote untrusted text.
     """
     table = Table(title=_cell(title), title_justify="left", box=box.SIMPLE_HEAD)
     for position, column in enumerate(columns):
@@ -45,7 +45,7 @@ def _cell(value: object) -> Text:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print exactly one JSON object on stdout (what every tool does under `--json`)."""
+    """Print one JSON object on stdout, for `--json`."""
     json.dump(value, sys.stdout)
     sys.stdout.write("\n")
 
@@ -69,10 +69,10 @@ def track(items: Iterable[Item], description: str, total: int) -> Iterator[Item]
 
 
 def follow_metrics(path: Path, is_running: Callable[[], bool], start: int = 0, every: float = 60.0) -> None:
-    """Show a running job's iterations on stderr, read from the metrics.jsonl it appends to, until it ends.
+    """Show a running job's iterations on stderr, read from its metrics.jsonl, until it ends.
 
-    start: bytes of the file that are an earlier run's. On a terminal a bar; elsewhere a line every so many seconds,
-    and one for the last iteration.
+    `start`: byte at which this run's lines begin. On a terminal a bar; elsewhere a line every `every` seconds, and one
+    for the last iteration.
     """
     columns = (TextColumn("iteration"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True)

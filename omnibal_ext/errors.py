@@ -1,4 +1,4 @@
-"""What the user did wrong, a line for each fault, and the exit codes of our programs."""
+"""Errors of the user, a line each, and the exit codes of our programs."""
 
 import errno
 import signal
@@ -10,18 +10,16 @@ from omnibal_ext.output import ignore_lost_output, output_error, printable, say
 from omnibal_ext.packages import missing_package
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a disk without room, or a user without, answers."""
+"""Errors of a full disk, an exhausted quota, a file at its size limit."""
 
 
 class UserError(Exception):
-    """Bad input. A message is one line: what, where (file, row, layer), the limit, the remedy.
-
-    Faults that are found together are said together: each is an argument, and a line of its own.
-    """
+    """Bad input. Each argument is the message of one fault, in one line: what, where (file, row, layer), the limit, the
+    remedy."""
 
     @property
     def lines(self) -> list[str]:
-        """The messages; what they quote of others is printable."""
+        """The messages, with non-printable characters escaped."""
         return [printable(str(message)) for message in self.args]
 
     def __str__(self) -> str:
@@ -38,17 +36,15 @@ class Stopped(KeyboardInterrupt):
 
 
 def from_os_error(error: OSError) -> UserError:
-    """What the system answered about a file: a disk that is full, a folder where a file should be."""
-    remedy = "make room and start again" if error.errno in FULL else "choose another path, or mend what is there"
+    """A `UserError` for an error of the operating system about a file, such as a full disk."""
+    remedy = "make room and start again" if error.errno in FULL else "choose another path, or fix what is there"
     where = f"{error.filename}: " if error.filename is not None else ""
     return UserError(f"{where}{error.strerror or error}; {remedy}")
 
 
 def run_tool(main: Callable[[], None]) -> None:
-    """Run a program's `main`; a `UserError` becomes a line a fault on stderr and exit code 2, a signal one and 128 + n.
-
-    So does what the system says of a file. What a program that ends well has said must have come to its reader.
-    """
+    """Run a program's `main`. `UserError`, and an OSError about a file, print a line for each fault on stderr and exit
+    with code 2; signal n exits with 128 + n. Output that could not be written to stdout is an error too."""
     ignore_lost_output()
     with exit_on_user_error():
         main()
@@ -59,7 +55,7 @@ def run_tool(main: Callable[[], None]) -> None:
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """End the program as `run_tool` does; by itself around what a program imports and not every user has installed."""
+    """Turn errors into messages and exit codes, as `run_tool` does; also for imports of optional packages."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What flags of others are called here: of transformers' Trainer and its like, and of Megatron-LM's own examples."""
+"""Our names for flags of other trainers: transformers' Trainer, LLaMA-Factory, ms-swift, Megatron-LM's examples."""
 
 import difflib
 from collections.abc import Iterable
@@ -53,11 +53,11 @@ _FLAGS = {
     "RUN/checkpoints of tools/launch.py, unless it is told": "--save",
 }  # fmt: skip
 SYNONYMS = {flag: here for here, flags in _FLAGS.items() for flag in flags.split()}
-"""By a flag of others, what it is here."""
+"""Our flag, or a remark, by the other trainer's flag."""
 
 
 def suggestion(flag: str, known: Iterable[str], near: float = 0.7) -> str:
-    """What to say of a flag that is none: what it is called here, or the nearest there are; "" where none is near."""
+    """For an unknown flag, its name here or the most similar flags of `known`, in words; "": none is similar."""
     if flag in SYNONYMS:
         return f"here it is {SYNONYMS[flag]}"
     nearest = difflib.get_close_matches(flag, [*known], 2, near)

@@ -1,6 +1,6 @@
-"""What plan.json and profile.json must hold, as data; what parts say of each other is checked where they are read.
+"""Schemas of plan.json and profile.json; relations between fields are checked by `Plan` and `Profile`.
 
-The most of everything is far beyond any run, and little enough for a list of it to be made.
+Limits exceed any real run, and keep a damaged file from exhausting memory.
 """
 
 from omnibal_ext.chain import KINDS, PARTS
@@ -10,7 +10,7 @@ MOST_LAYERS, MOST_RANKS, MOST_MICROBATCHES = 2**14, 2**14, 2**16
 MOST_BUDGET = 2**31
 MOST_LORA_RANK = 2**16
 OLD_RECOMPUTE = ("recompute_attention", "recompute_mlp")
-"""Of stages in older plans: layers of which a part alone was recomputed, which are recomputed whole now."""
+"""Fields of stages in older plans, for layers recomputed in part; now these are recomputed entirely."""
 
 PLAN_COUNTS = {
     "num_microbatches": integer(1, MOST_MICROBATCHES),
@@ -72,7 +72,7 @@ PLAN = record(
 )
 
 MEASURED = record({}, {"layers": mapping(mapping(anything))})
-"""Some lines of a profile, to be put in another one's place."""
+"""A partial profile, whose layers replace another one's (`profile_layers.py --measured`)."""
 PROFILE_COUNTS = {
     "vit_budget": integer(1, MOST_BUDGET),
     "llm_budget": integer(1, MOST_BUDGET),

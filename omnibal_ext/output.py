@@ -1,7 +1,7 @@
-"""What our programs say on stdout and stderr: a line stays a line whatever it quotes, and nothing said ends a program.
+"""Printing to stdout and stderr: untrusted text is escaped, and a failure to write does not end the program.
 
-Names of files, folders and sources are others': an escape code in one would steer the terminal, a line end in one forge
-a line of the log. `printable` is where text of others is made fit to be seen.
+Names of files, folders and sources are untrusted: an escape code in one would control the terminal, a line end would
+forge a line of the log.
 """
 
 import contextlib
@@ -15,22 +15,22 @@ STREAMS = {1: "stdout", 2: "stderr"}
 
 
 def printable(text: str) -> str:
-    """The text as one line; what is no character to be seen is written as in Python's source: \\n, \\x1b."""
+    """The text in one line; non-printable characters are escaped as in Python: \\n, \\x1b."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(*lines: str, error: bool = False) -> None:
-    """Print lines, and at once; on stderr if it is an `error`."""
+    """Print lines, escaped, and flush; `error`: to stderr."""
     print(*map(printable, lines), sep="\n", file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def ignore_lost_output() -> None:
-    """From here on nobody has to read what this program says: the first thing that a program does.
+    """Make stdout and stderr discard what they cannot write; call this before anything else.
 
-    A pipe whose reader has gone, a disk that is full and a closed terminal take what is written, and lose it. A stream
-    that was closed from the beginning leads nowhere, and its number to no file that is opened later.
+    So a closed pipe, a full disk or a closed terminal does not end the program. A standard stream that is closed at the
+    start is opened on /dev/null, so that no other file gets its descriptor.
     """
     for number in (0, *STREAMS):
         with contextlib.suppress(OSError):
@@ -38,20 +38,19 @@ def ignore_lost_output() -> None:
     for number, name in STREAMS.items():
         stream = getattr(sys, name)
         if stream is None or _leads_to(stream, number):
-            setattr(sys, name, _steady(number, stream))
+            setattr(sys, name, _lossy(number, stream))
 
 
 def output_error() -> str:
-    """Why something said on stdout is lost to whoever waits for it; "" if nothing is, or nobody does."""
+    """The first error of writing to stdout; "": none, or the reader has closed the pipe."""
     lost: OSError | None = getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "lost", None)
     return "" if lost is None or lost.errno == errno.EPIPE else str(lost.strerror)
 
 
-class _Steady(io.FileIO):
-    """A stream to which writing never fails."""
+class _LossyFile(io.FileIO):
+    """A file that discards what cannot be written, and keeps the first error."""
 
     lost: OSError | None = None
-    """The first failure."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -62,30 +61,30 @@ class _Steady(io.FileIO):
 
 
 def _occupy(number: int) -> None:
-    """Let a number that was closed lead nowhere."""
+    """Open /dev/null on a descriptor that is closed."""
     try:
         os.fstat(number)
     except OSError:
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        if nowhere != number:
-            os.dup2(nowhere, number)
-            os.close(nowhere)
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)
         os.set_inheritable(number, True)
 
 
 def _leads_to(stream: Any, number: int) -> bool:
-    """Whether it is Python's own stream of that number, and none that someone has put in its place."""
+    """Whether a stream is Python's for that descriptor, and not a replacement."""
     buffer = getattr(stream, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
     return type(raw) is io.FileIO and not raw.closed and raw.fileno() == number
 
 
-def _steady(number: int, stream: Any) -> io.TextIOWrapper:
+def _lossy(number: int, stream: Any) -> io.TextIOWrapper:
     if stream is not None:
         with contextlib.suppress(OSError):
             stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(_Steady(number, "w", closefd=False)),
+        io.BufferedWriter(_LossyFile(number, "w", closefd=False)),
         encoding=getattr(stream, "encoding", "utf-8"),
         errors="backslashreplace",
         line_buffering=getattr(stream, "line_buffering", False),

@@ -1,4 +1,4 @@
-"""A process that does not outlive the one that started it, however that one ended."""
+"""Processes that end when their parent ends, even if that is killed."""
 
 import contextlib
 import ctypes
@@ -13,9 +13,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def kill_with_parent(parent: int) -> None:
-    """Have this process killed when `parent`, which started it, ends; at once if it has ended already.
+    """Have Linux kill this process when `parent`, which started it, ends; exit at once if it has ended already.
 
-    To be precise, with the thread that started it: start what calls this from the main thread.
+    Linux watches the parent's thread, so processes that call this must be started by the main thread.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -24,21 +24,21 @@ def kill_with_parent(parent: int) -> None:
 
 
 def kill_with_this_process() -> Callable[[], None]:
-    """What a child of this process calls first (`preexec_fn` of a program, `initializer` of a worker)."""
+    """A function for children of this process to call first, as `preexec_fn` or `initializer`."""
     return partial(kill_with_parent, os.getpid())
 
 
 def exit_with_parent(*_: object) -> None:
-    """Have this process, one of `multiprocessing`, end when the one that asked for it has ended.
+    """Exit this `multiprocessing` process when the process that created it ends.
 
-    Also where a server has forked it, whose end is all that the system would tell of, and which stays as long as it has
-    forks. Takes what an initializer is given.
+    Unlike `kill_with_parent` this works under a fork server, where the parent is the server. Arguments are ignored, so
+    that it can be an initializer.
     """
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
 
 def _wait_for_parent() -> None:
-    starter = multiprocessing.parent_process()
-    assert starter is not None
-    starter.join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)

@@ -1,5 +1,5 @@
-"""What a run wrote: metrics.jsonl, a line an interval of training, one an evaluation and one that compares with the
-profile; timeline.jsonl."""
+"""Reads metrics.jsonl of a run: a line for each interval of training, each evaluation, and the comparison with the
+profile."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from omnibal_ext.reading.files import open_plain
 REMEDY = "take the line out, or start the run in another folder"
 
 INPUTS = "inputs.json"
-"""Beside metrics.jsonl: where the run's plan, profile and packs are."""
+"""In the run's folder: paths of its plan, profile and packs."""
 TIMELINE = "timeline.jsonl"
-"""Beside metrics.jsonl: a line for each iteration that was recorded on every rank."""
+"""In the run's folder: a line for each iteration that was recorded on every rank."""
 
 
 def _figure(place: str, value: Any) -> float:
-    """A loss may be infinite or no number, where training failed; null, where no token counted."""
+    """A number; a loss may be infinite or NaN."""
     if not isinstance(value, float) and not is_number(value):
         raise UserError(f"{place} must be a number")
     return float(value)
@@ -39,37 +39,37 @@ LINE: Check[dict[str, Any]] = record(
     {"iteration": integer()},
     {**_LOSSES, **_RATES, "evaluation": record({}, _LOSSES), PROFILE_CHECK: record(_CHECKED)},
 )
-"""What programs read of a line."""
+"""The fields of a line that programs read."""
 
 
 def loss_text(loss: float | None, digits: int) -> str:
-    """A loss for people; none where no token counted."""
+    """A loss in words; "none" if no token had weight."""
     return "none" if loss is None else f"{loss:.{digits}f}"
 
 
 def training_intervals(path: Path) -> list[dict[str, Any]]:
-    """The intervals of training, in order; an interval that was run again after a resume counts as it last ran.
+    """The lines of intervals of training, in order; of an interval that was repeated after a resume, the last one.
 
-    A last line that is being written is left out; no file is no intervals.
+    An incomplete last line is left out; without a file there are none.
     """
     others = {"evaluation", PROFILE_CHECK}
     return list({line["iteration"]: line for line in complete_lines(path)[0] if not others & line.keys()}.values())
 
 
 def evaluations(path: Path) -> dict[int, dict[str, Any]]:
-    """What the evaluations found, by the iterations of training before them."""
+    """Results of the evaluations by the iteration after which they ran."""
     return {line["iteration"]: line["evaluation"] for line in complete_lines(path)[0] if "evaluation" in line}
 
 
 def profile_check(path: Path) -> dict[str, Any] | None:
-    """What the run found of its profile, the last time that it looked: hashes of model and profile, iterations, and
-    seconds by part (`omnibal_ext.costs.corrected.Compared`). None where it has not."""
+    """The run's last comparison with its profile: hashes of model and profile, iterations, and seconds by part
+    (`omnibal_ext.costs.corrected.Compared`); None if there is none."""
     found = [line[PROFILE_CHECK] for line in complete_lines(path)[0] if PROFILE_CHECK in line]
     return found[-1] if found else None
 
 
 def noted_inputs(folder: Path) -> dict[str, str]:
-    """Where the run in a folder has its plan, profile and packs, as the launcher noted; empty where it did not."""
+    """The paths in a run's inputs.json; empty without one."""
     path = folder / INPUTS
     return read_json(path, mapping(text), "remove it, and name the files") if path.exists() else {}
 
@@ -80,7 +80,7 @@ def _lines_before(path: Path, position: int) -> int:
 
 
 def complete_lines(path: Path, position: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The lines that were written to the end behind a position, decoded, and where the next one starts."""
+    """The decoded complete lines after byte `position`, and the byte at which the next line starts."""
     if not path.exists():
         return [], position
     with open_plain(path, REMEDY) as file:

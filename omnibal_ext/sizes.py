@@ -1,4 +1,4 @@
-"""What samples cost: how many ViT tiles and LLM tokens each one has, and any further named sizes."""
+"""Sizes of samples: ViT tiles, LLM tokens, and any further named sizes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +15,15 @@ from omnibal_ext.reading.document import read_json
 
 REMEDY = "give a sizes file: a JSON list, or an .npz"
 MOST_ROWS, MOST_JSON = 2**30, 2**31
-"""Of a JSON list; an .npz may be larger."""
+"""Limits of a JSON file, in rows and bytes; an .npz may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The sizes of every sample of a corpus; sample i is row i of all arrays.
 
-    `tokens` counts what the LLM reads, image tokens included. A text-only sample has 0 tiles. At native resolution,
-    tiles are patches. `more` are further sizes by name: audio frames, sums of squared lengths of images...
+    `tokens` includes image tokens. A text-only sample has 0 tiles. At native resolution, tiles are patches. `more` are
+    further sizes by name, such as audio frames or sums of squared image lengths.
     """
 
     tiles: NDArray[np.int32]  # [N]
@@ -40,7 +40,7 @@ class Sizes:
 
     @classmethod
     def from_arrays(cls, tiles: Any, tokens: Any, origin: str = "sizes", **more: Any) -> "Sizes":
-        """Check integer arrays of one length and make them sizes; `more` are further ones by name.
+        """Sizes from integer arrays of one length; `more` are further ones by name.
 
         Raises:
             UserError: naming `origin` and the first row at fault.
@@ -70,11 +70,10 @@ class Sizes:
 
     @classmethod
     def load(cls, paths: Sequence[str | Path] | str | Path, more: Sequence[str] = ()) -> "Sizes":
-        """Read `.json` or `.npz` files of sizes; several are one corpus, numbered from 0 in the order given.
+        """Read `.json` or `.npz` files of sizes; several are one corpus, its samples numbered in the files' order.
 
-        `more` are the names of further sizes, fields or arrays like the others.
-
-        A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` holds `tiles` and `tokens`.
+        A JSON file is a list of `{"vit_num": tiles, "token_num": tokens, ...}`, an `.npz` has `tiles` and `tokens`;
+        `more` names further fields or arrays.
 
         Raises:
             UserError: naming the file, and the row where a row is at fault.
@@ -85,7 +84,7 @@ class Sizes:
 
     @classmethod
     def concatenate(cls, parts: Sequence["Sizes"]) -> "Sizes":
-        """Put corpora one after the other."""
+        """The samples of all `parts`, one corpus after the other."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -95,7 +94,7 @@ class Sizes:
         )
 
     def save(self, path: str | Path, **columns: NDArray[Any]) -> None:
-        """Write an `.npz` that `load` reads; `columns` [N] are what else there is to say about the samples."""
+        """Write an `.npz` that `load` reads; `columns` are further arrays [N]."""
         np.savez(path, allow_pickle=False, tiles=self.tiles, tokens=self.tokens, **self.more, **columns)
 
 
@@ -128,7 +127,7 @@ def _load_one(path: Path, more: Sequence[str]) -> Sizes:
     for name, column in zip(names, columns, strict=True):
         if not isinstance(column, list):
             continue
-        # Texts among numbers would make an array as wide as the longest of them.
+        # NumPy would make texts of all, as wide as the longest.
         odd = next((row for row, value in enumerate(column) if type(value) is not int), None)
         if odd is not None:
             raise UserError(f"{path}: row {odd}: {name} must be whole numbers, found {shown(column[odd])}")

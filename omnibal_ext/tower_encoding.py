@@ -1,6 +1,7 @@
-"""Which rank encodes which images of a microbatch, where the vision tower stands beside the pipeline, and when.
+"""With a replicated vision tower: which rank encodes which images of a microbatch, and when.
 
-Who encodes follows from the pack, the microbatch and the plan alone (`omnibal_ext.dealing`): resuming is a position.
+The choice depends on the pack, the microbatch's number and the plan alone (`omnibal_ext.dealing`), so a resumed run
+makes the same one.
 """
 
 from collections import deque
@@ -12,41 +13,39 @@ from omnibal_ext.schedules.actions import Action, Beside, Schedule
 
 @dataclass(frozen=True)
 class EncoderRank:
-    """A rank of a replica that encodes images."""
+    """A rank of a replica, which encodes some of its images."""
 
     parts: tuple[tuple[int, ...], ...]
-    """Of the plan."""
+    """`parts` of the plan's tower."""
     rank: int
-    """In the pipeline."""
+    """Pipeline rank."""
     tensor_rank: int
     tensor_ranks: int
 
     def takes(self, units: tuple[int, ...], microbatch: int) -> list[bool]:
-        """Of every unit of a pack whether it encodes it."""
+        """For each of a pack's units (by its cost) whether this rank encodes it."""
         ranks = parts_of(self.parts, microbatch)
         if self.rank not in ranks:
             return [False] * len(units)
-        own = ranks.index(self.rank) * self.tensor_ranks + self.tensor_rank
-        return [worker == own for worker in deal(units, microbatch, ranks, self.tensor_ranks)]
+        index = ranks.index(self.rank) * self.tensor_ranks + self.tensor_rank
+        return [worker == index for worker in deal(units, microbatch, ranks, self.tensor_ranks)]
 
 
 def parts_of(parts: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:
-    """The pipeline ranks that encode a microbatch; where there are more than the plan has, they begin anew."""
+    """The pipeline ranks that encode a microbatch; the plan's list is repeated for more microbatches than it has."""
     return parts[microbatch % len(parts)]
 
 
 def with_encoding(schedule: Schedule, beside: Beside) -> Schedule:
-    """Lists for any number of microbatches: E as many in front of their F as there are ranks, V at the end.
-
-    For what no plan has lists for: evaluations. Few image tokens wait at a time, and no rank for the next one's F.
-    """
+    """The schedule with encodes (E) and their backwards (V) added: E at most as many microbatches before its F as there
+    are ranks, so that few image tokens are held, and V at the end. For evaluations, which have no lists in the plan."""
     lists: Schedule = []
     for rank, actions in enumerate(schedule):
         mine = [microbatch for microbatch, parts in enumerate(beside.parts) if rank in parts]
-        left, woven = deque(mine), list[Action]()
+        left, found = deque(mine), list[Action]()
         for action in actions:
             while left and action.kind == "F" and left[0] <= action.microbatch + len(schedule):
-                woven.append(Action("E", left.popleft(), rank))
-            woven.append(action)
-        lists.append(woven + [Action("V", microbatch, rank) for microbatch in mine])
+                found.append(Action("E", left.popleft(), rank))
+            found.append(action)
+        lists.append(found + [Action("V", microbatch, rank) for microbatch in mine])
     return lists

@@ -1,6 +1,6 @@
-"""Flags of the trainer that most runs give: `megatron.vlm.arguments` has them, and tools/launch.py hands them on.
+"""Flags of the trainer that tools/launch.py takes too and forwards: all of ours, and the most used of Megatron's.
 
-Our own are declared here alone. Those of Megatron's are Megatron's: here stands what the launcher says of them.
+`megatron.vlm.arguments` adds ours to the trainer from here; Megatron declares its own, and here is the launcher's help.
 """
 
 from argparse import ArgumentParser, _ArgumentGroup
@@ -11,7 +11,7 @@ from omnibal_ext.flags import Interval
 
 Group = ArgumentParser | _ArgumentGroup
 PARTS_WITH_RATES = ("vit", "projector")
-"""The parts that can have rates of their own; the language model's are the run's."""
+"""Parts with flags for their learning rate and weight decay; the language model has the run's."""
 RATES = tuple(f"lr_{part}" for part in PARTS_WITH_RATES)
 DECAYS = tuple(f"weight_decay_{part}" for part in PARTS_WITH_RATES)
 
@@ -39,7 +39,7 @@ def _add_rates(group: Group) -> None:
     )
 
 
-def _add_mishaps(group: Group) -> None:
+def _add_tolerances(group: Group) -> None:
     group.add_argument(
         "--max-bad-samples", type=int, default=100, metavar="N", help="samples whose images may break while training"
     )
@@ -88,12 +88,12 @@ def _add_megatron(group: Group) -> None:
 TRAINER_FLAGS: dict[str, Callable[[Group], None]] = {
     "what is trained": _add_trained,
     "rates of parts, and the loss": _add_rates,
-    "what may go wrong": _add_mishaps,
+    "what may go wrong": _add_tolerances,
     "what is recorded": _add_records,
 }
-"""Our flags that no other place decides, by what they are about."""
+"""Our flags by title of their group."""
 FORWARDED_FLAGS = {**TRAINER_FLAGS, "of Megatron's, those that most runs give (all others: behind --)": _add_megatron}
-"""What the launcher takes for the trainer."""
+"""The flags that the launcher forwards to the trainer, by title of their group."""
 OWN_NUMBERS = (
     *adapters.NUMBERS,
     Interval("(0, 1e30]", "lora_alpha"),

@@ -1,1 +1,1 @@
-"""Files and folders that we write: whole or not at all, appended to, by one program at a time, checked."""
+"""Writing files and folders: atomically, by one program at a time, with checksums."""

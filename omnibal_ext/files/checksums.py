@@ -1,4 +1,4 @@
-"""SHA-256 of files: what a manifest says of the files beside it, and whether it still holds."""
+"""SHA-256 of the files in a folder, which its manifest lists."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.reading.files import open_plain
 
 THREADS = min(8, os.cpu_count() or 1)
-"""Hashing leaves Python to the others."""
+"""hashlib releases the GIL."""
 
 
 def sha256_of(path: str | Path) -> str:
@@ -20,14 +20,14 @@ def sha256_of(path: str | Path) -> str:
 
 
 def checksums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of some files of a folder, by their names, several at a time."""
+    """The SHA-256 of files of a folder by name, computed in several threads."""
     ordered = list(names)
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip(ordered, pool.map(sha256_of, (folder / name for name in ordered)), strict=True))
 
 
 def verify_checksums(folder: Path, expected: Mapping[str, str], remedy: str) -> None:
-    """Read every byte of the files and compare. Raises UserError naming the first file that is damaged or missing."""
+    """Hash the files and compare. Raises UserError naming the first that is damaged or missing."""
     found = checksums_of(folder, expected)
     for name, checksum in expected.items():
         if found[name] != checksum:

@@ -1,4 +1,4 @@
-"""A folder that is made whole under another name, and then put in place of an older one."""
+"""Folders that are written under a temporary name and then replace an older one; refusals of wrong folders."""
 
 import ctypes
 import os
@@ -11,11 +11,11 @@ from pathlib import Path
 from omnibal_ext.errors import UserError
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-"""Of Linux's renameat2."""
+"""Constants of Linux's renameat2."""
 
 
 def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> None:
-    """Raise UserError if a folder to be written to is, or lies in, one of those that only are read, by their flags."""
+    """Raise UserError if an output folder is or lies in one of the input folders `taken`, which are by their flags."""
     for other, name in taken.items():
         if name and (inside := Path(name).resolve()) in (folder.resolve(), *folder.resolve().parents):
             raise UserError(
@@ -24,13 +24,13 @@ def refuse_within(flag: str, folder: Path, taken: Mapping[str, str | None]) -> N
 
 
 def refuse_no_images(root: Path) -> None:
-    """Raise UserError if the folder that image paths start from is not there."""
+    """Raise UserError if the folder of --image-root does not exist."""
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; --image-root is where image paths start from")
 
 
 def refuse_without_manifest(folder: Path, what: str, maker: str) -> None:
-    """Raise UserError if a folder is not there, or is not `what` `maker` makes: these have a manifest.json."""
+    """Raise UserError if a folder does not exist or has no manifest.json, which `maker` writes into `what` it makes."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give {what} that {maker} has made")
     if not (folder / "manifest.json").exists():
@@ -39,9 +39,9 @@ def refuse_without_manifest(folder: Path, what: str, maker: str) -> None:
 
 @contextmanager
 def building(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target` to write into; at the end it is `target`, after an error it is gone.
+    """Yield a new folder to write into; it replaces `target` at the end, and is removed after an error.
 
-    Whoever looks sees the old folder or the new one, and a crash leaves one of them.
+    At any time, also after a crash, the old folder or the new one is there, complete.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -54,18 +54,18 @@ def building(target: Path) -> Iterator[Path]:
 
 
 def _put_in_place(folder: Path, target: Path) -> None:
-    """Afterwards `folder` is what `target` was, if anything."""
+    """Rename `folder` to `target`; an old `target` becomes `folder`."""
     if not target.exists():
         folder.rename(target)
-    elif not _exchange(folder, target):  # both names stay on disk, should this be the end
-        aside = folder.with_name(f"{folder.name}.old")
-        target.rename(aside)
+    elif not _exchange(folder, target):  # three renames, of which a crash loses neither folder
+        old = folder.with_name(f"{folder.name}.old")
+        target.rename(old)
         folder.rename(target)
-        aside.rename(folder)
+        old.rename(folder)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; False where the system or the file system cannot."""
+    """Swap two folders atomically; False if the system or the file system cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     names = (os.fsencode(one), os.fsencode(other))
     return rename is not None and rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0

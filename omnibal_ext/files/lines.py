@@ -1,4 +1,4 @@
-"""A file of JSON lines to which a run appends what it measures."""
+"""A JSON Lines file to which a run appends what it measures."""
 
 import json
 import os
@@ -10,10 +10,9 @@ from omnibal_ext.output import say
 
 
 class JsonLines:
-    """What cannot be written is lost and said once: a log that nobody can keep ends no run.
+    """Appends to a file. A line that cannot be written is lost, with a warning, and the run goes on.
 
-    The file holds whole lines at any time, but for the moment of writing one: half a line, which a full disk or the end
-    of the machine left, is taken out before the next.
+    An incomplete line at the end, left by a full disk or a crash, is removed before the next one is written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,19 +35,19 @@ class JsonLines:
 
 
 def _append(file: Any, line: bytes) -> None:
-    end = _whole(file)
+    end = _end_of_lines(file)
     file.truncate(end)
     file.seek(end)
     try:
-        while line:  # a disk takes what it has room for
+        while line:  # a write can be partial
             line = line[file.write(line) :]
     except OSError:
         file.truncate(end)
         raise
 
 
-def _whole(file: Any) -> int:
-    """Where the last whole line ends."""
+def _end_of_lines(file: Any) -> int:
+    """The byte at which the last complete line ends."""
     end: int = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 2**16)

@@ -1,8 +1,8 @@
-"""One program at a time where two would spoil each other's work: `flock` on a file, which says who holds it.
+"""Lock files (`flock`), so that two programs do not write to the same output; a lock file names its holder.
 
-The system frees a lock when the process that holds it ends, however it ends. A lock file is removed by its last holder;
-who got hold of a removed one takes the next. (The package filelock knows neither a lock that the nodes of a job share
-nor who holds one, and would replace a third of this file.)
+The system frees a lock when its process ends in any way. The last holder removes the lock file; a program that has
+locked a removed one tries again. (The package filelock can neither share a lock among the nodes of a job nor name the
+holder, and would replace a third of this file.)
 """
 
 import errno
@@ -22,28 +22,28 @@ from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""Of file systems that have none: there the user sees to it that programs do not meet."""
+"""Errors of file systems without locks: there, two programs must not be started on one output."""
 PATIENCE_SECONDS = 10.0
-"""What a program that was stopped just now may need to end."""
+"""How long to wait for another job that may be about to end."""
 POLL_SECONDS = 0.2
 
 
 def lock_of(output: Path) -> Path:
-    """The lock file beside what is being made, or written to."""
+    """The lock file of an output: a hidden file in the same folder."""
     return output.with_name(f".{output.name}.lock")
 
 
 @contextmanager
-def working_on(output: Path, alone: bool = True) -> Iterator[None]:
-    """Hold the lock on what is being made at `output`, waiting for others; without `alone`, beside others of the kind.
+def working_on(output: Path, exclusive: bool = True) -> Iterator[None]:
+    """Hold the lock of `output`, after waiting for it, which is said on stderr; not `exclusive`: a shared lock.
 
-    Who waited must look again at what is there. Waiting is said once on stderr.
+    While this waited, the output may have been made by another program.
     """
     path = lock_of(output)
-    lock = _take(path, alone)
+    lock = _take(path, exclusive)
     if lock is None:
         say(f"waiting for {_holder(path)}, which works on {output}", error=True)
-        lock = _until(lambda: _take(path, alone))
+        lock = _until(lambda: _take(path, exclusive))
     assert lock is not None
     with _held(path, lock):
         yield
@@ -51,23 +51,23 @@ def working_on(output: Path, alone: bool = True) -> Iterator[None]:
 
 @contextmanager
 def only_job(path: Path, what: str, job: str | None = None) -> Iterator[None]:
-    """Hold the lock file `path` for a whole job. Raises UserError if another job has it and keeps it.
+    """Hold the lock file `path` for a job. Raises UserError if another job holds it for `PATIENCE_SECONDS` more.
 
-    Programs that give the same name of a job, such as the launchers of its nodes, hold it together.
+    Programs that name the same job, such as the launchers on its nodes, share the lock.
     """
-    lock = _until(lambda: _take(path, alone=True, job=job) or _join(path, job), PATIENCE_SECONDS)
+    lock = _until(lambda: _take(path, exclusive=True, job=job) or _join(path, job), PATIENCE_SECONDS)
     if lock is None:
         raise UserError(f"{what}: in use by {_holder(path)}; wait until that has ended, or choose another folder")
     with _held(path, lock):
         yield
 
 
-def _take(path: Path, alone: bool, job: str | None = None) -> IO[str] | None:
-    """The lock file, locked and signed, if nobody is in the way. A named job shares it."""
-    lock = _locked(path, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+def _take(path: Path, exclusive: bool, job: str | None = None) -> IO[str] | None:
+    """The lock file, locked and with the holder's name in it; None if another holds it. Programs of a job share it."""
+    lock = _locked(path, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
     if lock is not None:
         lock.truncate(0)
-        with suppress(OSError):  # a full disk: a lock that nobody signed is one too
+        with suppress(OSError):  # a full disk: a lock is one without the name too
             os.write(lock.fileno(), json.dumps(_signed(job)).encode())
         if job is not None:
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -79,7 +79,7 @@ def _signed(job: str | None) -> dict[str, object]:
 
 
 def _join(path: Path, job: str | None) -> IO[str] | None:
-    """The lock file, locked beside other holders of the same job, if these are who holds it."""
+    """The lock file, locked together with other programs of the same job; None if another job holds it."""
     lock = _locked(path, fcntl.LOCK_SH) if job is not None else None
     if lock is not None and _signature(path).get("job") != job:
         lock.close()
@@ -113,7 +113,7 @@ def _held(path: Path, lock: IO[str]) -> Iterator[None]:
         yield
     finally:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else holds it, nor will hold this one
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while another program of the job holds it
             path.unlink()
         except OSError:
             pass
@@ -137,7 +137,7 @@ def _until(take: Callable[[], IO[str] | None], seconds: float = float("inf")) ->
 def _signature(path: Path) -> dict[str, object]:
     try:
         return read_json(path, mapping(anything), "wait")
-    except UserError:  # its holder is just signing, or gone
+    except UserError:  # being written, or removed
         return {}
 
 

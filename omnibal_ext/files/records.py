@@ -1,4 +1,4 @@
-"""JSON files that one program writes and another obeys: errors name the file, writing is all or nothing."""
+"""JSON files that one program writes and another reads; written atomically."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from omnibal_ext.reading.document import read_json
 
 
 def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Callable[[Any], Value]) -> Value:
-    """What `build` makes of the decoded file. Raises UserError naming the file; `tool` is what makes such a file."""
+    """`build(content)` of a JSON file. Raises UserError naming the file, and `tool`, which makes such files."""
     try:
         return read_json(path, lambda _, record: build(record), f"make one with {tool}")
     except UserError as error:
@@ -22,7 +22,7 @@ def read_record(path: str | os.PathLike[str], what: str, tool: str, build: Calla
 
 
 def check_version(record: Any, version: int, remedy: str) -> None:
-    """Raise UserError, ending with `remedy`, unless it is an object of this `schema_version`."""
+    """Raise UserError, ending with `remedy`, unless the record is an object of this `schema_version`."""
     if not isinstance(record, Mapping):
         raise UserError("must be one JSON object")
     if record.get("schema_version") != version:
@@ -31,7 +31,7 @@ def check_version(record: Any, version: int, remedy: str) -> None:
 
 
 def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> None:
-    """Write the file under another name, then put it in place in one step."""
+    """Write a JSON file as `write_text` does, and its folder if it does not exist."""
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -41,9 +41,9 @@ def write_record(path: str | os.PathLike[str], record: Mapping[str, Any]) -> Non
 
 
 def write_text(target: Path, text: str) -> None:
-    """The same of any text: after a crash the old file is there or the new one. Several writers do not meet.
+    """Write a file atomically: a crash leaves the old one or the new one, also if several programs write it.
 
-    Raises UserError naming the file where it cannot be written, and leaves nothing behind.
+    Raises UserError naming the file if it cannot be written; no partial file is left.
     """
     partial = target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""Files that anyone may have written, or that a disk may have damaged: the one place that opens and decodes them.
+"""Opens and decodes untrusted or damaged files; no other package does.
 
-Sizes, depths, types, ranges and lengths are bounded before anything is believed; all else is a `UserError` of one line.
+Sizes, depths, types, ranges and lengths are checked before a value is used; a file that fails is a `UserError`.
 """

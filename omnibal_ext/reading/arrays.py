@@ -1,4 +1,4 @@
-"""NumPy's files: .npy mapped into memory, .npz read column by column; numbers and texts, never pickled objects."""
+"""NumPy files: .npy mapped into memory, .npz read array by array; numbers and texts, never pickled objects."""
 
 import math
 import re
@@ -20,16 +20,16 @@ HEADER = re.compile(
     rb"\{'descr': '([<|=]?(?:[biuf]\d{1,2}|[US]\d{1,9}))', 'fortran_order': False, "
     rb"'shape': \((?:(\d{1,15}),?|(\d{1,15}), (\d{1,15}))?\), \} *\n"
 )
-"""As NumPy writes it: one or two dimensions, in the order of C, of this machine's byte order."""
+"""The header of a .npy file as NumPy writes it: at most two dimensions, C order, native byte order."""
 MOST_HEADER = 2**12
 UNPACKED = 2**28
 MOST_RATIO = 100
-"""An array may be that many times as large as in the file, or `UNPACKED` bytes: more is a bomb, no column of sizes."""
+"""Largest array as a multiple of its compressed size, if it exceeds `UNPACKED` bytes; more is a decompression bomb."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a header says, and where the values begin."""
+    """Type and shape of an array in a file, and the byte at which its values begin."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -41,19 +41,19 @@ class _Layout:
 
 
 def map_array(path: PathLike, remedy: str) -> NDArray[Any]:
-    """A .npy file as a read-only array over the file. Raises UserError naming the file and the remedy."""
+    """A .npy file as a read-only memory-mapped array. Raises UserError naming the file and the remedy."""
     with open_plain(path, remedy) as file:
         try:
             layout = _layout(file.read(MOST_HEADER), size_of(file))
         except UserError as error:
             raise UserError(f"{path}: {error}; {remedy}") from None
-        if not math.prod(layout.shape):  # an empty part of a file cannot be mapped
+        if not math.prod(layout.shape):  # zero bytes cannot be mapped
             return np.zeros(layout.shape, layout.dtype)
         return np.memmap(file, layout.dtype, "r", layout.offset, layout.shape)
 
 
 def read_arrays(path: PathLike, names: Sequence[str], remedy: str) -> list[NDArray[Any]]:
-    """Arrays of a .npz file, checked by the checksums in it. Raises UserError naming the file and the array."""
+    """Arrays of a .npz file, verified by its CRCs. Raises UserError naming the file and the array."""
     with _archive(path, remedy) as archive:
         found = _array_names(archive)
         for name in names:
@@ -98,7 +98,7 @@ def _read(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
 
 
 def _layout(start: bytes, size: int) -> _Layout:
-    """What the first bytes of a .npy file of `size` bytes say. Raises UserError unless all of it is as it must be."""
+    """Parse the header at the start of a .npy file of `size` bytes. Raises UserError for one that is not valid."""
     width = {1: 2, 2: 4, 3: 4}.get(start[6] if start[:6] == MAGIC and len(start) > 6 else 0)
     if width is None:
         raise UserError("is no .npy file")

@@ -1,9 +1,9 @@
-"""What a decoded value must be, said as data: `record({"stages": listing(STAGE, most=64), ...})`.
+"""Schemas of decoded JSON, built from checks: `record({"stages": listing(STAGE, most=64), ...})`.
 
-A check takes the place of a value and the value, and gives it back, or raises UserError "PLACE must be ..., got ...".
-Checks look and change nothing; whoever opens the file puts its name before the message. (Of msgspec and pydantic, tried
-on the images of a sample: 6 and 5 us for our 20, of the milliseconds that reading it takes. The first names neither the
-value nor the other bound, the second takes true for 1.0 and .15 s to import. Both let NUL through; schemas: as long.)
+A check is called with the path of a value in the document and the value. It returns the value unchanged, or raises
+UserError "PATH must be ..., got ...", before which the reader of the file puts the file's name. (msgspec and pydantic
+take 6 and 5 us where this takes 20, of milliseconds to read a sample, and need as long schemas. msgspec's messages lack
+the value and a bound; pydantic accepts true for 1.0 and imports in 0.15 s. Both let NUL through.)
 """
 
 import math
@@ -19,7 +19,7 @@ Check = Callable[[str, Any], Value]
 MOST_TEXT = 2**16
 MOST_ITEMS = 2**20
 LARGEST = 1e18
-"""Of any number: sums and products of a few stay finite, and whole ones fit 64 bits."""
+"""Largest number: sums and products of a few stay finite, and integers fit 64 bits."""
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 60
@@ -27,17 +27,16 @@ _short.maxlong = 40
 
 
 def shown(value: object) -> str:
-    """A value in a message: one line, and short whatever it holds."""
+    """The value for a message: in one line, abbreviated."""
     return _short.repr(value)
 
 
 def _wrong(place: str, wanted: str, value: object) -> UserError:
-    """What to raise for a value that is not as it must be."""
     return UserError(f"{place or 'it'} must be {wanted}, got {shown(value)}")
 
 
 def integer(least: int = 0, most: int = 2**53) -> Check[int]:
-    """A whole number; true and false are none."""
+    """An integer; true and false are none."""
     wanted = f"a whole number from {least} to {most}" if most < 2**53 else f"a whole number of at least {least}"
 
     def check(place: str, value: Any) -> int:
@@ -61,21 +60,21 @@ def finite(least: float = 0.0, most: float = LARGEST) -> Check[float]:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number that can be computed with: finite, and no larger than `LARGEST`."""
+    """Whether it is a finite number of magnitude at most `LARGEST`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value) and abs(value) <= LARGEST
 
 
 def text(place: str, value: Any) -> str:
-    """A text that can be written down again, and be a file's name: without NUL and halves of surrogate pairs."""
+    """A text that can be encoded and be a file's name: without NUL and lone surrogates."""
     if not isinstance(value, str) or len(value) > MOST_TEXT or not is_writable(value):
         raise _wrong(place, "a text", value)
     return value
 
 
 def is_writable(value: str) -> bool:
-    """Whether a text can be encoded; JSON can escape half of a surrogate pair."""
+    """Whether a text is without NUL and lone surrogates, which JSON can hold as escapes."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -91,7 +90,7 @@ def flag(place: str, value: Any) -> bool:
 
 
 def one_of(*choices: str | int) -> Check[Any]:
-    """One of these texts or whole numbers."""
+    """One of these texts or integers."""
 
     def check(place: str, value: Any) -> Any:
         if not any(type(value) is type(choice) and value == choice for choice in choices):
@@ -102,12 +101,12 @@ def one_of(*choices: str | int) -> Check[Any]:
 
 
 def anything(place: str, value: Any) -> Any:
-    """Any value; for what nobody reads but people."""
+    """Any value, for fields that no program uses."""
     return value
 
 
 def maybe(inner: Check[Value]) -> Check[Value | None]:
-    """null, or what the inner check wants."""
+    """null, or a value that passes the inner check."""
 
     def check(place: str, value: Any) -> Value | None:
         return None if value is None else inner(place, value)
@@ -116,7 +115,7 @@ def maybe(inner: Check[Value]) -> Check[Value | None]:
 
 
 def listing(item: Check[Value], least: int = 0, most: int = MOST_ITEMS) -> Check[list[Value]]:
-    """A list, its items alike."""
+    """A list of `least` to `most` items, each of which passes `item`."""
     wanted = f"a list of {least}" if least == most else f"a list of {least} to {most}"
 
     def check(place: str, value: Any) -> list[Value]:
@@ -128,7 +127,7 @@ def listing(item: Check[Value], least: int = 0, most: int = MOST_ITEMS) -> Check
 
 
 def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value]]:
-    """An object with names of the user's own, its values alike."""
+    """An object of any names, whose values pass `item`."""
 
     def check(place: str, value: Any) -> dict[str, Value]:
         if not isinstance(value, dict) or len(value) > most:
@@ -139,7 +138,7 @@ def mapping(item: Check[Value], most: int = MOST_ITEMS) -> Check[dict[str, Value
 
 
 def record(required: Mapping[str, Check[Any]], optional: Mapping[str, Check[Any]] | None = None) -> Check[Any]:
-    """An object with these fields; those of other names pass as they are."""
+    """An object with these fields; others are not checked."""
 
     def check(place: str, value: Any) -> Any:
         if not isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""A column of a dataset folder, core's IndexedDataset: NAME.idx says where every sample lies in NAME.bin.
+"""A column of a dataset folder, as Megatron Core's IndexedDataset: NAME.idx locates every sample in NAME.bin.
 
     "MMIDIDX" 0 0, version 1, type, S, D    int32 [S] lengths    int64 [S] first bytes    int64 [D] documents
 
-Ours have a document a sample and lie end to end: all of the file follows from the lengths, and is held to them.
+In our columns every sample is a document and samples lie end to end, so the lengths determine all else in the index.
 """
 
 import struct
@@ -18,13 +18,13 @@ from omnibal_ext.reading.files import open_plain, size_of
 MAGIC = b"MMIDIDX\0\0"
 FIXED = struct.Struct("<9sQBQQ")
 TYPE_CODES: dict[Any, int] = {np.uint8: 1, np.int32: 4}
-"""Core's codes of the types that our columns have."""
+"""Megatron Core's codes for the types of our columns."""
 
 
 def column_lengths(folder: Path, name: str, dtype: type, remedy: str) -> NDArray[np.int32]:
-    """The length of every sample of a column, int32 [S]; every byte of the index and the data's size are checked.
+    """The length of every sample of a column, int32 [S].
 
-    Raises UserError naming the file.
+    Raises UserError naming the file if any byte of the index, or the size of the data, is not what the lengths require.
     """
     path = folder / f"{name}.idx"
     with open_plain(path, remedy) as file:

@@ -1,4 +1,4 @@
-"""JSON and JSON lines of anyone: bounded in size and depth, and decoded into what a check asks for."""
+"""JSON and JSON Lines files: limited in size and depth, and checked against a schema (`reading.checks`)."""
 
 import json
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from omnibal_ext.reading.checks import Check, Value
 from omnibal_ext.reading.files import PathLike, open_plain, read_bytes
 
 MOST_BYTES = 2**26
-"""Of a record: 64 MiB of JSON take about 1 GiB of memory."""
+"""Largest document: 64 MiB of JSON take about 1 GiB of memory."""
 MOST_DEPTH = 64
 
 
 def read_json(path: PathLike, check: Check[Value], remedy: str, most_bytes: int = MOST_BYTES) -> Value:
-    """The value in a JSON file, as `check` wants it. Raises UserError naming file, place in it and remedy."""
+    """The value in a JSON file, checked. Raises UserError naming the file, the path of the value and the remedy."""
     content = read_bytes(path, remedy, most_bytes)
     try:
         return check("", decode(content))
@@ -23,7 +23,7 @@ def read_json(path: PathLike, check: Check[Value], remedy: str, most_bytes: int 
 
 
 def decode(content: bytes) -> Any:
-    """The value of a JSON text in UTF-8. Raises UserError where it is none, or nested deeper than `MOST_DEPTH`."""
+    """The value of a JSON text in UTF-8. Raises UserError for invalid JSON, or nesting deeper than `MOST_DEPTH`."""
     try:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError, MemoryError) as error:
@@ -34,7 +34,7 @@ def decode(content: bytes) -> Any:
 
 
 def read_lines(path: PathLike, check: Check[Value], remedy: str, most_bytes: int = MOST_BYTES) -> Iterator[Value]:
-    """The values of a file of JSON lines, one at a time; a line has `most_bytes` at most.
+    """Yield the checked values of a JSON Lines file, whose lines have at most `most_bytes`.
 
     Raises UserError naming the file and the line.
     """

@@ -1,4 +1,4 @@
-"""Opening a file that was named to us: a regular one, of a size that can be meant."""
+"""Opening files by name: regular ones only, with a limit on their size."""
 
 import os
 import stat
@@ -11,10 +11,8 @@ PathLike = str | os.PathLike[str]
 
 
 def open_plain(path: PathLike, remedy: str, most_bytes: int | None = None) -> BufferedReader:
-    """Open a regular file for reading; a named pipe or a device, which may wait for ever, is refused.
-
-    Raises UserError naming the file, and the remedy.
-    """
+    """Open a regular file for reading. Raises UserError naming the file and the remedy for any other, such as a named
+    pipe, which might block for ever, and for a file larger than `most_bytes`."""
     try:
         # Opening a named pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -32,19 +30,19 @@ def open_plain(path: PathLike, remedy: str, most_bytes: int | None = None) -> Bu
 
 
 def read_bytes(path: PathLike, remedy: str, most_bytes: int) -> bytes:
-    """The whole content of a regular file. Raises UserError as `open_plain`."""
+    """The content of a regular file. Raises UserError as `open_plain`."""
     with open_plain(path, remedy, most_bytes) as file:
         try:
-            return file.read(size_of(file))  # as large as it was when its size was checked
+            return file.read(size_of(file))  # no more, should it grow meanwhile
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
 
 
 def size_of(file: BufferedReader) -> int:
-    """Bytes of an open file."""
+    """Size of an open file in bytes."""
     return os.fstat(file.fileno()).st_size
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name is that of a file in the folder that names it: no way out of the folder, nothing hidden."""
+    """Whether a name has no folder in it and does not begin with a dot, so that it cannot lead out of its folder."""
     return Path(name).name == name and not name.startswith(".") and "\\" not in name

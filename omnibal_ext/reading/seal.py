@@ -1,4 +1,4 @@
-"""A manifest carries the hash of its own content: what was changed since it was written is not believed."""
+"""Manifests with the hash of their own content, so that damage and changes by hand are detected."""
 
 import hashlib
 import json
@@ -12,19 +12,19 @@ FIELD = "manifest_hash"
 
 
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest as JSON will hold it, with its hash."""
+    """The manifest as JSON holds it, with the hash of its content in `FIELD`."""
     content = {name: value for name, value in json.loads(json.dumps(manifest)).items() if name != FIELD}
     return {**content, FIELD: _hash(content)}
 
 
 def check_seal(manifest: Mapping[str, Any]) -> None:
-    """Raise UserError unless the hash is that of the rest."""
+    """Raise UserError unless the hash in `FIELD` is that of the other fields."""
     if manifest.get(FIELD) != _hash({name: value for name, value in manifest.items() if name != FIELD}):
         raise UserError(f"{FIELD} is not the hash of its content: damaged, or changed by hand")
 
 
 def check_if_sealed(record: Any, remedy: str) -> None:
-    """The same of a record that may be edited by hand, its hash taken out."""
+    """`check_seal` for a record whose hash may have been removed, to edit it by hand."""
     if not isinstance(record, Mapping) or FIELD not in record:
         return
     try:
@@ -34,7 +34,7 @@ def check_if_sealed(record: Any, remedy: str) -> None:
 
 
 def sealed_by(inner: Check[Value]) -> Check[Value]:
-    """A check of manifests: an object with the hash of its content, which then is what the inner check wants."""
+    """A check of manifests: the hash must be right, and then the inner check must pass."""
 
     def check(place: str, value: Any) -> Value:
         check_seal(mapping(anything)(place, value))

@@ -1,6 +1,6 @@
-"""The header of a safetensors file: which tensors lie where, checked against the file before one is read.
+"""The header of a safetensors file: type, shape and position of every tensor, checked against the file's size.
 
-A file is eight bytes of length, a JSON header {name: {dtype, shape, data_offsets}}, and the tensors' bytes end to end.
+A file is the length of the header (8 bytes), the header in JSON {name: {dtype, shape, data_offsets}}, and the tensors.
 """
 
 import math
@@ -13,9 +13,9 @@ from omnibal_ext.reading.document import decode
 from omnibal_ext.reading.files import PathLike, open_plain, size_of
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
-"""Bytes of one number, by safetensors' names of types."""
+"""Bytes of one number, by safetensors' dtype."""
 MOST_HEADER = 100_000_000
-"""As the safetensors library limits it."""
+"""The safetensors library's limit."""
 REMEDY = "download it again"
 
 _HEADER = mapping(anything)
@@ -31,7 +31,7 @@ _TENSOR = record(
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor of a file: its type by safetensors' name, its shape, and its first byte behind the header."""
+    """A tensor in a file: safetensors' dtype, shape, and first byte, counted from the end of the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,14 +39,14 @@ class TensorEntry:
 
     @property
     def end(self) -> int:
-        """The byte behind its last one."""
+        """The byte after its last one."""
         return self.start + math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 def read_tensor_entries(path: PathLike) -> dict[str, TensorEntry]:
-    """The tensors of a safetensors file by name, none of them read.
+    """The entries of a safetensors file's header by name of the tensor; no tensor is read.
 
-    Raises UserError naming the file, and the tensor at fault, unless the tensors fill the file without gap or overlap.
+    Raises UserError naming the file and the tensor unless the tensors fill the file without gap or overlap.
     """
     with open_plain(path, REMEDY) as file:
         size = size_of(file)

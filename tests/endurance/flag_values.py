@@ -159,7 +159,7 @@ def within(numbers: Interval, whole: bool) -> tuple[str, ...]:
 
 
 def beyond(numbers: Interval) -> tuple[str, ...]:
-    """Interval that are not in it."""
+    """Numbers that are not in it."""
     _, low, high, _ = numbers.ends
     tried = [float(low), float(low) - 1, -1e9, float(high), float(high) * 2, float("nan"), float("inf")]
     return tuple(f"{value:g}" for value in tried if not numbers.holds(value))

@@ -92,7 +92,7 @@ def preprocess_shard(job: Job, shard: Shard, workers: int = 1, max_rejects: int 
 
     Shards work beside each other; who joins waits for them.
     """
-    with working_on(job.output, alone=False):
+    with working_on(job.output, exclusive=False):
         if _finished(job, max_rejects) is None:
             _prepare(job, shard, workers, max_rejects)
     return {"shard": f"{shard.index}/{shard.count}", "parts": len(range(shard.index, len(job.sources), shard.count))}

@@ -88,7 +88,7 @@ def test_curves_end_at_a_full_disk_and_training_does_not(
 
 def test_a_record_that_cannot_be_written_is_a_line_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "inputs.json").mkdir()
-    with pytest.raises(UserError, match=r"inputs.json: Is a directory; choose another path, or mend what is there"):
+    with pytest.raises(UserError, match=r"inputs.json: Is a directory; choose another path, or fix what is there"):
         write_record(tmp_path / "inputs.json", {})
     with room(10), pytest.raises(UserError, match=r"plan.json: File too large; make room and start again"):
         write_record(tmp_path / "plan.json", {"a": "b" * 100})

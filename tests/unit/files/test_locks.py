@@ -82,8 +82,8 @@ def test_who_waits_for_a_lock_says_so_once_and_gets_it(tmp_path: Path, capsys: p
 
 def test_work_that_goes_together_waits_only_for_work_that_does_not(tmp_path: Path) -> None:
     output = tmp_path / "dataset"
-    with elsewhere(lambda: working_on(output, alone=False)):
-        with working_on(output, alone=False):
+    with elsewhere(lambda: working_on(output, exclusive=False)):
+        with working_on(output, exclusive=False):
             pass
         alone = FORK.Process(target=lambda: working_on(output).__enter__())
         alone.start()
