@@ -1,4 +1,4 @@
-"""Which numbers flags take, and what else must hold for a flag to be obeyed: tables, checked before anything starts."""
+"""Checks of command lines: tables of the numbers that flags take, and of what else a flag requires."""
 
 import argparse
 import math
@@ -20,9 +20,9 @@ INTERVAL = re.compile(r"([\[(])(\S+), (\S+)([])])")
 
 @dataclass(frozen=True)
 class Interval:
-    """Flags that take the numbers of an interval, written as in mathematics: "[0, 1)" is 0 and all below 1.
+    """The numbers that some flags take, an interval in mathematical notation: "[0, 1)" is 0 <= x < 1.
 
-    `names` are attribute names, separated by white space. What is not a number is in no interval.
+    `names` are the flags' attribute names, separated by white space. NaN is in no interval.
     """
 
     interval: str
@@ -30,7 +30,7 @@ class Interval:
 
     @property
     def ends(self) -> tuple[str, str, str, str]:
-        """Its parts as they are written: bracket, least, most, bracket."""
+        """Left bracket, least, most, right bracket, as they are written."""
         parts = INTERVAL.fullmatch(self.interval)
         assert parts, self.interval
         return parts[1], parts[2], parts[3], parts[4]
@@ -52,9 +52,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Need:
-    """Flags that, as they are given, would change nothing or break the run unless something else holds.
+    """Flags (attribute names) with a condition, without which they would do nothing or break the run.
 
-    `needs` says what, and how to have it; `holds` sees the values of all flags, defaults included.
+    `needs` states the condition and the remedy for the message; `holds` tests the values of all flags, also defaults.
     """
 
     names: str
@@ -63,44 +63,44 @@ class Need:
 
 
 class _Forwarded(argparse.Action):
-    """A flag of the program that is started: it is kept as any other, and joins the words behind --."""
+    """A flag that is stored like any other and also appended to the words after --, for the program that gets these."""
 
     def __init__(self, of: argparse.Action) -> None:
-        self.given = of.const
+        self.const_value = of.const
         taken = {name: getattr(of, name) for name in ("option_strings", "dest", "type", "choices", "metavar", "help")}
         super().__init__(nargs=of.nargs, **taken)
 
     def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
-        words = getattr(namespace, parser.behind)
+        words = getattr(namespace, parser.forwards_to)
         if twice := set(self.option_strings) & {word.partition("=")[0] for word in words}:
             raise UserError(f"{twice.pop()} is given twice (on both sides of --, or before it); give it once")
         valued = values if isinstance(values, list) else [values]
         words += [option_string, *map(str, valued)]
-        setattr(namespace, self.dest, self.given if self.nargs == 0 else values)
+        setattr(namespace, self.dest, self.const_value if self.nargs == 0 else values)
 
 
 class ToolParser(ArgumentParser):
-    """The command line of a tool. What is wrong with it is a `UserError`: one line.
+    """The parser of a tool's command line; errors are a `UserError`.
 
-    numbers: the interval of every flag that takes numbers; needs: what else must hold for a flag to be obeyed; behind:
-    whose flags follow --, as words that the attribute of that name has.
+    `numbers`: the interval of every flag that takes numbers; `needs`: conditions of flags; `forwards_to`: the program
+    that gets the words after --, and the name of the attribute that holds them.
     """
 
     program: ClassVar[str | None] = None
-    """How the user has called it, where that was not by its file."""
+    """The program's name in messages; None: its file name."""
 
     def __init__(
-        self, *, numbers: Sequence[Interval] = (), needs: Sequence[Need] = (), behind: str = "", **named: Any
+        self, *, numbers: Sequence[Interval] = (), needs: Sequence[Need] = (), forwards_to: str = "", **named: Any
     ) -> None:
         super().__init__(**{"prog": self.program, **named})
-        self.numbers, self.needs, self.behind = tuple(numbers), tuple(needs), behind
+        self.numbers, self.needs, self.forwards_to = tuple(numbers), tuple(needs), forwards_to
 
     def error(self, message: str) -> NoReturn:
-        """What argparse finds wrong."""
+        """Raise UserError with argparse's message."""
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
     def add_forwarded(self, title: str, add: Callable[[ArgumentParser], None]) -> None:
-        """Take the flags that `add` gives a parser, in a group of that title, for the program whose flags follow --."""
+        """Take the flags that `add` adds to a parser, in a group of this title, and forward them."""
         declared, group = ArgumentParser(add_help=False), self.add_argument_group(title)
         add(declared)
         for action in declared._actions:
@@ -108,16 +108,16 @@ class ToolParser(ArgumentParser):
 
     @property
     def forwarded(self) -> set[str]:
-        """The flags that may as well stand behind --."""
+        """The flags that may also stand after --."""
         return {word for action in self._actions if isinstance(action, _Forwarded) for word in action.option_strings}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, once all words are known; then the tables hold."""
+        """Parse as argparse does, and check the tables. Raises UserError, with a line for each fault."""
         words = [*sys.argv[1:]] if args is None else [*args]
-        if self.behind:
+        if self.forwards_to:
             end = words.index("--") if "--" in words else len(words)
             namespace = namespace or Namespace()
-            setattr(namespace, self.behind, [word for word in words[end:] if word != "--"])
+            setattr(namespace, self.forwards_to, [word for word in words[end:] if word != "--"])
             words = words[:end]
         self._refuse_unknown(words)
         found, rest = self.parse_known_args(words, namespace)
@@ -129,48 +129,48 @@ class ToolParser(ArgumentParser):
         return found
 
     def _refuse_unknown(self, words: Sequence[str]) -> None:
-        """All at once, and before anything is missed that a mistyped word took along."""
+        """Name all unknown flags at once, before argparse complains of what their values might have been."""
         refusals = []
         options = [option for action in self._actions for option in action.option_strings]
         for word in words:
             flag = word.partition("=")[0]
-            # The beginning of a flag will do, except where it could as well be one of those behind --.
-            known = flag in options if self.behind else any(option.startswith(flag) for option in options)
+            # Abbreviations are allowed, except where they could mean a flag after --.
+            known = flag in options if self.forwards_to else any(option.startswith(flag) for option in options)
             if known or not flag.startswith("--"):
                 continue
             ours = SYNONYMS.get(flag, "").partition(" ")[0] in options
-            follow = f"flags of {self.behind.title()}'s follow --" if self.behind and not ours else ""
+            follow = f"flags of {self.forwards_to.title()}'s follow --" if self.forwards_to and not ours else ""
             hints = ", ".join(filter(None, (suggestion(flag, options), follow)))
             refusals.append(f"{flag}: no such flag; {hints or 'see --help'}")
         refuse(refusals)
 
     def written(self, name: str) -> str:
-        """How the flag of an attribute is written."""
+        """The flag of an attribute."""
         return next(action.option_strings[0] for action in self._actions if action.dest == name)
 
 
 def refuse(lines: Iterable[str]) -> None:
-    """Raise UserError where there are any, with them all."""
+    """Raise UserError with these lines, if there are any."""
     if said := [*dict.fromkeys(lines)]:
         raise UserError(*said)
 
 
 def refuse_unprintable(words: Iterable[str]) -> None:
-    """Raise UserError for a word that would steer the terminal or forge lines of a log where a program prints it."""
+    """Raise UserError for a word with control characters, which could steer a terminal or forge lines of a log."""
     for word in words:
         if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in word):
             raise UserError(f"{word[:200]}: has characters that are not to be seen in a log; rename it")
 
 
 def flag_name(name: str) -> str:
-    """How the flag of an attribute is written, unless it was named otherwise."""
+    """The usual flag of an attribute: `num_workers` is --num-workers."""
     return f"--{name.replace('_', '-')}"
 
 
 def outside_intervals(
     given: Mapping[str, Any], table: Iterable[Interval], written: Callable[[str], str] = flag_name
 ) -> list[str]:
-    """A line for every given value that lies outside its flag's interval."""
+    """A line for every value (by attribute name) outside its flag's interval."""
     intervals = {name: numbers for numbers in table for name in numbers.names.split()}
     return [
         f"{written(name)} must be {_finite(value)}{intervals[name].wanted}, got {value}"
@@ -184,9 +184,9 @@ def outside_intervals(
 def needs_missing(
     given: Mapping[str, Any], values: Namespace, table: Iterable[Need], written: Callable[[str], str]
 ) -> list[str]:
-    """A line for every given flag that lacks what it needs.
+    """A line for every flag whose condition does not hold.
 
-    `given` are those that the user set to something else than it would be anyway, `values` those of all flags.
+    `given` are the flags whose values differ from their defaults, `values` those of all flags.
     """
     return [
         f"{flag_with_value(written(name), given[name])} needs {need.needs}"
@@ -201,25 +201,25 @@ def _finite(value: float) -> str:
 
 
 def shown(value: object) -> str:
-    """A flag's value as it is written: signals by their names."""
+    """A flag's value as it is written on a command line."""
     return value.name if isinstance(value, Enum) else str(value)
 
 
 def flag_with_value(flag: str, value: object) -> str:
-    """A flag and its value or values, as they are written."""
+    """A flag with its values, as on a command line."""
     if isinstance(value, list):
         return " ".join([flag, *map(shown, value)])
     return flag if isinstance(value, bool) else f"{flag} {shown(value)}"
 
 
 def as_flags(values: Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Flags that another program takes as this one does, and their values; those that are None are left out."""
+    """{flag: value} of these attributes, for another program that has the same flags; without those that are None."""
     return {flag_name(name): value for name in names if (value := getattr(values, name)) is not None}
 
 
 @contextmanager
 def without_defaults(parser: ArgumentParser) -> Iterator[None]:
-    """Meanwhile the parser finds those flags alone that stand on the command line."""
+    """Within, the parser returns only the flags that are on the command line."""
     defaults = [(action, action.default) for action in parser._actions]
     for action, _ in defaults:
         action.default = SUPPRESS
@@ -231,7 +231,7 @@ def without_defaults(parser: ArgumentParser) -> Iterator[None]:
 
 
 def flag_value(flag: str, words: Sequence[str]) -> str | None:
-    """What a command line gives a flag that takes one word, "" where that is left out; the last time counts."""
+    """The value of a flag on a command line, the last if repeated; "": it has no value; None: it is not there."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(flag, dest="given", nargs="?", const="")
     given: str | None = parser.parse_known_args(words)[0].given
@@ -239,10 +239,10 @@ def flag_value(flag: str, words: Sequence[str]) -> str | None:
 
 
 def takes_numbers(action: argparse.Action) -> bool:
-    """Whether a flag takes any number, and no choice of some."""
+    """Whether a flag takes numbers, and not one of some choices."""
     return action.type in (int, float) and action.choices is None
 
 
 def is_integer(number: float) -> bool:
-    """Whether a number that was written as any is a whole one."""
+    """Whether a float is an integer."""
     return math.isfinite(number) and number == int(number)

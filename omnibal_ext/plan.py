@@ -1,10 +1,10 @@
-"""Plan: budgets, layout, schedule and predictions in one JSON file; the planner writes it, the trainer obeys it.
+"""Plan: budgets, layout, schedule and predictions in one JSON file, which the planner writes and the trainer follows.
 
     chain   patch_embed vit.0 vit.1 | projector word_embed llm.0 | llm.1 head      two ranks, two chunks: four stages
     stage   0                  rank 0 | 1                  rank 1 | 2      rank 0 ...
 
-The file carries the hash of its content, so that damage is seen. It may be edited by hand, the hash taken out: loading
-checks it in any case, and names the layer at fault.
+The file has the hash of its content, so that damage is detected. Remove the hash to edit the file by hand; in any case
+loading validates the plan, and names the layer at fault.
 """
 
 import dataclasses
@@ -28,13 +28,14 @@ from omnibal_ext.schedules.placement import Placement
 from omnibal_ext.schedules.schedule import SCHEDULE_NAMES, build_schedule, placement_of
 
 SCHEMA_VERSION = 1
+_LISTS = ("alternatives", "trials", "frozen", "lora_targets", "lists", "stage_ranks")
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """A contiguous slice of the chain: layer ids first .. end - 1, and those among them to be recomputed.
+    """A contiguous slice of the chain, layer ids `layers[0]` .. `layers[1] - 1`.
 
-    A layer is recomputed whole, or its cheap outputs are, those of norms and of the activation function.
+    Layers in `recompute` are recomputed entirely; in `recompute_cheap`, only outputs of norms and activation functions.
     """
 
     layers: tuple[int, int]
@@ -49,7 +50,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the trainer obeys. Stages are in the order the data flows; see `placement`."""
+    """What the trainer follows. Stages are in the order of the forward pass; `placement` has their ranks."""
 
     chain: tuple[str, ...]
     stages: tuple[StagePlan, ...]
@@ -60,11 +61,11 @@ class Plan:
     expert_model_parallel_size: int = 1
     schedule: str = "1f1b"
     stage_ranks: tuple[int, ...] = ()
-    """Of each stage, its pipeline rank; empty: as `schedule` says, which these have to agree with."""
+    """The pipeline rank of every stage, which must be `schedule`'s; empty: not written down."""
     lists: tuple[str, ...] = ()
-    """Of each rank, its actions ("F0.0 F1.0 B0.0 ...": kind, microbatch, chunk); empty: those of `schedule`."""
+    """The actions of every rank ("F0.0 F1.0 B0.0 ...": kind, microbatch, chunk); empty: those of `schedule`."""
     tower: Tower | None = None
-    """The links that stand beside the pipeline, whose stages hold the others; None: the stages hold all."""
+    """The vision tower of which every rank has a copy; None: stages hold all layers."""
     model: str = ""
     model_hash: str = ""
     profile_hash: str = ""
@@ -73,17 +74,17 @@ class Plan:
     method: str = ""
     memory_gib: float | None = None
     frozen: tuple[str, ...] = ()
-    """Parts of the model whose weights are not trained, of `omnibal_ext.chain.PARTS`."""
+    """Parts of the model with frozen weights, of `omnibal_ext.chain.PARTS`."""
     lora_rank: int = 0
-    """Of the adapters that are trained instead; 0: none."""
+    """Rank of the adapters; 0: none."""
     lora_targets: tuple[str, ...] = ()
-    """The parts that have adapters."""
+    """Parts with adapters."""
     predicted: dict[str, Any] = field(default_factory=dict)
     """step_seconds, bubble_fraction, stage_seconds (per stage), stage_peak_bytes (per pipeline rank) and more."""
     alternatives: tuple[dict[str, Any], ...] = ()
-    """The next-best layouts: stages, step_seconds and why each lost; see `alternative`."""
+    """The next-best layouts: stages, step_seconds and why each is worse; see `alternative`."""
     trials: tuple[dict[str, Any], ...] = ()
-    """Layouts that were run (`launch.py --measure-top-k`): stages, predicted and measured seconds, which is kept."""
+    """Layouts measured by `launch.py --measure-top-k`: stages, predicted and measured seconds, and which was kept."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -98,15 +99,15 @@ class Plan:
         virtual_pipeline_model_parallel_size: int = 1,
         **fields: Any,
     ) -> "Plan":
-        """A validated plan that starts a new stage at every layer id in `cuts` (ascending, 0 and the end left out).
+        """A validated plan with a new stage at every layer id in `cuts` (ascending, without 0 and the chain's end).
 
-        `recompute` lists, per stage, the layer ids to recompute whole, `recompute_cheap` those whose cheap outputs are.
+        `recompute` and `recompute_cheap` list layer ids per stage, see `StagePlan`.
         """
         tower: Tower | None = fields.get("tower")
         edges = (tower.links if tower else 0, *cuts, len(chain))
         nothing: list[tuple[int, ...]] = [()] * (len(edges) - 1)
         ids = zip(pairwise(edges), recompute or nothing, recompute_cheap or nothing, strict=True)
-        stages = tuple(StagePlan(layers, tuple(whole), tuple(cheap)) for layers, whole, cheap in ids)
+        stages = tuple(StagePlan(layers, tuple(full), tuple(cheap)) for layers, full, cheap in ids)
         ranks = len(stages) // virtual_pipeline_model_parallel_size
         placement = placement_of(fields.get("schedule", "1f1b"), ranks, virtual_pipeline_model_parallel_size)
         plan = cls(
@@ -123,15 +124,15 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
-        """Read and validate plan.json. Raises UserError naming the file and what is wrong in it."""
+        """Read and validate plan.json. Raises UserError naming the file and the fault."""
 
         def build(record: Any) -> "Plan":
             check_if_sealed(record, "plan again")
             plan = cls.from_record(record)
             plan.validate()
-            parts = {name for stage in record["stages"] for name in OLD_RECOMPUTE if stage.get(name)}
-            if parts and os.environ.get("RANK", "0") == "0":
-                say(f"{path}: layers in {', '.join(sorted(parts))} are recomputed whole", error=True)
+            old = {name for stage in record["stages"] for name in OLD_RECOMPUTE if stage.get(name)}
+            if old and os.environ.get("RANK", "0") == "0":
+                say(f"{path}: layers in {', '.join(sorted(old))} are recomputed whole", error=True)
             return plan
 
         return read_record(path, "plan", "tools/plan_layout.py", build)
@@ -142,47 +143,36 @@ class Plan:
         check_version(record, SCHEMA_VERSION, "plan again")
         PLAN("", record)
         known = {f.name for f in dataclasses.fields(cls)}
-        stages = _stages(record["stages"])
         values = {name: value for name, value in record.items() if name in known}
-        values |= {"chain": tuple(record["chain"]), "stages": stages}
+        values |= {"chain": tuple(record["chain"]), "stages": tuple(map(_stage, record["stages"]))}
         values |= {"tower": Tower.from_record(record["tower"])} if "tower" in record else {}
-        values |= {name: tuple(record.get(name, ())) for name in ("alternatives", "trials")}
-        values |= {name: tuple(record.get(name, ())) for name in ("frozen", "lora_targets", "lists", "stage_ranks")}
-        return cls(**values)
+        return cls(**values | {name: tuple(record.get(name, ())) for name in _LISTS})
 
     def to_record(self) -> dict[str, Any]:
         """What plan.json holds."""
         record = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "tower"}
         if self.tower:
             record |= {"tower": self.tower.to_record()}
-        return record | {
-            "chain": list(self.chain),
-            "alternatives": list(self.alternatives),
-            "trials": list(self.trials),
-            "stages": [stage.to_record() for stage in self.stages],
-            "frozen": list(self.frozen),
-            "lora_targets": list(self.lora_targets),
-            "lists": list(self.lists),
-            "stage_ranks": list(self.stage_ranks),
-        }
+        record |= {name: list(record[name]) for name in ("chain", *_LISTS)}
+        return record | {"stages": [stage.to_record() for stage in self.stages]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Validate and write plan.json, all or nothing."""
+        """Validate and write plan.json, atomically."""
         self.validate()
         write_record(path, sealed(self.to_record()))
 
     def validate(self) -> None:
-        """Raise UserError, naming the layer, if the stages are not the chain, once and in order."""
+        """Raise UserError, naming the layer, unless the stages hold every layer once and in order."""
         self._validate_counts()
         names = layer_names(self.chain)
         holders: Counter[int] = Counter()
-        beside = self.tower.links if self.tower else 0
+        replicated = self.tower.links if self.tower else 0
         for number, stage in enumerate(self.stages):
             first, end = stage.layers
-            if beside and 0 <= first < beside:
+            if replicated and 0 <= first < replicated:
                 raise UserError(
                     f"stage {number} holds {names[first]} (id {first}), which stands beside the pipeline: the tower "
-                    f"has layers [0, {beside})"
+                    f"has layers [0, {replicated})"
                 )
             if not 0 <= first < end <= len(self.chain):
                 raise UserError(
@@ -190,7 +180,7 @@ class Plan:
                     "(at least one layer a stage, end is one past the last)"
                 )
             holders.update(range(first, end))
-        for layer, name in enumerate(names[beside:], beside):
+        for layer, name in enumerate(names[replicated:], replicated):
             if holders[layer] == 0:
                 raise UserError(f"layer {name} (id {layer}) is lost: no stage holds it")
             if holders[layer] > 1:
@@ -289,20 +279,21 @@ class Plan:
             raise UserError(f"the plan was made with {made} frozen, this run freezes {wanted}; profile and plan again")
 
     def alternative(self, number: int) -> "Plan":
-        """The plan of the next-best layout of that number, from 0, validated."""
+        """The validated plan of `alternatives[number]`."""
         entry = self.alternatives[number]
         predicted = {"step_seconds": entry["step_seconds"], **entry.get("predicted", {})}
-        plan = dataclasses.replace(self, stages=_stages(entry["stages"]), predicted=predicted, alternatives=())
+        stages = tuple(map(_stage, entry["stages"]))
+        plan = dataclasses.replace(self, stages=stages, predicted=predicted, alternatives=())
         plan.validate()
         return plan
 
     @property
     def placement(self) -> Placement:
-        """Where the stages sit."""
+        """The rank and chunk of every stage."""
         return placement_of(self.schedule, self.pipeline_model_parallel_size, self.virtual_pipeline_model_parallel_size)
 
     def build_schedule(self) -> Schedule:
-        """The plan's schedule as lists of actions, one a pipeline rank."""
+        """The list of actions of every pipeline rank."""
         if self.lists:
             return [_actions(rank, words) for rank, words in enumerate(self.lists)]
         return build_schedule(
@@ -314,7 +305,7 @@ class Plan:
 
 
 def _actions(rank: int, words: str) -> list[Action]:
-    """A rank's list. Raises UserError with the rank for a word that is no action."""
+    """A rank's list. Raises UserError naming the rank for a word that is no action."""
     try:
         return [Action.of_word(word) for word in words.split()]
     except UserError as error:
@@ -332,17 +323,13 @@ def layer_ranges(names: Sequence[str], layers: Iterable[int]) -> str:
 
 
 def single_stage_plan(chain: Sequence[str], **fields: Any) -> Plan:
-    """A plan that holds the whole chain on one rank."""
+    """A plan with all layers in one stage, on one rank."""
     return Plan.from_cuts(chain, (), **fields)
 
 
-def _stages(record: Sequence[Mapping[str, Any]]) -> tuple[StagePlan, ...]:
-    """Of entries {"layers": [first, last + 1], "recompute": [layer ids]}, checked before."""
-    return tuple(map(_stage, record))
-
-
 def _stage(entry: Mapping[str, Any]) -> StagePlan:
-    whole, cheap = tuple(entry.get("recompute", ())), tuple(entry.get("recompute_cheap", ()))
-    parts = {layer for name in OLD_RECOMPUTE for layer in entry.get(name, ())} - {*whole}
+    """Of an entry {"layers": [first, last + 1], "recompute": [layer ids]}."""
+    full, cheap = tuple(entry.get("recompute", ())), tuple(entry.get("recompute_cheap", ()))
+    partly = {layer for name in OLD_RECOMPUTE for layer in entry.get(name, ())} - {*full}
     first, end = entry["layers"]
-    return StagePlan((first, end), (*whole, *sorted(parts)), tuple(layer for layer in cheap if layer not in parts))
+    return StagePlan((first, end), (*full, *sorted(partly)), tuple(layer for layer in cheap if layer not in partly))

@@ -15,7 +15,7 @@ from omnibal_ext.output import say
 
 
 class Command(NamedTuple):
-    """A program beside this file, and what it does in a few words."""
+    """A program in the folder of this file, and what it does."""
 
     file: str
     does: str
@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the program that the first word names; exit code 2 for another word."""
+    """Run the command that the first word names; exit code 2 if there is none of that name."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help", "--version"):
         print(f"omnibal {_version()}" if name == "--version" else _help())

@@ -1,4 +1,4 @@
-"""Runs over the same samples side by side; the ratios of their samples a second, that to the baseline last.
+"""Compare runs over the same samples: their metrics, and ratios of samples a second, that to the baseline last.
 
 python tools/compare_runs.py --baseline RUN [--run RUN ...] --run RUN
 """
@@ -21,13 +21,13 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.run_metrics import evaluations, training_intervals
 
 EVALUATION = record({"share_right": finite(0, 1), "standard_error": finite(0, 1)})
-"""What examples/demo/evaluate.py found."""
+"""The schema of evaluation.json of examples/demo/evaluate.py."""
 ERROR = "_standard_error"
-"""Behind a figure's name: its own."""
+"""Suffix of the name of a figure's standard error."""
 
 
 def main() -> None:
-    """Read the runs' plan, metrics and evaluation; print them side by side."""
+    """Print metrics and evaluations of the runs in one table."""
     parser = ToolParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baseline", required=True, help="folder of tools/launch.py --run-dir")
     parser.add_argument("--run", required=True, action="append", help="compared with the others: the last one")
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What a run was: rates are of its whole length, the first interval (start-up) left out."""
+    """The figures of a run; rates leave out its first interval, the start-up. Raises UserError without metrics."""
     path = folder / "metrics.jsonl"
     lines = training_intervals(path)
     if not lines:
@@ -77,27 +77,27 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def _mean_of_iterations(lines: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Of a figure that an interval gives as the mean over its iterations."""
+    """The mean over iterations of a figure that is a mean over each interval's iterations."""
     counts = [last - before for before, last in pairwise([0, *(line["iteration"] for line in lines)])]
     return sum(line[name] * count for line, count in zip(lines, counts, strict=True)) / sum(counts)
 
 
 def final_loss(lines: Sequence[Mapping[str, Any]]) -> float | None:
-    """Of a sample in the last tenth of a run: its last interval may be a single iteration. None if all were skipped."""
+    """Mean loss of samples in the last tenth of a run (its last interval may be one iteration); None: all skipped."""
     last = [line for line in lines if line["iteration"] > 0.9 * lines[-1]["iteration"] and line["loss"] is not None]
     samples = sum(line["samples"] for line in last)
     return sum(line["loss"] * line["samples"] for line in last) / samples if samples else None
 
 
 def cell(run: Mapping[str, Any], name: str) -> str:
-    """A run's figure for people, with its standard error where it has one; "-" where the run has none."""
+    """A figure in words, with its standard error if there is one; "-" if the run has no such figure."""
     if name not in run:
         return "-"
     return f"{shown(run[name])} ± {shown(run[name + ERROR])}" if name + ERROR in run else shown(run[name])
 
 
 def shown(value: float | None) -> str:
-    """A figure for people."""
+    """A figure in words."""
     if value is None or not math.isfinite(value):
         return "none" if value is None else f"{value}"
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3f}"

@@ -6,9 +6,9 @@
 
     python tools/convert_checkpoint.py --to-peft run/checkpoints --output-dir adapters
 
---to-hf merges adapters into the weights; --to-peft writes them apart, as peft does, and --adapters reads such a folder.
-A checkpoint of ours knows no layout: weights lie whole under the names of the chain's layers, and each rank of any
-tensor- and pipeline-parallel size reads its part. So there is nothing to re-cut: start with another plan.
+--to-hf merges adapters into the weights; --to-peft writes them to a folder of peft's, which --adapters reads.
+Checkpoints do not depend on the layout: a run with another plan, or other tensor- or pipeline-parallel sizes, can load
+them as they are.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> None:
         print_table(
             "checkpoint", ("what", "value"), ((name.replace("_", " "), value) for name, value in result.items())
         )
-    if difference is not None and not difference <= TOLERANCE:  # not a number fails too
+    if difference is not None and not difference <= TOLERANCE:  # NaN fails too
         say(f"error: logits differ from Hugging Face's by {difference:.2e}, limit {TOLERANCE}", error=True)
         sys.exit(1)
 

@@ -1,17 +1,16 @@
-"""From a dataset and its packs, or from files of conversations, to a running job: preprocess, pack, check everything,
-profile and plan where missing or stale, torchrun.
+"""Start a run, from files of conversations or from a dataset and packs: preprocess, pack, check, profile and plan where
+results are missing or stale, and start torchrun.
 
     python tools/launch.py --model FOLDER --input chat.jsonl --image-root IMAGES --run-dir RUN --nproc-per-node 8
 
     python tools/launch.py --model tiny --from-scratch --data D --packs P --run-dir RUN --nproc-per-node 2 \\
         --pipeline-model-parallel-size 2 --epochs 3 --lr 1e-3 --save-interval 100
 
-Flags of Megatron's that are not below follow --, and go to it as they are; `python -m megatron.vlm.pretrain --help` has
-them all. `--check` stops after the checks, which come first in any case: of conversations whose packs are not made yet,
-all but what looks at these. `--dry-run` stops at the plan and the command that would start. First weights are those
-in the folder of --model, or come --from another one, Hugging Face's or a checkpoint. A run saves in RUN/checkpoints,
-unless --save names another place, and goes on from its own checkpoint where it has one. One run works in a folder at a
-time.
+Megatron's flags that are not listed here follow --; `python -m megatron.vlm.pretrain --help` lists them. `--check`
+stops after the checks, which always come first; without packs yet, they leave out what needs these. `--dry-run` stops
+after planning, and prints the command. First weights are those in the folder of --model, or --from another one: Hugging
+Face's, or a checkpoint. A run saves in RUN/checkpoints, unless --save names another folder, and resumes from its own
+checkpoint if it has one. Only one run can use a folder at a time.
 """
 
 import argparse
@@ -69,7 +68,7 @@ USAGE = "%(prog)s --model FOLDER --input FILE... --run-dir RUN [flags] [-- flags
 def main() -> None:
     """Parse, check, profile, plan, start."""
     arguments = _parsed()
-    with stoppable(), _alone(arguments):
+    with stoppable(), _locked(arguments):
         if arguments.fresh:
             refuse_used(Path(arguments.run_dir))
         data_parallel = _data_parallel_size(arguments)
@@ -111,7 +110,7 @@ def main() -> None:
 
 
 def _parsed() -> argparse.Namespace:
-    """The flags; model and first weights name each other where one is left out."""
+    """The flags, checked; --model and --from default to each other."""
     parser = _parser()
     arguments = parser.parse_args()
     refuse_unprintable(sys.argv)
@@ -129,8 +128,8 @@ def _parsed() -> argparse.Namespace:
     return arguments
 
 
-def _alone(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    """One run a folder, for all that is done in it; a check only looks. UserError where another run is at work."""
+def _locked(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """The lock of the run's folder, not taken for --check. Raises UserError if another run holds it."""
     if arguments.check:
         return contextlib.nullcontext()
     job = f"{arguments.rdzv_id} at {arguments.rdzv_endpoint}" if arguments.nnodes > 1 else None
@@ -138,7 +137,7 @@ def _alone(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[N
 
 
 def _name_weights(arguments: argparse.Namespace) -> None:
-    """A model's folder gives first weights too, and first weights say the model, unless the user says otherwise."""
+    """Take first weights from the folder of --model if no other flag names them, and the model from --from."""
     named = arguments.from_scratch or flags_in(arguments.megatron) & {"--load", "--pretrained-checkpoint"}
     if arguments.model and not arguments.first_weights and not named and holds_weights(Path(arguments.model)):
         arguments.first_weights = arguments.model
@@ -151,7 +150,7 @@ def _longest_said(arguments: argparse.Namespace, planning: Planning) -> str:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    """The first weights, whose logits are compared on two samples unless that is not wanted."""
+    """Convert the first weights from Hugging Face's format, unless that has been done."""
     source = Path(arguments.first_weights)
     arguments.first_weights = str(converted_folder(source, Path(arguments.run_dir)))
     data = None if arguments.no_logit_check else Path(arguments.data)
@@ -159,7 +158,7 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 
 def _planning(arguments: argparse.Namespace, data_parallel: int) -> Planning:
-    """What the run is planned from; UserError where packs or processes do not divide."""
+    """The inputs of the run's plan. Raises UserError for packs that the data-parallel ranks do not divide."""
     refuse_without_manifest(Path(arguments.data), "a dataset", "tools/preprocess_data.py, or name files by --input")
     architecture, index, job = preset(arguments.model), PackedIndex.open(arguments.packs), _megatron_flags(arguments)
     count = _micro_batches(index, data_parallel)
@@ -171,7 +170,7 @@ def _planning(arguments: argparse.Namespace, data_parallel: int) -> Planning:
 
 
 def _has_packs(arguments: argparse.Namespace, data_parallel: int) -> bool:
-    """Make packs of conversations; before they are made all else is checked, and with --check only that is done."""
+    """Make packs from conversations, after all other checks; False if they are missing, and --check makes none."""
     if not are_made(arguments, data_parallel):
         _check_first(arguments, data_parallel)
         if arguments.check:
@@ -181,9 +180,9 @@ def _has_packs(arguments: argparse.Namespace, data_parallel: int) -> bool:
 
 
 def _check_first(arguments: argparse.Namespace, data_parallel: int) -> None:
-    """Check, before hours of preprocessing, all that does not depend on the packs; refusals end this program.
+    """Check, before preprocessing, all that does not depend on packs, and exit if anything is refused.
 
-    With --check that is all there is to say: also how the first conversations are read, and what was not looked at.
+    With --check, also print the findings, which then include how the first conversations are read.
     """
     job, architecture, count = _megatron_flags(arguments), preset(arguments.model), micro_batches(arguments)
     plan = None if arguments.plan else provisional_plan(arguments, job, architecture, count)
@@ -195,7 +194,7 @@ def _check_first(arguments: argparse.Namespace, data_parallel: int) -> None:
 
 
 def _checked(arguments: argparse.Namespace, planning: Planning) -> Report:
-    """Print what is found. A run that is refused ends here with exit code 2, a line for each refusal."""
+    """Check the run and print the findings; exit with code 2 if it is refused."""
     is_planned = planning.is_planned()
     plan = None if is_planned else planning.provisional()
     report = _report(arguments, plan, planning.index, is_planned=is_planned)
@@ -204,7 +203,7 @@ def _checked(arguments: argparse.Namespace, planning: Planning) -> Report:
 
 
 def _report(arguments: argparse.Namespace, plan: Plan | None, packs: PackedIndex | int, **job: bool) -> Report:
-    """What is found of a run with this plan, for checks alone, or with the one that there is."""
+    """The findings for a run with this provisional plan or, if None, with the existing one."""
     run_dir = Path(arguments.run_dir)
     source = Path(arguments.first_weights) if arguments.first_weights else None
     if source and is_unconverted(source):
@@ -222,7 +221,7 @@ def _report(arguments: argparse.Namespace, plan: Plan | None, packs: PackedIndex
 
 
 def _print(report: Report, arguments: argparse.Namespace) -> None:
-    """The table of checks, and a line for each refusal: with one of them this program ends."""
+    """Print the findings, and a line for each refusal; exit with code 2 if there is one."""
     if not arguments.json:
         report.print()
     elif report.refusals or arguments.check:
@@ -234,7 +233,7 @@ def _print(report: Report, arguments: argparse.Namespace) -> None:
 
 
 def _check_memory(plan: Plan, report: Report) -> None:
-    """Raise UserError if the plan, made since the check, predicts more than a device has."""
+    """Raise UserError if the plan predicts more memory than a device has."""
     needs = max(plan.predicted.get("stage_peak_bytes", [0])) / GIB
     if needs > report.device_gib:
         raise UserError(
@@ -244,7 +243,7 @@ def _check_memory(plan: Plan, report: Report) -> None:
 
 
 def _say_end(epochs: float | None, index: PackedIndex) -> None:
-    """Say by how much the last iteration goes beyond the epochs asked for; packs that end with them do not."""
+    """Print by how many packs the last iteration exceeds --epochs, if it does."""
     stream = PackStream(index, index.global_batch, 1)
     if epochs and epochs == int(epochs) and (beyond := stream.beyond(int(epochs))):
         say(
@@ -274,7 +273,7 @@ def _micro_batches(index: PackedIndex, data_parallel: int) -> int:
 
 
 def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
-    """Those of Megatron's flags and the trainer's that costs depend on."""
+    """The trainer's flags on which costs depend."""
     parser = ToolParser(add_help=False, allow_abbrev=False)
     for name in SWITCHES:
         parser.add_argument(flag_name(name), action="store_true")
@@ -283,16 +282,16 @@ def _megatron_flags(arguments: argparse.Namespace) -> argparse.Namespace:
 
 
 def _trial(arguments: argparse.Namespace, index: PackedIndex, plan: Path, metrics: Path) -> list[str]:
-    """The command that runs a layout for a few steps."""
+    """The command line of a trial of a layout."""
     return [*RANKS, *trial_flags(torchrun_words(arguments, plan, index, metrics))]
 
 
 def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, report: Report) -> int:
-    """Run the ranks to their end; their exit code. What another run left in the folder is put aside, never lost."""
+    """Run the ranks and return their exit code; files of an earlier run, unless it is resumed, are renamed first."""
     run_dir.mkdir(parents=True, exist_ok=True)
     if not report.resumes:
         number_old_files(run_dir)
-    # Ranks that save when they are told to end take as long as that takes.
+    # Ranks that save on a signal need as long as that takes.
     grace = None if "--exit-signal-handler" in arguments.megatron else GRACE_SECONDS
     if not arguments.progress:
         return run_ranks([*RANKS, *command], grace=grace)
@@ -311,7 +310,7 @@ def _start(arguments: argparse.Namespace, command: list[str], run_dir: Path, rep
 
 def _parser() -> ToolParser:
     parser = ToolParser(
-        numbers=NUMBERS, needs=NEEDS, behind="megatron", description=__doc__, usage=USAGE,
+        numbers=NUMBERS, needs=NEEDS, forwards_to="megatron", description=__doc__, usage=USAGE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(

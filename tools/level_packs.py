@@ -1,7 +1,7 @@
-"""Level a packed index again for another data-parallel size, so that a run that goes on with it does not wait.
+"""Reorder the packs of an index so that ranks wait little at another data-parallel size, with which a run resumes.
 
-The global batch stays. The order is written into the folder of the index, and obeyed from --iteration on by whatever
-reads the index at that data-parallel size.
+The global batch stays the same. The order is written into the index's folder; runs with that data-parallel size use it
+from --iteration on.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from omnibal_ext.packing.ordering.metrics import wait
 
 NUMBERS = (Interval("[1, 65536]", "data_parallel_size"), Interval("[0, inf)", "iteration"))
 MEASURED = 1000
-"""Iterations, from the first one on, of which waiting is measured."""
+"""Iterations, from --iteration on, over which waiting is measured."""
 
 
 def main() -> None:
-    """Level, write, say what is waited before and after."""
+    """Reorder, write, print the share of time that ranks wait before and after."""
     arguments = _parser().parse_args()
     index, size, since = PackedIndex.open(arguments.packs), arguments.data_parallel_size, arguments.iteration
     if index.global_batch % size:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _waits(index: PackedIndex, ranks: Ranks, since: int) -> float:
-    """What is waited from an iteration on."""
+    """Share of time that ranks wait for the slowest, from iteration `since` on."""
     stream = PackStream(index, *ranks)
     iterations = stream.iterations(since, since + min(MEASURED, stream.iterations_per_epoch))
     packs = iterations.clip(min=0)

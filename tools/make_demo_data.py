@@ -1,4 +1,4 @@
-"""Demo data: `examples/demo/data.py`, by the name that scripts call."""
+"""Runs `examples/demo/data.py`, which makes demo data."""
 
 import runpy
 import sys
@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).resolve().parents[1] / "examples" / "demo" / "data.py"
 
 
 def main() -> None:
-    """Run the example. Raises UserError where there is none, as in an installed package."""
+    """Run the example. Raises UserError in an installed package, which has no examples."""
     if not PROGRAM.exists():
         raise UserError(f"{PROGRAM}: is not there; take a copy of the repository, whose examples are not installed")
     runpy.run_path(str(PROGRAM))["main"]()

@@ -28,7 +28,7 @@ with exit_on_user_error():
     from megatron.vlm.preprocessing.shorten import WAYS
 
 LINES_LOOKED_AT = 32
-"""Of every input, by --check."""
+"""Lines of every input that --check reads."""
 NUMBERS = (
     Interval("[1, inf)", "tile_size tokens_per_tile min_tiles max_tiles max_pixels video_max_frames max_tokens"),
     Interval("(0, inf)", "video_fps"),
@@ -83,7 +83,7 @@ def _parser() -> ToolParser:
 
 
 def choices_of(arguments: argparse.Namespace) -> dict[str, Choice]:
-    """What flags and model say a line is to become, and who says it."""
+    """How lines are converted: the value of every setting, and whether flags, the model or a default decided it."""
     decided = ("tokenizer-model", "chat-template", *USUAL)
     choices = settle({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
     choices = with_pixels(choices, arguments.max_pixels)
@@ -92,7 +92,7 @@ def choices_of(arguments: argparse.Namespace) -> dict[str, Choice]:
 
 
 def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, Choice]) -> Recipe:
-    """The same as a recipe."""
+    """The settings as a recipe."""
     chosen = {flag: choice.value for flag, choice in choices.items()}
     tiles = (chosen["tile-size"], chosen["min-tiles"], chosen["max-tiles"], chosen["thumbnail"], chosen["tiling"])
     return Recipe(
@@ -113,7 +113,7 @@ def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, Choice]) -> R
 
 
 def run(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    """Do what was asked; return what there is to tell."""
+    """Check, preprocess or merge; return what is printed."""
     if arguments.model:
         check_tokenizer(open_recipe(recipe), arguments.model)
     if arguments.check:

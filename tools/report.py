@@ -1,4 +1,4 @@
-"""Show a plan or runs as one HTML page: where the time of every rank goes, what limits, what to try.
+"""Show a plan or runs as one HTML page: where the time of every rank goes, what limits it, what to change.
 
     python tools/report.py --run RUN [--run OTHER ...] --output report.html
     python tools/report.py --plan plan.json --profile profile.json --output report.html --trace trace.json
@@ -23,7 +23,7 @@ from omnibal_ext.report.trace import trace
 
 
 def main() -> None:
-    """Read, draw, write, and print where the time goes."""
+    """Write the page, the trace, the picture; print where the time goes."""
     arguments = _parser().parse_args()
     subjects = _subjects(arguments)
     timelines = [timeline for subject in subjects for timeline in subject.timelines]
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _subjects(arguments: argparse.Namespace) -> list[Subject]:
-    """What is reported on, in the order given. Raises UserError where nothing is given, or nothing is to be written."""
+    """The plans and runs, in the flags' order. Raises UserError if there are none, or no output is asked for."""
     if not (arguments.run or arguments.plan):
         raise UserError("nothing to report on: give --run FOLDER of tools/launch.py, or --plan plan.json")
     if not (arguments.output or arguments.trace or arguments.png):

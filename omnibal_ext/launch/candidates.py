@@ -1,4 +1,4 @@
-"""The measured last word: a plan's layouts as they are tried out, and the plan that keeps the fastest."""
+"""`--measure-top-k`: runs of a plan's best layouts for a few steps, of which the fastest is kept."""
 
 import dataclasses
 import statistics
@@ -12,7 +12,7 @@ from omnibal_ext.plan import Plan
 from omnibal_ext.run_metrics import training_intervals
 
 STEPS = 3
-"""Of a trial; the first one warms up."""
+"""Steps of a trial; the first is a warm-up."""
 DROPPED_FLAGS = (
     # saves and loads
     "--save", "--save-hf", "--load", "--from", "--from-scratch", "--pretrained-checkpoint", "--finetune",
@@ -36,25 +36,24 @@ DROPPED_FLAGS = (
     # ends
     "--exit-interval",
 )  # fmt: skip
-"""Flags that a trial does without: it leaves nothing behind, evaluates nothing, and starts from random weights."""
+"""Flags of the run that its trials do not get: they save and evaluate nothing, and start from random weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutTrial:
-    """A layout, and what one step of it took."""
+    """A layout, and its measured seconds a step; None: the trial failed."""
 
     plan: Plan
     measured_seconds: float | None
-    """None: it did not run to the end."""
 
 
 def layouts(plan: Plan, count: int) -> list[Plan]:
-    """The plan and its next-best layouts, `count` at most."""
+    """The plan and its next-best layouts, at most `count` in all."""
     return [plan, *(plan.alternative(i) for i in range(min(count - 1, len(plan.alternatives))))]
 
 
 def trial_flags(words: Sequence[str]) -> list[str]:
-    """Megatron's flags for a trial: those of the run, less `DROPPED_FLAGS` and their values, ending after `STEPS`."""
+    """The flags of a trial: the run's without `DROPPED_FLAGS` and their values, to end after `STEPS`."""
     kept, skipping = [], False
     for word in words:
         if word.startswith("--"):
@@ -65,7 +64,7 @@ def trial_flags(words: Sequence[str]) -> list[str]:
 
 
 def measured_seconds(metrics: Path) -> float | None:
-    """Median step seconds of a trial's metrics.jsonl, the first step left out; None if it did not run to the end."""
+    """Median seconds of a trial's steps, the first left out; None if it failed."""
     lines = training_intervals(metrics)
     if len(lines) < STEPS:
         return None
@@ -73,7 +72,7 @@ def measured_seconds(metrics: Path) -> float | None:
 
 
 def keep_fastest(trials: Sequence[LayoutTrial]) -> Plan:
-    """The fastest layout's plan, with the figures of all. Raises UserError if none ran to the end."""
+    """The plan of the fastest layout, with the figures of all trials. Raises UserError if all failed."""
     ran = [trial for trial in trials if trial.measured_seconds is not None]
     if not ran:
         raise UserError(f"none of {len(trials)} layouts ran {STEPS} steps; see the logs of the trials")
@@ -91,7 +90,7 @@ def keep_fastest(trials: Sequence[LayoutTrial]) -> Plan:
 
 
 def print_trials(plan: Plan) -> None:
-    """Predicted and measured step time of the layouts that were run."""
+    """Print predicted and measured step time of the layouts."""
     rows = [
         (
             ", ".join(str(stage["layers"][1] - stage["layers"][0]) for stage in trial["stages"]),

@@ -1,4 +1,4 @@
-"""What is checked before anything else happens: one process that loads Megatron looks at everything, in seconds."""
+"""Checks of a run before anything else is started, in a process that imports Megatron (`megatron.vlm.preflight`)."""
 
 import json
 import os
@@ -16,12 +16,13 @@ from omnibal_ext.launch.versions import check_versions
 
 @dataclass(frozen=True)
 class Report:
-    """What was found. A finding is {"check", "state": ok | note | later | refused, "detail"}."""
+    """Findings of the checks, each {"check", "state": ok | note | later | refused, "detail"}."""
 
     findings: list[dict[str, str]]
     weights: dict[str, str | None] | None
-    """What the run starts from: kind (own, given, unconverted, random) and folder; None where that is refused."""
+    """The first weights: kind (own: the run's checkpoint, given, unconverted, random) and folder; None: refused."""
     device_gib: float
+    """Memory of one device."""
 
     @property
     def refusals(self) -> list[str]:
@@ -30,11 +31,11 @@ class Report:
 
     @property
     def resumes(self) -> bool:
-        """Whether the run goes on from a checkpoint of its own."""
+        """Whether the run resumes from its own checkpoint."""
         return self.weights is not None and self.weights["kind"] == "own"
 
     def print(self) -> None:
-        """The table of checks."""
+        """Print the findings as a table."""
         rows = [(finding["check"], finding["state"], finding["detail"]) for finding in self.findings]
         print_table("check", ("what", "", "found"), rows, right=False)
 
@@ -42,7 +43,7 @@ class Report:
 def check(words: Sequence[str], nodes: int, ranks_a_node: int, job: dict[str, Any]) -> Report:
     """Check a run with these arguments of `megatron.vlm.pretrain`; for `job` see `megatron.vlm.preflight`.
 
-    Raises UserError for versions that the checks themselves do not run on.
+    Raises UserError for unsupported versions of Python, torch or Megatron Core.
     """
     versions = {"check": "versions", "state": "ok", "detail": check_versions()}
     sizes = {"WORLD_SIZE": nodes * ranks_a_node, "LOCAL_WORLD_SIZE": ranks_a_node, "RANK": 0, "LOCAL_RANK": 0}

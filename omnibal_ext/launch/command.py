@@ -1,4 +1,4 @@
-"""The words by which the ranks of a run are started."""
+"""Command lines that start the ranks of a run."""
 
 import argparse
 import sys
@@ -10,24 +10,24 @@ from omnibal_ext.packing.index.packed_index import PackedIndex
 
 RANKS = (sys.executable, "-W", "ignore", "-m", "omnibal_ext.launch.torchrun")
 TIMELINES = 10
-"""Iterations that a run records for its report."""
+"""Iterations whose timelines a run records for its report."""
 UNKNOWN_ITERATIONS = 10**6
-"""Of a run by epochs whose packs are not made yet, for checks alone."""
+"""Stands for --train-iters in the checks of a run by epochs whose packs are not made yet."""
 
 
 def torchrun_words(arguments: argparse.Namespace, plan: Path, index: PackedIndex, metrics: Path) -> list[str]:
     """The arguments of torchrun."""
     if arguments.nnodes > 1:
-        where = [f"--nnodes={arguments.nnodes}", f"--rdzv-id={arguments.rdzv_id}", "--rdzv-backend=c10d"]
-        where.append(f"--rdzv-endpoint={arguments.rdzv_endpoint}")
+        rendezvous = [f"--nnodes={arguments.nnodes}", f"--rdzv-id={arguments.rdzv_id}", "--rdzv-backend=c10d"]
+        rendezvous.append(f"--rdzv-endpoint={arguments.rdzv_endpoint}")
     else:
-        where = ["--standalone"]
-    words = [*where, f"--nproc-per-node={arguments.nproc_per_node}", "-m", "megatron.vlm.pretrain"]
+        rendezvous = ["--standalone"]
+    words = [*rendezvous, f"--nproc-per-node={arguments.nproc_per_node}", "-m", "megatron.vlm.pretrain"]
     return [*words, *trainer_words(arguments, plan, metrics, index)]
 
 
 def trainer_words(arguments: argparse.Namespace, plan: Path, metrics: Path, packs: PackedIndex | int) -> list[str]:
-    """The arguments of `megatron.vlm.pretrain`; `packs` are the run's, or, not made yet, how many an iteration has."""
+    """The arguments of `megatron.vlm.pretrain`; `packs`: the run's or, before they exist, their number an iteration."""
     flags = {
         "--model": arguments.model,
         "--from": arguments.first_weights,
@@ -52,7 +52,7 @@ def trainer_words(arguments: argparse.Namespace, plan: Path, metrics: Path, pack
 
 
 def _iterations(epochs: float | None, packs: PackedIndex | int) -> int | None:
-    """Those of so many epochs; None where the user says the iterations."""
+    """The iterations of the epochs; None without --epochs."""
     if not epochs:
         return None
     if isinstance(packs, int):

@@ -1,10 +1,10 @@
-"""From conversations to packs inside the folder of a run: for whoever names a model and files, and no dataset.
+"""`--input`: makes a dataset and packs from files of conversations, in the folder of the run.
 
     --input chat.jsonl   1. tools/preprocess_data.py -> RUN/data
                          2. tools/pack_data.py       -> RUN/packs-by-size, and RUN/packs-held-out
 
-What is there and made from the same inputs is not made again; within other limits it is, until a run starts on it.
-Flags of Megatron's that nobody gives are those of a usual fine-tuning: `USUAL_FLAGS`.
+They are kept if made from the same inputs and flags; otherwise they are made again, unless a run was started on them.
+Megatron's flags have the defaults of a usual fine-tuning, `USUAL_FLAGS`.
 """
 
 import argparse
@@ -32,13 +32,13 @@ from omnibal_ext.reading.document import decode, read_json
 
 DATA, PACKS, HELD_OUT = "data", "packs-by-size", "packs-held-out"
 LIMITS = ("max_tiles", "max_pixels", "max_tokens")
-"""Of preprocessing, by the names of its flags."""
-HOW_READ = {"image_root": None, "workers": 1, "max_rejects": None}
-"""Flags that decide nothing of a dataset that is there, a command may keep them; and what they are unless given."""
+"""Attributes of the flags that limit samples in preprocessing."""
+READING_FLAGS = {"image_root": None, "workers": 1, "max_rejects": None}
+"""Flags that have no effect on an existing dataset, with their defaults."""
 MICRO_BATCHES = 4
-"""Packs of a rank and iteration, for each pipeline rank."""
+"""Default packs of a rank and iteration for each pipeline rank."""
 ONE_RANK, AUTO = "1", "auto"
-"""A pack's width, unless it is asked for wider ones, and as wide as samples need inside a node."""
+"""Values of --widths: the default, and as wide as samples need within a node."""
 USUAL_FLAGS: dict[str, tuple[str, ...]] = {
     "--bf16": (),
     "--use-distributed-optimizer": (),
@@ -49,9 +49,9 @@ USUAL_FLAGS: dict[str, tuple[str, ...]] = {
     "--clip-grad": ("1.0",),
     "--log-interval": ("10",),
 }
-"""As InternVL is fine-tuned (arXiv 2412.05271): each counts where the flag is not given."""
+"""Defaults of Megatron's flags, as InternVL is fine-tuned (arXiv 2412.05271)."""
 USUAL_FOR_ADAPTERS = {"--lr": ("4e-5",)}
-"""As InternVL fine-tunes adapters: they begin as nothing, and go further in a step."""
+"""The same for adapters, which start at zero and take larger steps."""
 
 
 def widths(text: str) -> str:
@@ -61,7 +61,7 @@ def widths(text: str) -> str:
 
 
 def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of a run that begins with conversations."""
+    """Add the flags of a run from conversations."""
     group = parser.add_argument_group("conversations, instead of --data and --packs")
     group.add_argument(
         "--input", nargs="+", metavar="FILE", help="files of conversations, see tools/preprocess_data.py"
@@ -87,7 +87,7 @@ def add_conversation_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_sizes_alone(model: str) -> None:
-    """Raise UserError for a preset: conversations are written in a tokenizer's words, which it does not have."""
+    """Raise UserError for a preset, which has no tokenizer to preprocess conversations."""
     preset(model)
     if not find_config(Path(model)):
         raise UserError(
@@ -98,16 +98,16 @@ def refuse_sizes_alone(model: str) -> None:
 
 
 def say_unused(arguments: argparse.Namespace) -> None:
-    """Name the flags that only say how conversations are read, where there are none to read."""
-    unused = [flag_name(name) for name, usual in HOW_READ.items() if getattr(arguments, name) != usual]
+    """Print which of `READING_FLAGS` are given without --input, and so are not used."""
+    unused = [flag_name(name) for name, usual in READING_FLAGS.items() if getattr(arguments, name) != usual]
     if unused and not arguments.input and not arguments.json:
         say(f"{', '.join(unused)}: not used, the dataset {arguments.data} is made")
 
 
 def check_conversation_flags(arguments: argparse.Namespace) -> None:
-    """Either conversations or a dataset with packs; and what a run from conversations is not told is as usual.
+    """Set paths and defaults of a run from conversations.
 
-    Raises UserError where both or neither are named.
+    Raises UserError unless either --input or both --data and --packs are given.
     """
     if not arguments.input:
         for flag in ("data", "packs"):
@@ -130,7 +130,7 @@ def check_conversation_flags(arguments: argparse.Namespace) -> None:
 
 
 def check_paths(arguments: argparse.Namespace) -> None:
-    """Raise UserError for conversations and images that are not there, before anything is started."""
+    """Raise UserError if files of --input or the folder of --image-root do not exist."""
     for path in arguments.input or ():
         if not Path(path).exists():
             raise UserError(f"{path}: cannot be read: No such file or directory")
@@ -139,9 +139,9 @@ def check_paths(arguments: argparse.Namespace) -> None:
 
 
 def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> None:
-    """Make the dataset and the packs that are missing or made from something else; every step is shown.
+    """Make the dataset and the packs if they are missing or were made from other inputs; print every step.
 
-    Raises UserError for widths that these ranks cannot have.
+    Raises UserError for --widths that these ranks cannot have.
     """
     _check_widths(arguments, data_parallel)
     _preprocess(arguments, tools)
@@ -149,9 +149,9 @@ def make_packs(arguments: argparse.Namespace, tools: Path, data_parallel: int) -
 
 
 def are_made(arguments: argparse.Namespace, data_parallel: int) -> bool:
-    """Whether dataset and packs are there, made as these flags ask; files that have changed since are not looked for.
+    """Whether dataset and packs exist and were made with these flags; whether input files have changed is not checked.
 
-    Raises UserError for widths that these ranks cannot have.
+    Raises UserError for --widths that these ranks cannot have.
     """
     _check_widths(arguments, data_parallel)
     noted = _made_from(_note(arguments, "packs")) or {}
@@ -171,7 +171,7 @@ def micro_batches(arguments: argparse.Namespace) -> int:
 
 
 def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str, str]:
-    """The finding about files of conversations: how the first lines of each are read; nothing is written."""
+    """The finding of `preprocess_data.py --check`, which reads the first lines of each file and writes nothing."""
     switches = ["--check", "--json", "--input", *arguments.input, *_shorten(arguments)]
     words = [str(word) for flag in _data_flags(arguments).items() for word in flag]
     command = [sys.executable, "-W", "ignore", str(tools / "preprocess_data.py"), *words, *switches]
@@ -187,7 +187,7 @@ def check_conversations(arguments: argparse.Namespace, tools: Path) -> dict[str,
 
 
 def _note(arguments: argparse.Namespace, what: str) -> Path:
-    """Where it is noted what the dataset, or the packs, of a run were asked for."""
+    """The file that records from which flags the run's `what`, "data" or "packs", was made."""
     return Path(arguments.run_dir) / f"{what}.inputs.json"
 
 
@@ -204,11 +204,11 @@ def _shorten(arguments: argparse.Namespace) -> list[str]:
 
 
 def _data_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {**as_flags(arguments, ("model", "chat_template", *HOW_READ, *LIMITS)), "--output-dir": arguments.data}
+    return {**as_flags(arguments, ("model", "chat_template", *READING_FLAGS, *LIMITS)), "--output-dir": arguments.data}
 
 
 def _preprocess(arguments: argparse.Namespace, tools: Path) -> None:
-    """The tool knows by itself what is there; a dataset within other limits makes way first."""
+    """Run the tool, which keeps a dataset of the same inputs; one with other limits is removed first."""
     asked, note = _asked_of_data(arguments), _note(arguments, "data")
     _say(arguments, f"conversations -> {arguments.data}")
     if _made_from(note) not in (None, asked):
@@ -224,7 +224,7 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
         "--data-parallel-size": data_parallel,
         "--micro-batches": micro_batches(arguments),
         "--pipeline-model-parallel-size": arguments.pipeline_model_parallel_size,
-        "--last-iteration": "empty",  # so that an epoch is one to the sample
+        "--last-iteration": "empty",  # so that an epoch has every sample once
         "--output-dir": arguments.packs,
     }
     flags |= as_flags(arguments, ("vit_budget", "llm_budget", "held_out"))
@@ -236,7 +236,7 @@ def _pack_flags(arguments: argparse.Namespace, data_parallel: int) -> dict[str, 
 
 
 def _folders(arguments: argparse.Namespace) -> list[Path]:
-    """Those of the packs that are made."""
+    """The folders of the packs, and of held-out ones."""
     held_out = [Path(arguments.run_dir) / HELD_OUT] if arguments.held_out else []
     return [Path(arguments.packs), *held_out]
 
@@ -260,13 +260,13 @@ def _pack(arguments: argparse.Namespace, tools: Path, data_parallel: int) -> Non
 
 
 def _node_ranks(arguments: argparse.Namespace) -> int:
-    """Data-parallel ranks that a node holds whole; 1 where a tensor-parallel group leaves it."""
-    whole, more = divmod(arguments.nproc_per_node, arguments.tensor_model_parallel_size)
-    return 1 if more else whole
+    """Data-parallel ranks within a node; 1 if tensor-parallel groups span nodes."""
+    groups, rest = divmod(arguments.nproc_per_node, arguments.tensor_model_parallel_size)
+    return 1 if rest else groups
 
 
 def _made_from(path: Path) -> dict[str, Any] | None:
-    """What is noted there; None if nothing is, or it is damaged: then they are made once more."""
+    """The flags in a file of `_note`; None if it is missing or damaged."""
     try:
         return read_json(path, mapping(anything), "pack again")
     except UserError:

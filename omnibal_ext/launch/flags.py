@@ -1,4 +1,4 @@
-"""The launcher's flags: which numbers they take, what else must hold for them to be obeyed, and where they stand."""
+"""Tables of the launcher's flags: numbers that they take, conditions, and which must stand before --."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ NUMBERS = (
 
 
 def flags_in(words: Sequence[str]) -> set[str]:
-    """The flags that a command line gives, among their values."""
+    """The flags on a command line, and other words."""
     return {word.partition("=")[0] for word in words}
 
 
@@ -81,9 +81,9 @@ NEEDS = (
 
 
 def refuse_misplaced(parser: ToolParser, words: Sequence[str]) -> None:
-    """Raise UserError for flags of the launcher's own among those that go to Megatron as they are."""
-    own = {option for action in parser._actions for option in action.option_strings} - parser.forwarded
-    if misplaced := [flag for word in words if (flag := word.partition("=")[0]) in own]:
+    """Raise UserError for flags of the launcher among the words after --, which go to Megatron."""
+    launcher = {option for action in parser._actions for option in action.option_strings} - parser.forwarded
+    if misplaced := [flag for word in words if (flag := word.partition("=")[0]) in launcher]:
         raise UserError(
             *(f"{flag} stands behind --, where Megatron's flags are; give it before, so that the plan, the packs and "
               "the checks go by it too" for flag in misplaced)
@@ -91,7 +91,7 @@ def refuse_misplaced(parser: ToolParser, words: Sequence[str]) -> None:
 
 
 def save_in_run(arguments: Namespace) -> None:
-    """Have Megatron save in RUN, unless it is told otherwise."""
+    """Add --save RUN/checkpoints and --save-interval to Megatron's flags, unless they or --no-save are given."""
     given = flags_in(arguments.megatron)
     if arguments.no_save or "--save" in given:
         return

@@ -1,4 +1,4 @@
-"""The folder of a run: what a run writes goes on where it resumes, and is put aside, numbered, where it starts anew."""
+"""The folder of a run: a run that resumes appends to its files, a new one first renames them ("metrics.1.jsonl")."""
 
 import contextlib
 import shutil
@@ -16,7 +16,7 @@ WRITTEN = (METRICS, LOG, TENSORBOARD, TIMELINE)
 
 
 def refuse_used(folder: Path) -> None:
-    """Raise UserError if a run has written there (--fresh)."""
+    """Raise UserError if a run has written there, which --fresh forbids."""
     if found := [name for name in WRITTEN if (folder / name).exists()]:
         raise UserError(
             f"--fresh: {folder} has {found[0]} of an earlier run; choose a new --run-dir, or leave --fresh out to go on"
@@ -24,18 +24,18 @@ def refuse_used(folder: Path) -> None:
 
 
 def remove_unused(folder: Path, made: Path) -> None:
-    """Remove a dataset or packs made in a run's folder, so that others can be; not those a run was started on there.
+    """Remove a dataset or packs in a run's folder, so that others can be made; keep them if a run was started on them.
 
-    It may have to go on with them: then it is for the user to remove them.
+    Such a run may have to resume with them; then only the user may remove them.
     """
     if not (folder / INPUTS).exists() and (made / "manifest.json").exists():
         shutil.rmtree(made)
 
 
 def number_old_files(folder: Path) -> list[Path]:
-    """Number what another run left in the folder: metrics.jsonl becomes metrics.1.jsonl, then .2; return the new names.
+    """Rename the files of an earlier run: metrics.jsonl becomes metrics.1.jsonl, or .2 ...; return the new names.
 
-    Several nodes may do so at the same time.
+    Several nodes may do this at the same time.
     """
     number = next(n for n in count(1) if not any(_numbered(folder / name, n).exists() for name in WRITTEN))
     moved = []

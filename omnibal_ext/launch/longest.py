@@ -1,4 +1,4 @@
-"""The longest sample, said before anything is measured for it: budgets hold it, and one large photo makes them so."""
+"""A note on the longest sample, before layers are measured at the budgets that it requires."""
 
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.sizes import Sizes
 
 OUTLIER = 4
-"""Times the median of samples with images, from which on the longest one is worth a word."""
+"""The longest sample is an outlier from that many times the median (of samples with images) on."""
 MAX_PIXELS = 1280 * 28**2
-"""Of an image, as trainers of models that see images near their own size usually have it."""
+"""The usual --max-pixels of other trainers for models with native resolution."""
 
 
 def longest_sample(data: Path, index: PackedIndex, is_native: bool, is_limited: bool) -> str:
-    """The most tiles and tokens of a sample in the packs, as shares of a pack's budgets.
+    """In words, the most tiles and tokens of a sample in the packs, as shares of a pack's budgets.
 
-    Where images are near their own size (`is_native`), nobody limits them (`is_limited`) and one stands out, also how
-    to limit them.
+    For an outlier of a model with native resolution (`is_native`), unless flags limit its images (`is_limited`), with a
+    value for --max-pixels.
     """
     packed = Sizes.load(data / "sizes.npz").take(np.unique(index.sample_ids))
     tiles, unit = packed.tiles[packed.tiles > 0], "patches" if is_native else "tiles"

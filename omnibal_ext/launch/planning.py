@@ -1,4 +1,4 @@
-"""Profile and plan of a run, made by our own tools where they are missing or stale; and the best plans, tried out."""
+"""Makes a run's profile and plan with our tools if they are missing or stale, and measures the best plans."""
 
 import argparse
 import json
@@ -30,25 +30,25 @@ from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 
 PROFILED = ("tensor_model_parallel_size", "expert_model_parallel_size", "analytic")
-"""Flags of tools/launch.py that tools/profile_layers.py takes as they are; a plan depends on them."""
+"""Flags of tools/launch.py that are forwarded to tools/profile_layers.py."""
 PLANNED = (
     "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size", "method", "schedule", "tower", "memory_gib",
     "recompute",
 )  # fmt: skip
-"""Those that tools/plan_layout.py takes as they are."""
+"""Flags of tools/launch.py that are forwarded to tools/plan_layout.py."""
 SWITCHES = ("bf16", "use_distributed_optimizer", "sequence_parallel")
-"""Flags of Megatron's that costs depend on, beside those of what is trained."""
+"""Flags of Megatron's on which costs depend; so do those of what is trained."""
 KEPT_OPTIONS = ("built_from", "sources", *(field.name for field in fields(PackOptions)))
-"""What the packs of a run have of those that it was given, where the run itself says nothing else."""
+"""Fields of the manifest that repacking keeps."""
 
 
 @dataclass(frozen=True)
 class Planning:
-    """What a plan is made from: the flags of tools/launch.py, the model, the packs, and the counts they come to."""
+    """The inputs of a run's plan: flags of tools/launch.py, the model, the packs, and counts that follow from these."""
 
     flags: argparse.Namespace
     job: argparse.Namespace
-    """bf16, use_distributed_optimizer, sequence_parallel, freeze and adapters of the run: costs depend on them."""
+    """Flags of the trainer on which costs depend: `SWITCHES`, --freeze and those of adapters."""
     architecture: Architecture
     index: PackedIndex
     data_parallel: int
@@ -57,41 +57,41 @@ class Planning:
 
     @property
     def adapters(self) -> Adapters:
-        """Those that the run trains."""
+        """The adapters that the run trains."""
         return Adapters.of(self.job)
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """The parts of the model whose weights the run does not train."""
+        """Parts of the model with frozen weights."""
         return self.adapters.frozen(self.job.freeze)
 
     @property
     def run_dir(self) -> Path:
-        """Where the profile and the plan are kept."""
+        """The folder of the run."""
         return Path(self.flags.run_dir)
 
     @property
     def profile_path(self) -> Path:
-        """profile.json."""
+        """--profile, or profile.json in the run's folder."""
         return Path(self.flags.profile) if self.flags.profile else self.run_dir / "profile.json"
 
     @property
     def plan_path(self) -> Path:
-        """plan.json."""
+        """--plan, or plan.json in the run's folder."""
         return Path(self.flags.plan) if self.flags.plan else self.run_dir / PLAN
 
     @property
     def inputs_path(self) -> Path:
-        """What the plan in the run's folder was asked for."""
+        """A record of what the plan in the run's folder was made from."""
         return self.run_dir / "plan.inputs.json"
 
     def provisional(self) -> Plan:
-        """A plan for checks alone. Raises UserError for counts that have no plan."""
+        """`provisional_plan` of the run."""
         budgets = self.index.vit_budget, self.index.llm_budget
         return provisional_plan(self.flags, self.job, self.architecture, self.micro_batches, *budgets)
 
     def is_planned(self) -> bool:
-        """Whether there is a plan that need not be made: it was given, or made from this profile and these choices."""
+        """Whether a plan exists: that of --plan, or one that was made from this profile and these flags."""
         if self.flags.plan:
             return True
         if not all(path.exists() for path in (self.profile_path, self.plan_path, self.inputs_path)):
@@ -99,11 +99,11 @@ class Planning:
         try:
             asked = read_json(self.inputs_path, mapping(anything), "plan again")
         except UserError:
-            return False  # damaged: the plan is made once more
+            return False
         return asked == json.loads(json.dumps(self._asked()))
 
     def check_profile(self) -> None:
-        """Raise UserError for a --profile of another model, other packs, other parts frozen or other adapters."""
+        """Raise UserError if --profile is of another model, budgets, parallel sizes, frozen parts or adapters."""
         if not self.flags.profile:
             return
         wanted: dict[str, Any] = {
@@ -124,7 +124,7 @@ class Planning:
             )
 
     def repacked(self) -> "Planning":
-        """The same, on packs made as these were but level in the profile's seconds; the profile is made if missing."""
+        """--repack: the same, with packs that balance the profile's seconds; profile and packs are made if missing."""
         self._ensure_profile()
         folder = self.run_dir / "packs"
         if self._is_repacked(folder):
@@ -143,7 +143,7 @@ class Planning:
         return replace(self, index=PackedIndex.open(folder))
 
     def _is_repacked(self, folder: Path) -> bool:
-        """Whether these packs are there, made as the given ones but for this profile and these ranks."""
+        """Whether the folder has packs with the options of the original ones, for this profile and these ranks."""
         if not (folder / "manifest.json").exists():
             return False
         given, made = self.index.manifest, PackedIndex.open(folder).manifest
@@ -157,7 +157,7 @@ class Planning:
         return all(made.get(name) == value for name, value in wanted.items())
 
     def ensure(self) -> Plan:
-        """The plan to run by; profile and plan are made first where they are missing or stale."""
+        """The run's plan; profile and plan are made first if they are missing or stale."""
         if not self.flags.plan:
             self._ensure_profile()
             if not self.is_planned():
@@ -168,7 +168,7 @@ class Planning:
         return plan
 
     def _ensure_profile(self) -> None:
-        """Profile as the run will be; the profiler knows what it has measured before."""
+        """Run the profiler, which does not repeat measurements that are in the file."""
         if self.flags.profile:
             return
         flags: dict[str, Any] = {
@@ -185,14 +185,14 @@ class Planning:
         switches = [flag_name(name) for name in SWITCHES if getattr(self.job, name)]
         trained = ["--freeze", *self.job.freeze] if self.job.freeze else self.adapters.size_flags
         if "--tower-profile" in flags:
-            alone = {"--tensor-model-parallel-size": 1, "--expert-model-parallel-size": 1}
-            whole = {name: value for name, value in flags.items() if not name.startswith(("--tower", "--replica"))}
-            whole |= alone | {"--output": flags["--tower-profile"]}
-            run_our_tool(self.tools / "profile_layers.py", whole, self.flags.json, [*switches, *trained])
+            unsharded = {name: value for name, value in flags.items() if not name.startswith(("--tower", "--replica"))}
+            unsharded |= {"--tensor-model-parallel-size": 1, "--expert-model-parallel-size": 1}
+            unsharded |= {"--output": flags["--tower-profile"]}
+            run_our_tool(self.tools / "profile_layers.py", unsharded, self.flags.json, [*switches, *trained])
         run_our_tool(self.tools / "profile_layers.py", flags, self.flags.json, [*switches, *trained])
 
     def _tower_flags(self) -> dict[str, Any]:
-        """What the profiler is asked of a tower beside the pipeline: nothing where the chain is cut anyway."""
+        """The profiler's flags for a replicated vision tower; none if the tower will be cut."""
         tensor, pipeline = self.flags.tensor_model_parallel_size, self.flags.pipeline_model_parallel_size
         if self.flags.tower == "cut" or pipeline == 1:
             return {}
@@ -202,7 +202,7 @@ class Planning:
         return flags
 
     def _asked(self) -> dict[str, Any]:
-        """All that a plan depends on."""
+        """All that the plan depends on."""
         return {
             "model_hash": self.architecture.hash,
             "profile_hash": Profile.load(self.profile_path).hash,
@@ -233,7 +233,8 @@ def provisional_plan(
     vit_budget: int = 0,
     llm_budget: int = 0,
 ) -> Plan:
-    """A plan for checks alone: an even cut, nothing predicted. Raises UserError for counts that have no plan."""
+    """A plan for checks alone, cut evenly and without predictions. Raises UserError as `Plan.validate`, and for one
+    microbatch on several pipeline ranks."""
     ranks, chunks = flags.pipeline_model_parallel_size, flags.virtual_pipeline_model_parallel_size
     adapters = Adapters.of(job)
     if micro_batches == 1 and ranks > 1:
@@ -259,7 +260,7 @@ def provisional_plan(
 
 
 def run_our_tool(tool: Path, flags: dict[str, Any], quiet: bool, switches: Sequence[str] = ()) -> None:
-    """Run one of our tools as a user would; its failure is ours, with its exit code."""
+    """Run a tool with these flags; if it fails, exit with its exit code. `quiet`: without its stdout."""
     words = [*(str(word) for flag in flags.items() for word in flag), *switches]
     done = run_to_end([sys.executable, "-W", "ignore", str(tool), *words], stdout=subprocess.DEVNULL if quiet else None)
     if done.returncode:
@@ -267,18 +268,18 @@ def run_our_tool(tool: Path, flags: dict[str, Any], quiet: bool, switches: Seque
 
 
 def measured_best(plan: Plan, count: int, folder: Path, command: Callable[[Path, Path], list[str]]) -> Plan:
-    """Run the plan's best layouts for a few steps each, and keep the fastest.
+    """Run the plan's `count` best layouts for a few steps each, and keep the fastest.
 
-    `command`(plan.json, metrics.jsonl) is what runs a trial.
+    `command(plan.json, metrics.jsonl)` is the command line of a trial.
     """
     trials = []
     candidates = layouts(plan, count)
     for number, candidate in enumerate(track(candidates, "measuring layouts", len(candidates))):
-        here = folder / str(number)
-        candidate.save(here / "plan.json")
-        metrics = here / "metrics.jsonl"
-        metrics.unlink(missing_ok=True)  # of a trial that was stopped
-        with (here / "log").open("w") as log:
-            run_to_end(command(here / "plan.json", metrics), stdout=log, stderr=log)
+        trial = folder / str(number)
+        candidate.save(trial / "plan.json")
+        metrics = trial / "metrics.jsonl"
+        metrics.unlink(missing_ok=True)  # of an interrupted trial
+        with (trial / "log").open("w") as log:
+            run_to_end(command(trial / "plan.json", metrics), stdout=log, stderr=log)
         trials.append(LayoutTrial(candidate, measured_seconds(metrics)))
     return keep_fastest(trials)

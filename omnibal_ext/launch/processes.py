@@ -1,7 +1,6 @@
-"""Child processes that never outlive us: a signal that stops this program stops all that it started.
+"""Child processes that end with this program: it forwards signals to them, and Linux kills them if it is killed.
 
-Children run in sessions of their own, so that Ctrl-C on a terminal reaches this program alone, which then decides. If
-it is killed itself, Linux kills them, and ranks end with their torchrun in the same way.
+Children run in separate sessions, so that Ctrl-C reaches this program alone. Ranks end with their torchrun likewise.
 """
 
 import contextlib
@@ -23,16 +22,16 @@ from omnibal_ext.output import say
 from omnibal_ext.parent_watch import kill_with_this_process
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""SIGUSR1 is what a batch system may send before the time is up."""
+"""Signals that ask a run to end; a batch system may send SIGUSR1 before the time limit."""
 GRACE_SECONDS = 20.0
 ERROR = "error: "
 PR_SET_CHILD_SUBREAPER = 36
-"""Linux: children whose parent ended become ours, so that they can be found."""
+"""Linux: orphaned descendants become children of this process, so that they can be found."""
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside, a signal that asks to end raises `Stopped`; one that was ignored before (nohup) stays ignored."""
+    """Within, `SIGNALS` raise `Stopped`, except those that were ignored before (nohup)."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise Stopped(number)
@@ -51,22 +50,21 @@ def stoppable() -> Iterator[None]:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Every process below that one, parents before children.
+    """All descendants of a process, parents before children.
 
-    By the parents that the system names: `psutil.Process.children` compares times of the clock as well, and misses a
-    young process where the clock was set in between.
+    `psutil.Process.children` also compares start times, and so misses processes if the clock has been set.
     """
     children: dict[int, list[psutil.Process]] = {}
     for process in psutil.process_iter(["ppid", "status"]):
         children.setdefault(process.info["ppid"], []).append(process)
     found = list(children.get(pid, ()))
-    for process in found:  # grows
+    for process in found:  # which grows meanwhile
         found += children.get(process.pid, ())
     return found
 
 
 def end_tree(child: subprocess.Popen[str]) -> None:
-    """End a child, all that it started and what was left of them, at once; this process has no other children."""
+    """Kill a child, its descendants and orphans among these; this process must have no other children."""
     child.kill()
     while left := [process for process in descendants(os.getpid()) if process.info["status"] != psutil.STATUS_ZOMBIE]:
         for process in left:
@@ -80,13 +78,13 @@ def end_tree(child: subprocess.Popen[str]) -> None:
 
 
 def _started(command: Sequence[str], streams: dict[str, Any]) -> subprocess.Popen[str]:
-    """A child that ends with us; no thread runs yet that could hold what it needs."""
+    """Start a child that ends with this process; no thread may hold a lock yet, as `preexec_fn` requires."""
     before, streams = kill_with_this_process(), {"errors": "replace", **streams}
     return subprocess.Popen(command, start_new_session=True, text=True, preexec_fn=before, **streams)  # noqa: PLW1509
 
 
 def run_to_end(command: Sequence[str], **streams: Any) -> subprocess.CompletedProcess[str]:
-    """Like `subprocess.run` without a check; stopped, it takes the child and all its children along."""
+    """`subprocess.run` without a check, which kills the child and its descendants when this program is stopped."""
     with _started(command, streams) as child:
         try:
             output, errors = child.communicate()
@@ -104,9 +102,9 @@ def run_ranks(
 ) -> int:
     """Run torchrun (`omnibal_ext.launch.torchrun`) and return its exit code.
 
-    Its output goes to `log`, or through: lines of errors that several ranks print appear once. `follow` watches it,
-    given whether it still runs. A signal is handed to the ranks, which get `grace` seconds to end (None: as many as
-    they need, to save what they have); only Ctrl-C ends them before that.
+    Its output goes to `log` or, without one, to ours, where an error line that several ranks print appears once.
+    `follow` is called with a function that tells whether torchrun runs. Signals are forwarded to the ranks, which have
+    `grace` seconds to end (None: no limit, so that they can save) unless Ctrl-C interrupts that.
     """
     streams: dict[str, Any] = {"stdout": log, "stderr": log} if log else {"stderr": subprocess.PIPE}
     with _started(command, streams) as agent:
@@ -117,7 +115,7 @@ def run_ranks(
             agent.wait()
         except Stopped as stop:
             if errors:
-                errors.only_ours = True
+                errors.errors_only = True
             _end_ranks(agent, stop.number, grace)
             raise
         finally:
@@ -131,8 +129,8 @@ def run_ranks(
 
 
 def _end_ranks(agent: subprocess.Popen[str], number: int, grace: float | None) -> None:
-    """Hand a signal to the ranks and wait for them; the agent, their parent, ends when they have."""
-    for repeated in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # Slurm may send one several times
+    """Forward a signal to the ranks and wait until the agent, their parent, has ended after them."""
+    for repeated in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # Slurm may repeat signals
         signal.signal(repeated, signal.SIG_IGN)
     ranks = [process for process in descendants(os.getpid()) if process.info["ppid"] == agent.pid]
     for rank in ranks:
@@ -144,25 +142,25 @@ def _end_ranks(agent: subprocess.Popen[str], number: int, grace: float | None) -
 
 
 class _ErrorLines(threading.Thread):
-    """Hands a child's stderr through; what several ranks say alike in an `error:` line is said once."""
+    """Copies a child's stderr to ours; an `error:` line that several ranks print appears once."""
 
     def __init__(self, source: IO[str]) -> None:
         super().__init__(daemon=True)
-        self.source, self.only_ours = source, False
+        self.source, self.errors_only = source, False
         self.start()
 
     def run(self) -> None:
-        """Until the last process that writes has ended."""
+        """Copy until all writers have ended."""
         seen = set()
         for line in self.source:
             error = error_of(line)
-            if error not in seen and (error or not self.only_ours):
+            if error not in seen and (error or not self.errors_only):
                 sys.stderr.write(f"{error}\n" if error else line)
                 sys.stderr.flush()
             seen |= {error} - {""}
 
 
 def error_of(line: str) -> str:
-    """The `error:` line of a rank in a line of output, or "". Ranks that write at the same time share a line."""
+    """The `error:` line in a line of output, or "". Ranks that write at the same time may repeat it in one line."""
     said = line.rstrip().split(ERROR)
     return ERROR + said[-1] if said[0] == "" and len(set(said[1:])) == 1 else line.rstrip() * line.startswith(ERROR)

@@ -1,4 +1,4 @@
-"""--replan: the profile of the run in a folder, corrected by what that run measured."""
+"""`--replan`: the profile of the run in a folder, corrected by what that run measured."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -12,14 +12,14 @@ from omnibal_ext.output import say
 from omnibal_ext.run_metrics import profile_check
 
 CORRECTED = "profile.corrected.json"
-"""In the run's folder; the profile that was corrected stays."""
+"""The corrected profile's file in the run's folder; the original stays."""
 
 
 def corrected_profile(planning: Planning) -> Path:
-    """The profile to plan again from: made of the run's last measured seconds, or there since an earlier start with
-    --replan, where the run has measured nothing since. With --check nothing is written.
+    """The profile for a new plan: corrected by the run's last measurements or, if there are none since an earlier
+    --replan, the one made then. With --check nothing is written.
 
-    Raises UserError where nothing was measured, in a run of another model, and where the run's profile is not there.
+    Raises UserError if nothing was measured, for a run of another model, and if the run's profile is missing.
     """
     run_dir, path = planning.run_dir, planning.run_dir / CORRECTED
     check, made = profile_check(run_dir / METRICS), Profile.load(path) if path.exists() else None

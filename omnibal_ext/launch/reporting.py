@@ -1,4 +1,4 @@
-"""The report that a run leaves behind, and what it needs to know of the run."""
+"""Writes the report of a run, and inputs.json, which the report needs."""
 
 import subprocess
 import sys
@@ -14,14 +14,11 @@ from omnibal_ext.output import say
 from omnibal_ext.run_metrics import INPUTS
 
 REPORT = "report.html"
-
-
 WRITTEN = {"metrics": "--metrics-file", "tensorboard": "--tensorboard-dir"}
 
 
 def note_inputs(planning: Planning, words: Sequence[str]) -> None:
-    """Write down where the run's plan, profile, packs and figures are, and its versions, for those who read its folder
-    later."""
+    """Write inputs.json: paths of the run's plan, profile, packs and metrics, and versions of packages."""
     paths = {"plan": planning.plan_path, "profile": profile_of(planning), "packs": planning.index.folder}
     paths |= {name: Path(path) for name, flag in WRITTEN.items() if (path := flag_value(flag, words))}
     record = {name: str(path.resolve()) for name, path in paths.items()}
@@ -29,13 +26,13 @@ def note_inputs(planning: Planning, words: Sequence[str]) -> None:
 
 
 def profile_of(planning: Planning) -> Path:
-    """That of the plan: beside it where the plan is given and no profile is."""
+    """The plan's profile: with --plan and without --profile, the profile.json in the plan's folder."""
     given = planning.flags.plan and not planning.flags.profile
     return planning.plan_path.with_name("profile.json") if given else planning.profile_path
 
 
 def write_report(tool: Path, planning: Planning, quiet: bool) -> None:
-    """Write RUN/report.html, and say where unless `quiet`. A plan without a profile, one written by hand, has none."""
+    """Write RUN/report.html and, unless `quiet`, print its path. A plan without profile, written by hand, has none."""
     run_dir, profile = planning.run_dir, profile_of(planning)
     said = f"no report: {profile} is not there, and the plan's predictions are made from it"
     if profile.exists():

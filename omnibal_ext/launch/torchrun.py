@@ -1,8 +1,8 @@
-"""torchrun with an exit code that says why: 2 where a rank refused the user's input, 1 where one failed.
+"""torchrun with exit code 2 if a rank raised `UserError`, 1 if one failed otherwise.
 
 python -m omnibal_ext.launch.torchrun <torchrun's arguments>
 
-A signal that asks it to end is handed to the ranks, whom its launcher may have told already; it ends when they have.
+It forwards a signal to the ranks, also if the launcher has sent it to them already, and ends when they have.
 """
 
 import contextlib
@@ -18,16 +18,16 @@ from omnibal_ext.output import ignore_lost_output, say
 
 
 def main() -> None:
-    """Run the ranks; name the one that failed first, in one line, unless it has said itself what is wrong."""
+    """Run the ranks; print which failed first, in one line, unless its exit code says that it printed an error."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser
     from torch.distributed.run import main as torchrun
 
     ignore_lost_output()
     logging.disable(logging.ERROR)
-    told: list[int] = []
-    for number in SIGNALS:  # a handler, as what is ignored stays ignored in the ranks
-        signal.signal(number, lambda number, _: _hand_on(number, told))
+    received: list[int] = []
+    for number in SIGNALS:  # a handler: ranks would inherit SIG_IGN
+        signal.signal(number, lambda number, _: _forward(number, received))
     words = sys.argv[1:]
     if "--signals-to-handle" in get_args_parser()._option_string_actions:
         words = ["--signals-to-handle=SIGQUIT", *words]
@@ -35,17 +35,17 @@ def main() -> None:
         torchrun(words)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if told:  # so they ended, and have said so
-            sys.exit(128 + told[0])
+        if received:
+            sys.exit(128 + received[0])
         if failure.exitcode == 2:
             sys.exit(2)
         say(f"error: rank {rank} {_how(failure.exitcode)}; its last words are above", error=True)
         sys.exit(1)
 
 
-def _hand_on(number: int, told: list[int]) -> None:
-    """Tell the ranks to end; where there are none yet, end."""
-    told.append(number)
+def _forward(number: int, received: list[int]) -> None:
+    """Send the signal to the ranks; exit if there are none yet."""
+    received.append(number)
     ranks = [process for process in descendants(os.getpid()) if process.info["ppid"] == os.getpid()]
     for rank in ranks:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""The versions we run on, read from what is installed: nothing is imported, so a wrong one cannot fail first."""
+"""Checks the versions of Python and packages, without importing these: an unsupported one could fail on import."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +13,7 @@ PYTHON = ">=3.11,<3.14"
 
 
 def check_versions() -> str:
-    """What is installed. Raises UserError for a package that is missing or of a version that we do not run on."""
+    """The versions in words. Raises UserError for a package that is missing or of an unsupported version."""
     if platform.python_version() not in SpecifierSet(PYTHON):
         raise UserError(f"Python {platform.python_version()}; {PYTHON} is needed: see scripts/setup.sh")
     found = {"python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""Weights of Hugging Face's, converted once and kept beside their folder, or with the run."""
+"""Converts Hugging Face weights once, and keeps the result next to their folder or in the run's."""
 
 import hashlib
 import importlib.util
@@ -18,29 +18,26 @@ from omnibal_ext.output import say
 from omnibal_ext.units import GIB
 
 CHECKPOINT = "latest_checkpointed_iteration.txt"
-"""In every folder of checkpoints."""
+"""A file of Megatron's in every folder of checkpoints."""
 CACHED = re.compile(r"/models--(?:[^/]+--)?([^/]+)/snapshots/[^/]+$")
-"""A folder in the hub's cache, whose programs list and remove what lies there; and the model's name."""
+"""The path of a model in the Hugging Face cache, which its own programs manage, with the model's name."""
 BYTES_COMPARED = 4
-"""For each that is stored: two models in fp32 of one in bf16."""
+"""Memory for comparing logits, in bytes for each byte of weights: two models in fp32 of one in bf16."""
 
 
 def is_unconverted(folder: Path) -> bool:
-    """Whether a folder holds a model of Hugging Face's with its weights."""
+    """Whether a folder has a Hugging Face model with weights."""
     return (folder / CONFIG).is_file() and bool(weight_files(folder))
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a run can start from a folder: a model of Hugging Face's, or a checkpoint."""
+    """Whether a run can start from a folder: it has a Hugging Face model with weights, or a checkpoint."""
     return (folder / CHECKPOINT).is_file() or is_unconverted(folder)
 
 
 def converted_folder(source: Path, run_dir: Path) -> Path:
-    """Where the conversion of a folder is kept: beside it, or in the run's folder where nothing may be written there,
-    or the hub's own programs keep it.
-
-    Another one once the folder's files change.
-    """
+    """Where the converted weights of a folder are kept: next to it or, if that is not writable or in the Hugging Face
+    cache, in the run's folder. The name has a hash of the names, sizes and times of the folder's files."""
     source = source.resolve()
     digest = hashlib.sha256((source / CONFIG).read_bytes())
     for file in sorted(source.iterdir()):
@@ -52,10 +49,10 @@ def converted_folder(source: Path, run_dir: Path) -> Path:
 
 
 def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bool) -> None:
-    """Convert with tools/convert_checkpoint.py; the folder appears at once, also if several nodes convert.
+    """Convert with tools/convert_checkpoint.py, atomically; several nodes may do so at the same time.
 
-    With `data`, a dataset, logits are compared with transformers' on two of its samples, where that can be done here. A
-    failure ends this program with the tool's exit code.
+    With `data`, a dataset, logits are compared with transformers' on two of its samples if this machine can. If the
+    tool fails, this program exits with the same code.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     building = target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}")
@@ -75,7 +72,7 @@ def convert(tool: Path, source: Path, target: Path, data: Path | None, quiet: bo
 
 
 def _not_comparable(source: Path) -> str:
-    """Why a folder's logits cannot be compared here, or ""."""
+    """Why logits cannot be compared on this machine; "": they can."""
     model = MODELS.get(str(read_config(source / CONFIG).get("model_type")))
     if model and not model.in_transformers:
         return "its code is in its repository, and is not run"

@@ -94,17 +94,17 @@ def test_the_table_is_the_one_of_the_extras(described: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_missing_is_said_with_its_extra(module: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packages.lacking("numpy") == packages.lacking("torch") == ""
+    assert packages.missing_package("numpy") == packages.missing_package("torch") == ""
     monkeypatch.setattr(packages, "find_spec", lambda _: None)
-    assert packages.lacking(module) == said
+    assert packages.missing_package(module) == said
 
 
 def test_megatron_core_for_python_3_11_is_one_that_pip_does_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "megatron.core" else object())
     monkeypatch.setattr(packages.sys, "version_info", (3, 12))
-    assert packages.lacking("megatron.core.utils").endswith(": pip install 'omnibal[train]'")
+    assert packages.missing_package("megatron.core.utils").endswith(": pip install 'omnibal[train]'")
     monkeypatch.setattr(packages.sys, "version_info", (3, 11))
-    wanted = packages.lacking("megatron.core.utils").partition("pip install ")[2]
+    wanted = packages.missing_package("megatron.core.utils").partition("pip install ")[2]
     assert wanted == "--no-deps --ignore-requires-python 'megatron-core>=0.19.2,<0.20'"
     assert wanted.split("'")[1] in (ROOT / "setup.py").read_text()
     assert wanted.split("'")[1] in (ROOT / "scripts/setup.sh").read_text()
