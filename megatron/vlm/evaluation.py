@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnibal_ext.errors import UserError
-from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream, deal
+from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream, assign_zigzag
 from omnibal_ext.packing.index.packed_index import PackedIndex
 
 EVALUATIONS = 10
@@ -28,7 +28,7 @@ class HeldOutPass:
 
     @property
     def global_batch(self) -> int:
-        """Packs an iteration, over all ranks; of wide packs, seats."""
+        """Packs an iteration, over all ranks; of wide packs, slots."""
         return -(-self.index.global_batch // self.data_parallel_size) * self.data_parallel_size
 
     @property
@@ -42,14 +42,14 @@ class HeldOutPass:
 
     def _dealt(self) -> NDArray[np.int64]:
         """[iterations, ranks, packs]; an index that stores several epochs has every sample in the first."""
-        if self.index.teams is not None:
+        if self.index.wide is not None:
             each = self.index.global_batch // self.data_parallel_size
             stream = PackStream(self.index, self.data_parallel_size, each, "empty")
             return stream.iterations(0, stream.first_iteration(1))
         packs = np.arange(self.index.manifest["epoch_packs"][0])
         missing = -len(packs) % self.global_batch
         filled = np.append(packs, np.full(missing, EMPTY_PACK)).reshape(-1, self.global_batch)
-        return deal(filled, self.data_parallel_size)
+        return assign_zigzag(filled, self.data_parallel_size)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from megatron.vlm import platform
-from omnibal_ext.packing.shares import tokens_sent
+from omnibal_ext.packing.shards import tokens_sent
 
 PixelStatistics = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and deviation of each colour, from 0 to 1, over the data that a ViT was trained with."""
