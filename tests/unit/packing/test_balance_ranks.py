@@ -1,4 +1,4 @@
-"""Packs that one rank runs in one iteration: level sums of all packs but those that fill no iteration."""
+"""Packs that one rank runs in one iteration: balanced sums of all but the leftover packs."""
 
 from itertools import permutations
 
@@ -43,7 +43,7 @@ def test_ranks_differ_far_less_than_by_chance_in_both_parts(effort: float, micro
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ranks_are_nearly_as_level_as_the_best_of_all_ways(seed: int) -> None:
+def test_ranks_are_nearly_as_balanced_as_the_best_of_all_assignments(seed: int) -> None:
     """Eight packs on four ranks, all 105 ways; swaps of two packs may stop short of the best."""
     seconds = np.random.default_rng(seed).random((8, 1))
     ways = {tuple(sorted(tuple(sorted(way[i : i + 2])) for i in (0, 2, 4, 6))) for way in permutations(range(8))}

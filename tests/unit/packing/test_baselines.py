@@ -1,4 +1,4 @@
-"""The baselines do what their namesakes do: less padding, or level devices."""
+"""The baselines do what their namesakes do: less padding, or balanced devices."""
 
 import numpy as np
 from hypothesis import given
@@ -30,8 +30,8 @@ def test_length_groups_pad_less_than_random_packs() -> None:
     assert grouped < 0.3 * pad_ratio(pack_random(sizes, 4, seed=0), sizes, pad=True)
 
 
-def test_device_groups_level_the_samples_tokens_of_the_devices() -> None:
-    """Each device's own tokens (before padding) are level, although a device runs several packs."""
+def test_device_groups_balance_the_samples_tokens_of_the_devices() -> None:
+    """Devices' tokens before padding are balanced, although a device runs several packs."""
 
     def spread(packs: PackList) -> float:
         tokens = pack_loads(packs, sizes)[: 4000 // 64 * 16, 1]

@@ -1,4 +1,4 @@
-"""Mixed corpora: weights, groups, oversize samples and epochs packed apart; every sample is accounted for."""
+"""Mixed corpora: weights, groups, oversize samples and separate epochs; every sample is accounted for."""
 
 import json
 from collections import Counter

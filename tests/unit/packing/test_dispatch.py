@@ -83,7 +83,7 @@ def test_another_data_parallel_size_runs_the_same_packs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "limit"), [(2, 0.2), (4, 0.2), (8, 1.0)])
-def test_ranks_are_level_at_any_data_parallel_size_and_at_an_epochs_end(
+def test_ranks_are_balanced_at_any_data_parallel_size_and_at_an_epochs_end(
     tmp_path: Path, ranks: int, limit: float
 ) -> None:
     """Against packs assigned at random, unequal as built; rare light ones come by fours, which balance no eight."""

@@ -40,7 +40,7 @@ def sums_of(packs: PackList, values: NDArray[np.generic]) -> NDArray[np.generic]
 @given(
     st.integers(1, 60), st.integers(1, 3), st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(0, 999)
 )
-def test_evening_keeps_samples_budgets_kin_and_the_number_of_packs(
+def test_exchanges_keep_samples_budgets_groups_and_the_number_of_packs(
     samples: int, kinds: int, parts: int, micro_batches: int, groups: int, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -91,7 +91,7 @@ def of_ranks(packs: PackList, seconds: Floats, ranks: NDArray[np.int64]) -> Floa
 
 @pytest.mark.parametrize("seed", range(20))
 def test_two_packs_are_split_in_the_best_of_all_ways(seed: int) -> None:
-    """Every way to share out up to four and four samples, tried one by one; both parts count the same."""
+    """Every division of up to four and four samples, tried one by one; both parts count the same."""
     generator = np.random.default_rng(seed)
     counts = generator.integers(1, 5, 2)
     samples = int(counts.sum())
@@ -127,7 +127,7 @@ def test_no_pack_is_left_empty() -> None:
 
 
 @pytest.mark.parametrize("model", ["internvl-chat-1.5", "internvl2.5-8b"])  # vision is half of the time, and a fifth
-def test_ranks_are_even_where_packs_cannot_be(model: str) -> None:
+def test_ranks_are_equal_where_packs_cannot_be(model: str) -> None:
     """Packs of three samples have 18 tiles or 19, and of four 22 to 24; ranks of four packs have hardly a tile more."""
     seed, (make, budgets) = 0, UNTUNED["anti-correlated"]
     sizes, costs = make(8_000), PackCosts.of_model(model)

@@ -55,11 +55,11 @@ def test_reordering_moves_whole_packs() -> None:
 
 
 def test_ranks_of_a_pack_count_as_equal_parts_and_iterations_with_empty_slots_do_not() -> None:
-    """DBR and ABR of HBP: packs of 10 on two ranks, of 8 and 4 on one, of 4 alone in an iteration that is not whole."""
+    """DBR and ABR of HBP: packs of 10 on two ranks, of 8 and 4 on one, of 4 alone in an iteration with empty slots."""
     loads, widths = np.array([10, 8, 4, 4]), np.array([2, 1, 1, 1])
     iterations = np.array([[[0], [0], [1], [2]], [[3], [-1], [-1], [-1]]])
     assert balance_ratio(iterations, loads, widths) == pytest.approx((3 + 3 + 0 + 4) / (8 * 4))
-    assert balance_ratio(iterations[1:], loads, widths) == 0.75  # where all have empty seats, all count
+    assert balance_ratio(iterations[1:], loads, widths) == 0.75  # where all have empty slots, all count
 
 
 def test_each_part_waits_for_its_own_fullest_rank_and_dear_iterations_count_more() -> None:

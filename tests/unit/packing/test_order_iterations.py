@@ -174,7 +174,7 @@ def test_packs_change_iterations_one_by_one_where_ranks_run_several(seed: int) -
     assert spread_against_random(iterations.reshape(-1, 32), features).max() <= 0.04
 
 
-def test_sizes_count_by_how_much_packs_as_found_differ() -> None:
+def test_sizes_weigh_by_how_much_packs_as_built_differ() -> None:
     """Even packs hardly differ in tokens, which would then weigh as much as attention: 1.15 of what chance has."""
     make, budgets = UNTUNED["heavy tails, wide"]
     corpus, costs = Corpus(*sources_of(make(20_000))), PackCosts.of_model("internvl-chat-1.5")

@@ -1,4 +1,4 @@
-"""Shares of wide packs: every token once, short documents whole, places level, hardly more cut than must be."""
+"""Shards of wide packs: every token once, short documents complete, ranks balanced, hardly more cut than must be."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_parts_of_a_document_follow_each_other_from_rank_to_rank() -> None:
 
 
 def _least_cut(lengths: list[int], width: int, most: int) -> int:
-    """Fewest tokens of documents that do not lie whole, of all ways to lay them; what is left always has room."""
+    """Fewest tokens of documents that are cut, over all placements; cut documents always find room."""
     best = {(most,) * width: 0}
     for length in lengths:
         for room, whole in list(best.items()):
@@ -89,7 +89,7 @@ def test_width_1_cuts_nothing(lengths: list[int]) -> None:
     assert shard_tokens(lengths, 1, 8) == PackShards((whole,), (-(-sum(lengths) // 8) * 8,), (), 0)
 
 
-def test_equal_packs_are_shared_equally_whatever_the_run() -> None:
+def test_equal_packs_have_equal_shards_in_any_run() -> None:
     assert shard_tokens((7, 7, 7, 1), 2) == shard_tokens([7, 7, 7, 1], 2)
 
 

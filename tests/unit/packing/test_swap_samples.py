@@ -194,7 +194,7 @@ def test_nothing_moves_without_time_or_where_nothing_costs() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_an_epoch_spreads_sources_whose_packs_cost_different(seed: int) -> None:
-    """Two sizes of sample in three sources: orders of whole packs spread sources 1.2 times as much as chance does."""
+    """Two sizes of sample in three sources: orders of packs spread sources 1.2 times as much as chance does."""
     make, budgets = UNTUNED["two points"]
     corpus = Corpus(*sources_of(make(4_000)))
     options = PackOptions(vit_budget=budgets[0], llm_budget=budgets[1], data_parallel_size=8, seed=seed)
@@ -250,7 +250,7 @@ def test_the_price_of_waiting_stays_until_no_more_is_waited_than_may_be(seed: in
 def test_features_are_those_of_all_packs_also_where_only_one_that_is_left_over_has_a_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The one text fills a pack, which is set aside: samples are weighed column by column all the same."""
+    """The one text fills a leftover pack: features of samples keep the column all the same."""
     sizes = Sizes.from_arrays(np.append(np.ones(65, np.int64), 0), np.append(np.full(65, 600), 500))
     corpus = Corpus(sizes, (CorpusSource("a", 40), CorpusSource("b", 26)))
     options = PackOptions(vit_budget=1, llm_budget=600, data_parallel_size=8)

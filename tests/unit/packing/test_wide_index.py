@@ -1,4 +1,4 @@
-"""Packs of several widths: every sample once, every seat as it must be, ranks level, iterations alike."""
+"""Packs of several widths: every sample once, every slot valid, ranks balanced, iterations alike."""
 
 import json
 import shutil
@@ -79,7 +79,7 @@ def rank_seconds(index: PackedIndex, sizes: Sizes, tables: np.ndarray) -> np.nda
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4, 8])
-def test_ranks_are_level_samples_come_once_and_hardly_more_than_must_is_exchanged(
+def test_ranks_are_balanced_samples_come_once_and_hardly_more_than_must_is_exchanged(
     micro_batches: int, tmp_path: Path
 ) -> None:
     options = replace(OPTIONS, micro_batches=micro_batches)
@@ -108,7 +108,7 @@ def test_ranks_are_level_samples_come_once_and_hardly_more_than_must_is_exchange
 
 
 def test_loads_of_shards_are_those_of_the_fullest_rank(tmp_path: Path) -> None:
-    """Of wide packs that short samples fill, which lie whole on a rank."""
+    """Of wide packs filled with short samples, each complete on one rank."""
     sizes = mix(1500, 3)
     index, _ = build_index(sizes, tmp_path / "index", OPTIONS, costs=COSTS)
     assert index.exchanged is not None
@@ -196,7 +196,7 @@ def test_epochs_end_between_packs_and_have_each_once(tmp_path: Path) -> None:
 
 
 def test_separate_sources_repeated_samples_and_separate_epochs(tmp_path: Path) -> None:
-    """Weights and groups take the other way to iterations: alike ones."""
+    """Weights and groups give iterations of one width."""
     corpus = Corpus(mix(2000, 2), (CorpusSource("a", 1200, 2.0), CorpusSource("b", 800, 0.5)))
     corpus = replace(corpus, groups=corpus.source_numbers())
     index, _ = build_index(corpus, tmp_path / "index", replace(OPTIONS, micro_batches=2), costs=COSTS)
@@ -257,7 +257,7 @@ def test_damage_is_named(name: str, change: Any, says: str, folder: Path) -> Non
 
 
 def test_another_width_of_the_index_has_other_slots(folder: Path) -> None:
-    """One of those that there are, so that only the seats can tell."""
+    """A width that exists, so that only the slots can tell."""
     widths = np.load(folder / "pack_widths.npy")
     np.save(folder / "pack_widths.npy", np.where(widths == 8, 4, widths))
     with pytest.raises(UserError, match=r"pack_seats.npy: packs do not have a seat of each of their ranks; pack again"):
@@ -310,7 +310,7 @@ def test_slots_that_are_no_team_s_are_named(folder: Path) -> None:
     ],
 )
 def test_a_manifest_that_cannot_be_is_refused_by_its_field(change: dict[str, Any], says: str, folder: Path) -> None:
-    """Though its own hash fits; where that does not, no field is looked at."""
+    """Even if its hash fits; if not, no field is read."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     changed = {name: value for name, value in (manifest | change).items() if value is not None}

@@ -78,7 +78,7 @@ def test_the_fullest_rank_has_little_more_than_it_must(ranks: int, each: int, mo
 
 @pytest.mark.parametrize("ranks", [8, 32])
 def test_four_samples_a_rank_are_level_within_a_percent_and_a_half_on_average(ranks: int) -> None:
-    """Of instruction data; dealing alone, the longest first, leaves 4 to 5 percent, dividing anew .2 to .4."""
+    """Of instruction data; assignment longest first alone leaves 4 to 5 percent, dividing anew .2 to .4."""
     phase, over = Phase(1.0, 1 / 36_864), []
     for seed in range(20):
         _, units = corpus(4 * ranks, seed)

@@ -115,7 +115,7 @@ def test_what_is_level_stays_where_it_was_read() -> None:
 
 
 def test_packs_are_level_and_stay(tmp_path: Path) -> None:
-    """Every whole iteration of an epoch, its samples where the index has them."""
+    """Every complete iteration of an epoch, its samples where the index has them."""
     ranks, (tiles, tokens) = 8, corpus(4000, 0)
     options = PackOptions("balanced", 9, 4096, micro_batches=4, data_parallel_size=ranks, seconds=0.5)
     index, _ = build_index(Sizes.from_arrays(tiles, tokens), tmp_path / "packs", options)
