@@ -38,8 +38,8 @@ def shard_tokens(lengths: Sequence[int], width: int, multiple: int = 1) -> PackS
     """Divide the documents of a pack, of `lengths` tokens, over the `width` ranks of a team.
 
     1. A rank runs at most an equal part of all tokens, rounded up to `multiple`.
-    2. Documents that fit stay complete, longest first, each on the emptiest rank. If one finds no room so, try the
-       fullest rank with room instead, and keep the result that cuts fewer tokens.
+    2. Documents that fit stay complete, longest first, each on the emptiest rank. If one finds no room so, repeat with
+       the fullest rank that has room, and keep the result that cuts fewer tokens.
     3. The others, longest first, fill the remaining room of the ranks in order.
 
     With `width` 1 the one rank has every document.

@@ -15,11 +15,7 @@ from omnibal_ext.packing.ordering.kd_tree import halve
 from omnibal_ext.packing.ordering.metrics import wait
 from omnibal_ext.packing.ordering.swap_packs import swap_packs
 
-TOLERANCES = (
-    0.005,
-    0.001,
-    0.0,
-)  # ranks whose costs differ by less than this fraction are interchangeable; tried in order
+TOLERANCES = 0.005, 0.001, 0.0  # fractions of cost below which ranks are interchangeable; tried in order
 SPENT = 0.95  # fraction of the allowed wait; sample swaps have the rest
 
 

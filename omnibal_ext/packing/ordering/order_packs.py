@@ -51,7 +51,9 @@ def order_packs(
     ordering, effort = _Ordering(corpus, options, costs, seed), options.seconds
     several = options.micro_batches > 1 and options.data_parallel_size > 1  # a single rank never waits
     before = ordering.loads(built)
-    packs, loads = ordering.even(built, before, exchange_groups, np.arange(len(built)), PACK_EFFORT if several else 1.0)
+    packs, loads = ordering.equalize(
+        built, before, exchange_groups, np.arange(len(built)), PACK_EFFORT if several else 1.0
+    )
     seconds = ordering.seconds(loads)
     leftover, running = split_leftover(seconds, len(packs) % options.global_batch, _repeats_sample_of(packs, others))
     if len(running) == 0:
@@ -62,7 +64,7 @@ def order_packs(
     if several:
         rank_of = np.full(len(packs), -1, np.int64)
         rank_of[np.concatenate(packs_of_ranks)] = np.arange(len(running) // options.micro_batches)[:, None]
-        packs, loads = ordering.even(packs, loads, exchange_groups, rank_of, 1 - PACK_EFFORT)
+        packs, loads = ordering.equalize(packs, loads, exchange_groups, rank_of, 1 - PACK_EFFORT)
         seconds = ordering.seconds(loads)
     deviations = ordering.features(built, before).deviations()
     features = ordering.features(packs, loads).scaled(deviations)
@@ -95,7 +97,7 @@ class _Ordering:
 
     @cached_property
     def of_samples(self) -> Floats:
-        """Seconds that each sample adds to its pack, [N, chunks]."""
+        """Seconds that each sample adds to its pack, [N, parts]."""
         return self.costs.of_samples(self.corpus.sizes, self.options.one_sum)
 
     @property
@@ -115,7 +117,7 @@ class _Ordering:
         """Features that iterations should have equally much of."""
         return pack_features(self.corpus, packs, loads, self.names)
 
-    def even(
+    def equalize(
         self, packs: PackList, loads: Ints, exchange_groups: Ints, ranks: Ints, fraction: float
     ) -> tuple[PackList, Ints]:
         """Equalize ranks with a fraction of the effort; `ranks` [P] is each pack's rank."""
@@ -154,7 +156,7 @@ def _chunks(packs: Ints, global_batch: int, seed: int) -> list[Ints]:
     if count == 1:
         return [packs]
     iterations = np.random.default_rng((seed, 3)).permutation(packs).reshape(-1, global_batch)
-    return [np.sort(ordering, axis=None) for ordering in np.array_split(iterations, min(count, len(iterations)))]
+    return [np.sort(chunk, axis=None) for chunk in np.array_split(iterations, min(count, len(iterations)))]
 
 
 def _limit_of_wait(seconds: Floats, leftover: Ints, running: Ints, options: PackOptions) -> float:
@@ -177,7 +179,7 @@ def _limit_of_wait(seconds: Floats, leftover: Ints, running: Ints, options: Pack
 
 
 def _repeats_sample_of(packs: PackList, others: PackList | None) -> NDArray[np.bool_] | None:
-    """Return which packs fraction a sample with `others`, [P]; None without others."""
+    """Return which packs share a sample with `others`, [P]; None without others."""
     if others is None or len(others) == 0:
         return None
     return np.logical_or.reduceat(np.isin(packs.sample_ids, others.sample_ids), packs.pack_offsets[:-1])

@@ -46,7 +46,7 @@ def waited(iterations: Iterations) -> float:
 
 
 def allowed_wait(fraction: float, iterations: Iterations) -> float:
-    """Return the seconds a mean rank may wait in total, so that waiting is the fraction `fraction` of the time."""
+    """Return the seconds a mean rank may wait in total, so that waiting is `fraction` of the time."""
     return fraction / (1 - fraction) * len(iterations.sums)
 
 
