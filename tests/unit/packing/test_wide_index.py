@@ -242,9 +242,9 @@ def folder(sound: Path, tmp_path: Path) -> Path:
         ("pack_widths.npy", lambda a: np.where(a == 8, 16, a), "widths that are none of"),
         ("pack_widths.npy", lambda a: a[:-1], "has shape"),
         ("pack_widths.npy", lambda a: a.astype(np.int32), "has shape"),
-        ("pack_seats.npy", lambda a: np.where(a == 0, 1, a), "seat of each of their ranks"),
-        ("pack_seats.npy", lambda a: np.where(a == 0, -2, a), "seat of each of their ranks"),
-        ("pack_seats.npy", lambda a: np.where(a == 0, a.max() + 1, a), "seat of each of their ranks"),
+        ("pack_seats.npy", lambda a: np.where(a == 0, 1, a), "slot on each of their ranks"),
+        ("pack_seats.npy", lambda a: np.where(a == 0, -2, a), "slot on each of their ranks"),
+        ("pack_seats.npy", lambda a: np.where(a == 0, a.max() + 1, a), "slot on each of their ranks"),
         ("pack_seats.npy", lambda a: a[:-1], "has shape"),
         ("share_loads.npy", lambda a: a[:, :-1], "has shape"),
         ("share_loads.npy", lambda a: -a, "below 0"),
@@ -260,7 +260,7 @@ def test_another_width_of_the_index_has_other_slots(folder: Path) -> None:
     """A width that exists, so that only the slots can tell."""
     widths = np.load(folder / "pack_widths.npy")
     np.save(folder / "pack_widths.npy", np.where(widths == 8, 4, widths))
-    with pytest.raises(UserError, match=r"pack_seats.npy: packs do not have a seat of each of their ranks; pack again"):
+    with pytest.raises(UserError, match=r"pack_seats.npy: packs do not have a slot on each of their ranks; pack again"):
         PackedIndex.open(folder)
 
 
