@@ -25,7 +25,7 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.layout.problem import Layout, LayoutProblem
 from omnibal_ext.layout.workload import packs_of_index
 from omnibal_ext.packing.build import build_index, reject_reasons
-from omnibal_ext.packing.corpus import Corpus, Source
+from omnibal_ext.packing.corpus import Corpus, CorpusSource
 from omnibal_ext.packing.index.packed_index import PackedIndex
 from omnibal_ext.packing.options import PackOptions
 from omnibal_ext.packing.packers.budgets import choose_budgets
@@ -143,7 +143,7 @@ BOUNDS: dict[str, Callable[[Path, int], object]] = {
     "memory of a layout": lambda place, more: fits(more * 1e-6),
     "layers of a chain": lambda place, more: LayoutProblem(make_profile(), 10 + more, 2),
     "share of a peak": lambda place, more: efficiency(1.0 + more * 1e-9),
-    "weight of a source": lambda place, more: Corpus(SIZES, (Source("a", 4, (0.5, 1e-300, 0.0)[1 + more]),)),
+    "weight of a source": lambda place, more: Corpus(SIZES, (CorpusSource("a", 4, (0.5, 1e-300, 0.0)[1 + more]),)),
     "microbatches": lambda place, more: PackOptions("isf", 4, 64, micro_batches=1 - more),
     "seconds of packing": lambda place, more: PackOptions("isf", 4, 64, seconds=-1e-9 * more),
     "bytes of a line": lambda place, more: line_of(place, 40 + more),

@@ -27,12 +27,12 @@ from megatron.vlm.data.sources import Sources
 from megatron.vlm.data.steps import PackSteps, Reading
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.architectures.language import LanguageArchitecture
-from omnibal_ext.dealing import deal
 from omnibal_ext.errors import UserError
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.lifeline import end_with_starter
 from omnibal_ext.packing.index.dispatch import EMPTY_PACK, PackStream
 from omnibal_ext.packing.index.packed_index import PackedIndex
-from omnibal_ext.packing.shares import share_tokens
+from omnibal_ext.packing.shards import shard_tokens
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class PackDataset(Dataset):
     def _share(self, pack: int, samples: np.ndarray, real: list[int], width: int) -> Microbatch:
         """What this rank holds of a pack that a team of `width` runs together."""
         place, steps = self.rank % width, PackSteps.of(self.data, samples)
-        lengths, spans = with_filler(share_tokens(real, width, self.sequence_multiple), real, self.sequence_multiple)
-        makers = np.array(deal(steps.tiles.tolist(), pack, tuple(range(width)), 1), np.int64)
+        lengths, spans = with_filler(shard_tokens(real, width, self.sequence_multiple), real, self.sequence_multiple)
+        makers = np.array(assign_units(steps.tiles.tolist(), pack, tuple(range(width)), 1), np.int64)
         own = steps.chosen(makers == place)
         whole = self._pack(pack, samples, real, list(lengths), self.needs.targets or self.needs.labels)
         share = share_of(whole, spans, makers.repeat(steps.features), place)
@@ -328,6 +328,6 @@ def samples_before(stream: PackStream, index: PackedIndex, iteration: int) -> in
     """Samples that the iterations before this one run, over all ranks; padding is none, a wide pack's count once."""
     sizes = np.append(np.diff(index.pack_offsets), 0)  # an empty pack is number -1: the last entry
     assert EMPTY_PACK == -1
-    seats = sizes / np.append([1] * index.num_packs if index.teams is None else index.teams.pack_widths, 1)
+    slots = sizes / np.append([1] * index.num_packs if index.wide is None else index.wide.pack_widths, 1)
     starts = range(0, iteration, 1000)
-    return round(sum(seats[stream.iterations(start, min(start + 1000, iteration))].sum() for start in starts))
+    return round(sum(slots[stream.iterations(start, min(start + 1000, iteration))].sum() for start in starts))

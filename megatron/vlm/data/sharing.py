@@ -4,7 +4,7 @@
     place 0              a a a a | b b                    makes A0, takes what its tokens show
     place 1              a | c c c | f                    makes A1 and C0
 
-Which tokens lie where says `omnibal_ext.packing.shares`, which images are whose `omnibal_ext.dealing`. Parts of samples
+Which tokens lie where says `omnibal_ext.packing.shards`, which images are whose `image_assignment`. Parts of samples
 that are cut come first, then whole samples, then what fills up.
 """
 
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from megatron.vlm.microbatch import FeatureRoute, Microbatch, PackShard, SplitSamples
 from omnibal_ext.arrays import Ints
-from omnibal_ext.packing.shares import Shares, Span
+from omnibal_ext.packing.shards import PackShards, TokenSpan
 
 
 def with_filler(
-    shares: Shares, lengths: Sequence[int], multiple: int
-) -> tuple[tuple[int, ...], tuple[tuple[Span, ...], ...]]:
+    shares: PackShards, lengths: Sequence[int], multiple: int
+) -> tuple[tuple[int, ...], tuple[tuple[TokenSpan, ...], ...]]:
     """Lengths of a pack's segments, and the spans of every place, with what fills each place up as a segment more.
 
     No place is empty: it has at least `multiple` tokens.
@@ -32,12 +32,12 @@ def with_filler(
     filled, spans = list(lengths), []
     for mine, tokens in zip(shares.spans, shares.tokens, strict=True):
         filler = max(tokens, multiple) - sum(span.end - span.begin for span in mine)
-        spans.append((*mine, Span(len(filled), 0, filler)) if filler else mine)
+        spans.append((*mine, TokenSpan(len(filled), 0, filler)) if filler else mine)
         filled += [filler] if filler else []
     return tuple(filled), tuple(spans)
 
 
-def share_of(pack: Microbatch, spans: Sequence[Sequence[Span]], makers: Ints, place: int) -> Microbatch:
+def share_of(pack: Microbatch, spans: Sequence[Sequence[TokenSpan]], makers: Ints, place: int) -> Microbatch:
     """What one place of a team holds of a pack, which comes without pixels.
 
     `spans` are the tokens of every place; makers [features] say which place makes each feature of the pack's images.
@@ -90,7 +90,7 @@ def feature_route(makers: Ints, asked: Sequence[Ints], place: int) -> FeatureRou
     )
 
 
-def _in_order(spans: Sequence[Sequence[Span]]) -> list[list[tuple[int, int, int]]]:
+def _in_order(spans: Sequence[Sequence[TokenSpan]]) -> list[list[tuple[int, int, int]]]:
     """Of every place (segment, begin, end): parts of those that several places hold first."""
     holders: dict[int, set[int]] = {}
     for place, mine in enumerate(spans):

@@ -25,7 +25,7 @@ from megatron.vlm.data.batches import IGNORED, boundaries, join_words
 from megatron.vlm.data.exchange import Route, exchange
 from omnibal_ext.arrays import Ints
 from omnibal_ext.rebalance.phases import Phase
-from omnibal_ext.rebalance.plan import Need, Placed, plan_step
+from omnibal_ext.rebalance.plan import PhaseInput, PhasePlacement, plan_step
 
 VISION, LANGUAGE = "vision", "language"
 BYTES_A_NUMBER = 4.0
@@ -48,7 +48,7 @@ class Step:
     """Tokens that count in the loss, of all ranks."""
     samples: int
     """Of all ranks."""
-    placed: Mapping[str, Placed]
+    placed: Mapping[str, PhasePlacement]
 
     def send(self, features: Tensor) -> Tensor:
         """Features [image tokens, width] of the pixels here to where they are read; all ranks must, see `exchange`."""
@@ -108,7 +108,7 @@ class StreamSteps:
         tiles, tokens, counted = sizes.T
         home = np.repeat(np.arange(self.ranks), self.each)
         placed = self._place(home, own, tiles, tokens)
-        seen, read = placed[VISION].place, placed[LANGUAGE].place
+        seen, read = placed[VISION].rank_of, placed[LANGUAGE].rank_of
         pixels = self._send(torch.cat([sample["pixel_values"] for sample in own]), home, seen, tiles)
         words = torch.cat([torch.stack([sample["input_ids"], sample["labels"]], dim=1) for sample in own])
         here = self._send(words, home, read, tokens)
@@ -128,14 +128,16 @@ class StreamSteps:
         sizes_of_all = torch.cat(found).numpy()
         return sizes_of_all if (sizes_of_all >= 0).all() else None
 
-    def _place(self, home: Ints, own: list[Mapping[str, Tensor]], tiles: Ints, tokens: Ints) -> dict[str, Placed]:
+    def _place(
+        self, home: Ints, own: list[Mapping[str, Tensor]], tiles: Ints, tokens: Ints
+    ) -> dict[str, PhasePlacement]:
         if self.phases is None:
-            return {name: Placed(home, 1.0, 1.0, True) for name in (VISION, LANGUAGE)}
+            return {name: PhasePlacement(home, 1.0, 1.0, True) for name in (VISION, LANGUAGE)}
         a_tile = BYTES_A_NUMBER * math.prod(own[0]["pixel_values"].shape[1:])
         features = BYTES_A_NUMBER * self.feature_width * self.tokens_per_tile
         needs = {
-            VISION: Need(self.phases[VISION], tiles, a_tile * tiles.astype(np.float64)),
-            LANGUAGE: Need(
+            VISION: PhaseInput(self.phases[VISION], tiles, a_tile * tiles.astype(np.float64)),
+            LANGUAGE: PhaseInput(
                 self.phases[LANGUAGE],
                 tokens,
                 BYTES_A_TOKEN * tokens.astype(np.float64),

@@ -15,7 +15,7 @@ from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.loader import PackDataset
 from megatron.vlm.data.parts import Numbered, PartDataset
 from megatron.vlm.microbatch import Microbatch
-from omnibal_ext.dealing import deal
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.tower import Worker
 from tests.unit.data.clips import TURNS, noise, write_frames
 from tests.unit.data.test_loader import ALL, dataset, pack_of  # noqa: F401 (a fixture)
@@ -52,7 +52,7 @@ def test_ranks_read_every_tile_once_and_in_order(dataset: ChatDataset, seed: int
     assert whole.pixels is not None
     assert torch.equal(torch.cat([*put_together(parts)]), whole.pixels)
     encode = PARTS[microbatch % 3]
-    dealt = deal(whole.units_of_images(), microbatch, encode, TENSOR)
+    dealt = assign_units(whole.units_of_images(), microbatch, encode, TENSOR)
     for (rank, tensor), part in parts.items():
         place = encode.index(rank) * TENSOR + tensor if rank in encode else -1
         assert part.encodes == tuple(worker == place for worker in dealt)

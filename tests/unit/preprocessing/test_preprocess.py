@@ -90,7 +90,7 @@ def test_every_sample_knows_its_input_file_and_line(raw: Path, tmp_path: Path) -
     lines = {str(path): path.read_text().splitlines() for path in inputs}
     dataset = ChatDataset(tmp_path / "dataset")
     for sample in range(2 * SAMPLES):
-        place = corpus.place(sample)
+        place = corpus.origin_of(sample)
         record = json.loads(lines[place["file"]][place["line"] - 1])
         images = record.get("image") or []
         assert [image.path for image in dataset.images(sample)] == ([images] if isinstance(images, str) else images)
