@@ -28,7 +28,7 @@ from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
 from megatron.vlm.data.media.crc import ChangedError
 from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
 from megatron.vlm.data.media.tiles import RULES, TiledImage, cut_tiles, places_of
-from megatron.vlm.data.media.videos import as_films, cut_frames, read_frames, require_decoder
+from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
 from omnibal_ext.errors import UserError
@@ -162,14 +162,14 @@ class ChatDataset(Dataset):
         return RULES[self.manifest["tiling"]["rule"]].native
 
     @property
-    def tells_starts(self) -> bool:
+    def needs_image_starts(self) -> bool:
         """The language model must know where the tokens of each image begin."""
-        return RULES[self.manifest["tiling"]["rule"]].starts
+        return RULES[self.manifest["tiling"]["rule"]].needs_image_starts
 
     @property
-    def tells_prefixes(self) -> bool:
+    def has_prefix_attention(self) -> bool:
         """The language model must know where the answer of each sample begins."""
-        return RULES[self.manifest["tiling"]["rule"]].prefix
+        return RULES[self.manifest["tiling"]["rule"]].prefix_attention
 
     @property
     def joins_tiles(self) -> bool:
@@ -196,7 +196,7 @@ class ChatDataset(Dataset):
         """
         size = self.manifest["tile_size"]
         nothing = np.zeros((0, size, size, 3), dtype=np.uint8)
-        return as_films([nothing, *(self.image_tiles(sample, image) for image in self.images(sample))])
+        return join_tiles([nothing, *(self.image_tiles(sample, image) for image in self.images(sample))])
 
     def image_tiles(self, sample: int, image: TiledImage) -> NDArray[np.uint8]:
         """The tiles of one of a sample's `images`, and errors, as in `tiles`; only a video's have frames."""
@@ -206,18 +206,18 @@ class ChatDataset(Dataset):
         root = Path(source["image_root"] or "")
         path = Path(source["path"]) if image.place else root / image.path
         try:
-            return _film(root, path, image, size) if image.film else _image(path, image, size, rule)
+            return _video_tiles(root, path, image, size) if image.film else _image_tiles(path, image, size, rule)
         except ChangedError as error:
             raise UserError(f"{error}; sample {sample} of {self.folder}") from error
         except Exception as error:  # Pillow's and FFmpeg's readers raise nearly anything on a damaged file
             raise UserError(f"{path}: cannot be decoded ({error}); sample {sample} of {self.folder}") from error
 
 
-def _image(path: Path, image: TiledImage, size: int, rule: str) -> NDArray[np.uint8]:
+def _image_tiles(path: Path, image: TiledImage, size: int, rule: str) -> NDArray[np.uint8]:
     return cut_tiles(load_rgb(path, image.place, *image.crcs), image, size, rule)
 
 
-def _film(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:
+def _video_tiles(root: Path, path: Path, video: TiledImage, size: int) -> NDArray[np.uint8]:
     """The frames of a video file, or of files of their own."""
     assert video.film is not None
     if files := video.film.files:

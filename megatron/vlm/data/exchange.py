@@ -24,18 +24,18 @@ class Route:
         own, here = np.flatnonzero(source == rank), np.flatnonzero(target == rank)
         by_target = np.argsort(target[own], kind="stable")
         by_source = np.argsort(source[here], kind="stable")
-        self.leaving = _rows_of(by_target, rows[own])
-        self.arriving = _rows_of(by_source, rows[here])
-        self.gives = np.bincount(target[own], rows[own], ranks).astype(int).tolist()
-        self.takes = np.bincount(source[here], rows[here], ranks).astype(int).tolist()
+        self.send_order = _rows_of(by_target, rows[own])
+        self.receive_order = _rows_of(by_source, rows[here])
+        self.send_counts = np.bincount(target[own], rows[own], ranks).astype(int).tolist()
+        self.receive_counts = np.bincount(source[here], rows[here], ranks).astype(int).tolist()
 
-    def there(self, rows: Tensor, group: Any = None) -> Tensor:
+    def send(self, rows: Tensor, group: Any = None) -> Tensor:
         """The rows of the samples that are here afterwards, for those that were here before: [rows, ...] both."""
-        return _exchanged(rows, self.leaving, self.arriving, self.gives, self.takes, group)
+        return _exchanged(rows, self.send_order, self.receive_order, self.send_counts, self.receive_counts, group)
 
-    def back(self, rows: Tensor, group: Any = None) -> Tensor:
+    def send_back(self, rows: Tensor, group: Any = None) -> Tensor:
         """The other way round."""
-        return _exchanged(rows, self.arriving, self.leaving, self.takes, self.gives, group)
+        return _exchanged(rows, self.receive_order, self.send_order, self.receive_counts, self.send_counts, group)
 
 
 def exchange(rows: Tensor, route: Route, group: Any = None) -> Tensor:
@@ -51,11 +51,11 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, route: Route, group: Any) -> Tensor:
         ctx.route, ctx.group = route, group
-        return route.there(rows, group)
+        return route.send(rows, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.route.back(gradient, ctx.group), None, None
+        return ctx.route.send_back(gradient, ctx.group), None, None
 
 
 def _exchanged(rows: Tensor, order: Tensor, arrived: Tensor, gives: list[int], takes: list[int], group: Any) -> Tensor:

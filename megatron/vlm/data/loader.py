@@ -21,10 +21,10 @@ from megatron.vlm import platform
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.anyres import order_tensors
 from megatron.vlm.data.media.tiles import FRAMES
-from megatron.vlm.data.media.videos import as_films
+from megatron.vlm.data.media.videos import join_tiles
+from megatron.vlm.data.pack_images import PackImages, SampleTiles
 from megatron.vlm.data.sharing import share_of, with_filler
 from megatron.vlm.data.sources import Sources
-from megatron.vlm.data.steps import PackSteps, Reading
 from megatron.vlm.microbatch import Microbatch, segment_ids
 from omnibal_ext.architectures.language import LanguageArchitecture
 from omnibal_ext.dealing import deal
@@ -98,18 +98,18 @@ class PackDataset(Dataset):
             lengths.append(filler)
         tiles = self.data.sizes.tiles[samples]
         shown = zip(samples[tiles > 0].tolist(), tiles[tiles > 0].tolist(), strict=True)
-        pixels, broken = self._pixels([Reading(sample, None, count) for sample, count in shown])
+        pixels, broken = self._pixels([SampleTiles(sample, None, count) for sample, count in shown])
         return replace(self._pack(pack, samples, real, lengths, self.needs.targets), pixels=pixels, broken=broken)
 
     def _share(self, pack: int, samples: np.ndarray, real: list[int], width: int) -> Microbatch:
         """What this rank holds of a pack that a team of `width` runs together."""
-        place, steps = self.rank % width, PackSteps.of(self.data, samples)
+        place, steps = self.rank % width, PackImages.of(self.data, samples)
         lengths, spans = with_filler(share_tokens(real, width, self.sequence_multiple), real, self.sequence_multiple)
         makers = np.array(deal(steps.tiles.tolist(), pack, tuple(range(width)), 1), np.int64)
-        own = steps.chosen(makers == place)
+        own = steps.subset(makers == place)
         whole = self._pack(pack, samples, real, list(lengths), self.needs.targets or self.needs.labels)
         share = share_of(whole, spans, makers.repeat(steps.features), place)
-        pixels, broken = self._pixels(own.readings)
+        pixels, broken = self._pixels(own.tiles_to_read)
         grids = own.grids if self.data.is_native else ()
         return replace(share, tiles=int(own.tiles.sum()), grids=grids, pixels=pixels, broken=broken)
 
@@ -133,7 +133,7 @@ class PackDataset(Dataset):
             input_ids=ids if self.needs.tokens else None,
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
             **(self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else {}),
-            prefixes=tuple(map(self.data.prefix, map(int, samples))) if self.data.tells_prefixes else (),
+            prefixes=tuple(map(self.data.prefix, map(int, samples))) if self.data.has_prefix_attention else (),
             labels=None if mask is None or ids is None else torch.roll(ids, -1),
             supervised=None if mask is None else mask.nonzero().squeeze(1),
             loss_mask=mask,
@@ -143,16 +143,16 @@ class PackDataset(Dataset):
             sources=self._sources(samples, len(lengths)) if self.needs.labels else None,
             pack=pack,
             sample_ids=tuple(map(int, samples)),
-            **(self._places(samples, lengths) if self.data.tells_starts or self.data.is_native else {}),
+            **(self._grids_and_starts(samples, lengths) if self.data.needs_image_starts or self.data.is_native else {}),
         )
 
-    def _places(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
+    def _grids_and_starts(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
         """Of every place of an image where its tokens begin and, at native resolution, its patches and the time: all
         stages go by them."""
         grids, starts, seconds = [], [], []
         for begin, sample in zip(np.cumsum([0, *lengths]).tolist(), map(int, samples), strict=False):
             if self.data.sizes.tiles[sample]:
-                starts += [begin + start for start in self.data.image_starts(sample) if self.data.tells_starts]
+                starts += [begin + start for start in self.data.image_starts(sample) if self.data.needs_image_starts]
                 for image in self.data.images(sample) if self.data.is_native else ():
                     grids += image.grids
                     seconds += [image.film.seconds if image.film else 1.0] * len(image.grids)
@@ -185,33 +185,33 @@ class PackDataset(Dataset):
             for image, order in zip(self.data.images(sample), self.data.feature_orders(sample), strict=True)
         )
 
-    def _pixels(self, readings: Sequence[Reading]) -> tuple[Tensor | None, tuple[tuple[int, str], ...]]:
+    def _pixels(self, tiles_to_read: Sequence[SampleTiles]) -> tuple[Tensor | None, tuple[tuple[int, str], ...]]:
         """The tiles, and the samples that have black ones because an image of theirs cannot be read, and why."""
         if not self.needs.pixels:
             return None, ()
-        size, tiles = self.data.manifest["tile_size"], sum(reading.tiles for reading in readings)
+        size, tiles = self.data.manifest["tile_size"], sum(reading.tiles for reading in tiles_to_read)
         if not self.decodes or not tiles:
-            frames = (FRAMES,) if any(map(self._has_film, readings)) else ()
+            frames = (FRAMES,) if any(map(self._has_video, tiles_to_read)) else ()
             return torch.empty(tiles, *frames, size, size, 3, dtype=torch.uint8, device="meta"), ()
         cut, broken = [], []
-        for reading in readings:
+        for reading in tiles_to_read:
             try:
                 cut.append(self._tiles(reading))
             except UserError as error:
                 broken.append((reading.sample, str(error)))
-                frames = (FRAMES,) if self._has_film(reading) else ()  # the other ranks reckon with its shape
+                frames = (FRAMES,) if self._has_video(reading) else ()  # the other ranks reckon with its shape
                 cut.append(np.zeros((reading.tiles, *frames, size, size, 3), dtype=np.uint8))
-        return torch.from_numpy(as_films(cut)), tuple(broken)
+        return torch.from_numpy(join_tiles(cut)), tuple(broken)
 
-    def _tiles(self, reading: Reading) -> NDArray[np.uint8]:
+    def _tiles(self, reading: SampleTiles) -> NDArray[np.uint8]:
         if reading.steps is None:
             return self.data.tiles(reading.sample)
         images = zip(self.data.images(reading.sample), reading.steps, strict=False)
-        return as_films(
+        return join_tiles(
             [self.data.image_tiles(reading.sample, image.at_steps(steps)) for image, steps in images if steps]
         )
 
-    def _has_film(self, reading: Reading) -> bool:
+    def _has_video(self, reading: SampleTiles) -> bool:
         if reading.steps is not None:
             return reading.film
         return self.data.is_native and any(image.film for image in self.data.images(reading.sample))
@@ -230,7 +230,7 @@ class PackOrder:
             iteration += 1
 
 
-class Packs:
+class PackLoader:
     """The microbatches of a rank's packs, which remembers those of an iteration so that it can be run again.
 
     `reading()` is a context entered around the wait for each, for those who measure.
@@ -243,7 +243,7 @@ class Packs:
         num_workers: int = 0,
         reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """`dataset[what]` is a `Microbatch` for all that `order` has, as a `PackDataset` or `PartDataset`."""
+        """`dataset[what]` is a `Microbatch` for all that `order` has, as a `PackDataset` or `ImageShardDataset`."""
         self.dataset, self.reading = dataset, reading
         self.taken: list[Any] = []
         self._order, order = tee(order)
@@ -266,7 +266,7 @@ class Packs:
         """End the processes that read ahead; there are no more packs then."""
         self._batches.close()
 
-    def again(self) -> Iterator[Microbatch]:
+    def reread(self) -> Iterator[Microbatch]:
         """The packs taken since, read once more."""
         return (self.dataset[pack] for pack in tuple(self.taken))
 
@@ -278,7 +278,7 @@ def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Ge
     """
     workers = num_workers if dataset.reads_images else 0
     if workers:
-        _ready_to_fork()
+        _start_forkserver()
     loader = DataLoader(
         dataset,
         batch_size=None,
@@ -294,7 +294,7 @@ def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Ge
 
 
 @cache
-def _ready_to_fork() -> None:
+def _start_forkserver() -> None:
     """Start the process that workers are forks of, those for evaluations too.
 
     It has imported what they need, and what the main module imports, which Python runs anew in each; it sees no GPU:

@@ -5,9 +5,9 @@ from typing import Any
 
 from megatron.vlm.data.markup import MARKUPS
 from megatron.vlm.data.media.crc import LARGEST
-from megatron.vlm.data.media.films import MOST_FRAMES_SEEN
 from megatron.vlm.data.media.images import NORMALIZATIONS, path_below_root
-from megatron.vlm.data.media.tiles import FRAMES, RULES, Film, TiledImage
+from megatron.vlm.data.media.tiles import FRAMES, RULES, TiledImage, VideoFrames
+from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN
 from megatron.vlm.data.media.videos import MOST_FRAMES, READING
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import TEMPLATES
@@ -156,7 +156,7 @@ def read_images(content: bytes) -> list[TiledImage]:
     return [TiledImage(**{name: image[name] for name in _FIELDS if name in image}) for image in images]
 
 
-def _film(place: str, film: dict[str, Any] | None) -> Film | None:
+def _film(place: str, film: dict[str, Any] | None) -> VideoFrames | None:
     if film is None:
         return None
     counts = (len(film["frames"]), FRAMES * len(film["times"]), len(film["files"]))
@@ -165,4 +165,4 @@ def _film(place: str, film: dict[str, Any] | None) -> Film | None:
     if film["frames"] != sorted(set(film["frames"])):
         raise UserError(f"{place}.frames do not grow from one to the next")
     lists = {name: tuple(film[name]) for name in ("frames", "times", "files")}
-    return Film(seconds=film["seconds"], apart=film["apart"], **lists)
+    return VideoFrames(seconds=film["seconds"], apart=film["apart"], **lists)

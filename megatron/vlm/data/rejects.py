@@ -9,9 +9,9 @@ from omnibal_ext.errors import UserError
 from omnibal_ext.reading.checks import Check, record, text, whole
 from omnibal_ext.reading.document import read_lines
 
-FEW, ONE_IN = 10, 100
+LEAST_LIMIT, LINES_A_REJECT = 10, 100
 _ROOT = "paths start from --image-root, by default the folder of each input: name the folder in which they are"
-_AGAIN = "fetch or copy the files again"
+_COPY_AGAIN = "fetch or copy the files again"
 _FORMAT = "write the lines as docs/data.md says"
 _SMALLER = "scale or cut these files"
 REMEDIES = {
@@ -31,9 +31,9 @@ REMEDIES = {
     "missing_image": _ROOT,
     "unreadable_image": "let the files be read, by this user and whole",
     "remote_image": "fetch the images, and name the files",
-    "empty_image": _AGAIN,
+    "empty_image": _COPY_AGAIN,
     "not_an_image": "save the images as PNG, JPEG or WebP",
-    "truncated_image": _AGAIN,
+    "truncated_image": _COPY_AGAIN,
     "too_many_pixels": _SMALLER,
     "too_narrow": _SMALLER,
     "animated_image": "save the frame that is meant",
@@ -41,9 +41,9 @@ REMEDIES = {
     "missing_video": _ROOT,
     "unreadable_video": "let the files be read, by this user and whole",
     "remote_video": "fetch the videos, and name the files",
-    "empty_video": _AGAIN,
+    "empty_video": _COPY_AGAIN,
     "not_a_video": "save the videos as MP4, MKV or WebM",
-    "truncated_video": _AGAIN,
+    "truncated_video": _COPY_AGAIN,
     "too_few_frames": "show single frames as images",
     "frames_differ": "scale the frames of a video to one size",
     "too_many_tokens": "raise --max-tokens, or have longer ones made to fit: --shorten fewer-tiles truncate",
@@ -55,7 +55,7 @@ REJECT: Check[dict[str, Any]] = record({"file": text, "line": whole(1), "reason"
 
 def reject_limit(lines: int, limit: int | None) -> int:
     """How many of `lines` may be rejected: `limit`, or where nobody says, one in a hundred and ten of few."""
-    return max(FEW, lines // ONE_IN) if limit is None else limit
+    return max(LEAST_LIMIT, lines // LINES_A_REJECT) if limit is None else limit
 
 
 class Rejected(Exception):  # noqa: N818 - it is a verdict on a sample, not a fault of the program

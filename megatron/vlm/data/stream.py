@@ -33,7 +33,7 @@ BYTES_A_TOKEN = 16.0  # and its label
 
 
 @dataclass(frozen=True)
-class Step:
+class StreamStep:
     """What a rank runs, and where its features go in between."""
 
     pixels: Tensor
@@ -83,15 +83,15 @@ class StreamSteps:
         self.ranks_per_node = ranks_per_node or self.ranks
         self.group, self.of_features = dist.new_group(backend="gloo"), dist.new_group()
 
-    def __iter__(self) -> Iterator[Step]:
-        ready: queue.Queue[Step | BaseException | None] = queue.Queue(maxsize=1)
+    def __iter__(self) -> Iterator[StreamStep]:
+        ready: queue.Queue[StreamStep | BaseException | None] = queue.Queue(maxsize=1)
         threading.Thread(target=self._prepare, args=(ready,), daemon=True).start()
         while (step := ready.get()) is not None:
             if isinstance(step, BaseException):
                 raise step
             yield step
 
-    def _prepare(self, ready: "queue.Queue[Step | BaseException | None]") -> None:
+    def _prepare(self, ready: "queue.Queue[StreamStep | BaseException | None]") -> None:
         try:
             stream = iter(self.samples)
             while step := self._next(list(islice(stream, self.each))):
@@ -100,7 +100,7 @@ class StreamSteps:
         except BaseException as error:  # it is the reader's to raise
             ready.put(error)
 
-    def _next(self, own: list[Mapping[str, Tensor]]) -> Step | None:
+    def _next(self, own: list[Mapping[str, Tensor]]) -> StreamStep | None:
         """Make a step of this rank's samples and everyone's, or none where a rank has too few."""
         sizes = self._sizes_of_all(own)
         if sizes is None:
@@ -114,7 +114,7 @@ class StreamSteps:
         here = self._send(words, home, read, tokens)
         route = Route(seen, read, tiles * self.tokens_per_tile, self.rank, self.ranks)
         batch = self._joined(here, tokens[read == self.rank])
-        return Step(pixels, route, self.of_features, batch, int(counted.sum()), len(home), placed)
+        return StreamStep(pixels, route, self.of_features, batch, int(counted.sum()), len(home), placed)
 
     def _sizes_of_all(self, own: list[Mapping[str, Tensor]]) -> Ints | None:
         """Tiles, tokens and counted tokens of everyone's samples, [ranks * each, 3]."""
@@ -148,7 +148,7 @@ class StreamSteps:
     def _send(self, rows: Tensor, source: Ints, target: Ints, counts: Ints) -> Tensor:
         if np.array_equal(source, target):
             return rows
-        return Route(source, target, counts, self.rank, self.ranks).there(rows, self.group)
+        return Route(source, target, counts, self.rank, self.ranks).send(rows, self.group)
 
     @staticmethod
     def _joined(words: Tensor, lengths: Ints) -> dict[str, Any] | None:

@@ -14,16 +14,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron.vlm.data.tool_forms import (
-    ALWAYS,
-    AROUND_ALL,
+    GLM_REASONING,
     HERMES,
     PARAMETERS,
     PRINTED_PARAMETERS,
-    WHERE_THOUGHT,
-    ThoughtForm,
+    QWEN3_5_REASONING,
+    QWEN3_REASONING,
+    ReasoningForm,
     ToolForm,
 )
-from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message, plain
+from megatron.vlm.data.turns import ASSISTANT, SYSTEM, USER, Message, flatten_turns
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import MARKS, ImageMarkup, Places
 
@@ -57,7 +57,7 @@ class ChatTemplate:
     pair: bool = False  # one question with images and its answer: the text begins behind the last image
     system_opens: bool = False  # the system's words stand, as they are, at the head of the first user's turn
     tools: ToolForm | None = None  # how tools, calls and results are written; None: the model never saw any
-    thoughts: ThoughtForm | None = None  # how reasoning is written; None: the model never saw any
+    reasoning: ReasoningForm | None = None  # how reasoning is written; None: the model never saw any
 
     @property
     def end_of_turn(self) -> str:
@@ -122,12 +122,12 @@ def _mistral_v7() -> ChatTemplate:
     return ChatTemplate("mistral-v7", "<s>", turns, words, system_varies=True)
 
 
-def _glm(name: str, thoughts: ThoughtForm | None = None) -> ChatTemplate:
+def _glm(name: str, reasoning: ReasoningForm | None = None) -> ChatTemplate:
     """GLM-4.1V's and GLM-4.5V's: generation stops where the user would speak, or at the end of the text."""
     turns = {role: Turn(f"<|{role}|>\n", end="") for role in (SYSTEM, USER, ASSISTANT)}
     turns[ASSISTANT] = replace(turns[ASSISTANT], end="<|user|>")
     words = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")
-    return ChatTemplate(name, "[gMASK]<sop>", turns, words, closed_by_user=True, thoughts=thoughts)
+    return ChatTemplate(name, "[gMASK]<sop>", turns, words, closed_by_user=True, reasoning=reasoning)
 
 
 def _idefics3(name: str, beginning: str) -> ChatTemplate:
@@ -174,16 +174,16 @@ TEMPLATES = {
         _chatml("qwen-vl", system="You are a helpful assistant."),
         replace(_chatml("qwen2.5-vl", system="You are a helpful assistant."), tools=replace(HERMES, pictures=False)),
         replace(_chatml("qwen3-vl"), tools=HERMES),
-        replace(_chatml("qwen3-vl-thinking"), tools=HERMES, thoughts=WHERE_THOUGHT),
-        replace(_chatml("qwen3.5"), tools=PRINTED_PARAMETERS, thoughts=ALWAYS, strips_words=True),
-        replace(_chatml("qwen3.6"), tools=PARAMETERS, thoughts=ALWAYS, strips_words=True),
+        replace(_chatml("qwen3-vl-thinking"), tools=HERMES, reasoning=QWEN3_REASONING),
+        replace(_chatml("qwen3.5"), tools=PRINTED_PARAMETERS, reasoning=QWEN3_5_REASONING, strips_words=True),
+        replace(_chatml("qwen3.6"), tools=PARAMETERS, reasoning=QWEN3_5_REASONING, strips_words=True),
         _chatml("hermes-2-llama3", beginning="<|begin_of_text|>"),
         _llama3("llama3"),
         _llama3("llava-llama3", LLAVA_LLAMA3_SYSTEM),
         _mistral(),
         _mistral_v7(),
         _glm("glm-4.1v"),
-        _glm("glm-4.5v", AROUND_ALL),
+        _glm("glm-4.5v", GLM_REASONING),
         _vicuna(),
         replace(_vicuna(), name="llava-v1", system=LLAVA_V1_SYSTEM),
         _gemma(),
@@ -218,7 +218,7 @@ def render_chat(
     pieces, trained, length, opened, closed = [beginning], [], len(beginning), False, False
     left = iter(shown)
     stripped = [_begun(_stripped(message, template), template) for message in messages]
-    for message in plain(stripped, tools, template.tools, template.thoughts):
+    for message in flatten_turns(stripped, tools, template.tools, template.reasoning):
         turn = template.turns[message.role]
         if opened:
             turn = replace(turn, opening="")

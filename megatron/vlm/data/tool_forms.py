@@ -72,7 +72,7 @@ class ToolForm:
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtForm:
+class ReasoningForm:
     """Thoughts before the assistant's words, behind the user's last question: `<think>\\n...\\n</think>\\n\\n`."""
 
     always: bool
@@ -141,7 +141,7 @@ PARAMETERS = ToolForm(
     gap="\n\n",
 )
 PRINTED_PARAMETERS = replace(PARAMETERS, call=_by_parameters(_json_of_several))
-WHERE_THOUGHT = ThoughtForm(always=False, stripped="\n")
-ALWAYS = ThoughtForm(always=True, stripped=None)
-AROUND_ALL = ThoughtForm(always=True, stripped=None, around=("<think>", "</think>\n"), earlier=True)
+QWEN3_REASONING = ReasoningForm(always=False, stripped="\n")
+QWEN3_5_REASONING = ReasoningForm(always=True, stripped=None)
+GLM_REASONING = ReasoningForm(always=True, stripped=None, around=("<think>", "</think>\n"), earlier=True)
 """GLM-4.5V's."""

@@ -27,7 +27,7 @@ from typing import Any
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.tool_forms import Call
 from megatron.vlm.data.turns import ASSISTANT, SYSTEM, TOOL, USER, Message
-from megatron.vlm.preprocessing.fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, unsupported
+from megatron.vlm.preprocessing.line_fields import LINE_FIELDS, MEDIA_MARKS, TURN_FIELDS, unsupported
 from megatron.vlm.preprocessing.record_media import (
     VIDEO_FIELDS,
     VideoReference,
@@ -160,7 +160,7 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, videos: bool) -> tuple[
                 said = replace(before, calls=before.calls + said.calls)
         else:
             parts = [value] if isinstance(value, str) else [words_of(part, number, gap, videos) for part in value]
-            calls, reasoning = _beside(turn, number)
+            calls, reasoning = _calls_and_reasoning(turn, number)
             said = Message(ROLES[speaker], "".join(parts), trained, calls, reasoning)
             if ROLES[speaker] == SYSTEM and not isinstance(value, str):
                 said = replace(said, parts=tuple(parts))
@@ -168,7 +168,7 @@ def _messages(turns: Sequence[dict[str, Any]], gap: str, videos: bool) -> tuple[
     return tuple(messages)
 
 
-def _beside(turn: dict[str, Any], number: int) -> tuple[tuple[Call, ...], str | None]:
+def _calls_and_reasoning(turn: dict[str, Any], number: int) -> tuple[tuple[Call, ...], str | None]:
     """What the assistant calls, and what it thought."""
     reasoning, calls = turn.get("reasoning_content"), turn.get("tool_calls")
     if (reasoning or calls) and ROLES[turn["from"]] != ASSISTANT:
@@ -202,12 +202,12 @@ def _check_roles(messages: Sequence[Message]) -> None:
     for number, message in enumerate(spoken):
         if message.role not in due:
             raise Rejected("bad_roles", f"turn {number} is the {message.role}'s where the {due[0]}'s is due")
-        due = _due_after(message)
+        due = _roles_after(message)
     if spoken[-1].role != ASSISTANT:
         raise Rejected("bad_roles", "the last turn is not the assistant's")
 
 
-def _due_after(message: Message) -> tuple[str, ...]:
+def _roles_after(message: Message) -> tuple[str, ...]:
     if message.role == ASSISTANT:
         return (TOOL, USER) if message.calls else (USER,)
     return (ASSISTANT, TOOL) if message.role == TOOL else (ASSISTANT,)

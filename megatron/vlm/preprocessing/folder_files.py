@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.media.films import MOST_FRAMES_SEEN, RULES_OF_MARKUP, VideoRule
 from megatron.vlm.data.media.images import NORMALIZATIONS
 from megatron.vlm.data.media.tiles import FRAMES, RULES
+from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN, VIDEO_RULES, VideoRule
 from megatron.vlm.preprocessing.folder_template import folder_template
 from megatron.vlm.preprocessing.tokenizer import model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
@@ -37,34 +37,34 @@ PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Setting:
     """A value, and who chose it: a file of the folder, a flag, the model, or usage."""
 
     value: Any
     origin: str
 
 
-def folder_choices(folder: Path, architecture: Architecture, with_template: bool = True) -> dict[str, Choice]:
+def folder_settings(folder: Path, architecture: Architecture, with_template: bool = True) -> dict[str, Setting]:
     """Flag of preprocessing -> what the folder's files say.
 
     Raises UserError naming a file and field that cannot be honoured. The chat template is read only `with_template`.
     """
     name, processor = _processor(folder)
     found = _limits(architecture)(processor, folder / name, architecture)
-    if rule := RULES_OF_MARKUP.get(architecture.prompt.image_markup):
+    if rule := VIDEO_RULES.get(architecture.prompt.image_markup):
         found["video"] = video_rule(folder, rule, architecture.vision)
     found |= _original_tiles(read_config(folder / CONFIG))
     if processor:
         _check_pixels(processor, folder / name, architecture)
         scaled = RULES[architecture.prompt.tiling].scaled
         if scaled and ("image_mean" in processor or "image_std" in processor):
-            found["normalize"] = Choice(_normalization(processor, folder / name), name)
+            found["normalize"] = Setting(_normalization(processor, folder / name), name)
         if architecture.prompt.tiling in ONE_SQUARE:
-            found["tiling"] = Choice(_square(processor, folder / name, architecture.vision.image_size), name)
+            found["tiling"] = Setting(_square(processor, folder / name, architecture.vision.image_size), name)
     if tokenizer := model_tokenizer(folder):
-        found["tokenizer-model"] = Choice(tokenizer, tokenizer.name)
+        found["tokenizer-model"] = Setting(tokenizer, tokenizer.name)
     if with_template and (template := folder_template(folder)):
-        found["chat-template"] = Choice(*template)
+        found["chat-template"] = Setting(*template)
     return found
 
 
@@ -138,7 +138,7 @@ def _same(values: Any, wanted: tuple[float, ...]) -> bool:
     )
 
 
-def _limits(architecture: Architecture) -> Callable[[Mapping[str, Any], Path, Architecture], dict[str, Choice]]:
+def _limits(architecture: Architecture) -> Callable[[Mapping[str, Any], Path, Architecture], dict[str, Setting]]:
     """What reads how large images may become."""
     rule = RULES[architecture.prompt.tiling]
     if rule.by_tiles:
@@ -150,13 +150,13 @@ def _limits(architecture: Architecture) -> Callable[[Mapping[str, Any], Path, Ar
     return _patches if architecture.vision.native else _tiles
 
 
-def _tiles(processor: Mapping[str, Any], where: Path, _: Architecture) -> dict[str, Choice]:
+def _tiles(processor: Mapping[str, Any], where: Path, _: Architecture) -> dict[str, Setting]:
     """Limits in the words of transformers' InternVL processor."""
     flags = {"min_patches": "min-tiles", "max_patches": "max-tiles"}
-    return {flag: Choice(processor[field], where.name) for field, flag in flags.items() if processor.get(field)}
+    return {flag: Setting(processor[field], where.name) for field, flag in flags.items() if processor.get(field)}
 
 
-def _patches(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
+def _patches(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Setting]:
     """Limits of an image at native resolution: pixels in the file, patches here."""
     vision = architecture.vision
     assert vision.native is not None
@@ -166,7 +166,7 @@ def _patches(processor: Mapping[str, Any], where: Path, architecture: Architectu
             raise UserError(f"{where}: {name} is {processor[name]}, the model of {CONFIG} has {value}")
     if tokens := processor.get("max_soft_tokens"):
         return {
-            "max-tiles": Choice(
+            "max-tiles": Setting(
                 whole(1, 2**20)(f"{where}: max_soft_tokens", tokens) * vision.native.merge**2, where.name
             )
         }
@@ -179,11 +179,11 @@ def _patches(processor: Mapping[str, Any], where: Path, architecture: Architectu
             continue
         if pixels % pair:
             raise UserError(f"{where}: {names[0]} is {pixels}; supported: multiples of {pair}, a patch's")
-        found[flag] = Choice(pixels // pair, where.name)
+        found[flag] = Setting(pixels // pair, where.name)
     return found
 
 
-def _soft_tokens(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
+def _soft_tokens(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Setting]:
     """The same where a patch is a whole square of what the file calls patches (Gemma 4 without towers)."""
     usual = {"patch_size": 16, "pooling_kernel_size": 3}
     patch, square = (whole(1, 2**14)(f"{where}: {name}", processor.get(name) or usual[name]) for name in usual)
@@ -193,10 +193,10 @@ def _soft_tokens(processor: Mapping[str, Any], where: Path, architecture: Archit
             f"{architecture.vision.patch_size} pixels"
         )
     tokens = processor.get("max_soft_tokens")
-    return {"max-tiles": Choice(whole(1, 2**20)(f"{where}: max_soft_tokens", tokens), where.name)} if tokens else {}
+    return {"max-tiles": Setting(whole(1, 2**20)(f"{where}: max_soft_tokens", tokens), where.name)} if tokens else {}
 
 
-def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
+def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Setting]:
     """The same where the file limits an image's longer side (Pixtral's), by patches that another file has too."""
     vision = architecture.vision
     assert vision.native is not None
@@ -210,10 +210,10 @@ def _longest_edge(processor: Mapping[str, Any], where: Path, architecture: Archi
         return {}
     if edge % square:
         raise UserError(f"{where}: longest_edge is {edge}; supported: multiples of {square}, a square's")
-    return {"max-tiles": Choice((edge // vision.patch_size) ** 2, where.name)}
+    return {"max-tiles": Setting((edge // vision.patch_size) ** 2, where.name)}
 
 
-def _longest_sides(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Choice]:
+def _longest_sides(processor: Mapping[str, Any], where: Path, architecture: Architecture) -> dict[str, Setting]:
     """The same where images become tiles whose number follows from their longer side (Idefics 3's)."""
     side = architecture.vision.image_size
     if not processor.get("do_image_splitting", True):
@@ -227,10 +227,10 @@ def _longest_sides(processor: Mapping[str, Any], where: Path, architecture: Arch
         raise UserError(f"{where}: max_image_size is not {side}, the side of a tile of the model of {CONFIG}")
     if not side <= edge <= MOST_SIDE or edge % side:
         raise UserError(f"{where}: longest_edge is {edge}; supported: multiples of {side}, a tile's, up to {MOST_SIDE}")
-    return {"max-tiles": Choice((edge // side) ** 2, where.name)}
+    return {"max-tiles": Setting((edge // side) ** 2, where.name)}
 
 
-def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Choice:
+def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Setting:
     """How the folder's own processor shows videos, from the file where transformers finds it.
 
     What is not honoured is no fault of the folder, which may be used for images: its videos are refused, by that name.
@@ -247,8 +247,8 @@ def video_rule(folder: Path, rule: VideoRule, vision: VisionArchitecture) -> Cho
     capped, tokens = fields.get("cap_pixels_per_frame"), fields.get("max_video_tokens")
     found = replace(rule, **limits, **own, capped=bool(capped), max_tokens=tokens or rule.max_tokens)
     if refused := _not_honoured(fields, found, folder / name, vision):
-        return Choice(replace(rule, refused=refused), name)
-    return Choice(found, name)
+        return Setting(replace(rule, refused=refused), name)
+    return Setting(found, name)
 
 
 def _video_processor(folder: Path) -> tuple[str, Mapping[str, Any]]:
@@ -288,10 +288,10 @@ def _not_honoured(fields: Mapping[str, Any], rule: VideoRule, where: Path, visio
     return ""
 
 
-def _original_tiles(config: Mapping[str, Any]) -> dict[str, Choice]:
+def _original_tiles(config: Mapping[str, Any]) -> dict[str, Setting]:
     """Limits in the words of InternVL's own config.json."""
     flags = {"min_dynamic_patch": "min-tiles", "max_dynamic_patch": "max-tiles", "use_thumbnail": "thumbnail"}
-    found = {flag: Choice(config[field], CONFIG) for field, flag in flags.items() if config.get(field) is not None}
+    found = {flag: Setting(config[field], CONFIG) for field, flag in flags.items() if config.get(field) is not None}
     if config.get("dynamic_image_size") is False:
-        found["tiling"] = Choice("fixed", CONFIG)
+        found["tiling"] = Setting("fixed", CONFIG)
     return found

@@ -76,7 +76,7 @@ TOOL_PROBES = (
     Probe((Message(USER, "Rain?"), Message(ASSISTANT, "", calls=CALLS))),
 )
 """Calls with words and without, results in a row and one by one, with a system message and without."""
-THOUGHT_PROBES = (
+REASONING_PROBES = (
     Probe(
         (
             Message(USER, "One?"),
@@ -111,7 +111,7 @@ def folder_template(folder: Path) -> tuple[str, str] | None:
     for template in sorted(TEMPLATES.values(), key=lambda template: template.tools is None):
         if not all(told.agrees(template, probe) for probe in PROBES):
             continue
-        asked = (TOOL_PROBES if template.tools else ()) + (THOUGHT_PROBES if template.thoughts else ())
+        asked = (TOOL_PROBES if template.tools else ()) + (REASONING_PROBES if template.reasoning else ())
         asked = tuple(probe for probe in asked if template.tools or not probe.tools)
         if any(all(program.agrees(template, probe) for probe in asked) for program in programs):
             return template.name, file.name

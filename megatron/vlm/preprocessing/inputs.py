@@ -48,7 +48,7 @@ MOST_REPEATS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class _Set:
+class _InputSet:
     """A file to read, and what its user says of it."""
 
     path: Path
@@ -74,18 +74,18 @@ def read_inputs(
     return tuple(_read(one, lines_per_part, notes) for path in paths for one in _files(path, image_root))
 
 
-def _files(path: Path, root: Path | None) -> Iterator[_Set]:
+def _files(path: Path, root: Path | None) -> Iterator[_InputSet]:
     if path.is_dir():
-        yield from (_Set(file, "table", root or path) for file in _tables(path))
+        yield from (_InputSet(file, "table", root or path) for file in _tables(path))
         return
     kind = _kind(path)
     if kind == "meta":
         yield from _sets(path)
     else:
-        yield _Set(path, kind, root or path.parent)
+        yield _InputSet(path, kind, root or path.parent)
 
 
-def _read(one: _Set, lines_per_part: int, notes: Path | None) -> InputFile:
+def _read(one: _InputSet, lines_per_part: int, notes: Path | None) -> InputFile:
     refuse_no_images(one.root)
     how = (lines_per_part, one.kind)
     read = _read_once(one.path, *how, notes) if notes else read_input(one.path, *how)
@@ -161,7 +161,7 @@ def _is_meta(sets: Any) -> bool:
     return isinstance(sets, dict) and any(isinstance(one, dict) and "annotation" in one for one in sets.values())
 
 
-def _sets(path: Path) -> Iterator[_Set]:
+def _sets(path: Path) -> Iterator[_InputSet]:
     """The sets of a meta file. Relative paths start beside it, or where the program runs."""
     for name, given in json.loads(path.read_bytes()).items():
         where = f"{path}: set {name!r}"
@@ -178,13 +178,13 @@ def _sets(path: Path) -> Iterator[_Set]:
             )
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise UserError(f"{where}: max_dynamic_patch is {limit!r}, must be 1 or more")
-        annotation, root = _beside(path, given["annotation"]), _beside(path, given.get("root") or "")
+        annotation, root = _resolve(path, given["annotation"]), _resolve(path, given.get("root") or "")
         kind = _kind(annotation)
         if kind == "meta":
             raise UserError(f"{where}: {annotation} is a meta file itself; name its sets here")
-        yield _Set(annotation, kind, root, float(weight), limit)
+        yield _InputSet(annotation, kind, root, float(weight), limit)
 
 
-def _beside(path: Path, name: str) -> Path:
-    beside = path.parent / name
-    return beside if beside.exists() else Path(os.path.normpath(name))
+def _resolve(path: Path, name: str) -> Path:
+    relative = path.parent / name
+    return relative if relative.exists() else Path(os.path.normpath(name))

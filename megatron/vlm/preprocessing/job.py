@@ -22,7 +22,7 @@ from omnibal_ext.reading.checks import anything, mapping
 from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed_by
 
-LOOKS = ("decode_images", "image_checksums")
+CHECK_FIELDS = ("decode_images", "image_checksums")
 """Of a recipe: how images are looked at."""
 
 
@@ -45,7 +45,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PreprocessJob:
     """A run. `identity` is what decides the bytes of the result, as JSON; `work` is where its parts wait."""
 
     inputs: tuple[InputFile, ...]
@@ -103,12 +103,12 @@ def _made(identity: Any) -> Any:
     recipe = identity.get("recipe") if isinstance(identity, dict) else None
     if not isinstance(recipe, dict):
         return identity
-    return {**identity, "recipe": {name: value for name, value in recipe.items() if name not in LOOKS}}
+    return {**identity, "recipe": {name: value for name, value in recipe.items() if name not in CHECK_FIELDS}}
 
 
 def open_job(
     inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_part: int = ROWS_PER_PART, shared: bool = False
-) -> Job:
+) -> PreprocessJob:
     """Read and hash the inputs and open the tokenizer; `UserError` if one of them, or the image root, is missing.
 
     A job that many processes share reads its inputs once: the first one leaves notes for the others.
@@ -118,7 +118,7 @@ def open_job(
     files = read_inputs(inputs, lines_per_part, work / "inputs" if shared else None, recipe.image_root)
     identity = {**_identity(files, recipe), "given": [str(path) for path in inputs]}
     digest = hashlib.sha256(json.dumps([identity, lines_per_part, READING]).encode()).hexdigest()
-    return Job(files, recipe, output, identity, work / digest[:16])
+    return PreprocessJob(files, recipe, output, identity, work / digest[:16])
 
 
 def _identity(files: Sequence[InputFile], recipe: Recipe) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from megatron.vlm.data.dataset import COLUMNS, ColumnWriter
 from megatron.vlm.data.manifest import SCHEMA_VERSION
 from megatron.vlm.data.media.videos import READING
 from megatron.vlm.data.rejects import RejectCount, reject_limit
-from megatron.vlm.preprocessing.job import Job
-from megatron.vlm.preprocessing.parts import Part
+from megatron.vlm.preprocessing.job import PreprocessJob
+from megatron.vlm.preprocessing.parts import PreparedPart
 from megatron.vlm.preprocessing.samples import open_recipe
-from megatron.vlm.preprocessing.shorten import WAYS
+from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
 from omnibal_ext.files.checksums import checksums_of
 from omnibal_ext.reading.seal import sealed
@@ -34,12 +34,12 @@ class _Joined:
     supervised: list[NDArray[np.int64]] = field(default_factory=list)
     lines: list[NDArray[np.int64]] = field(default_factory=list)
     video_files: int = 0
-    shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(WAYS), np.int64))
+    shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(METHODS), np.int64))
     sources: list[dict[str, Any]] = field(default_factory=list)
     rejects: RejectCount = field(default_factory=RejectCount)
 
 
-def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
+def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
     """Join the parts into the dataset folder and return its manifest.
 
     Raises `UserError` if more lines than `reject_limit` were rejected, or all of them; the parts are kept then.
@@ -64,11 +64,11 @@ def merge(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
     return manifest
 
 
-def _join_parts(job: Job, folder: Path) -> _Joined:
+def _join_parts(job: PreprocessJob, folder: Path) -> _Joined:
     """Append every part to the columns and rejects of `folder`; count the samples of each input file."""
     writers = {name: ColumnWriter(folder, name) for name in COLUMNS}
     joined = _Joined()
-    parts = (Part.load(job.part_path(number)) for number in range(len(job.sources)))
+    parts = (PreparedPart.load(job.part_path(number)) for number in range(len(job.sources)))
     with (folder / "rejected.jsonl").open("wb") as rejected:
         for file in job.inputs:
             samples, rejected_before = 0, joined.rejects.total
@@ -92,20 +92,20 @@ def _join_parts(job: Job, folder: Path) -> _Joined:
     return joined
 
 
-def _append(part: Part, writers: dict[str, ColumnWriter], joined: _Joined) -> None:
+def _append(part: PreparedPart, writers: dict[str, ColumnWriter], joined: _Joined) -> None:
     writers["tokens"].append(part.tokens, part.token_lengths)
     writers["loss_mask"].append(part.loss_mask, part.token_lengths)
     writers["images"].append(part.images, part.image_lengths)
     joined.tiles.append(part.tiles)
     joined.tokens.append(part.lengths)
     joined.supervised.append(part.supervised)
-    joined.shortened += np.bincount(part.shortened, minlength=1 + len(WAYS))[1:]
+    joined.shortened += np.bincount(part.shortened, minlength=1 + len(METHODS))[1:]
     joined.video_files += int(part.videos.sum())
     joined.lines.append(part.lines)
     joined.rejects.add(part.rejections())
 
 
-def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
+def _manifest(job: PreprocessJob, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
     recipe, maker = job.recipe, open_recipe(job.recipe)
     tokenizer, digest = maker.tokenizer, job.identity["recipe"]["tokenizer"]
     vocabulary = {"size": tokenizer.vocabulary_size, "sha256": tokenizer.vocabulary_hash()}
@@ -114,7 +114,7 @@ def _manifest(job: Job, sizes: Sizes, joined: _Joined) -> dict[str, Any]:
         "samples": len(sizes),
         "rejected": joined.rejects.total,
         "rejected_by_reason": dict(sorted(joined.rejects.by_reason.items())),
-        "shortened": {way: int(count) for way, count in zip(WAYS, joined.shortened, strict=True) if count},
+        "shortened": {way: int(count) for way, count in zip(METHODS, joined.shortened, strict=True) if count},
         "sources": joined.sources,
         "tiles": int(sizes.tiles.sum()),
         "tokens": int(sizes.tokens.sum()),

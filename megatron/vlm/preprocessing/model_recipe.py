@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatron.vlm.data.media.films import MOST_FRAMES_SEEN, RULES_OF_MARKUP
 from megatron.vlm.data.media.tiles import ANYRES_MAX_GRIDS, FRAMES, RULES
-from megatron.vlm.preprocessing.folder_files import Choice, folder_choices
+from megatron.vlm.data.media.video_rules import MOST_FRAMES_SEEN, VIDEO_RULES
+from megatron.vlm.preprocessing.folder_files import Setting, folder_settings
 from megatron.vlm.preprocessing.samples import SampleMaker
 from megatron.vlm.preprocessing.tokenizer import load_tokenizer, model_tokenizer
 from omnibal_ext.architectures.architecture import Architecture
@@ -21,7 +21,7 @@ from omnibal_ext.architectures.presets import preset
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.registry import family_of
 
-USUAL = {
+DEFAULTS = {
     "tiling": "internvl",
     "tile-size": 448,
     "tokens-per-tile": 256,
@@ -47,8 +47,8 @@ STRUCTURE = ("tiling", "tile-size", "tokens-per-tile", "normalize", "image-marku
 """What the weights were made for: a dataset of another kind is none for this model."""
 
 
-def needs(architecture: Architecture, folder: Path | None, with_template: bool = True) -> dict[str, Choice]:
-    """Flag of preprocessing -> the value that fits a model, and who says so; what nobody says is left out.
+def model_settings(architecture: Architecture, folder: Path | None, with_template: bool = True) -> dict[str, Setting]:
+    """Flag of preprocessing -> the value that is_compatible a model, and who says so; what nobody says is left out.
 
     `folder` is the model's own, with processor and tokenizer, where there is one. Raises UserError naming a file and
     field of it that cannot be honoured.
@@ -65,17 +65,17 @@ def needs(architecture: Architecture, folder: Path | None, with_template: bool =
     if architecture.vision.native:
         least, most = NATIVE_LIMITS[prompt.tiling]
         known |= {"min-tiles": least, "max-tiles": most, "thumbnail": False}
-        known["video"] = RULES_OF_MARKUP.get(prompt.image_markup)
+        known["video"] = VIDEO_RULES.get(prompt.image_markup)
     if RULES[prompt.tiling].by_tiles:
         known["max-tiles"] = SPLIT
     if RULES[prompt.tiling].cap:
         known["max-tiles"] = len(ANYRES_MAX_GRIDS)
-    by_model = {flag: Choice(value, origin) for flag, value in known.items() if value is not None}
+    by_model = {flag: Setting(value, origin) for flag, value in known.items() if value is not None}
     # Where config.json says the template it is meant: InternVL's tokenizers came with others, LLaVA's processors with
     # one that ends no turn.
     named = prompt.chat_template is not None and not family_of(architecture).folder_says_template
     asks = with_template and not named
-    return by_model | (folder_choices(folder, architecture, asks) if folder else {})
+    return by_model | (folder_settings(folder, architecture, asks) if folder else {})
 
 
 def _tokens_per_tile(architecture: Architecture) -> int | float:
@@ -83,21 +83,21 @@ def _tokens_per_tile(architecture: Architecture) -> int | float:
     return architecture.image_tokens(1) if tiles == 1 else architecture.image_tokens(tiles) / tiles
 
 
-def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Choice]:
+def resolve_settings(given: Mapping[str, Any], model: str | None) -> dict[str, Setting]:
     """Every flag's value and who chose it: the user, else the model's folder, the model, or usage.
 
     Raises UserError where a flag contradicts what the model can read, naming both values, or where nobody says one
     that must be.
     """
-    flags = {flag: Choice(value, f"--{flag}") for flag, value in given.items() if value is not None}
-    wanted = needs(preset(model), model_folder(model), "chat-template" not in flags) if model else {}
+    flags = {flag: Setting(value, f"--{flag}") for flag, value in given.items() if value is not None}
+    wanted = model_settings(preset(model), model_folder(model), "chat-template" not in flags) if model else {}
     for flag in STRUCTURE:
-        if flag in flags and flag in wanted and not fits(flag, flags[flag].value, wanted[flag].value):
+        if flag in flags and flag in wanted and not is_compatible(flag, flags[flag].value, wanted[flag].value):
             raise UserError(
-                f"--{flag} {flags[flag].value}, but model {model!r} needs {wanted[flag].value} "
+                f"--{flag} {flags[flag].value}, but model {model!r} model_settings {wanted[flag].value} "
                 f"({wanted[flag].origin}); leave --{flag} out"
             )
-    settled = {flag: Choice(value, "usual") for flag, value in USUAL.items()} | wanted | flags
+    settled = {flag: Setting(value, "usual") for flag, value in DEFAULTS.items()} | wanted | flags
     for flag in ("tokenizer-model", "chat-template"):
         if flag not in settled:
             who = f"model {model!r} does not say which" if model else "--model would say which"
@@ -105,7 +105,7 @@ def settle(given: Mapping[str, Any], model: str | None) -> dict[str, Choice]:
     return settled
 
 
-def with_pixels(choices: dict[str, Choice], most: int | None) -> dict[str, Choice]:
+def with_pixels(choices: dict[str, Setting], most: int | None) -> dict[str, Setting]:
     """The same with `most` pixels of an image, as whole patches. Raises UserError where images have tiles instead."""
     if most is None:
         return choices
@@ -114,10 +114,10 @@ def with_pixels(choices: dict[str, Choice], most: int | None) -> dict[str, Choic
         raise UserError(f"--max-pixels {most}: images become tiles of {side} pixels a side here; give --max-tiles")
     if most < (least := choices["min-tiles"].value * side**2):
         raise UserError(f"--max-pixels {most}: must be at least {least}, the fewest of an image; give more")
-    return choices | {"max-tiles": Choice(most // side**2, "--max-pixels")}
+    return choices | {"max-tiles": Setting(most // side**2, "--max-pixels")}
 
 
-def with_video(choices: dict[str, Choice], flags: Mapping[str, Any]) -> dict[str, Choice]:
+def with_video(choices: dict[str, Setting], flags: Mapping[str, Any]) -> dict[str, Setting]:
     """The same with fields of the rule for videos as flags say. Raises UserError where there is none to change."""
     if not flags:
         return choices
@@ -131,7 +131,7 @@ def with_video(choices: dict[str, Choice], flags: Mapping[str, Any]) -> dict[str
     if not FRAMES <= rule.max_frames <= MOST_FRAMES_SEEN:
         raise UserError(f"--video-max-frames {rule.max_frames}: must be {FRAMES} to {MOST_FRAMES_SEEN}")
     rule = replace(rule, min_frames=min(rule.min_frames, rule.max_frames))
-    return choices | {"video": Choice(rule, f"flags and {choices['video'].origin}")}
+    return choices | {"video": Setting(rule, f"flags and {choices['video'].origin}")}
 
 
 def check_tokenizer(maker: SampleMaker, model: str) -> None:
@@ -176,8 +176,8 @@ def model_folder(model: str) -> Path | None:
     return found.parent if found else None
 
 
-def fits(flag: str, given: Any, wanted: Any) -> bool:
-    """Whether a flag's value serves a model that needs `wanted`."""
+def is_compatible(flag: str, given: Any, wanted: Any) -> bool:
+    """Whether a flag's value serves a model that model_settings `wanted`."""
     if flag == "tiling":  # any rule serves a model that reads tile by tile, only one serves a model that joins them
         kinds = [RULES[rule].read_as for rule in (given, wanted) if rule in RULES]
         return len(kinds) == 2 and kinds[0] == kinds[1]

@@ -20,13 +20,13 @@ from megatron.vlm.data.formats.rows import PartSource, Row
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.preprocessing.inputs import ROWS
 from megatron.vlm.preprocessing.samples import Recipe, Sample, SampleMaker, open_recipe
-from megatron.vlm.preprocessing.shorten import WAYS
+from megatron.vlm.preprocessing.shorten import METHODS
 from omnibal_ext.errors import UserError
 from omnibal_ext.reading.arrays import read_arrays
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PreparedPart:
     """A prepared part: all samples end to end. N samples, T stored tokens, B bytes of image JSON."""
 
     tokens: NDArray[np.int32]  # [T] one for each image
@@ -37,7 +37,7 @@ class Part:
     tiles: NDArray[np.int32]  # [N]
     lengths: NDArray[np.int64]  # [N] tokens that the language model reads
     supervised: NDArray[np.int64]  # [N] tokens that are to be predicted
-    shortened: NDArray[np.uint8]  # [N] 0, or 1 + the number of the way in `shorten.WAYS`
+    shortened: NDArray[np.uint8]  # [N] 0, or 1 + the number of the way in `shorten.METHODS`
     videos: NDArray[np.int64]  # [N] video files
     lines: NDArray[np.int64]  # [N] number of the line in the input file
     rejected: NDArray[np.uint8]  # JSON lines
@@ -50,7 +50,7 @@ class Part:
         temporary.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> "Part":
+    def load(cls, path: Path) -> "PreparedPart":
         """Read a part back. Raises UserError where it is damaged; removed, it is made again."""
         remedy = "remove the file and start again"
         part = cls(*read_arrays(path, cls.__slots__, remedy))
@@ -65,7 +65,7 @@ class Part:
         return [json.loads(line) for line in self.rejected.tobytes().splitlines()]
 
 
-def prepare_part(recipe: Recipe, source: PartSource) -> Part:
+def prepare_part(recipe: Recipe, source: PartSource) -> PreparedPart:
     """Make the samples of a part; what cannot be used is rejected with file, line, reason and detail."""
     maker = open_recipe(recipe)
     samples: list[Sample] = []
@@ -91,9 +91,9 @@ def _make(maker: SampleMaker, row: Row, source: PartSource) -> Sample:
         raise
 
 
-def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[dict[str, Any]]) -> Part:
+def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[dict[str, Any]]) -> PreparedPart:
     images = [json.dumps([asdict(image) for image in sample.images]).encode() for sample in samples]
-    return Part(
+    return PreparedPart(
         tokens=np.concatenate([np.zeros(0, np.int32), *(sample.tokens for sample in samples)]),
         loss_mask=np.concatenate([np.zeros(0, np.uint8), *(sample.loss_mask for sample in samples)]),
         images=np.frombuffer(b"".join(images), dtype=np.uint8),
@@ -102,7 +102,7 @@ def _join(samples: Sequence[Sample], lines: Sequence[int], rejected: Sequence[di
         tiles=np.array([sample.tiles for sample in samples], dtype=np.int32),
         lengths=np.array([sample.length for sample in samples], dtype=np.int64),
         supervised=np.array([sample.loss_mask[1:].sum() for sample in samples], dtype=np.int64),
-        shortened=np.array([1 + WAYS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),
+        shortened=np.array([1 + METHODS.index(s.shortened) if s.shortened else 0 for s in samples], dtype=np.uint8),
         videos=np.array([sample.video_files for sample in samples], dtype=np.int64),
         lines=np.array(lines, dtype=np.int64),
         rejected=np.frombuffer("".join(json.dumps(row) + "\n" for row in rejected).encode(), dtype=np.uint8),

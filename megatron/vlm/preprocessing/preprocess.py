@@ -4,7 +4,7 @@
 2. Prepare every part that is not there yet (`parts`): here, or by the shards of a Slurm array.
 3. Join the parts in order into a dataset folder that appears at once under its final name (`merge`).
 
-One job at a time works on an output folder, from its first look to the end: a second one waits, and looks again.
+One job at a time works on an output folder, from its first preview to the end: a second one waits, and looks again.
 Killed at any moment and started again, it goes on where it was and ends with the same bytes.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.formats.rows import ROWS_PER_PART, PartSource
 from megatron.vlm.data.rejects import RejectCount, reject_limit
-from megatron.vlm.preprocessing.job import Job, Shard
+from megatron.vlm.preprocessing.job import PreprocessJob, Shard
 from megatron.vlm.preprocessing.merge import merge
-from megatron.vlm.preprocessing.parts import Part, prepare_part
+from megatron.vlm.preprocessing.parts import PreparedPart, prepare_part
 from megatron.vlm.preprocessing.samples import Recipe
 from omnibal_ext.console import track
 from omnibal_ext.errors import UserError
@@ -30,7 +30,7 @@ Value = TypeVar("Value")
 Rejections = list[dict[str, Any]]
 
 
-def preprocess(job: Job, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
+def preprocess(job: PreprocessJob, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
     """Write the job's dataset folder and return its manifest; a folder that the job wrote before is left alone.
 
     Of such a folder the images are looked at again if they are to be decoded.
@@ -49,7 +49,7 @@ def preprocess(job: Job, workers: int = 1, max_rejects: int | None = None) -> di
         return merge(job, max_rejects)
 
 
-def look(job: Job, max_rejects: int | None = None) -> str:
+def preview(job: PreprocessJob, max_rejects: int | None = None) -> str:
     """How the first part of every input file is read, in a few words; nothing is written.
 
     Raises UserError if too many of their lines would be rejected, and these are most of them.
@@ -87,7 +87,9 @@ def _faults(data: ChatDataset, samples: range) -> list[tuple[int, str]]:
     return found
 
 
-def preprocess_shard(job: Job, shard: Shard, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
+def preprocess_shard(
+    job: PreprocessJob, shard: Shard, workers: int = 1, max_rejects: int | None = None
+) -> dict[str, Any]:
     """Prepare one shard's parts, for `merge_shards` to join; return its name and how many parts it has.
 
     Shards work beside each other; who joins waits for them.
@@ -98,7 +100,7 @@ def preprocess_shard(job: Job, shard: Shard, workers: int = 1, max_rejects: int 
     return {"shard": f"{shard.index}/{shard.count}", "parts": len(range(shard.index, len(job.sources), shard.count))}
 
 
-def merge_shards(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
+def merge_shards(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
     """Join what the shards of a job have prepared; return the manifest. Raises `UserError` if parts are missing."""
     with working_on(job.output):
         done = _finished(job, max_rejects)
@@ -110,7 +112,7 @@ def merge_shards(job: Job, max_rejects: int | None = None) -> dict[str, Any]:
         return merge(job, max_rejects)
 
 
-def _check_parts(job: Job) -> None:
+def _check_parts(job: PreprocessJob) -> None:
     missing = job.missing()
     if missing:
         raise UserError(
@@ -119,7 +121,7 @@ def _check_parts(job: Job) -> None:
         )
 
 
-def _finished(job: Job, max_rejects: int | None) -> dict[str, Any] | None:
+def _finished(job: PreprocessJob, max_rejects: int | None) -> dict[str, Any] | None:
     """The manifest of a folder that this job wrote before, held to the limit of today."""
     manifest = job.finished()
     if manifest is not None:
@@ -128,7 +130,7 @@ def _finished(job: Job, max_rejects: int | None) -> dict[str, Any] | None:
     return manifest
 
 
-def _prepare(job: Job, shard: Shard, workers: int, max_rejects: int | None) -> None:
+def _prepare(job: PreprocessJob, shard: Shard, workers: int, max_rejects: int | None) -> None:
     """Make the parts of a shard that are not there.
 
     Raises `UserError` once too many lines are rejected and they are most of those seen, as under a wrong image root:
@@ -150,15 +152,15 @@ def _prepare(job: Job, shard: Shard, workers: int, max_rejects: int | None) -> N
         pass
 
 
-def _list_rejects(job: Job) -> Path:
+def _list_rejects(job: PreprocessJob) -> Path:
     """Write down the rejects of all parts that are ready."""
     path, missing = job.work / "rejected.jsonl", set(job.missing())
     ready = (number for number in range(len(job.sources)) if number not in missing)
-    path.write_bytes(b"".join(Part.load(job.part_path(number)).rejected.tobytes() for number in ready))
+    path.write_bytes(b"".join(PreparedPart.load(job.part_path(number)).rejected.tobytes() for number in ready))
     return path
 
 
-def _prepared(job: Job, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Rejections]]:
+def _prepared(job: PreprocessJob, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Rejections]]:
     """Prepare parts; yield the lines and the rejections of each when its file is there."""
     tasks = [(job.recipe, job.sources[number], job.part_path(number)) for number in numbers]
     yield from _each(_prepare_one, tasks, workers)

@@ -14,9 +14,9 @@ from megatron.vlm.data.formats.rows import PartSource, Place, Row
 from megatron.vlm.data.markup import image_markup
 from megatron.vlm.data.media.anyres import feature_order
 from megatron.vlm.data.media.crc import crc_of
-from megatron.vlm.data.media.films import VideoRule, film_grid, film_of
 from megatron.vlm.data.media.images import MAX_PIXELS, image_size, path_below_root
 from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, places_of
+from megatron.vlm.data.media.video_rules import VideoRule, choose_frames, frame_grid
 from megatron.vlm.data.media.videos import read_frames, video_facts
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.data.templates import ChatTemplate, RenderedChat, chat_template, render_chat
@@ -24,7 +24,7 @@ from megatron.vlm.data.turns import SYSTEM, Message
 from megatron.vlm.preprocessing.chat import parse_conversation
 from megatron.vlm.preprocessing.record_media import VideoReference
 from megatron.vlm.preprocessing.shorten import Content, ImageFile, shorter
-from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, Encoding, load_tokenizer
+from megatron.vlm.preprocessing.tokenizer import ChatTokenizer, TokenizedText, load_tokenizer
 from megatron.vlm.preprocessing.tool_turns import check_forms
 from omnibal_ext.errors import UserError
 from omnibal_ext.families.markup import IMAGE_MARK, MARKS
@@ -94,7 +94,7 @@ class SampleMaker:
             raise UserError(f"image markup {recipe.markup!r} with tiling {recipe.tiling.rule!r} has no videos")
         if RULES[recipe.tiling.rule].native and "fewer-tiles" in recipe.shorten:
             raise UserError("--shorten fewer-tiles: at native resolution an image has no tiles; lower --max-tiles")
-        if self.template.pair != RULES[recipe.tiling.rule].prefix:
+        if self.template.pair != RULES[recipe.tiling.rule].prefix_attention:
             raise UserError(
                 f"chat template {self.template.name!r} with tiling {recipe.tiling.rule!r}: one of them is for one "
                 "question and its answer, the other for several turns; leave both out, or give the model's own"
@@ -106,7 +106,7 @@ class SampleMaker:
         """Check and prepare one row of `source`, which may have an image root and a limit of tiles of its own.
 
         Raises `Rejected`: the row's own fault, the reasons of `parse_conversation` and `image_size`, path_outside_root,
-        remote_image, too_many_tokens; of videos those of `video_facts` and `film_of`, frames_differ.
+        remote_image, too_many_tokens; of videos those of `video_facts` and `choose_frames`, frames_differ.
         """
         if row.fault:
             raise Rejected(*row.fault)
@@ -167,17 +167,17 @@ class SampleMaker:
                 raise Rejected(
                     "unsupported_media", "frames inside a file; a video inside it, or frames beside it, are read"
                 )
-            film = film_of(recipe.video, reference.times, reference.rate, files=[path for path, _ in located])
+            film = choose_frames(recipe.video, reference.times, reference.rate, files=[path for path, _ in located])
             files = [root / file for file in film.files]
             path, size = film.files[0], self._size_of_frames(files)
         else:
             file = source.file if source and place else root / path
             facts = video_facts(file, place, recipe.max_pixels)
-            film, size = film_of(recipe.video, facts.times, facts.rate, facts.seconds), facts.size
+            film, size = choose_frames(recipe.video, facts.times, facts.rate, facts.seconds), facts.size
             files = [file]
             if recipe.decode_images:
                 _decode(file, place, film.frames)
-        columns, rows = film_grid(recipe.video, len(film.frames), size, recipe.tiling.tile_size)
+        columns, rows = frame_grid(recipe.video, len(film.frames), size, recipe.tiling.tile_size)
         return TiledImage(path, columns, rows, False, place=place, film=film, crcs=self._crcs(files, place, "video"))
 
     def _size_of_frames(self, files: Sequence[Path]) -> tuple[int, int]:
@@ -251,10 +251,10 @@ def tokenize(chat: RenderedChat, tokenizer: ChatTokenizer) -> tuple[NDArray[np.i
     return encoding.ids, loss_mask
 
 
-def _encoded(chat: RenderedChat, tokenizer: ChatTokenizer) -> Encoding:
+def _encoded(chat: RenderedChat, tokenizer: ChatTokenizer) -> TokenizedText:
     """Tokens of its parts by themselves, with their characters in the whole text."""
     parts = []
     for start, end in pairwise((0, *chat.cuts, len(chat.text))):
         part = tokenizer.encode(chat.text[start:end])
-        parts.append(Encoding(part.ids, part.starts + start, part.ends + start))
-    return Encoding(*map(np.concatenate, zip(*parts, strict=True)))
+        parts.append(TokenizedText(part.ids, part.starts + start, part.ends + start))
+    return TokenizedText(*map(np.concatenate, zip(*parts, strict=True)))

@@ -14,7 +14,7 @@ from megatron.vlm.data.media.tiles import RULES, TiledImage, Tiling, tile_image
 from megatron.vlm.data.turns import ASSISTANT, Message
 from omnibal_ext.families.markup import MARKS
 
-WAYS = ("fewer-tiles", "truncate")
+METHODS = ("fewer-tiles", "truncate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _fewer_tiles(content: Content) -> Iterator[Content]:
     tiling, images = content.tiling, len(content.images)
     if not images:
         return
-    sharing = 1 if RULES[tiling.rule].each else images
+    sharing = 1 if RULES[tiling.rule].per_image else images
     for tiles in range(tiling.share(images) - 1, tiling.min_tiles - 1, -1):
         yield replace(content, tiling=replace(tiling, max_tiles=tiles * sharing))
 

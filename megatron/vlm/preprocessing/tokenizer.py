@@ -34,7 +34,7 @@ TOKENIZER_CONFIG: Check[dict[str, Any]] = record({}, {"added_tokens_decoder": _d
 """What is read of a tokenizer_config.json."""
 
 
-class Encoding(NamedTuple):
+class TokenizedText(NamedTuple):
     """Token ids int32 [T] and the half-open character range of each: starts, ends int64 [T]."""
 
     ids: NDArray[np.int32]
@@ -42,7 +42,7 @@ class Encoding(NamedTuple):
     ends: NDArray[np.int64]
 
     @classmethod
-    def of(cls, ids: Sequence[int], ranges: Sequence[tuple[int, int]]) -> "Encoding":
+    def of(cls, ids: Sequence[int], ranges: Sequence[tuple[int, int]]) -> "TokenizedText":
         """From ids and a (start, end) each."""
         bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
         return cls(np.array(ids, dtype=np.int32), bounds[:, 0], bounds[:, 1])
@@ -65,7 +65,7 @@ class ChatTokenizer(Protocol):
     vocabulary_size: int  # of the file alone, nothing added
     pad_token_id: int  # never trained; any valid id where the tokenizer has none
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str) -> TokenizedText:
         """The tokens of `text`, nothing added before or after."""
 
     def token_id(self, token: str) -> int:
@@ -115,7 +115,7 @@ class SentencePieceTokenizer:
         self.vocab_size += 1
         return self.vocab_size - 1
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str) -> TokenizedText:
         """The tokens of `text`, nothing added before or after."""
         ids: list[int] = []
         ranges: list[tuple[int, int]] = []
@@ -129,7 +129,7 @@ class SentencePieceTokenizer:
                 ids += mapped["ids"]
                 ranges += [(position + start, position + end) for start, end in mapped["offsets"]]
             position += len(piece)
-        return Encoding.of(ids, ranges)
+        return TokenizedText.of(ids, ranges)
 
     def token_id(self, token: str) -> int:
         """The id of a special token."""
@@ -158,10 +158,10 @@ class HuggingFaceTokenizer:
         padding = _content(_read(path.parent / "tokenizer_config.json", TOKENIZER_CONFIG).get("pad_token"))
         self.pad_token_id = self._ids.get(padding, 0)
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str) -> TokenizedText:
         """The tokens of `text`, nothing added before or after."""
         encoded = self._model.encode(text, add_special_tokens=False)
-        return Encoding.of(encoded.ids, encoded.offsets)
+        return TokenizedText.of(encoded.ids, encoded.offsets)
 
     def token_id(self, token: str) -> int:
         """The id of a special token."""

@@ -62,7 +62,7 @@ def check_forms(messages: tuple[Message, ...], tools: tuple[str, ...], template:
     name, results = f"chat template {template.name!r}", [message for message in messages if message.role == TOOL]
     if not template.tools and (tools or results or any(message.calls for message in messages)):
         raise Rejected("unsupported_field", f"{name} has no form for tools, calls and tool turns")
-    if not template.thoughts and any((message.reasoning or "").strip() for message in messages):
+    if not template.reasoning and any((message.reasoning or "").strip() for message in messages):
         raise Rejected("unsupported_field", f"{name} has no form for reasoning ('reasoning_content')")
     if template.tools and not template.tools.pictures and any(MARKS.search(message.words) for message in results):
         raise Rejected("unsupported_media", f"{name} has no form for images in tool turns")

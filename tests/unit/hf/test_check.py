@@ -10,10 +10,10 @@ import torch
 
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.films import Film
 from megatron.vlm.data.media.tiles import Tiling
+from megatron.vlm.data.media.video_rules import Film
 from megatron.vlm.hf import check
-from megatron.vlm.hf.check import largest
+from megatron.vlm.hf.check import nan_max
 from megatron.vlm.hf.check_samples import CheckSample, samples_of
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.preprocess import preprocess
@@ -25,9 +25,9 @@ from omnibal_ext.architectures.presets import preset
 def test_one_logit_that_is_no_number_is_the_difference(place: int) -> None:
     """Wherever it is: Python's `max` keeps what comes first."""
     differences = [torch.zeros(2, 3), torch.ones(4, 3), torch.full((1, 3), 0.5)]
-    assert largest(differences) == 1
+    assert nan_max(differences) == 1
     differences[place][-1, -1] = math.nan
-    assert math.isnan(largest(differences))
+    assert math.isnan(nan_max(differences))
 
 
 def demo(folder: Path) -> ChatDataset:

@@ -251,58 +251,53 @@ class Rule:
     """How a tiling rule chooses a grid, from (width, height, tile_size, min_tiles, max_tiles), and lays it out."""
 
     choose: Callable[[int, int, int, int, int], Grid]
-    lay: Callable[[Image.Image, tuple[int, int]], Image.Image]  # the image over width and height of the whole grid
+    resize: Callable[[Image.Image, tuple[int, int]], Image.Image]  # the image over width and height of the whole grid
     thumbnail_first: bool = False
     joins_tiles: bool = False  # the language model reads the tiles' features as one picture, without its padding
     cap: int = 0  # joined tiles are made smaller beyond so many tiles' features; one alone has a thumbnail too
     native: bool = False  # tiles are patches, in squares
     square: int = SQUARE  # patches a side of one, there
     scaled: bool = True  # pixels are brought to the ViT's mean and deviation by the processor, and not by the model
-    each: bool = False  # limits are those of an image, not of a conversation
-    starts: bool = False  # the language model must know where the tokens of each image begin
-    prefix: bool = False  # and where the answer of a sample does, which is one question's
+    per_image: bool = False  # limits are those of an image, not of a conversation
+    needs_image_starts: bool = False  # the language model must know where the tokens of each image begin
+    prefix_attention: bool = False  # and where the answer of a sample does, which is one question's
     resampling: Image.Resampling = Image.Resampling.BICUBIC
     by_rows: bool = False  # each row of an image's features stands at a place of its own in the words
     by_tiles: bool = False  # so does each tile, and the whole image, which is made of what was cut
-    several: "Rule | None" = None  # how an image among several becomes one tile; None: as it would alone
+    among_several: "Rule | None" = None  # how an image among several becomes one tile; None: as it would alone
 
     @property
     def read_as(self) -> tuple[bool, int, bool, int, bool, bool, bool, bool]:
         """What a model must know of the rule: those that are alike in it serve the same ones."""
-        language = (self.starts, self.prefix, self.by_rows, self.by_tiles)
+        language = (self.needs_image_starts, self.prefix_attention, self.by_rows, self.by_tiles)
         return self.joins_tiles, self.cap, self.native, self.square, *language
 
 
+_BILINEAR = Image.Resampling.BILINEAR
+_native = partial(Rule, resize=_stretch, native=True, per_image=True)
 RULES = {
     "internvl": Rule(internvl_grid, _stretch),
-    "internvl_each": Rule(internvl_grid, _stretch, each=True),
-    "anyres": Rule(anyres_grid, _letterbox, thumbnail_first=True, joins_tiles=True, each=True),
+    "internvl_each": Rule(internvl_grid, _stretch, per_image=True),
+    "anyres": Rule(anyres_grid, _letterbox, thumbnail_first=True, joins_tiles=True, per_image=True),
     "anyres_max_9": Rule(
         partial(anyres_grid, grids=ANYRES_MAX_GRIDS),
         _letterbox,
         thumbnail_first=True,
         joins_tiles=True,
         cap=9,
-        several=Rule(_one_padded, partial(_pad, colour=GREY_GROUND)),
+        among_several=Rule(_one_padded, partial(_pad, colour=GREY_GROUND)),
     ),
     "pad": Rule(_one_padded, _pad),
     "crop": Rule(_one_cropped, _crop),
     "fixed": Rule(_one_tile, _stretch),
-    "gemma": Rule(
-        _one_tile,
-        partial(_stretch, resampling=Image.Resampling.BILINEAR),
-        starts=True,
-        resampling=Image.Resampling.BILINEAR,
-    ),
-    "paligemma": Rule(_one_tile, _stretch, prefix=True),
-    "native": Rule(native_grid, _stretch, native=True, each=True, starts=True),
-    "gemma4": Rule(filling_grid, _stretch, native=True, square=3, scaled=False, each=True, starts=True),
-    "gemma4_unified": Rule(
-        partial(filling_grid, square=1), _stretch, native=True, square=1, scaled=False, each=True, starts=True
-    ),
-    "native_grown": Rule(grown_grid, _stretch, native=True, each=True, starts=True),
-    "native_edge": Rule(edge_grid, _stretch, native=True, each=True, by_rows=True),
-    "split": Rule(split_grid, _stretch_twice, each=True, by_tiles=True, resampling=Image.Resampling.LANCZOS),
+    "gemma": Rule(_one_tile, partial(_stretch, resampling=_BILINEAR), needs_image_starts=True, resampling=_BILINEAR),
+    "paligemma": Rule(_one_tile, _stretch, prefix_attention=True),
+    "native": _native(native_grid, needs_image_starts=True),
+    "gemma4": _native(filling_grid, square=3, scaled=False, needs_image_starts=True),
+    "gemma4_unified": _native(partial(filling_grid, square=1), square=1, scaled=False, needs_image_starts=True),
+    "native_grown": _native(grown_grid, needs_image_starts=True),
+    "native_edge": _native(edge_grid, by_rows=True),
+    "split": Rule(split_grid, _stretch_twice, per_image=True, by_tiles=True, resampling=Image.Resampling.LANCZOS),
 }
 
 
@@ -311,7 +306,7 @@ class Tiling:
     """How images are cut: `tile_size` in pixels, tile counts without the thumbnail.
 
     `max_tiles` is for one conversation, whose images share it equally as in InternVL's multi-image training, or each
-    image's own (`Rule.each`).
+    image's own (`Rule.per_image`).
     """
 
     tile_size: int = 448
@@ -336,11 +331,11 @@ class Tiling:
 
     def share(self, images: int) -> int:
         """Tiles that each of `images` of a conversation may have."""
-        return self.max_tiles if RULES[self.rule].each else max(1, self.max_tiles // images)
+        return self.max_tiles if RULES[self.rule].per_image else max(1, self.max_tiles // images)
 
 
 @dataclass(frozen=True, slots=True)
-class Film:
+class VideoFrames:
     """Which frames of a video the model sees, in order: FRAMES a step, the last one again where one is missing."""
 
     frames: tuple[int, ...]
@@ -371,7 +366,7 @@ class TiledImage:
     width: int = 0
     height: int = 0
     place: Place = ()
-    film: Film | None = None
+    film: VideoFrames | None = None
     crcs: tuple[int, ...] = ()
 
     @property
@@ -415,7 +410,7 @@ def tile_image(
     """Decide the grid of an image of `size` (width, height) pixels, one of `images` in its conversation."""
     rule = RULES[tiling.rule]
     kept = size if rule.joins_tiles else (0, 0)
-    several = rule.several if images > 1 else None
+    several = rule.among_several if images > 1 else None
     share = tiling.share(images)
     columns, rows = (several or rule).choose(*size, tiling.tile_size, min(tiling.min_tiles, share), share)
     thumbnail = tiling.thumbnail and several is None and (columns * rows > 1 or rule.cap > 0)
@@ -426,8 +421,8 @@ def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -
     """Resize and cut an RGB image, row by row: uint8 [plan.tiles, tile_size, tile_size, 3]."""
     size = (plan.columns * tile_size, plan.rows * tile_size)
     layout = RULES[rule]
-    shown = layout.several if layout.several and not plan.thumbnail else layout
-    laid = shown.lay(image, size)
+    shown = layout.among_several if layout.among_several and not plan.thumbnail else layout
+    laid = shown.resize(image, size)
     resized = np.asarray(laid)
     cells = resized.reshape(plan.rows, tile_size, plan.columns, tile_size, 3).swapaxes(1, 2)
     if layout.native:

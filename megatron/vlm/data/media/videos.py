@@ -83,7 +83,7 @@ def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
     try:
         with _opened(path, place) as container:
             scan = _scanned(container, max_pixels)
-            lost = _lost(scan, container)
+            lost = _missing(scan, container)
     except Exception as error:  # a broken file makes FFmpeg raise nearly anything
         raise Rejected("not_a_video", f"{path}: {str(error)[:200]}") from error
     (width, height), frames = scan.size, scan.frames
@@ -116,7 +116,7 @@ class _Scan:
 
 def _scanned(container: "InputContainer", max_pixels: int) -> _Scan:
     """Read all packets, and decode one frame: only frames say how they are turned. None that is too large."""
-    stream = _film(container)
+    stream = _video_stream(container)
     width, height = stream.width, stream.height
     scan = _Scan((width, height) if width * height > max_pixels else (0, 0))
     for packet in container.demux(stream):
@@ -133,9 +133,9 @@ def _scanned(container: "InputContainer", max_pixels: int) -> _Scan:
     return scan
 
 
-def _lost(scan: _Scan, container: "InputContainer") -> str:
+def _missing(scan: _Scan, container: "InputContainer") -> str:
     """What a file that ends too soon lacks; "" of a whole one."""
-    stream = _film(container)
+    stream = _video_stream(container)
     if scan.cut:
         return f"ends inside frame {scan.packets}"
     if scan.packets < (said := stream.frames):  # an edit list may leave out some, but not before its own end
@@ -171,7 +171,7 @@ def _opened(path: Path, place: Place, crc: int | None = None) -> "Iterator[Input
         yield container
 
 
-def _film(container: "InputContainer") -> "VideoStream":
+def _video_stream(container: "InputContainer") -> "VideoStream":
     """Not the picture on its cover."""
     from av.video.stream import VideoStream
 
@@ -195,11 +195,11 @@ def _shown_size(frame: "VideoFrame") -> tuple[int, int]:
     return (frame.height, frame.width) if _quarters(frame) % 2 else (frame.width, frame.height)
 
 
-def _numbered(container: "InputContainer") -> "Iterator[tuple[range, VideoFrame]]":
+def _numbered_frames(container: "InputContainer") -> "Iterator[tuple[range, VideoFrame]]":
     """Every frame and its number; those of packets without one are the next frame's as well."""
     starts: list[int] = []  # a heap: of packets whose frames are to come
     number, timed = 0, container.format.name != "avi"  # which has frames in order, and guesses when they are shown
-    for packet in container.demux(_film(container)):
+    for packet in container.demux(_video_stream(container)):
         if (start := _start(packet)) is not None and not packet.is_discard:
             heappush(starts, start)
         for frame in packet.decode():
@@ -222,8 +222,8 @@ def read_frames(
     graphs: dict[tuple[int, int, str], Graph] = {}
     with _opened(path, place, crc) as container:
         if strict:
-            _film(container).codec_context.options = {"err_detect": "crccheck+explode"}
-        for shown, frame in _numbered(container):
+            _video_stream(container).codec_context.options = {"err_detect": "crccheck+explode"}
+        for shown, frame in _numbered_frames(container):
             while left[0] in shown:
                 yield _rgb(frame, graphs)
                 left.pop(0)
@@ -269,7 +269,7 @@ def _resized(frame: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
     return out[0].permute(1, 2, 0).numpy()
 
 
-def as_films(patches: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def join_tiles(patches: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Patches of several images end to end; an image's frames are equal ones where others have several."""
     if all(part.ndim == 4 for part in patches):
         return np.concatenate(patches)

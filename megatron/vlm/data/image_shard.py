@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from megatron.vlm.data.dataset import ChatDataset
 from megatron.vlm.data.media.tiles import FRAMES, TiledImage
-from megatron.vlm.data.media.videos import as_films
+from megatron.vlm.data.media.videos import join_tiles
 from megatron.vlm.microbatch import Grid, Microbatch
 from omnibal_ext.errors import UserError
 from omnibal_ext.packing.index.packed_index import PackedIndex
@@ -19,7 +19,7 @@ from omnibal_ext.tower import Worker
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedPacks:
     """Packs with their numbers in an iteration of so many microbatches."""
 
     packs: Iterable[int]
@@ -29,7 +29,7 @@ class Numbered:
         return zip(self.packs, cycle(range(self.microbatches)), strict=False)
 
 
-class PartDataset(Dataset):
+class ImageShardDataset(Dataset):
     """(Pack number, microbatch) -> the part of its images that is this rank's, on the host, as they were cut.
 
     `Microbatch.units` has the sizes of all units of the pack; tiles, grids and pixels are of this rank's alone.
@@ -67,7 +67,7 @@ class PartDataset(Dataset):
             lengths=(),
             samples=len(samples),
             useful_tokens=0,
-            pixels=torch.from_numpy(as_films([pixels for pixels, _ in read])) if read else None,
+            pixels=torch.from_numpy(join_tiles([pixels for pixels, _ in read])) if read else None,
             pixel_statistics=self.data.normalization,
             pack=pack,
             sample_ids=tuple(samples),

@@ -13,7 +13,7 @@ from megatron.vlm.microbatch import Grid
 
 
 @dataclass(frozen=True)
-class Reading:
+class SampleTiles:
     """What is read of a sample: the steps of each of its images, and the tiles that these are."""
 
     sample: int
@@ -24,7 +24,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Step:
+class ImageStep:
     """An image, or a step in time of a video."""
 
     sample: int
@@ -36,11 +36,11 @@ class Step:
     film: bool
 
 
-class PackSteps(tuple[Step, ...]):
+class PackImages(tuple[ImageStep, ...]):
     """Of all images of a pack, in order."""
 
     @classmethod
-    def of(cls, data: ChatDataset, samples: Iterable[int]) -> "PackSteps":
+    def of(cls, data: ChatDataset, samples: Iterable[int]) -> "PackImages":
         """Those of these samples of a dataset."""
         each = SQUARE**-2 if data.is_native else data.manifest["tokens_per_tile"]
         found = []
@@ -49,7 +49,7 @@ class PackSteps(tuple[Step, ...]):
                 tiles = image.tiles // image.steps
                 grid = (1, image.rows, image.columns)
                 found += [
-                    Step(sample, number, step, tiles, int(tiles * each), grid, image.film is not None)
+                    ImageStep(sample, number, step, tiles, int(tiles * each), grid, image.film is not None)
                     for step in range(image.steps)
                 ]
         return cls(found)
@@ -64,9 +64,9 @@ class PackSteps(tuple[Step, ...]):
         """[steps] That the language model takes or makes its tokens of."""
         return np.array([step.features for step in self], np.int64)
 
-    def chosen(self, mine: NDArray[np.bool_]) -> "PackSteps":
+    def subset(self, mine: NDArray[np.bool_]) -> "PackImages":
         """Some of them."""
-        return PackSteps(step for step, is_mine in zip(self, mine, strict=True) if is_mine)
+        return PackImages(step for step, is_mine in zip(self, mine, strict=True) if is_mine)
 
     @property
     def grids(self) -> tuple[Grid, ...]:
@@ -75,7 +75,7 @@ class PackSteps(tuple[Step, ...]):
         return tuple((len(list(steps)), rows, columns) for (*_, (_, rows, columns)), steps in films)
 
     @property
-    def readings(self) -> list[Reading]:
+    def tiles_to_read(self) -> list[SampleTiles]:
         """What of which sample is read for these."""
         found = []
         for sample, of_sample in groupby(self, key=lambda step: step.sample):
@@ -83,5 +83,5 @@ class PackSteps(tuple[Step, ...]):
             images = range(1 + steps[-1].image)
             numbers = tuple(tuple(step.number for step in steps if step.image == image) for image in images)
             film = any(step.film for step in steps)
-            found.append(Reading(sample, numbers, sum(step.tiles for step in steps), film))
+            found.append(SampleTiles(sample, numbers, sum(step.tiles for step in steps), film))
         return found

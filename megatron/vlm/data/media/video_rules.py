@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron.vlm.data.media.sampling import by_length, by_second, even, spread
-from megatron.vlm.data.media.tiles import FRAMES, SQUARE, Film, Grid, grown, square_grid
+from megatron.vlm.data.media.tiles import FRAMES, SQUARE, Grid, VideoFrames, grown, square_grid
 from megatron.vlm.data.rejects import Rejected
 
 MOST_FRAMES_SEEN = 2**14
@@ -58,7 +58,7 @@ class VideoRule:
         )
 
 
-RULES_OF_MARKUP = {
+VIDEO_RULES = {
     "qwen-vl": VideoRule(False, 128 * 28**2, 768 * 28**2, max_tokens=128000),
     "qwen3-vl": VideoRule(True, 128 * 32**2, 768 * 32**2, max_tokens=768, sampling="spread"),
     "glm-4.1v": VideoRule(True, 112**2, 60000 * 28**2, max_tokens=1, sampling="by second"),
@@ -66,9 +66,9 @@ RULES_OF_MARKUP = {
 }
 
 
-def film_of(
+def choose_frames(
     rule: VideoRule, times: Sequence[float], rate: float, seconds: float = 0, files: Sequence[str] = ()
-) -> Film:
+) -> VideoFrames:
     """The frames that a model sees of a video with frames at these seconds, `rate` a second; `files` are their own.
 
     `seconds` is how long it is where that was measured: what is reckoned from the rate rounds elsewhere.
@@ -85,7 +85,9 @@ def film_of(
     middle = rule.sampling == "spread" or not rule.whole
     steps = tuple((seen[step] + seen[step + middle]) / 2 for step in range(0, len(frames), FRAMES))
     a_step = FRAMES / (len(frames) / total * rate)
-    return Film(tuple(frames), steps, a_step, rule.whole, tuple(files[frame] for frame in frames) if files else ())
+    return VideoFrames(
+        tuple(frames), steps, a_step, rule.whole, tuple(files[frame] for frame in frames) if files else ()
+    )
 
 
 def _chosen(rule: VideoRule, total: int, rate: float, seconds: float) -> list[int]:
@@ -100,7 +102,7 @@ def _chosen(rule: VideoRule, total: int, rate: float, seconds: float) -> list[in
             return even(total, rate, rule.fps, rule.min_frames, rule.max_frames)
 
 
-def film_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -> Grid:
+def frame_grid(rule: VideoRule, frames: int, size: tuple[int, int], patch: int) -> Grid:
     """Columns and rows of patches of each frame of (width, height) pixels. Raises `Rejected` (too_narrow)."""
     width, height = size
     side, counted, rounded = SQUARE * patch, 1, 1
