@@ -1,4 +1,4 @@
-"""What a rank reads of packs whose images several ranks encode: the pixels of its own units, and the sizes of all."""
+"""What a rank reads of a pack whose images several ranks encode: its units' pixels, and the sizes of all units."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from omnibal_ext.tower import Worker
 
 @dataclass(frozen=True)
 class NumberedPacks:
-    """Packs with their numbers in an iteration of so many microbatches."""
+    """(pack number, microbatch of its iteration) for a sequence of packs."""
 
     packs: Iterable[int]
     microbatches: int
@@ -30,9 +30,9 @@ class NumberedPacks:
 
 
 class ImageShardDataset(Dataset):
-    """(Pack number, microbatch) -> the part of its images that is this rank's, on the host, as they were cut.
+    """(Pack number, microbatch) -> Microbatch with this rank's images, uint8 on the host.
 
-    `Microbatch.units` has the sizes of all units of the pack; tiles, grids and pixels are of this rank's alone.
+    `units` has the sizes of all units of the pack; `tiles`, `grids` and `pixels` are this rank's only.
     """
 
     reads_images = True
@@ -80,7 +80,7 @@ class ImageShardDataset(Dataset):
     def _read(
         self, sample: int, image: TiledImage, rows: NDArray[np.bool_]
     ) -> tuple[NDArray[np.uint8], tuple[int, str] | None]:
-        """These tiles of an image; black ones, and why, of one that cannot be read."""
+        """The chosen tiles of an image; black ones and (sample, error) if it cannot be read."""
         try:
             return self.data.image_tiles(sample, image)[rows], None
         except UserError as error:

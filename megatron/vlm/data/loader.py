@@ -1,4 +1,4 @@
-"""From a packed index to the microbatches of one stage: what to read, how to lay it out, where to resume."""
+"""From a packed index to the microbatches of one pipeline stage, and where a resumed run continues."""
 
 import multiprocessing
 import os
@@ -37,7 +37,7 @@ from omnibal_ext.packing.shares import share_tokens
 
 @dataclass(frozen=True)
 class Needs:
-    """What the layers of a stage read of a microbatch. Every stage gets the sizes."""
+    """Which tensors of a microbatch a stage's layers read. Every stage gets the sizes."""
 
     pixels: bool
     tokens: bool
@@ -46,7 +46,7 @@ class Needs:
 
     @classmethod
     def of(cls, kinds: tuple[str, ...], language: LanguageArchitecture) -> "Needs":
-        """The needs of a slice of the chain of a model with this language model."""
+        """For a slice of the chain."""
         return cls(
             pixels="patch_embed" in kinds,
             tokens="word_embed" in kinds or ("llm" in kinds and language.layer_inputs is not None),
@@ -56,7 +56,7 @@ class Needs:
 
 
 class PackDataset(Dataset):
-    """Pack number -> Microbatch, on the host; pixels as they were cut, to be normalised on the device."""
+    """Pack number -> Microbatch on the host; pixels are uint8, to be normalised on the device."""
 
     def __init__(
         self,
@@ -67,11 +67,10 @@ class PackDataset(Dataset):
         decodes: bool = True,
         rank: int = 0,
     ) -> None:
-        """T is padded up to a multiple of `sequence_multiple` (`microbatch.sequence_multiple`).
+        """T is padded to a multiple of `sequence_multiple` (`microbatch.sequence_multiple`).
 
-        The data-parallel `rank` says what is read of a pack that several run together.
-
-        Without `decodes` the pixels are another rank's to bring: a tensor without content says their shape.
+        `decodes`: if false, another rank broadcasts the pixels, and a meta tensor has their shape. `rank`: the
+        data-parallel rank, which decides its share of a wide pack.
 
         Raises UserError if the index was made from another dataset, or is damaged.
         """
@@ -102,7 +101,7 @@ class PackDataset(Dataset):
         return replace(self._pack(pack, samples, real, lengths, self.needs.targets), pixels=pixels, broken=broken)
 
     def _share(self, pack: int, samples: np.ndarray, real: list[int], width: int) -> Microbatch:
-        """What this rank holds of a pack that a team of `width` runs together."""
+        """This rank's share of a pack that a team of `width` ranks runs."""
         place, steps = self.rank % width, PackImages.of(self.data, samples)
         lengths, spans = with_filler(share_tokens(real, width, self.sequence_multiple), real, self.sequence_multiple)
         makers = np.array(deal(steps.tiles.tolist(), pack, tuple(range(width)), 1), np.int64)
@@ -116,7 +115,7 @@ class PackDataset(Dataset):
     def _pack(
         self, pack: int, samples: np.ndarray, real: list[int], lengths: list[int], tells_targets: bool
     ) -> Microbatch:
-        """A pack without pixels, its segments of `lengths`."""
+        """A pack without pixels, of segments of these lengths."""
         reads = self.needs.tokens or self.needs.labels or self.needs.targets
         ids, mask = self._text(samples, lengths) if reads else (None, None)
         targets = None
@@ -147,8 +146,8 @@ class PackDataset(Dataset):
         )
 
     def _grids_and_starts(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
-        """Of every place of an image where its tokens begin and, at native resolution, its patches and the time: all
-        stages go by them."""
+        """For all stages: where each run of image tokens starts and, at native resolution, its grid and the seconds
+        between a video's steps."""
         grids, starts, seconds = [], [], []
         for begin, sample in zip(np.cumsum([0, *lengths]).tolist(), map(int, samples), strict=False):
             if self.data.sizes.tiles[sample]:
@@ -159,7 +158,7 @@ class PackDataset(Dataset):
         return {"grids": tuple(grids), "image_starts": tuple(starts), "seconds": tuple(seconds)}
 
     def _text(self, samples: np.ndarray, lengths: list[int]) -> tuple[Tensor, Tensor]:
-        """The tokens, and of each place whether the next token of the same sample counts."""
+        """Token ids [T]; loss mask [T], 1 where the next token of the same sample is supervised."""
         ids = torch.full((sum(lengths),), self.data.manifest["pad_token_id"], dtype=torch.long)
         mask = torch.zeros(len(ids), dtype=torch.float32)
         for start, sample in zip(np.cumsum([0, *lengths]), samples, strict=False):
@@ -169,7 +168,7 @@ class PackDataset(Dataset):
         return ids, mask
 
     def _sources(self, samples: np.ndarray, segments: int) -> Tensor:
-        """Of each segment; padding, in which no token counts, is put down to the first file."""
+        """The source of each segment; padding, without supervised tokens, counts as the first file's."""
         sources = torch.zeros(segments, dtype=torch.long)
         sources[: len(samples)] = torch.from_numpy(self.sources.of(samples))
         return sources
@@ -178,7 +177,7 @@ class PackDataset(Dataset):
         return torch.isin(ids, torch.tensor(self.data.image_tokens)).nonzero().squeeze(1)
 
     def _image_sources(self, samples: np.ndarray) -> dict[str, Any]:
-        """Which of the pack's features its image tokens are: the images' own orders, one behind the other."""
+        """Which of the pack's features each image token is."""
         return order_tensors(
             (image.tiles * self.data.manifest["tokens_per_tile"], order)
             for sample in map(int, samples)
@@ -186,7 +185,7 @@ class PackDataset(Dataset):
         )
 
     def _pixels(self, tiles_to_read: Sequence[SampleTiles]) -> tuple[Tensor | None, tuple[tuple[int, str], ...]]:
-        """The tiles, and the samples that have black ones because an image of theirs cannot be read, and why."""
+        """The tiles; (sample, error) where an image cannot be read and tiles are black."""
         if not self.needs.pixels:
             return None, ()
         size, tiles = self.data.manifest["tile_size"], sum(reading.tiles for reading in tiles_to_read)
@@ -199,7 +198,7 @@ class PackDataset(Dataset):
                 cut.append(self._tiles(reading))
             except UserError as error:
                 broken.append((reading.sample, str(error)))
-                frames = (FRAMES,) if self._has_video(reading) else ()  # the other ranks reckon with its shape
+                frames = (FRAMES,) if self._has_video(reading) else ()  # the other ranks expect this shape
                 cut.append(np.zeros((reading.tiles, *frames, size, size, 3), dtype=np.uint8))
         return torch.from_numpy(join_tiles(cut)), tuple(broken)
 
@@ -218,7 +217,7 @@ class PackDataset(Dataset):
 
 
 class PackOrder:
-    """The pack numbers of one data-parallel rank, from an iteration on, for ever."""
+    """The pack numbers of one data-parallel rank, from an iteration on, without end."""
 
     def __init__(self, stream: PackStream, rank: int, first_iteration: int) -> None:
         self.stream, self.rank, self.first_iteration = stream, rank, first_iteration
@@ -231,9 +230,9 @@ class PackOrder:
 
 
 class PackLoader:
-    """The microbatches of a rank's packs, which remembers those of an iteration so that it can be run again.
+    """Iterates over a rank's microbatches; `reread` gives those since `begin_iteration` once more.
 
-    `reading()` is a context entered around the wait for each, for those who measure.
+    `reading()` makes a context manager for the wait for each microbatch, for timers.
     """
 
     def __init__(
@@ -243,7 +242,7 @@ class PackLoader:
         num_workers: int = 0,
         reading: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """`dataset[what]` is a `Microbatch` for all that `order` has, as a `PackDataset` or `ImageShardDataset`."""
+        """`dataset` (`PackDataset`, `ImageShardDataset`) gives a `Microbatch` for every item of `order`."""
         self.dataset, self.reading = dataset, reading
         self.taken: list[Any] = []
         self._order, order = tee(order)
@@ -259,22 +258,22 @@ class PackLoader:
         return batch
 
     def begin_iteration(self) -> None:
-        """Forget the packs taken before."""
+        """`reread` starts here."""
         self.taken.clear()
 
     def close(self) -> None:
-        """End the processes that read ahead; there are no more packs then."""
+        """End the worker processes, and with them the iteration."""
         self._batches.close()
 
     def reread(self) -> Iterator[Microbatch]:
-        """The packs taken since, read once more."""
+        """Read the microbatches since `begin_iteration` again."""
         return (self.dataset[pack] for pack in tuple(self.taken))
 
 
 def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Generator[Microbatch, None, None]:
-    """The microbatches of a rank's packs, on the host, for `Arrivals` to take.
+    """The microbatches of a rank's packs, on the host (pinned with CUDA).
 
-    Images are read ahead by `num_workers` processes; the rest is read here, which takes less than to hand it over.
+    `num_workers` processes read datasets with images; others are read here, which is faster than to transfer them.
     """
     workers = num_workers if dataset.reads_images else 0
     if workers:
@@ -288,17 +287,17 @@ def microbatches(dataset: Any, order: Iterable[Any], num_workers: int = 0) -> Ge
         persistent_workers=workers > 0,
         pin_memory=platform.HAS_CUDA,
         worker_init_fn=end_with_starter,
-        generator=torch.Generator(),  # for the workers' seeds: torch's own is dropout's where there is no CUDA
+        generator=torch.Generator(),  # for workers' seeds: on CPU the default one is dropout's
     )
     yield from loader
 
 
 @cache
 def _start_forkserver() -> None:
-    """Start the process that workers are forks of, those for evaluations too.
+    """Start the server that all workers are forked from.
 
-    It has imported what they need, and what the main module imports, which Python runs anew in each; it sees no GPU:
-    workers neither open one nor import what is for GPUs.
+    It preloads this module and the main module, which every worker would import itself otherwise. It sees no GPU, so
+    that workers neither open one nor import packages for GPUs.
     """
     main = getattr(sys.modules["__main__"].__spec__, "name", None)
     multiprocessing.set_forkserver_preload([__name__, *([main] if main else [])])
@@ -312,9 +311,9 @@ def _start_forkserver() -> None:
 
 
 def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:
-    """Where a resumed run goes on: the packs consumed say it, at any data-parallel size.
+    """The iteration at which a resumed run continues, at any data-parallel size.
 
-    Raises UserError if the global batch changed, so that the position falls inside an iteration.
+    Raises UserError if the global batch size changed and the position is inside of an iteration.
     """
     if consumed_packs % packs_an_iteration:
         raise UserError(
@@ -325,7 +324,7 @@ def first_iteration(consumed_packs: int, packs_an_iteration: int) -> int:
 
 
 def samples_before(stream: PackStream, index: PackedIndex, iteration: int) -> int:
-    """Samples that the iterations before this one run, over all ranks; padding is none, a wide pack's count once."""
+    """Samples of all ranks before this iteration; those of a wide pack count once, empty packs have none."""
     sizes = np.append(np.diff(index.pack_offsets), 0)  # an empty pack is number -1: the last entry
     assert EMPTY_PACK == -1
     seats = sizes / np.append([1] * index.num_packs if index.teams is None else index.teams.pack_widths, 1)

@@ -1,4 +1,4 @@
-"""What the manifest of a dataset folder must hold, as data, and its own hash; what its column of images must hold."""
+"""Checks of a dataset folder's manifest and of its column of images."""
 
 from dataclasses import fields
 from typing import Any
@@ -68,7 +68,7 @@ _MANIFEST: Check[dict[str, Any]] = record(
         "checksums": record(dict.fromkeys(FILES, text)),
         "made_from": record({"recipe": record({"max_tokens": anything, "system_message": anything})}),
     },
-    # Of datasets made before there were videos: none.
+    # Older datasets, without videos, have none of these.
     {"video_token_id": maybe(_ID), "video_files": whole(), "video_reading": whole()},
 )
 
@@ -93,7 +93,7 @@ def check_manifest(place: str, manifest: Any) -> dict[str, Any]:
 
 
 def is_read_alike(manifest: dict[str, Any]) -> bool:
-    """Whether frames of the dataset's video files, if it has any, are those that were chosen when it was made."""
+    """Whether today's code numbers frames of the dataset's video files, if any, as when it was made."""
     return not manifest.get("video_files") or manifest.get("video_reading") == READING
 
 
@@ -108,7 +108,7 @@ def _image_path(place: str, value: Any) -> str:
 
 
 def _place(place: str, value: Any) -> Any:
-    """[] of a file of its own; else where an image is inside the input file, see `formats.rows.Place`."""
+    """[] for an image file, else a `formats.rows.Place` inside the input file."""
     kind, *where = listing(anything, most=4)(place, value) or [None]
     if kind is not None:
         one_of("bytes", "base64", "cell")(f"{place}[0]", kind)
@@ -142,7 +142,7 @@ _IMAGES: Check[list[dict[str, Any]]] = listing(
 
 
 def read_images(content: bytes) -> list[TiledImage]:
-    """A sample's images, of the JSON list in the dataset. Raises UserError where it is none."""
+    """A sample's images, from their JSON list in the dataset. Raises UserError if it is damaged."""
     images = _IMAGES("images", decode(content))
     for number, image in enumerate(images):
         image["place"] = tuple(image.get("place", ()))

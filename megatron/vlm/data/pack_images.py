@@ -1,4 +1,4 @@
-"""The images of a pack as what can be computed apart: each image, and each step in time of a video."""
+"""The images of a pack as units that ranks can encode separately: each image, and each temporal step of a video."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,18 +14,19 @@ from megatron.vlm.microbatch import Grid
 
 @dataclass(frozen=True)
 class SampleTiles:
-    """What is read of a sample: the steps of each of its images, and the tiles that these are."""
+    """Which tiles of a sample to read."""
 
     sample: int
     steps: tuple[tuple[int, ...], ...] | None
-    """None: everything."""
+    """The steps of each of its images; None: all."""
     tiles: int
     film: bool = False
+    """Whether one of them is a video."""
 
 
 @dataclass(frozen=True)
 class ImageStep:
-    """An image, or a step in time of a video."""
+    """An image, or one temporal step of a video."""
 
     sample: int
     image: int
@@ -37,11 +38,11 @@ class ImageStep:
 
 
 class PackImages(tuple[ImageStep, ...]):
-    """Of all images of a pack, in order."""
+    """The steps of all images of a pack, in order."""
 
     @classmethod
     def of(cls, data: ChatDataset, samples: Iterable[int]) -> "PackImages":
-        """Those of these samples of a dataset."""
+        """For these samples of a dataset."""
         each = SQUARE**-2 if data.is_native else data.manifest["tokens_per_tile"]
         found = []
         for sample in map(int, samples):
@@ -61,22 +62,22 @@ class PackImages(tuple[ImageStep, ...]):
 
     @property
     def features(self) -> NDArray[np.int64]:
-        """[steps] That the language model takes or makes its tokens of."""
+        """[steps] Outputs of the encoder, before tiles are joined."""
         return np.array([step.features for step in self], np.int64)
 
     def subset(self, mine: NDArray[np.bool_]) -> "PackImages":
-        """Some of them."""
+        """The steps where `mine` is true."""
         return PackImages(step for step, is_mine in zip(self, mine, strict=True) if is_mine)
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        """Steps of one video at one place are one film."""
+        """Consecutive steps of one video make one grid."""
         films = groupby(self, key=lambda step: (step.sample, step.image, step.grid))
         return tuple((len(list(steps)), rows, columns) for (*_, (_, rows, columns)), steps in films)
 
     @property
     def tiles_to_read(self) -> list[SampleTiles]:
-        """What of which sample is read for these."""
+        """What to read of each sample."""
         found = []
         for sample, of_sample in groupby(self, key=lambda step: step.sample):
             steps = list(of_sample)

@@ -207,7 +207,7 @@ def read_peft(
         raise UserError(f"{folder}: has adapters of {strange[0]}, which has none here (docs/training.md); {MERGE}")
     if len(theirs) + len(unused_pairs) < len(found):
         raise UserError(f"{folder / WEIGHT_FILE}: has a layer twice, by two names; {REMEDY}")
-    parts = {known[name].part for name in theirs}
+    parts = {known[name].target for name in theirs}
     if not parts:
         raise UserError(f"{folder}: has no adapters of layers that the model runs; leave it out")
     adapters = Adapters(config.rank, config.alpha, tuple(part for part in PARTS if part in parts))

@@ -10,8 +10,7 @@ import torch
 
 from examples.demo.data import make_demo_data
 from megatron.vlm.data.dataset import ChatDataset
-from megatron.vlm.data.media.tiles import Tiling
-from megatron.vlm.data.media.video_rules import Film
+from megatron.vlm.data.media.tiles import Tiling, VideoFrames
 from megatron.vlm.hf import check
 from megatron.vlm.hf.check import nan_max
 from megatron.vlm.hf.check_samples import CheckSample, samples_of
@@ -62,7 +61,9 @@ def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
 ) -> None:
     data, seen = demo(tmp_path), []
     all_films = [
-        replace(image, film=Film((0,), (0.0,), 1.0, False)) for one in range(len(data)) for image in data.images(one)
+        replace(image, film=VideoFrames((0,), (0.0,), 1.0, False))
+        for one in range(len(data))
+        for image in data.images(one)
     ][:1]
     monkeypatch.setattr(ChatDataset, "images", lambda *_: all_films)
 
