@@ -18,10 +18,10 @@ import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.training import checkpointing, training
 
-from benchmarks.gpu_packs import LEARNT, PackLoader, RandomPacks
+from benchmarks.gpu_packs import LEARNT, Packs, RandomPacks
 from megatron.vlm import platform
 from megatron.vlm.arguments import parse_arguments
-from megatron.vlm.data.loader import PackLoader as Loaded
+from megatron.vlm.data.loader import PackLoader
 from megatron.vlm.microbatch import Microbatch
 from megatron.vlm.pretrain import Trainer, train
 from megatron.vlm.single import alone_unless_told
@@ -59,7 +59,7 @@ class RandomTrainer(Trainer):
     def datasets(self, *_: Any, **__: Any) -> tuple[Iterator[Microbatch], None, None]:
         """The packs from where a checkpoint left off, without end."""
         self.meter.start(self.args.train_iters, 0, 1.0)
-        self.packs[True].append(Loaded(self.random_packs, count(self.args.consumed_train_samples), 0))
+        self.packs[True].append(PackLoader(self.random_packs, count(self.args.consumed_train_samples), 0))
         return self.packs[True][-1], None, None
 
 
@@ -96,7 +96,7 @@ class Run:
         return self.mean("seconds")
 
 
-def run_trainer(model: str, packs: PackLoader, an_iteration: int, iterations: int, folder: Path, *flags: str) -> Run:
+def run_trainer(model: str, packs: Packs, an_iteration: int, iterations: int, folder: Path, *flags: str) -> Run:
     """Train so many iterations of `an_iteration` packs; `folder` gets metrics and timelines."""
     folder.mkdir(parents=True, exist_ok=True)
     metrics, began = folder / "metrics.jsonl", time.perf_counter()
@@ -191,7 +191,7 @@ class Planned:
     """Of tensors: weights with their state, and what the largest pack keeps."""
 
 
-def planned_step(profile: Profile, packs: PackLoader) -> Planned:
+def planned_step(profile: Profile, packs: Packs) -> Planned:
     """Of an iteration of these packs, one after the other."""
     tiles, tokens, squares = (
         np.array([[[sum(figure(*sample) for sample in pack) for pack in packs]]], np.int64)
@@ -208,7 +208,7 @@ def _part(kind: str, phase: str) -> str:
     return TIMED_PART_OF["projector" if (kind, phase) == ("word_embed", "backward") else KIND_OF.get(kind, kind)]
 
 
-def resume(model: str, packs: PackLoader, folder: Path) -> dict[str, float]:
+def resume(model: str, packs: Packs, folder: Path) -> dict[str, float]:
     """A run of six iterations, and one that goes on from its save at the third: largest differences, 0 where equal."""
     save = str(folder / "save")
     whole = run_trainer(model, packs, 2, 6, folder / "whole", "--save", save, "--save-interval", "3")

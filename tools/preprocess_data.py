@@ -20,7 +20,7 @@ with faults_in_a_line():
     from megatron.vlm.data.media.images import NORMALIZATIONS
     from megatron.vlm.data.media.tiles import RULES, Tiling
     from megatron.vlm.data.templates import TEMPLATES
-    from megatron.vlm.preprocessing.folder_files import Setting
+    from megatron.vlm.preprocessing.folder_files import FlagValue
     from megatron.vlm.preprocessing.job import Shard, open_job
     from megatron.vlm.preprocessing.model_recipe import (
         DEFAULTS,
@@ -88,7 +88,7 @@ def _parser() -> ToolParser:
     return parser
 
 
-def choices_of(arguments: argparse.Namespace) -> dict[str, Setting]:
+def choices_of(arguments: argparse.Namespace) -> dict[str, FlagValue]:
     """What flags and model say a line is to become, and who says it."""
     decided = ("tokenizer-model", "chat-template", *DEFAULTS)
     choices = resolve_settings({flag: getattr(arguments, flag.replace("-", "_")) for flag in decided}, arguments.model)
@@ -97,7 +97,7 @@ def choices_of(arguments: argparse.Namespace) -> dict[str, Setting]:
     return with_video(choices, {field: value for field, value in fields.items() if value is not None})
 
 
-def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, Setting]) -> Recipe:
+def recipe_of(arguments: argparse.Namespace, choices: Mapping[str, FlagValue]) -> Recipe:
     """The same as a recipe."""
     chosen = {flag: choice.value for flag, choice in choices.items()}
     tiles = (chosen["tile-size"], chosen["min-tiles"], chosen["max-tiles"], chosen["thumbnail"], chosen["tiling"])

@@ -1,7 +1,7 @@
-"""A preprocessing run as a value: what is read, how, where it goes, and which of its parts are ready.
+"""A preprocessing run as a value: inputs, recipe, output folder, and which of its parts are ready.
 
-Parts wait in `OUTPUT.work/HASH/`, where the hash is of everything that decides their bytes: runs with other inputs or
-flags never meet each other's parts.
+Parts are kept in `OUTPUT.work/HASH/`. The hash covers everything that decides their bytes, so that runs with other
+inputs or flags do not use them.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from omnibal_ext.reading.document import read_json
 from omnibal_ext.reading.seal import sealed_by
 
 CHECK_FIELDS = ("decode_images", "image_checksums")
-"""Of a recipe: how images are looked at."""
+"""Fields of a recipe that only decide how closely images are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Every `count`-th part from `index` on: what one task of a Slurm array prepares."""
+    """Every `count`-th part from `index` on, the work of one task of a Slurm array."""
 
     index: int = 0
     count: int = 1
@@ -46,7 +46,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class PreprocessJob:
-    """A run. `identity` is what decides the bytes of the result, as JSON; `work` is where its parts wait."""
+    """A run. `identity`: what decides the bytes of the result, as JSON; `work`: the folder of its parts."""
 
     inputs: tuple[InputFile, ...]
     recipe: Recipe
@@ -56,7 +56,7 @@ class PreprocessJob:
 
     @property
     def sources(self) -> tuple[PartSource, ...]:
-        """Where the lines of every part are, in the order of the inputs."""
+        """All parts, in the order of the inputs."""
         return tuple(part for file in self.inputs for part in file.parts)
 
     @property
@@ -75,16 +75,13 @@ class PreprocessJob:
         return [number for number in numbers if not self.part_path(number).exists()]
 
     def tidy(self) -> None:
-        """Remove the parts, now that the output is there: this job's, and those of others for the same output.
-
-        For who holds the lock on the output alone.
-        """
+        """Remove the parts of all jobs for this output. The caller must hold the exclusive lock on the output."""
         shutil.rmtree(self.work.parent, ignore_errors=True)
 
     def finished(self) -> dict[str, Any] | None:
-        """The manifest in the output folder if it is this job's, None if there is nothing yet.
+        """The manifest of the output folder if this job made it, None if the folder is empty or missing.
 
-        Raises `UserError` if the folder holds something else.
+        Raises `UserError` if it holds something else.
         """
         path = self.output / "manifest.json"
         if path.is_file():
@@ -99,7 +96,7 @@ class PreprocessJob:
 
 
 def _made(identity: Any) -> Any:
-    """What decides a dataset's samples, of what decides its bytes: not how closely images were looked at."""
+    """An identity without `CHECK_FIELDS`: what decides the samples."""
     recipe = identity.get("recipe") if isinstance(identity, dict) else None
     if not isinstance(recipe, dict):
         return identity
@@ -109,9 +106,9 @@ def _made(identity: Any) -> Any:
 def open_job(
     inputs: Sequence[Path], recipe: Recipe, output: Path, lines_per_part: int = ROWS_PER_PART, shared: bool = False
 ) -> PreprocessJob:
-    """Read and hash the inputs and open the tokenizer; `UserError` if one of them, or the image root, is missing.
+    """Read and hash the inputs. Raises `UserError` if they, the tokenizer or the image root are missing or damaged.
 
-    A job that many processes share reads its inputs once: the first one leaves notes for the others.
+    `shared`: several processes run this job; the first leaves notes on the inputs for the others.
     """
     open_recipe(recipe)  # a bad tokenizer or template must fail here, not in every worker
     work = output.with_name(output.name + ".work")

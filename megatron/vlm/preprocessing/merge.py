@@ -1,4 +1,4 @@
-"""The last step of preprocessing: all parts of a job, in order, become one dataset folder, which appears at once."""
+"""The last step of preprocessing: join all parts of a job, in order, into a dataset folder, renamed when complete."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from omnibal_ext.sizes import Sizes
 
 @dataclass(slots=True)
 class _Joined:
-    """What was joined, beside the columns."""
+    """What is collected from parts besides the columns."""
 
     tiles: list[NDArray[np.int32]] = field(default_factory=list)
     tokens: list[NDArray[np.int64]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class _Joined:
 def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
     """Join the parts into the dataset folder and return its manifest.
 
-    Raises `UserError` if more lines than `reject_limit` were rejected, or all of them; the parts are kept then.
+    Raises `UserError`, and keeps the parts, if more lines than `reject_limit` were rejected, or all.
     """
     for unfinished in job.work.glob("dataset.*"):
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -23,7 +23,7 @@ from megatron.vlm.data.media.tiles import TiledImage, Tiling
 from megatron.vlm.data.media.video_rules import VIDEO_RULES, VideoRule, choose_frames, frame_grid
 from megatron.vlm.data.rejects import Rejected
 from megatron.vlm.models.vit.native import text_and_image_positions
-from megatron.vlm.preprocessing.folder_files import Setting, video_rule
+from megatron.vlm.preprocessing.folder_files import FlagValue, video_rule
 from megatron.vlm.preprocessing.job import open_job
 from megatron.vlm.preprocessing.model_recipe import with_video
 from megatron.vlm.preprocessing.preprocess import preprocess
@@ -447,7 +447,7 @@ def test_a_video_inside_the_input_is_read_where_it_is(pack_up: Any, tmp_path: Pa
 
 
 def test_flags_override_the_model_s_rule() -> None:
-    choices = {"video": Setting(RULES["qwen-vl"], "config.json")}
+    choices = {"video": FlagValue(RULES["qwen-vl"], "config.json")}
     changed = with_video(choices, {"fps": 0.5, "max_frames": 3})["video"]
     assert changed.value == replace(RULES["qwen-vl"], fps=0.5, max_frames=3, min_frames=3)
     assert "flags" in changed.origin

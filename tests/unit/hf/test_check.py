@@ -76,6 +76,6 @@ def test_logits_of_videos_alone_are_compared_on_random_samples_and_it_is_said(
     monkeypatch.setattr(check, "_image_token", lambda _: 7)
     monkeypatch.setattr(check, "preset", lambda _: preset("tiny"))
     found = check.compared(tmp_path, tmp_path, data=data.folder)
-    assert found == check.Compared(0.0)
+    assert found == check.LogitDifference(0.0)
     assert any(len(sample.pixels) for sample in seen[0])
     assert f"{data.folder}: has no samples but with videos" in capsys.readouterr().err

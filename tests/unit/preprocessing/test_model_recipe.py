@@ -132,7 +132,7 @@ def test_what_nobody_says_is_the_models_or_usual() -> None:
     ],
 )
 def test_a_flag_that_contradicts_the_model_is_refused_with_both(model: str, flag: str, value: Any, wanted: Any) -> None:
-    with pytest.raises(UserError, match=f"--{flag} {value}, but model '{model}' model_settings {wanted}"):
+    with pytest.raises(UserError, match=f"--{flag} {value}, but model '{model}' needs {wanted}"):
         resolve_settings({"tokenizer-model": TOKENIZER, flag: value}, model)
 
 
