@@ -27,7 +27,7 @@ from megatron.vlm.data.manifest import check_manifest, read_images
 from megatron.vlm.data.media.anyres import FeatureOrder, feature_order
 from megatron.vlm.data.media.crc import ChangedError
 from megatron.vlm.data.media.images import NORMALIZATIONS, Normalization, load_rgb
-from megatron.vlm.data.media.tiles import RULES, TiledImage, cut_tiles, places_of
+from megatron.vlm.data.media.tiles import RULES, Rule, TiledImage, cut_tiles, places_of
 from megatron.vlm.data.media.videos import cut_frames, join_tiles, read_frames, require_decoder
 from megatron.vlm.data.pixels import normalise
 from megatron.vlm.data.sources import Sources
@@ -155,24 +155,9 @@ class ChatDataset(Dataset):
         return [token for token in tokens if token is not None]
 
     @property
-    def is_native(self) -> bool:
-        """Images are at their own size, tiles are patches."""
-        return RULES[self.manifest["tiling"]["rule"]].native
-
-    @property
-    def needs_image_starts(self) -> bool:
-        """Whether the language model must know where each image's tokens begin."""
-        return RULES[self.manifest["tiling"]["rule"]].needs_image_starts
-
-    @property
-    def has_prefix_attention(self) -> bool:
-        """Whether tokens before a sample's answer attend in both directions (PaliGemma)."""
-        return RULES[self.manifest["tiling"]["rule"]].prefix_attention
-
-    @property
-    def joins_tiles(self) -> bool:
-        """Whether the language model reads an image's tiles as one picture (LLaVA-1.6)."""
-        return RULES[self.manifest["tiling"]["rule"]].joins_tiles
+    def rule(self) -> Rule:
+        """How images were cut."""
+        return RULES[self.manifest["tiling"]["rule"]]
 
     @property
     def normalization(self) -> Normalization:

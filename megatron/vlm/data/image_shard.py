@@ -88,7 +88,7 @@ class ImageShardDataset(Dataset):
             return np.zeros((int(rows.sum()), *frames, size, size, 3), dtype=np.uint8), (sample, str(error))
 
     def _grids(self, image: TiledImage) -> list[Grid]:
-        return image.grids if self.data.is_native else []
+        return image.grids if self.data.rule.native else []
 
     def _units(self, image: TiledImage) -> list[int]:
         return [steps * rows * columns for steps, rows, columns in self._grids(image)] or [1] * image.tiles

@@ -109,7 +109,7 @@ class PackDataset(Dataset):
         whole = self._pack(pack, samples, real, list(lengths), self.needs.targets or self.needs.labels)
         share = share_of(whole, spans, makers.repeat(steps.features), place)
         pixels, broken = self._pixels(own.tiles_to_read)
-        grids = own.grids if self.data.is_native else ()
+        grids = own.grids if self.data.rule.native else ()
         return replace(share, tiles=int(own.tiles.sum()), grids=grids, pixels=pixels, broken=broken)
 
     def _pack(
@@ -131,8 +131,8 @@ class PackDataset(Dataset):
             pixel_statistics=self.data.normalization if self.needs.pixels else None,
             input_ids=ids if self.needs.tokens else None,
             image_positions=self._image_positions(ids) if self.needs.tokens and ids is not None else None,
-            **(self._image_sources(samples) if self.needs.tokens and self.data.joins_tiles else {}),
-            prefixes=tuple(map(self.data.prefix, map(int, samples))) if self.data.has_prefix_attention else (),
+            **(self._image_sources(samples) if self.needs.tokens and self.data.rule.joins_tiles else {}),
+            prefixes=tuple(map(self.data.prefix, map(int, samples))) if self.data.rule.prefix_attention else (),
             labels=None if mask is None or ids is None else torch.roll(ids, -1),
             supervised=None if mask is None else mask.nonzero().squeeze(1),
             loss_mask=mask,
@@ -142,7 +142,11 @@ class PackDataset(Dataset):
             sources=self._sources(samples, len(lengths)) if self.needs.labels else None,
             pack=pack,
             sample_ids=tuple(map(int, samples)),
-            **(self._grids_and_starts(samples, lengths) if self.data.needs_image_starts or self.data.is_native else {}),
+            **(
+                self._grids_and_starts(samples, lengths)
+                if self.data.rule.needs_image_starts or self.data.rule.native
+                else {}
+            ),
         )
 
     def _grids_and_starts(self, samples: np.ndarray, lengths: list[int]) -> dict[str, Any]:
@@ -151,8 +155,10 @@ class PackDataset(Dataset):
         grids, starts, seconds = [], [], []
         for begin, sample in zip(np.cumsum([0, *lengths]).tolist(), map(int, samples), strict=False):
             if self.data.sizes.tiles[sample]:
-                starts += [begin + start for start in self.data.image_starts(sample) if self.data.needs_image_starts]
-                for image in self.data.images(sample) if self.data.is_native else ():
+                starts += [
+                    begin + start for start in self.data.image_starts(sample) if self.data.rule.needs_image_starts
+                ]
+                for image in self.data.images(sample) if self.data.rule.native else ():
                     grids += image.grids
                     seconds += [image.film.seconds if image.film else 1.0] * len(image.grids)
         return {"grids": tuple(grids), "image_starts": tuple(starts), "seconds": tuple(seconds)}
@@ -213,7 +219,7 @@ class PackDataset(Dataset):
     def _has_video(self, reading: SampleTiles) -> bool:
         if reading.steps is not None:
             return reading.film
-        return self.data.is_native and any(image.film for image in self.data.images(reading.sample))
+        return self.data.rule.native and any(image.film for image in self.data.images(reading.sample))
 
 
 class PackOrder:

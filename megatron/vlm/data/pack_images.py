@@ -43,7 +43,7 @@ class PackImages(tuple[ImageStep, ...]):
     @classmethod
     def of(cls, data: ChatDataset, samples: Iterable[int]) -> "PackImages":
         """For these samples of a dataset."""
-        each = SQUARE**-2 if data.is_native else data.manifest["tokens_per_tile"]
+        each = SQUARE**-2 if data.rule.native else data.manifest["tokens_per_tile"]
         found = []
         for sample in map(int, samples):
             for number, image in enumerate(data.images(sample) if data.sizes.tiles[sample] else ()):

@@ -72,9 +72,9 @@ def _of_dataset(data: ChatDataset, sample: int) -> CheckSample:
         data.pixels(sample),
         tuple((int(image.tiles * per_tile), order) for image, order in zip(images, orders, strict=True)),
         tuple((image.width, image.height) for image in images),
-        tuple(grid for image in images for grid in image.grids) if data.is_native else (),
+        tuple(grid for image in images for grid in image.grids) if data.rule.native else (),
         tuple(data.image_starts(sample)) if images else (),
-        data.prefix(sample) if data.has_prefix_attention else 0,
+        data.prefix(sample) if data.rule.prefix_attention else 0,
     )
 
 

@@ -123,7 +123,9 @@ def _joined(ours: str, source: WeightSource, stored: Mapping[str, Stored], archi
             raise UserError(f"{name} is of type {stored[name].dtype}, which no weight can be; download it again")
     wanted = weight_shape(ours, architecture)
     try:
-        found = _join(source, [_empty(stored[name]) for name in source.theirs], architecture)
+        entries = [stored[name] for name in source.theirs]
+        theirs = [torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta") for entry in entries]
+        found = _join(source, theirs, architecture)
     except (RuntimeError, IndexError, ValueError):
         found = None  # shapes that do not go together at all
     if found is None or tuple(found.shape) != wanted:
@@ -135,10 +137,6 @@ def _joined(ours: str, source: WeightSource, stored: Mapping[str, Stored], archi
 def _join(source: WeightSource, tensors: Iterable[Tensor], architecture: Architecture) -> Tensor:
     parts = [tensor if source.chunk is None else source.chunk.of(tensor) for tensor in tensors]
     return join(source.form, parts, architecture)
-
-
-def _empty(entry: Stored) -> Tensor:
-    return torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="meta")
 
 
 def from_hugging_face(folder: Path, output: Path, peft: Path | None = None) -> KeyMap:

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from omnibal_ext.architectures.architecture import Architecture
-from omnibal_ext.architectures.language import LanguageArchitecture
 
 
 @dataclass(frozen=True)
@@ -178,25 +177,29 @@ def _split_patches(tensor: Tensor, _: Architecture) -> tuple[Tensor, ...]:
 
 
 def _split_keys_alone(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
-    groups, width = _far(architecture)
+    groups, width = _full(architecture)
     return _split_groups(tensor, groups, [len(tensor) // groups - width, width])
 
 
-def _vision(architecture: Architecture) -> tuple[int, int]:
-    vision = architecture.vision
-    return vision.heads, vision.hidden_size // vision.heads
+def _vision(model: Architecture) -> tuple[int, int]:
+    """Groups and head size of the ViT's attention; so `_language` and `_full`."""
+    return model.vision.heads, model.vision.hidden_size // model.vision.heads
 
 
-def _language(architecture: Architecture) -> tuple[int, int]:
-    return _of(architecture.language)
+def _language(model: Architecture) -> tuple[int, int]:
+    return model.language.kv_heads, model.language.head_dim
 
 
-def _far(architecture: Architecture) -> tuple[int, int]:
-    return _of(architecture.language.with_far_heads)
+def _full(model: Architecture) -> tuple[int, int]:
+    """Of full-attention layers among sliding-window ones (Gemma 4)."""
+    return model.language.with_far_heads.kv_heads, model.language.with_far_heads.head_dim
 
 
-def _of(language: LanguageArchitecture) -> tuple[int, int]:
-    return language.kv_heads, language.head_dim
+def _qkv(heads: Callable[[Architecture], tuple[int, int]]) -> Form:
+    return Form(
+        lambda tensors, model: _join_groups(tensors, heads(model)[0]),
+        lambda tensor, model: _split_qkv(tensor, *heads(model)),
+    )
 
 
 FORMS = {
@@ -209,23 +212,14 @@ FORMS = {
     "experts": Form(lambda tensors, _: torch.stack(list(tensors)), lambda tensor, _: tensor.unbind()),
     "stacked_experts": Form(_stack_experts, _split_experts),
     "stacked": Form(_stack, lambda tensor, _: tensor.chunk(2)),
-    "vision_qkv": Form(
-        lambda tensors, model: _join_groups(tensors, model.vision.heads),
-        lambda tensor, model: _split_qkv(tensor, *_vision(model)),
-    ),
+    "vision_qkv": _qkv(_vision),
     "vision_packed_qkv": Form(
         lambda tensors, model: _join_groups(_same(tensors, model).chunk(3), model.vision.heads),
         lambda tensor, model: (torch.cat(_split_qkv(tensor, *_vision(model))),),
     ),
-    "language_qkv": Form(
-        lambda tensors, model: _join_groups(tensors, model.language.kv_heads),
-        lambda tensor, model: _split_qkv(tensor, *_language(model)),
-    ),
-    "far_qkv": Form(
-        lambda tensors, model: _join_groups(tensors, _far(model)[0]),
-        lambda tensor, model: _split_qkv(tensor, *_far(model)),
-    ),
-    "keys_alone": Form(lambda tensors, model: _join_groups(tensors, _far(model)[0]), _split_keys_alone),
+    "language_qkv": _qkv(_language),
+    "far_qkv": _qkv(_full),
+    "keys_alone": Form(lambda tensors, model: _join_groups(tensors, _full(model)[0]), _split_keys_alone),
     "ranges": Form(
         lambda tensors, _: torch.stack(list(tensors)).reshape(-1, 4), lambda tensor, _: tensor.flatten().unbind()
     ),

@@ -24,15 +24,16 @@ from omnibal_ext.files.checksums import checksums_of
 from omnibal_ext.reading.seal import sealed
 from omnibal_ext.sizes import Sizes
 
+OF_SAMPLES = ("tiles", "lengths", "lines", "supervised")
+"""Arrays of a part with a number for each sample, which sizes.npz keeps."""
+
 
 @dataclass(slots=True)
 class _Joined:
     """What is collected from parts besides the columns."""
 
-    tiles: list[NDArray[np.int32]] = field(default_factory=list)
-    tokens: list[NDArray[np.int64]] = field(default_factory=list)
-    supervised: list[NDArray[np.int64]] = field(default_factory=list)
-    lines: list[NDArray[np.int64]] = field(default_factory=list)
+    columns: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {name: [] for name in OF_SAMPLES})
+    """Name of `OF_SAMPLES` -> each part's array."""
     video_files: int = 0
     shortened: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(METHODS), np.int64))
     sources: list[dict[str, Any]] = field(default_factory=list)
@@ -52,8 +53,8 @@ def merge(job: PreprocessJob, max_rejects: int | None = None) -> dict[str, Any]:
     if not any(source["samples"] for source in joined.sources):
         raise UserError(f"no line of the input can be used: {joined.rejects.describe()}; all are in {rejected}")
     joined.rejects.check(reject_limit(job.lines, max_rejects), job.lines, rejected)
-    sizes = Sizes.from_arrays(np.concatenate(joined.tiles), np.concatenate(joined.tokens))
-    columns = {"lines": np.concatenate(joined.lines), "supervised": np.concatenate(joined.supervised)}
+    columns = {name: np.concatenate(arrays) for name, arrays in joined.columns.items()}
+    sizes = Sizes.from_arrays(columns.pop("tiles"), columns.pop("lengths"))
     sizes.save(folder / "sizes.npz", **columns)
     checksums = checksums_of(folder, sorted(path.name for path in folder.iterdir()))
     manifest = sealed({**_manifest(job, sizes, joined), "checksums": checksums})
@@ -96,12 +97,10 @@ def _append(part: PreparedPart, writers: dict[str, ColumnWriter], joined: _Joine
     writers["tokens"].append(part.tokens, part.token_lengths)
     writers["loss_mask"].append(part.loss_mask, part.token_lengths)
     writers["images"].append(part.images, part.image_lengths)
-    joined.tiles.append(part.tiles)
-    joined.tokens.append(part.lengths)
-    joined.supervised.append(part.supervised)
+    for name, arrays in joined.columns.items():
+        arrays.append(getattr(part, name))
     joined.shortened += np.bincount(part.shortened, minlength=1 + len(METHODS))[1:]
     joined.video_files += int(part.videos.sum())
-    joined.lines.append(part.lines)
     joined.rejects.add(part.rejections())
 
 

@@ -27,7 +27,6 @@ from omnibal_ext.files.locks import working_on
 from omnibal_ext.lifeline import ending_with_us
 
 Value = TypeVar("Value")
-Rejections = list[dict[str, Any]]
 
 
 def preprocess(job: PreprocessJob, workers: int = 1, max_rejects: int | None = None) -> dict[str, Any]:
@@ -106,18 +105,13 @@ def merge_shards(job: PreprocessJob, max_rejects: int | None = None) -> dict[str
         if done is not None:
             job.tidy()
             return done
-        _check_parts(job)
+        if missing := job.missing():
+            raise UserError(
+                f"{job.work}: {len(missing)} of {len(job.sources)} parts are missing, the first is {missing[0]}; "
+                "run the shards that did not end (part p is of shard p modulo n), with the same flags"
+            )
         job.work.mkdir(parents=True, exist_ok=True)
         return merge(job, max_rejects)
-
-
-def _check_parts(job: PreprocessJob) -> None:
-    missing = job.missing()
-    if missing:
-        raise UserError(
-            f"{job.work}: {len(missing)} of {len(job.sources)} parts are missing, the first is {missing[0]}; "
-            "run the shards that did not end (part p is of shard p modulo n), with the same flags"
-        )
 
 
 def _finished(job: PreprocessJob, max_rejects: int | None) -> dict[str, Any] | None:
@@ -139,7 +133,8 @@ def _prepare(job: PreprocessJob, shard: Shard, workers: int, max_rejects: int | 
 
     def lines() -> Iterator[int]:  # yields once per line for the progress bar
         seen = 0
-        for count, rejections in _prepared(job, numbers, workers):
+        tasks = [(job.recipe, job.sources[number], job.part_path(number)) for number in numbers]
+        for count, rejections in _each(_prepare_one, tasks, workers):
             rejects.add(rejections)
             seen += count
             if rejects.total > max(limit, seen // 2):
@@ -158,12 +153,6 @@ def _list_rejects(job: PreprocessJob) -> Path:
     return path
 
 
-def _prepared(job: PreprocessJob, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Rejections]]:
-    """Prepare parts; yield each one's number of lines and rejections when its file is complete."""
-    tasks = [(job.recipe, job.sources[number], job.part_path(number)) for number in numbers]
-    yield from _each(_prepare_one, tasks, workers)
-
-
 def _each(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[Value]:
     """`work(*task)` of every task, in order of completion."""
     if workers <= 1:
@@ -180,7 +169,8 @@ def _each(work: Callable[..., Value], tasks: Sequence[tuple[Any, ...]], workers:
             pool.shutdown(cancel_futures=True)
 
 
-def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, Rejections]:
+def _prepare_one(recipe: Recipe, source: PartSource, path: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Number of lines and rejections of a part, when its file is complete."""
     part = prepare_part(recipe, source)
     part.save(path)
     return source.lines, part.rejections()

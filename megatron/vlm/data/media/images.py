@@ -181,10 +181,7 @@ def _webp_is_whole(file: BinaryIO) -> bool:
     return bool(end >= 8 + struct.unpack("<I", file.read(4))[0])
 
 
-_WHOLE: dict[str, Callable[[BinaryIO], bool]] = {
-    "JPEG": _jpeg_is_whole,
-    "WEBP": _webp_is_whole,
-}
+_WHOLE: dict[str, Callable[[BinaryIO], bool]] = {"JPEG": _jpeg_is_whole, "WEBP": _webp_is_whole}
 
 
 def load_rgb(path: Path, place: Place = (), crc: int | None = None) -> Image.Image:
