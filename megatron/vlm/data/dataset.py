@@ -231,7 +231,7 @@ class ColumnWriter:
         self._builder = IndexedDatasetBuilder(str(folder / f"{name}.bin"), dtype=COLUMNS[name])
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        """Add samples of `lengths` that lie end to end in `values`."""
+        """Add samples of `lengths`, concatenated in `values`."""
         self._builder.add_document(values, lengths.tolist())
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ REMEDIES = {
     "too_many_characters": "cut the conversations",
     "path_outside_root": _ROOT,
     "missing_image": _ROOT,
-    "unreadable_image": "let the files be read, by this user and whole",
+    "unreadable_image": "make the files readable for this user, entirely",
     "remote_image": "fetch the images, and name the files",
     "empty_image": _COPY_AGAIN,
     "not_an_image": "save the images as PNG, JPEG or WebP",
@@ -39,7 +39,7 @@ REMEDIES = {
     "animated_image": "save the frame that is meant",
     "unscaled_pixels": "save 8 or 16 bits a pixel",
     "missing_video": _ROOT,
-    "unreadable_video": "let the files be read, by this user and whole",
+    "unreadable_video": "make the files readable for this user, entirely",
     "remote_video": "fetch the videos, and name the files",
     "empty_video": _COPY_AGAIN,
     "not_a_video": "save the videos as MP4, MKV or WebM",
@@ -100,7 +100,7 @@ class RejectCount:
             return
         said = f"{self.total} of {lines} lines rejected, limit {limit}: {self.describe()}"
         listed = f"; all are in {where}" if where else ""
-        remedy = REMEDIES.get(self.by_reason.most_common(1)[0][0], "mend the input")
+        remedy = REMEDIES.get(self.by_reason.most_common(1)[0][0], "fix the input")
         allowed = f", or allow them with --max-rejects {self.total} (what was prepared is kept)" if where else ""
         raise UserError(f"{said}{listed}; {remedy}{allowed}")
 

@@ -4,8 +4,8 @@
     place 0              a a a a | b b                    makes A0, takes what its tokens show
     place 1              a | c c c | f                    makes A1 and C0
 
-Which tokens lie where says `omnibal_ext.packing.shares`, which images are whose `omnibal_ext.dealing`. Parts of samples
-that are cut come first, then whole samples, then what fills up.
+`omnibal_ext.packing.shares` assigns tokens to ranks, `omnibal_ext.dealing` images. A share has the spans of cut samples
+first, then entire samples, then padding.
 """
 
 from collections.abc import Sequence

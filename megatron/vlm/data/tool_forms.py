@@ -85,9 +85,9 @@ class ReasoningForm:
 
     def written(self, reasoning: str, words: str) -> str:
         """The reasoning in its tags, and the words."""
-        before, behind = self.around
+        before, after = self.around
         words = words.strip() if self.earlier else words.lstrip("\n")
-        return before + reasoning.strip(self.stripped) + behind + words
+        return before + reasoning.strip(self.stripped) + after + words
 
 
 def _as_object(call: Call) -> str:

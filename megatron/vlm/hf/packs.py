@@ -98,10 +98,10 @@ def _gemma3_masks(samples: Samples, batch: Batch, config: Any) -> Batch:
     sample = segment_ids([len(one["input_ids"]) for one in samples])
     of_image = ids == config.image_token_id
     image = torch.where(of_image, (of_image.cumsum(0) - 1) // config.mm_tokens_per_image, -1)
-    behind = torch.arange(len(ids))[:, None] - torch.arange(len(ids))
+    distance = torch.arange(len(ids))[:, None] - torch.arange(len(ids))
     together = (image[:, None] == image) & of_image
-    seen = (sample[:, None] == sample) & ((behind >= 0) | together)
-    near = seen & (behind < config.text_config.sliding_window)
+    seen = (sample[:, None] == sample) & ((distance >= 0) | together)
+    near = seen & (distance < config.text_config.sliding_window)
     return {"attention_mask": {"full_attention": seen[None, None], "sliding_attention": near[None, None]}}
 
 

@@ -113,7 +113,7 @@ def _manifest(job: PreprocessJob, sizes: Sizes, joined: _Joined) -> dict[str, An
         "samples": len(sizes),
         "rejected": joined.rejects.total,
         "rejected_by_reason": dict(sorted(joined.rejects.by_reason.items())),
-        "shortened": {way: int(count) for way, count in zip(METHODS, joined.shortened, strict=True) if count},
+        "shortened": {method: int(count) for method, count in zip(METHODS, joined.shortened, strict=True) if count},
         "sources": joined.sources,
         "tiles": int(sizes.tiles.sum()),
         "tokens": int(sizes.tokens.sum()),

@@ -124,8 +124,8 @@ def with_video(choices: dict[str, FlagValue], flags: Mapping[str, Any]) -> dict[
         raise UserError("--video-fps and --video-max-frames are for models that see videos; name one with --model")
     known = choices["video"].value
     for name in sorted(flags.keys() - set(known.obeys)):
-        flag, way = f"--video-{name.replace('_', '-')}", known.sampling
-        raise UserError(f"{flag}: how many frames this model sees goes {way} of the video; leave it out")
+        flag, sampling = f"--video-{name.replace('_', '-')}", known.sampling
+        raise UserError(f"{flag}: how many frames this model sees goes {sampling} of the video; leave it out")
     rule = replace(known, **flags)
     if not FRAMES <= rule.max_frames <= MOST_FRAMES_SEEN:
         raise UserError(f"--video-max-frames {rule.max_frames}: must be {FRAMES} to {MOST_FRAMES_SEEN}")

@@ -45,7 +45,7 @@ def words_of(part: Any, number: int, gap: str, videos: bool) -> str:
     if kind == "text" and isinstance(part.get("text"), str):
         marks = (IMAGE_MARK, VIDEO_MARK) if videos else (IMAGE_MARK,)
         if mark := next((mark for mark in marks if mark in part["text"]), None):
-            raise Rejected("image_mark_mismatch", f"turn {number} has {mark!r} in a text beside parts of messages")
+            raise Rejected("image_mark_mismatch", f"turn {number} has {mark!r} in the text of a message part")
         return str(part["text"])
     if kind in IMAGE_PARTS:
         return IMAGE_MARK + gap
@@ -81,8 +81,8 @@ def videos_of(record: Mapping[str, Any], turns: Sequence[Turn]) -> tuple[VideoRe
     ]
     name, value = _given(record, tuple(sorted(VIDEO_FIELDS)), parts, "videos")
     if name == "video":  # fps or times of a list of frames; next to a file they are metadata
-        beside = {key: record[key] for key in ("fps", "times") if not isinstance(value, str) and key in record}
-        return (_video(value if isinstance(value, dict) else {"video": value, **beside}),)
+        timing = {key: record[key] for key in ("fps", "times") if not isinstance(value, str) and key in record}
+        return (_video(value if isinstance(value, dict) else {"video": value, **timing}),)
     if not isinstance(value, list):
         raise Rejected("malformed_line", f"{name!r} is no list of videos; one video is 'video'")
     return tuple(_video(one if isinstance(one, dict) else {"video": one}) for one in value)

@@ -131,10 +131,10 @@ class SampleMaker:
         sample, limit = self._prepare(content), self.recipe.max_tokens
         if limit is None or sample.length <= limit:
             return sample
-        for way, form in shorter(content, self.recipe.shorten):
+        for method, form in shorter(content, self.recipe.shorten):
             made = self._prepare(form)
             if made.length <= limit:
-                return replace(made, shortened=way)
+                return replace(made, shortened=method)
         raise Rejected("too_many_tokens", f"{sample.length} tokens, limit {limit} (--max-tokens)")
 
     def _measure(self, reference: str, row: Row, source: PartSource | None) -> ImageFile:
@@ -165,7 +165,7 @@ class SampleMaker:
         if reference.times:
             if any(place for _, place in located):
                 raise Rejected(
-                    "unsupported_media", "frames inside a file; a video inside it, or frames beside it, are read"
+                    "unsupported_media", "frames inside a file; a video inside it, or frames next to it, are read"
                 )
             film = choose_frames(recipe.video, reference.times, reference.rate, files=[path for path, _ in located])
             files = [root / file for file in film.files]
@@ -193,11 +193,11 @@ class SampleMaker:
         images = content.tiled()
         rule, per_tile = self.recipe.tiling.rule, self.recipe.tokens_per_tile
         places = [places_of(image, rule) for image in images]
-        shown = [image.film.times if image.film else stands for image, stands in zip(images, places, strict=True)]
+        shown = [image.film.times if image.film else place for image, place in zip(images, places, strict=True)]
         chat = render_chat(content.messages, self.template, self.markup, shown, content.tools)
         tokens, loss_mask = tokenize(chat, self.tokenizer)
         features = sum(len(feature_order(image, rule, per_tile)) for image in images)
-        return Sample(tokens, loss_mask, images, len(tokens) - sum(stands.count for stands in places) + features)
+        return Sample(tokens, loss_mask, images, len(tokens) - sum(place.count for place in places) + features)
 
 
 def _check_pair(messages: Sequence[Message], images: Sequence[str], template: ChatTemplate) -> None:

@@ -46,13 +46,13 @@ class Content:
         return tile_image(image.path, image.size, len(self.images), self.tiling, image.place, image.crcs)
 
 
-def shorter(content: Content, ways: Sequence[str]) -> Iterator[tuple[str, Content]]:
+def shorter(content: Content, methods: Sequence[str]) -> Iterator[tuple[str, Content]]:
     """Yield (method, ever shorter conversation)."""
     form = content
-    for way in ways:
+    for method in methods:
         start = form
-        for form in _SHORTER[way](start):
-            yield way, form
+        for form in _SHORTER[method](start):
+            yield method, form
 
 
 def _fewer_tiles(content: Content) -> Iterator[Content]:

@@ -430,6 +430,6 @@ def cut_tiles(image: Image.Image, plan: TiledImage, tile_size: int, rule: str) -
     tiles = cells.reshape(-1, tile_size, tile_size, 3)
     if not plan.thumbnail:
         return tiles
-    whole = laid if layout.by_tiles else image
-    thumbnail = np.asarray(_stretch(whole, (tile_size, tile_size), layout.resampling))[None]
+    source = laid if layout.by_tiles else image
+    thumbnail = np.asarray(_stretch(source, (tile_size, tile_size), layout.resampling))[None]
     return np.concatenate([thumbnail, tiles] if layout.thumbnail_first else [tiles, thumbnail])

@@ -83,12 +83,12 @@ def video_facts(path: Path, place: Place, max_pixels: int) -> VideoFacts:
     try:
         with _opened(path, place) as container:
             scan = _scanned(container, max_pixels)
-            lost = _missing(scan, container)
+            missing = _missing(scan, container)
     except Exception as error:  # a broken file makes FFmpeg raise nearly anything
         raise Rejected("not_a_video", f"{path}: {str(error)[:200]}") from error
     (width, height), frames = scan.size, scan.frames
-    if lost:
-        raise Rejected("truncated_video", f"{path}: {lost}; copy it again")
+    if missing:
+        raise Rejected("truncated_video", f"{path}: {missing}; copy it again")
     if min(width, height) < 1:
         raise Rejected("not_a_video", f"{path}: {frames} frames, none of which can be decoded")
     if width * height > max_pixels or frames > MOST_FRAMES:
