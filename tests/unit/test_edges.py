@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from megatron.vlm.data.media import films, images, tiles
+from megatron.vlm.data.media import images, tiles, video_rules
 from megatron.vlm.data.rejects import RejectCount, Rejected
 from megatron.vlm.monitoring import bad_samples
 from megatron.vlm.monitoring.bad_samples import BadSamples, BadSteps, Hosts
@@ -119,8 +119,8 @@ BOUNDS: dict[str, Callable[[Path, int], object]] = {
     "pixels of a side": lambda place, more: picture(place, 40 + more, 1, 1000),
     "sides of a picture": lambda place, more: tiles.square_grid(28 * LONGER + more, 28, 14, 1, 10**9),
     "pixels of a canvas": lambda place, more: tiles._within(tiles.MAX_CANVAS + more, "it"),
-    "frames of a video": lambda place, more: films.film_of(
-        films.RULES_OF_MARKUP["qwen-vl"], [float(n) for n in range(films.FRAMES - more)], 1.0
+    "frames of a video": lambda place, more: video_rules.choose_frames(
+        video_rules.VIDEO_RULES["qwen-vl"], [float(n) for n in range(video_rules.FRAMES - more)], 1.0
     ),
     "frames a second": lambda place, more: frames(3, fps=record_media.MOST_A_SECOND + more),
     "seconds of a film": lambda place, more: frames(3, times=[0, 1, record_media.LONGEST + more]),
