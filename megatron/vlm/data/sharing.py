@@ -4,8 +4,8 @@
     place 0              a a a a | b b                    makes A0, takes what its tokens show
     place 1              a | c c c | f                    makes A1 and C0
 
-`omnibal_ext.packing.shards` assigns tokens to ranks, `omnibal_ext.image_assignment` images. A share has the spans of cut samples
-first, then entire samples, then padding.
+`omnibal_ext.packing.shards` assigns tokens to ranks, `omnibal_ext.image_assignment` images. A share has the spans of
+cut samples first, then entire samples, then padding.
 """
 
 from collections.abc import Sequence
