@@ -1,13 +1,13 @@
 """With a replicated vision tower: which rank encodes which images of a microbatch, and when.
 
-The choice depends on the pack, the microbatch's number and the plan alone (`omnibal_ext.dealing`), so a resumed run
+The choice depends on the pack, the microbatch's number and the plan alone (`image_assignment.py`), so a resumed run
 makes the same one.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
-from omnibal_ext.dealing import deal
+from omnibal_ext.image_assignment import assign_units
 from omnibal_ext.schedules.actions import Action, Beside, Schedule
 
 
@@ -28,7 +28,7 @@ class EncoderRank:
         if self.rank not in ranks:
             return [False] * len(units)
         index = ranks.index(self.rank) * self.tensor_ranks + self.tensor_rank
-        return [worker == index for worker in deal(units, microbatch, ranks, self.tensor_ranks)]
+        return [worker == index for worker in assign_units(units, microbatch, ranks, self.tensor_ranks)]
 
 
 def parts_of(parts: tuple[tuple[int, ...], ...], microbatch: int) -> tuple[int, ...]:

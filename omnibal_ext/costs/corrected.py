@@ -10,8 +10,7 @@ from omnibal_ext.costs.profile import LayerCost, Profile
 OTHER, EXCHANGE, UPDATE, WHOLE = "other", "exchange", "update", "whole step"
 """What is compared beside the parts of the model: executor, messages between ranks of a pack, reduction and optimizer
 step, and the iteration from its start to the last rank's end."""
-FORWARD = ("forward_seconds", "forward_fit", "recompute_seconds", "recompute_attention_seconds",
-           "recompute_mlp_seconds", "recompute_cheap_seconds")  # fmt: skip
+FORWARD = ("forward_seconds", "forward_fit", "recompute_seconds", "recompute_cheap_seconds")
 """Costs of a layer that are scaled as its forwards."""
 BACKWARD = ("backward_seconds", "backward_fit", "weight_gradient_seconds", "split_backward_seconds", "empty_seconds")
 EXCHANGED = ("exchange_seconds", "exchange_key_seconds")
