@@ -238,11 +238,6 @@ def flag_value(flag: str, words: Sequence[str]) -> str | None:
     return given
 
 
-def takes_numbers(action: argparse.Action) -> bool:
-    """Whether a flag takes numbers, and not one of some choices."""
-    return action.type in (int, float) and action.choices is None
-
-
 def is_integer(number: float) -> bool:
     """Whether a float is an integer."""
     return math.isfinite(number) and number == int(number)

@@ -14,12 +14,9 @@ OLD_RECOMPUTE = ("recompute_attention", "recompute_mlp")
 
 PLAN_COUNTS = {
     "num_microbatches": integer(1, MOST_MICROBATCHES),
-    "pipeline_model_parallel_size": integer(1, MOST_RANKS),
     "virtual_pipeline_model_parallel_size": integer(1, MOST_LAYERS),
-    "tensor_model_parallel_size": integer(1, MOST_RANKS),
-    "expert_model_parallel_size": integer(1, MOST_RANKS),
-    "vit_budget": integer(0, MOST_BUDGET),
-    "llm_budget": integer(0, MOST_BUDGET),
+    **{f"{name}_model_parallel_size": integer(1, MOST_RANKS) for name in ("pipeline", "tensor", "expert")},
+    **dict.fromkeys(("vit_budget", "llm_budget"), integer(0, MOST_BUDGET)),
     "lora_rank": integer(0, MOST_LORA_RANK),
 }
 _CHAIN = listing(one_of(*KINDS), least=1, most=MOST_LAYERS)
@@ -74,20 +71,13 @@ PLAN = record(
 MEASURED = record({}, {"layers": mapping(mapping(anything))})
 """A partial profile, whose layers replace another one's (`profile_layers.py --measured`)."""
 PROFILE_COUNTS = {
-    "vit_budget": integer(1, MOST_BUDGET),
-    "llm_budget": integer(1, MOST_BUDGET),
-    "tensor_model_parallel_size": integer(1, MOST_RANKS),
-    "expert_model_parallel_size": integer(1, MOST_RANKS),
-    "transfer_seconds_per_byte": finite(),
-    "transfer_latency_seconds": finite(),
-    "overhead_bytes": finite(),
-    "action_seconds": finite(),
-    "host_action_seconds": finite(),
-    "iteration_seconds": finite(),
-    "lora_rank": integer(0, MOST_LORA_RANK),
-    "image_tiles": finite(),
+    **dict.fromkeys(("vit_budget", "llm_budget"), integer(1, MOST_BUDGET)),
+    **dict.fromkeys(("tensor_model_parallel_size", "expert_model_parallel_size"), integer(1, MOST_RANKS)),
+    **dict.fromkeys(("transfer_seconds_per_byte", "replica_seconds_per_byte", "transfer_latency_seconds"), finite()),
+    **dict.fromkeys(("action_seconds", "host_action_seconds", "iteration_seconds"), finite()),
+    **dict.fromkeys(("overhead_bytes", "image_tiles"), finite()),
     "supervised_share": finite(0.0, 1.0),
-    "replica_seconds_per_byte": finite(),
+    "lora_rank": integer(0, MOST_LORA_RANK),
 }
 PROFILE = record(
     {
@@ -102,16 +92,11 @@ PROFILE = record(
         "whole_layers": mapping(mapping(anything)),
         "frozen": listing(one_of(*PARTS)),
         "lora_targets": listing(one_of(*PARTS)),
-        "feature_layers": _LAYERS,
+        **dict.fromkeys(("feature_layers", "full_layers", "linear_layers"), _LAYERS),
         "features_joined": flag,
         "carried_after": listing(integer(0, 2**16)),
         "layers_apart": mapping(_LAYERS),
-        "full_layers": _LAYERS,
-        "linear_layers": _LAYERS,
-        "device": text,
-        "dtype": text,
-        "measured_with": mapping(anything),
-        "corrected_by": mapping(anything),
-        "notes": mapping(anything),
+        **dict.fromkeys(("device", "dtype"), text),
+        **dict.fromkeys(("measured_with", "corrected_by", "notes"), mapping(anything)),
     },
 )

@@ -1,4 +1,4 @@
-"""Pack a corpus: sizes of samples in, a packed index and its measures out, before any GPU is booked."""
+"""Pack a corpus, from the sizes of its samples to a packed index and its measures; needs no GPU."""
 
 import argparse
 from dataclasses import asdict, astuple, fields, replace
@@ -38,7 +38,7 @@ SHOWN = (
     "samples", "packs", "lower_bound_packs", "vit_budget", "llm_budget", "iterations", "pad_ratio", "dist_ratio_vit",
     "dist_ratio_llm", "wait",
 )  # fmt: skip
-"""Of the measures what people are shown; `--json` and `--report` have all."""
+"""Measures in the printed table; `--json` and `--report` have all."""
 
 
 def named_budget(text: str) -> tuple[str, int]:
@@ -211,12 +211,12 @@ def load_corpus(arguments: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
 
 
 def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[BudgetTrial]:
-    """Replace budgets left open in `arguments`; return what was tried."""
+    """Choose the budgets that are None in `arguments`; return those tried."""
     if arguments.vit_budget is not None and arguments.llm_budget is not None:
         return []
     if len(corpus.sizes) == 0:
         raise UserError("the corpus has no samples")
-    if arguments.method not in ("balanced", "isf"):  # no packs to fill: every sample is welcome
+    if arguments.method not in ("balanced", "isf"):  # no packs to fill: take every sample
         if arguments.vit_budget is None:
             arguments.vit_budget = int(corpus.sizes.tiles.max())
         if arguments.llm_budget is None:
@@ -235,7 +235,7 @@ def settle_budgets(corpus: Corpus, arguments: argparse.Namespace) -> list[Budget
 
 
 def settle_widths(corpus: Corpus, arguments: argparse.Namespace) -> None:
-    """Replace widths left open in `arguments` by those that samples need."""
+    """Choose widths for --widths auto (None): those that samples need."""
     if arguments.widths is None:
         budgets = PackOptions(
             vit_budget=arguments.vit_budget, llm_budget=arguments.llm_budget, budgets=arguments.budgets
@@ -244,7 +244,7 @@ def settle_widths(corpus: Corpus, arguments: argparse.Namespace) -> None:
 
 
 def settle_costs(arguments: argparse.Namespace) -> PackCosts:
-    """Read or count what packs cost."""
+    """What packs cost, from a profile or counted for a model."""
     if arguments.costs:
         return PackCosts.of_profile(Profile.load(arguments.costs))
     return PackCosts.of_model(
@@ -297,7 +297,7 @@ def shown(value: float) -> str:
 
 
 def advise(found: list[str], helping: list[Suggestion]) -> None:
-    """Print in what an index falls short, and for each choice that helps what it brings and costs, as predicted."""
+    """Print the index's deficiencies and the choices that would help, with their predicted effect and price."""
     for fault in found:
         say(fault)
     for choice in helping:
@@ -320,7 +320,7 @@ def main() -> None:
         check_rejects(corpus, options, arguments.max_rejects)
     costs = settle_costs(arguments)
     index, summary = build_index(corpus, arguments.output_dir, options, built_from, costs)
-    found = [] if arguments.held_out_of else shortfalls(summary, options)  # no order matters to an evaluation
+    found = [] if arguments.held_out_of else shortfalls(summary, options)  # their order does not matter
     helping = suggestions(corpus, options, costs, summary) if found else []
     if arguments.dump_iterations:
         stream = PackStream(index, options.data_parallel_size, options.micro_batches)

@@ -86,7 +86,7 @@ def _planned(arguments: argparse.Namespace) -> Plan:
 
 
 def _only_profile(arguments: argparse.Namespace) -> Profile:
-    """The measured profile, or the analytic one of one budget and one tensor- and expert-parallel size."""
+    """The profile of --profile, or the analytic one of the single budget and sizes."""
     if not (arguments.profile or arguments.analytic):
         raise UserError("--profile is needed, or --analytic with --model, --budgets and --tensor-sizes")
     source, budgets, tensor_sizes, expert_sizes = _profile_source(arguments)
@@ -97,7 +97,7 @@ def _only_profile(arguments: argparse.Namespace) -> Profile:
 
 
 def _swept(arguments: argparse.Namespace) -> list[Outcome]:
-    """All settings, most samples a second first, printed with the reasons why some have no plan."""
+    """All settings, most samples a second first; prints them, and why some have no plan."""
     for name in ("sizes", "gpus", "global_batch_samples"):
         if getattr(arguments, name) is None:
             raise UserError(f"--sweep needs --{name.replace('_', '-')}")
@@ -128,8 +128,8 @@ def _best_of(outcomes: list[Outcome], arguments: argparse.Namespace) -> Plan:
 def _profile_source(
     arguments: argparse.Namespace,
 ) -> tuple[ProfileSource, list[tuple[int, int]], list[int], list[int]]:
-    """Where the sweep's profiles come from, for which budgets, tensor- and expert-parallel sizes: analytic for any, or
-    one measured file for its own."""
+    """What makes profiles, and the budgets, tensor- and expert-parallel sizes to make them for: analytic ones for all
+    that flags name, or the file of --profile for its own."""
     if arguments.analytic:
         if not arguments.model:
             raise UserError("--analytic needs --model")

@@ -4,9 +4,9 @@
     python tools/profile_layers.py --model internvl-chat-1.5 --analytic h100 --vit-budget 9 --llm-budget 4096 \\
         --tensor-model-parallel-size 4 --output profile.json
 
-Measured on twice the tensor-parallel ranks where the machine has them (transfers take two), and on all that experts are
-dealt over, started by itself; or under a torchrun of yours, for example over two nodes. A profile measured with the
-same settings, on the same hardware and software, is not measured again.
+It starts as many processes as it needs: all ranks over which experts are distributed, and if the machine has them twice
+the tensor-parallel ranks, to measure transfers. Or start it by torchrun, for example on two nodes. A profile that was
+measured with the same settings, hardware and software is not measured again.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from omnibal_ext.reading.document import read_json
 KERNELS = ("torch", "megatron-core", "transformer-engine", "flash-attn", "apex")
 """Packages that choose what runs on the device."""
 PROFILER = 4
-"""Raised when figures are measured in another way, so that older ones are measured again."""
+"""Version of the measurements; profiles of another one are measured again."""
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Profile:
-    """From operation counts; lines that were measured replace them."""
+    """Estimated from operation counts, with the costs of --measured in place of some."""
     profile = analytic_profile(
         architecture,
         arguments.analytic,
@@ -95,7 +95,7 @@ def _analytic(arguments: argparse.Namespace, architecture: Architecture) -> Prof
 
 
 def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Profile | None:
-    """Measured on this machine, or read where that has been done before; None but on the first rank."""
+    """Measured on this machine, or read if that has been done before; None on ranks other than the first."""
     settings = _settings(arguments, architecture)
     known = _known(arguments.output, settings)
     if known and not arguments.force:
@@ -137,26 +137,27 @@ def _measured(arguments: argparse.Namespace, architecture: Architecture) -> Prof
 
 
 def _with_tower(profile: Profile, arguments: argparse.Namespace, architecture: Architecture) -> Profile:
-    """With what a tower beside the pipeline costs, from a profile at tensor-parallel size 1 where this is of more."""
+    """With the costs of a replicated vision tower, whose layers are not sharded: with several tensor-parallel ranks
+    those of --tower-profile."""
     image = float(IMAGE_PATCHES) if architecture.vision.native is not None else 0.0
     if not arguments.tower_profile:
         return replace(profile, image_tiles=image)
-    whole = Profile.load(arguments.tower_profile)
+    unsharded = Profile.load(arguments.tower_profile)
     names = ("model_hash", "vit_budget", "frozen", "lora_rank", "lora_targets", "dtype")
     for name in names:
-        if getattr(whole, name) != getattr(profile, name):
+        if getattr(unsharded, name) != getattr(profile, name):
             raise UserError(
-                f"{arguments.tower_profile}: {name} is {getattr(whole, name)}, not {getattr(profile, name)}; "
+                f"{arguments.tower_profile}: {name} is {getattr(unsharded, name)}, not {getattr(profile, name)}; "
                 "measure it for the same model, budgets and weights"
             )
-    if (size := whole.tensor_model_parallel_size) != 1:
+    if (size := unsharded.tensor_model_parallel_size) != 1:
         raise UserError(f"{arguments.tower_profile}: is of tensor-parallel size {size}, not 1")
-    layers = {kind: cost for kind, cost in whole.layers.items() if kind in VISION_KINDS}
+    layers = {kind: cost for kind, cost in unsharded.layers.items() if kind in VISION_KINDS}
     return replace(profile, whole_layers=layers, image_tiles=image)
 
 
 def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict[str, Any]:
-    """All that measured figures depend on: hardware, software, model, parallel sizes, budgets, precision."""
+    """All on which measurements depend: hardware, software, model, parallel sizes, budgets, precision."""
     from megatron.vlm import platform
 
     experts = arguments.expert_model_parallel_size
@@ -164,9 +165,8 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
     twice = 2 * arguments.tensor_model_parallel_size
     processes = twice if twice % experts == 0 and platform.device_count() >= twice else least
     names = ("vit_budget", "llm_budget", "tensor_model_parallel_size", "data_parallel_size", "steps", "bf16")
-    dealt = {"expert_model_parallel_size": experts} if experts > 1 else {}
     return {
-        **dealt,
+        **({"expert_model_parallel_size": experts} if experts > 1 else {}),
         "device": platform.device_name(),
         "processes": int(os.environ.get("WORLD_SIZE", processes)),
         "threads": os.environ.get("OMP_NUM_THREADS", "1" if processes > 1 else ""),
@@ -182,7 +182,7 @@ def _settings(arguments: argparse.Namespace, architecture: Architecture) -> dict
 
 
 def _version(package: str) -> str:
-    """Of a package; "" where it is not installed."""
+    """The version of a package; "" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -195,7 +195,7 @@ def _known(path: str, settings: dict[str, Any]) -> Profile | None:
         return None
     try:
         profile = Profile.load(path)
-    except UserError:  # of another version, or broken: it is replaced
+    except UserError:  # another version, or damaged
         return None
     return profile if profile.measured_with == settings else None
 
@@ -266,7 +266,7 @@ def _parser() -> ToolParser:
     )  # fmt: skip
     parser.add_argument("--tensor-model-parallel-size", type=int, default=1)
     parser.add_argument(
-        "--expert-model-parallel-size", type=int, default=1, help="ranks that a layer's experts are dealt over"
+        "--expert-model-parallel-size", type=int, default=1, help="ranks over which a layer's experts are distributed"
     )
     parser.add_argument("--sequence-parallel", action="store_true", help="the job shares tokens between blocks")
     parser.add_argument("--data-parallel-size", type=int, default=1, help="of the job: gradients are reduced over it")

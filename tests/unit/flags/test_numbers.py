@@ -10,11 +10,11 @@ from megatron.vlm.flags.lists import ALLOWED
 from megatron.vlm.flags.numbers import NUMBERS
 from megatron.vlm.flags.parser import Parser
 from omnibal_ext.errors import UserError
-from omnibal_ext.flags import Interval, outside_intervals, takes_numbers
+from omnibal_ext.flags import Interval, outside_intervals
 
 COMPLETE = "--preset tiny --lr 1e-3 --train-iters 8"
 PARSER = Parser(add_vlm_arguments, [])
-ACTIONS = {action.dest: action for action in PARSER._actions if takes_numbers(action)}
+ACTIONS = {action.dest: action for action in PARSER._actions if action.type in (int, float) and action.choices is None}
 GIVEN = sorted(name for name in ACTIONS if name in PARSER.own or name in ALLOWED)
 
 
